@@ -1,0 +1,60 @@
+# `make demo` and `make test` do all the set-up they need; `make` lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+export MPLBACKEND := Agg
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types bench constraints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP) ## create .venv with the pinned packages (only when pyproject.toml or constraints.txt changed)
+
+# The constraints go to pip as an option and not as PIP_CONSTRAINT, which would also bind the isolated
+# environment that builds the package.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: '$(PYTHON)' was not found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: Python 3.11 or newer is needed and '$(PYTHON)' is $$($(PYTHON) -V 2>&1); say make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' has no venv or ensurepip module; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(STAMP) ## run the main job on a small semi-synthetic set
+	$(BIN)/nguide demo
+
+# pytest comes last, so that its closing line closes the output.
+test: lint types ## everything that CI runs: lint, types, tests, doctests, README code, coverage
+	$(BIN)/python -m pytest -rfEs --cov=normal_guidance --cov-report=term
+
+lint: $(STAMP) ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict on core/
+	$(BIN)/mypy
+
+bench: $(STAMP) ## time one training step of every model; ends with one JSON line
+	$(BIN)/python benchmarks/bench_core.py
+
+# To move to newer releases: .venv/bin/pip install --upgrade --upgrade-strategy eager -e ".[dev]", make constraints,
+# make test.  Local version tags (torch's +cpu) are dropped, so that the pin fits the builds for other devices.
+constraints: $(STAMP) ## write what .venv holds to constraints.txt
+	@{ echo '# The complete set of packages that the tests ran with; `make install` passes it to pip with -c.'; \
+	   $(BIN)/python -c 'import platform as p; print("# Tested on Python %s, %s %s, CPU." % (".".join(p.python_version_tuple()[:2]), p.system(), p.machine()))'; \
+	   echo '# Regenerate: make constraints'; \
+	   $(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check | sed 's/+[A-Za-z0-9.]*$$//'; \
+	 } > constraints.txt.new
+	@mv constraints.txt.new constraints.txt && touch $(STAMP)
+
+clean: ## remove .venv, caches and outputs
+	rm -rf $(VENV) build dist demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+"""What every test and every doctest runs under: checked shapes, two threads, fixed seeds.
+
+It lies at the root, not in tests/, because the doctests in src/ need it too.
+"""
+
+import os
+
+import hypothesis
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+# Must come before anything imports the package: modules that are already imported stay unchecked.
+install_import_hook("normal_guidance", "beartype.beartype")
+
+torch.set_num_threads(2)
+
+# CI must not fail by chance; on a developer's machine new examples are welcome.
+hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """Seed torch's global generator before every test; a test that wants the number asks for ``seed``."""
+    torch.manual_seed(0)
+    return 0

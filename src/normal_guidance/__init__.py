@@ -1,0 +1,85 @@
+"""Find the slices that matter in a 3D medical scan when only the whole scan carries a label.
+
+The public names below are loaded when they are first used, so that `nguide --help` need not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from normal_guidance.core.bags import Bag, Bags
+    from normal_guidance.core.blocks import block_statistics, find_blocks
+    from normal_guidance.core.guidance import (
+        DIVERGENCES,
+        LabelGuidance,
+        NormalGuidance,
+        divergence,
+        label_reference,
+        normal_reference,
+    )
+    from normal_guidance.core.layout import Layout, pack, unpack
+    from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
+    from normal_guidance.core.models import METHODS, Prediction, build_model
+    from normal_guidance.errors import UserError
+
+_HOME = {
+    "Bag": "core.bags",
+    "Bags": "core.bags",
+    "block_statistics": "core.blocks",
+    "find_blocks": "core.blocks",
+    "DIVERGENCES": "core.guidance",
+    "LabelGuidance": "core.guidance",
+    "NormalGuidance": "core.guidance",
+    "divergence": "core.guidance",
+    "label_reference": "core.guidance",
+    "normal_reference": "core.guidance",
+    "Layout": "core.layout",
+    "pack": "core.layout",
+    "unpack": "core.layout",
+    "auprc": "core.metrics",
+    "auroc": "core.metrics",
+    "localization": "core.metrics",
+    "scan_level": "core.metrics",
+    "METHODS": "core.models",
+    "Prediction": "core.models",
+    "build_model": "core.models",
+    "UserError": "errors",
+}
+
+__all__ = [
+    "DIVERGENCES",
+    "METHODS",
+    "Bag",
+    "Bags",
+    "LabelGuidance",
+    "Layout",
+    "NormalGuidance",
+    "Prediction",
+    "UserError",
+    "auprc",
+    "auroc",
+    "block_statistics",
+    "build_model",
+    "divergence",
+    "find_blocks",
+    "label_reference",
+    "localization",
+    "normal_reference",
+    "pack",
+    "scan_level",
+    "unpack",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

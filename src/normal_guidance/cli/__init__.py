@@ -1,0 +1,55 @@
+"""The command ``nguide``: one thin module per stage.
+
+A command's module imports torch, pandas and the like inside its function, so that ``nguide --help`` answers
+at once. To add one, write ``cli/stage.py`` with a function ``stage`` and register it at the end of this file:
+``app.command()(stage)``.
+"""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from normal_guidance import __version__
+from normal_guidance.errors import UserError
+
+USER_ERROR_EXIT_CODE = 2  # what unknown options and missing arguments exit with, too
+
+
+class _Commands(TyperGroup):
+    """The commands, with the policy for errors: a `UserError` is one red line on stderr and no traceback."""
+
+    def invoke(self, ctx: Any) -> Any:  # Any: which class a context is differs between releases of typer
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.secho(f"error: {' '.join(str(error).split())}", fg=typer.colors.RED, err=True)
+            raise typer.Exit(USER_ERROR_EXIT_CODE) from error
+
+
+app = typer.Typer(
+    name="nguide",
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    # A traceback that prints local variables could print a patient's data.
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nguide {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def nguide(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Find the slices that matter in a 3D medical scan when only the whole scan carries a label."""

@@ -1,0 +1,1 @@
+"""Bags, guidance, models and metrics: imports torch only."""

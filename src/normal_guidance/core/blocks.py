@@ -1,0 +1,201 @@
+"""Blocks of positive slices: how many a scan has, how long they are, how much of the scan they fill.
+
+Bags are packed: all slices of all bags in one vector, and `lengths` says where one bag ends. A slice label is
+1 (positive), 0 (negative) or -1 (unknown); a bag is labelled as a whole or not at all. Blocks come from the
+positions of the positive slices of all bags at once, without a loop in Python.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float64, Int, Int64, Shaped
+from torch import Tensor
+
+GAP = 3
+"""Negative slices that a block may bridge: the rule behind the paper's three block tables."""
+
+PERCENTILES = {"min": 0.0, "5th": 0.05, "25th": 0.25, "50th": 0.5, "75th": 0.75, "95th": 0.95, "max": 1.0}
+"""Columns of the paper's block tables, beside the mean."""
+
+
+@dataclass(frozen=True)
+class SliceCounts:
+    """Positive, negative and unknown slices of each bag, and the four kinds of bag that follow from them.
+
+    >>> counts = count_slices(torch.tensor([1, 0, 0, 0, -1]), torch.tensor([2, 2, 1]))
+    >>> counts.mixed.tolist(), counts.all_negative.tolist(), counts.unlabelled.tolist()
+    ([True, False, False], [False, True, False], [False, False, True])
+    """
+
+    positive: Int64[Tensor, "bags"]
+    negative: Int64[Tensor, "bags"]
+    unknown: Int64[Tensor, "bags"]
+
+    @property
+    def unlabelled(self) -> Bool[Tensor, "bags"]:
+        """Bags whose slice labels are unknown."""
+        return self.unknown > 0
+
+    @property
+    def all_negative(self) -> Bool[Tensor, "bags"]:
+        """Bags with negative slices only."""
+        return (self.unknown == 0) & (self.positive == 0)
+
+    @property
+    def all_positive(self) -> Bool[Tensor, "bags"]:
+        """Bags with positive slices only."""
+        return (self.unknown == 0) & (self.negative == 0)
+
+    @property
+    def mixed(self) -> Bool[Tensor, "bags"]:
+        """Bags with slices of both classes: the only ones whose slices can be ranked."""
+        return (self.positive > 0) & (self.negative > 0)
+
+
+def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "bags"]) -> SliceCounts:
+    """Count the slices of each class in each packed bag, and refuse labels that cannot be right.
+
+    The check reads the counts, so on a GPU this call waits for the device.
+
+    >>> count_slices(torch.tensor([1, 0, 0, 1, 1]), torch.tensor([3, 2])).positive
+    tensor([1, 2])
+    """
+    lengths = lengths.to(slice_labels.device)
+    _check_lengths(len(slice_labels), lengths)
+    stops = lengths.cumsum(0)
+
+    def per_bag(flags: Tensor) -> Tensor:
+        running = torch.nn.functional.pad(flags.cumsum(0), (1, 0))
+        return running[stops] - running[stops - lengths]
+
+    counts = SliceCounts(per_bag(slice_labels == 1), per_bag(slice_labels == 0), per_bag(slice_labels == -1))
+    _check_labels(counts, slice_labels, lengths)
+    return counts
+
+
+def find_blocks(slice_labels: Shaped[Tensor, "slices"], gap: int = GAP) -> Int64[Tensor, "blocks 2"]:
+    """Blocks [start, stop) of positive slices in one bag, gaps of up to `gap` negatives bridged and counted.
+
+    >>> find_blocks(torch.tensor([1, 1, 1, 0, 0, 0, 1])).tolist()
+    [[0, 7]]
+    >>> find_blocks(torch.tensor([1, 1, 1, 0, 0, 0, 0, 1])).tolist()
+    [[0, 3], [7, 8]]
+    """
+    lengths = torch.tensor([len(slice_labels)])
+    if count_slices(slice_labels, lengths).unlabelled.any():
+        raise ValueError("find_blocks needs slice labels 0 or 1, but all of them are -1 (unknown): leave this bag out")
+    return _packed_blocks(slice_labels, lengths, gap)[0]
+
+
+@dataclass(frozen=True)
+class BlockStatistics:
+    """Blocks of all positive bags of a dataset: the numbers behind the paper's three block tables.
+
+    `bags_by_blocks[k]` bags have k blocks; `unlabelled` and `all_negative` bags were skipped.
+
+    >>> labels = torch.tensor([1, 1, 0, 0, 0, 0, 1, 1, 0, 0])
+    >>> statistics = block_statistics(labels, torch.tensor([7, 1, 2]))
+    >>> statistics.bags_by_blocks, statistics.lengths.tolist(), statistics.all_negative
+    ({1: 1, 2: 1}, [2, 1, 1], 1)
+    """
+
+    bags_by_blocks: dict[int, int]
+    lengths: Int64[Tensor, "blocks"]
+    fractions: Float64[Tensor, "blocks"]
+    unlabelled: int
+    all_negative: int
+    gap: int
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of slices in a block, bridged gaps included."""
+        self._check_not_empty()
+        return self.lengths.double().mean().item()
+
+    @property
+    def receptive_field(self) -> int:
+        """R, the width of the slice-level ceiling's convolution: the mean block length as a whole number."""
+        return round(self.mean_length)
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Mean and percentiles (linear interpolation) of block lengths and fractions: two rows of the tables.
+
+        >>> statistics = block_statistics(torch.tensor([1, 1, 0, 0, 1, 0, 0, 0]), torch.tensor([4, 4]))
+        >>> statistics.summary()["length"]["mean"], statistics.summary()["fraction"]["max"]
+        (1.5, 0.5)
+        """
+        self._check_not_empty()
+        return {"length": _describe(self.lengths.double()), "fraction": _describe(self.fractions)}
+
+    def _check_not_empty(self) -> None:
+        if not len(self.lengths):
+            raise ValueError(
+                f"no blocks to describe: {self.all_negative} bags have no positive slice and "
+                f"{self.unlabelled} have unknown slice labels; pass bags with positive slices"
+            )
+
+
+def block_statistics(
+    slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "bags"], gap: int = GAP
+) -> BlockStatistics:
+    """Find the blocks of all packed bags at once; the end of a bag always ends a block.
+
+    >>> block_statistics(torch.tensor([0, 1, 1, 1]), torch.tensor([3, 1])).lengths.tolist()
+    [2, 1]
+    """
+    counts = count_slices(slice_labels, lengths)
+    blocks, bag = _packed_blocks(slice_labels, lengths, gap)
+    length = blocks[:, 1] - blocks[:, 0]
+    bags_with = torch.bincount(torch.bincount(bag, minlength=len(lengths))).tolist()
+    return BlockStatistics(
+        bags_by_blocks={blocks: bags for blocks, bags in enumerate(bags_with) if blocks and bags},
+        lengths=length,
+        fractions=length.double() / lengths.to(bag.device)[bag],
+        unlabelled=int(counts.unlabelled.sum()),
+        all_negative=int(counts.all_negative.sum()),
+        gap=gap,
+    )
+
+
+def _packed_blocks(slice_labels: Tensor, lengths: Tensor, gap: int) -> tuple[Tensor, Tensor]:
+    """Blocks [start, stop) in packed positions, and the bag of each."""
+    if gap < 0:
+        raise ValueError(f"gap must be 0 or more negative slices, got {gap}")
+    positions = (slice_labels == 1).nonzero().squeeze(1)
+    stops = lengths.to(slice_labels.device).cumsum(0)
+    bag = torch.searchsorted(stops, positions, right=True)
+    # Two neighbouring positives belong apart if more than `gap` negatives or a bag's end lie between them.
+    apart = (positions.diff() > gap + 1) | (bag.diff() > 0)
+    edge = apart.new_ones(min(len(positions), 1))
+    first, last = torch.cat([edge, apart]), torch.cat([apart, edge])
+    return torch.stack([positions[first], positions[last] + 1], dim=1), bag[first]
+
+
+def _describe(values: Tensor) -> dict[str, float]:
+    quantiles = torch.quantile(values, values.new_tensor(list(PERCENTILES.values())))
+    return {"mean": values.mean().item(), **dict(zip(PERCENTILES, quantiles.tolist(), strict=True))}
+
+
+def _check_lengths(slices: int, lengths: Tensor) -> None:
+    if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
+        raise ValueError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
+    if int(lengths.sum()) != slices:
+        raise ValueError(
+            f"lengths add up to {int(lengths.sum())} slices but there are {slices} slice labels: "
+            "give one label for every slice of every bag, in the same order"
+        )
+
+
+def _check_labels(counts: SliceCounts, slice_labels: Tensor, lengths: Tensor) -> None:
+    outside = counts.positive + counts.negative + counts.unknown != lengths
+    if outside.any():
+        known = (slice_labels == 1) | (slice_labels == 0) | (slice_labels == -1)
+        value, bag = slice_labels[~known][0].item(), int(outside.nonzero()[0])
+        raise ValueError(f"bag {bag} has slice label {value}: use 1 positive, 0 negative, -1 unknown")
+    partly = (counts.unknown > 0) & (counts.unknown < lengths)
+    if partly.any():
+        bag = int(partly.nonzero()[0])
+        raise ValueError(
+            f"bag {bag} has {int(counts.unknown[bag])} unknown (-1) of {int(lengths[bag])} slice labels: "
+            "label all of its slices, or set all to -1"
+        )

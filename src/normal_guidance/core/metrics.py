@@ -1,0 +1,289 @@
+"""Ranking metrics for many configurations at once: AUROC and AUPRC per scan and, within a scan, per slice.
+
+One sort per row serves both metrics. In ascending order, a running count read at the first entry of each
+group of equal scores tells every entry how many positives and negatives lie strictly below it. The counts are
+integers, so ties count exactly one half, and infinities rank like any other score.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
+from torch import Tensor
+
+from normal_guidance.core.blocks import count_slices
+
+MAX_PADDING = 1 / 8
+"""Largest share of padding in a row of the padded fast path: bags of similar length go together."""
+
+MAX_CELLS = 2**22
+"""Scores ranked at a time (at about 80 bytes each): bounds the memory, and a single bag always fits."""
+
+SdKind = Literal["population", "sample"]
+
+PUBLISHED_SD: dict[str, SdKind] = {"localization": "population", "scan": "sample"}
+"""Which standard deviation the paper prints where."""
+
+
+def auroc(
+    scores: Float[Tensor, "*configs n"],
+    labels: Shaped[Tensor, "..."],
+    mask: Bool[Tensor, "..."] | None = None,
+) -> Float64[Tensor, "*configs"]:
+    r"""Area under the ROC curve of every row, exact ties counted one half.
+
+    $\mathrm{AUROC} = \frac{1}{PN} \sum_{p,n} [s_p > s_n] + \tfrac12 [s_p = s_n]$
+
+    `labels` (0 or 1) and `mask` (True counts) broadcast to `scores`. A row with one class only or with a NaN
+    score is NaN. On a GPU nothing waits for the device: a label outside {0, 1} makes its row NaN there, and
+    raises ValueError on the CPU.
+
+    >>> auroc(torch.tensor([[0.1, 0.4, 0.4, 0.9], [0.9, 0.4, 0.4, 0.1]]), torch.tensor([0, 0, 1, 1]))
+    tensor([0.8750, 0.1250], dtype=torch.float64)
+    """
+    return _auroc(_rank(*_prepare(scores, labels, mask)))
+
+
+def auprc(
+    scores: Float[Tensor, "*configs n"],
+    labels: Shaped[Tensor, "..."],
+    mask: Bool[Tensor, "..."] | None = None,
+) -> Float64[Tensor, "*configs"]:
+    r"""Average precision of every row, equal scores sharing one threshold.
+
+    $\mathrm{AUPRC} = \frac1P \sum_p \#\{\text{positives} \ge s_p\} \,/\, \#\{\text{all} \ge s_p\}$
+
+    Arguments as for `auroc`. A row without positives or with a NaN score is NaN.
+
+    >>> auprc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
+    tensor(0.8333, dtype=torch.float64)
+    """
+    return _auprc(_rank(*_prepare(scores, labels, mask)))
+
+
+@dataclass(frozen=True)
+class ScanLevel:
+    """AUROC and AUPRC over scans, one value per configuration.
+
+    >>> result = scan_level(torch.tensor([[0.2, 0.9], [0.9, 0.2]]), torch.tensor([0, 1]))
+    >>> result.auprc
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+
+    auroc: Float64[Tensor, "*configs"]
+    auprc: Float64[Tensor, "*configs"]
+
+
+def scan_level(logits: Float[Tensor, "*configs bags"], labels: Shaped[Tensor, "..."]) -> ScanLevel:
+    """AUROC and AUPRC of the scans' logits against the scans' labels, from one sort.
+
+    >>> scan_level(torch.tensor([[-1.0, 0.5, 2.0], [0.0, 1.0, -1.0]]), torch.tensor([0, 1, 1])).auroc
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+    ranking = _rank(*_prepare(logits, labels, None))
+    return ScanLevel(auroc=_auroc(ranking), auprc=_auprc(ranking))
+
+
+@dataclass(frozen=True)
+class Localization:
+    """AUROC and AUPRC of the slices within each bag, and how many bags were left out and why.
+
+    `kept` holds the indices of the bags with slices of both classes, in the order of the last dimension.
+
+    >>> labels = torch.tensor([0, 1, 1, 0, -1])
+    >>> result = localization(torch.tensor([0.1, 0.9, 0.1, 0.9, 0.5]), labels, torch.tensor([2, 2, 1]))
+    >>> result.mean_auroc.item(), result.kept.tolist(), result.unlabelled
+    (0.5, [0, 1], 1)
+    """
+
+    auroc: Float64[Tensor, "*configs kept"]
+    auprc: Float64[Tensor, "*configs kept"]
+    kept: Int64[Tensor, "kept"]
+    unlabelled: int
+    all_negative: int
+    all_positive: int
+
+    @property
+    def mean_auroc(self) -> Float64[Tensor, "*configs"]:
+        """Plain mean over the kept bags."""
+        return self.auroc.mean(-1)
+
+    @property
+    def mean_auprc(self) -> Float64[Tensor, "*configs"]:
+        """Plain mean over the kept bags."""
+        return self.auprc.mean(-1)
+
+
+def localization(
+    scores: Float[Tensor, "*configs slices"],
+    slice_labels: Shaped[Tensor, "slices"],
+    lengths: Int[Tensor, "bags"],
+) -> Localization:
+    """AUROC and AUPRC of the slices within each packed bag; only bags with both classes have them.
+
+    `slice_labels` are 1, 0 or, for all slices of a bag at once, -1 (unknown). Pass the positive bags only, or
+    read in `all_negative` how many bags had no positive slice.
+
+    >>> scores = torch.tensor([0.1, 0.7, 0.2, 0.6, 0.4])
+    >>> result = localization(scores, torch.tensor([0, 1, 0, 0, 0]), torch.tensor([3, 2]))
+    >>> result.auroc, result.kept, result.all_negative
+    (tensor([1.], dtype=torch.float64), tensor([0]), 1)
+    """
+    if scores.shape[-1:] != slice_labels.shape:
+        raise ValueError(
+            f"scores of shape {tuple(scores.shape)} do not fit slice_labels of shape "
+            f"{tuple(slice_labels.shape)}: both need one entry per slice of all bags"
+        )
+    slice_labels, lengths = slice_labels.to(scores.device), lengths.to(scores.device, torch.int64)
+    counts, positive = count_slices(slice_labels, lengths), slice_labels == 1
+    kept = counts.mixed.nonzero().squeeze(1)
+    starts, lengths = (lengths.cumsum(0) - lengths)[kept], lengths[kept]
+    rocs = scores.new_empty((*scores.shape[:-1], len(kept)), dtype=torch.float64)
+    prcs = torch.empty_like(rocs)
+    for chunk, longest in _chunks(lengths, configs=math.prod(scores.shape[:-1])):
+        place = torch.arange(longest, device=scores.device)
+        real = place < lengths[chunk, None]
+        # Padding reads slice 0, whatever it holds: it is never counted.
+        index = torch.where(real, starts[chunk, None] + place, 0)
+        padded = scores.index_select(-1, index.flatten()).unflatten(-1, index.shape)
+        ranking = _rank(padded, positive[index], real)
+        rocs[..., chunk], prcs[..., chunk] = _auroc(ranking), _auprc(ranking)
+    return Localization(
+        auroc=rocs,
+        auprc=prcs,
+        kept=kept,
+        unlabelled=int(counts.unlabelled.sum()),
+        all_negative=int(counts.all_negative.sum()),
+        all_positive=int(counts.all_positive.sum()),
+    )
+
+
+@dataclass(frozen=True)
+class MeanSd:
+    """A mean with a standard deviation that says which one it is.
+
+    >>> print(MeanSd(mean=0.6891, sd=0.0152, kind="population"))
+    0.689 ± 0.015 (population sd)
+    """
+
+    mean: float
+    sd: float
+    kind: SdKind
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.sd:.3f} ({self.kind} sd)"
+
+
+def mean_and_sd(values: Sequence[float] | Float[Tensor, "seeds"], sd: SdKind) -> MeanSd:
+    r"""Mean and standard deviation over seeds; the sample sd of a single value is NaN.
+
+    $\mathrm{sd}^2 = \frac1d \sum_i (v_i - \bar v)^2$ with $d = n$ (population) or $n - 1$ (sample).
+
+    >>> print(mean_and_sd([0.7, 0.8, 0.9], PUBLISHED_SD["scan"]))
+    0.800 ± 0.100 (sample sd)
+    """
+    if sd not in ("population", "sample"):
+        raise ValueError(f"unknown sd {sd!r}: choose 'population' or 'sample'")
+    numbers = torch.as_tensor(values, dtype=torch.float64)
+    if numbers.ndim != 1 or not len(numbers):
+        raise ValueError(f"values must be a vector of one or more numbers, got shape {tuple(numbers.shape)}")
+    squares = (numbers - numbers.mean()).square().sum()
+    freedom = len(numbers) - (sd == "sample")
+    return MeanSd(mean=numbers.mean().item(), sd=(squares / freedom).sqrt().item(), kind=sd)
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """Entries in ascending order of score: their class, and how many of each class lie strictly below."""
+
+    positive: Bool[Tensor, "*rows n"]
+    negative: Bool[Tensor, "*rows n"]
+    positives_below: Int[Tensor, "*rows n"]
+    negatives_below: Int[Tensor, "*rows n"]
+    undefined: Bool[Tensor, "*rows"]
+
+
+def _rank(scores: Tensor, positive: Tensor, counted: Tensor) -> _Ranking:
+    """Sort every row once; entries that are not `counted` belong to neither class and so weigh nothing."""
+    scores = scores.detach()  # a count has no gradient, so nothing of the sort need be kept for one
+    undefined = (counted & scores.isnan()).any(-1)
+    negative = counted & ~positive
+    ordered, order = scores.masked_fill(~counted, 0.0).sort(dim=-1)
+    # One gather of a signed byte moves both classes.
+    label = ((positive & counted).char() - negative.char()).expand_as(scores).gather(-1, order)
+    positive, negative = label > 0, label < 0
+    first_of_ties = torch.ones_like(positive)
+    first_of_ties[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    return _Ranking(
+        positive=positive,
+        negative=negative,
+        positives_below=_count_below(positive, first_of_ties),
+        negatives_below=_count_below(negative, first_of_ties),
+        undefined=undefined,
+    )
+
+
+def _count_below(flags: Tensor, first_of_ties: Tensor) -> Tensor:
+    """Flags strictly below each entry: the running count at the first entry of its group of ties."""
+    before = flags.cumsum(-1, dtype=torch.int32) - flags.int()
+    # The running count never falls, so a running maximum carries the first entry's value through its group.
+    return torch.where(first_of_ties, before, 0).cummax(-1).values
+
+
+def _auroc(ranking: _Ranking) -> Tensor:
+    pairs = ranking.positive.sum(-1) * ranking.negative.sum(-1)
+    lower = torch.where(ranking.positive, ranking.negatives_below, 0).sum(-1)
+    higher = torch.where(ranking.negative, ranking.positives_below, 0).sum(-1)
+    # The other pairs are ties and count one half: 2 AUROC pairs = 2 lower + (pairs - lower - higher).
+    area = (pairs + lower - higher).double() / (2 * pairs).double()
+    return area.masked_fill(ranking.undefined, torch.nan)
+
+
+def _auprc(ranking: _Ranking) -> Tensor:
+    positives = ranking.positive.sum(-1, keepdim=True)
+    negatives = ranking.negative.sum(-1, keepdim=True)
+    hits = (positives - ranking.positives_below).double()
+    precision = hits / (hits + (negatives - ranking.negatives_below))
+    area = torch.where(ranking.positive, precision, 0.0).sum(-1) / positives.squeeze(-1)
+    return area.masked_fill(ranking.undefined, torch.nan)
+
+
+def _prepare(scores: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Checked scores, which entries are positive and which are counted, all of the scores' shape."""
+    if not scores.ndim or not scores.shape[-1]:
+        raise ValueError(f"scores of shape {tuple(scores.shape)} hold nothing to rank: give at least one")
+    labels = _expand("labels", labels, scores)
+    counted = _expand("mask", scores.new_ones(1, dtype=torch.bool) if mask is None else mask, scores)
+    positive = labels == 1
+    wrong = counted & ~positive & (labels != 0)
+    if wrong.device.type == "cpu" and wrong.any():
+        raise ValueError(f"label {labels[wrong][0].item()} is neither 0 nor 1: mask it out or correct it")
+    # On a GPU the test above would wait for the device, so a wrong label turns its row into NaN instead.
+    return scores.masked_fill(wrong, torch.nan), positive, counted
+
+
+def _expand(name: str, tensor: Tensor, scores: Tensor) -> Tensor:
+    try:
+        return tensor.expand_as(scores)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} cannot broadcast to scores of shape "
+            f"{tuple(scores.shape)}: give one entry per score, or one row for all configurations"
+        ) from error
+
+
+def _chunks(lengths: Int64[Tensor, "kept"], configs: int) -> Iterator[tuple[Tensor, int]]:
+    """Indices of bags to pad together, longest first, and the length to pad them to."""
+    sizes, order = lengths.sort(descending=True)
+    ascending = -sizes.cpu()
+    start = 0
+    while start < len(order):
+        longest = -int(ascending[start])
+        shortest = math.ceil(longest * (1 - MAX_PADDING))
+        similar = int(torch.searchsorted(ascending, -shortest, right=True))
+        stop = min(similar, start + max(1, MAX_CELLS // (longest * max(1, configs))))
+        yield order[start:stop], longest
+        start = stop

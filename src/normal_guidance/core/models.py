@@ -1,0 +1,288 @@
+"""The nine methods of the paper: frozen embeddings of a scan's slices in, one logit and attention over the slices out.
+
+Each model is a plain `nn.Module` for one configuration and takes bags in any form that `as_rows` knows: packed with
+`lengths`, padded with a boolean `mask`, or with a `Layout`.  Attention comes back in the same form.  Guidance is a
+loss, not a model: `ng` is `abmil` and `mhng` is `transmil` trained with `NormalGuidance` (see `METHODS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from normal_guidance.core.layers import PPEG, ClassAttention, SelfAttention, Sm, SpectralLinear
+from normal_guidance.core.layout import Layout, as_rows, take_rows
+from normal_guidance.errors import UserError
+
+FEATURES = 768
+"""M, the width of the paper's embeddings (ViT-B/16)."""
+
+Features = Float[Tensor, "slices features"] | Float[Tensor, "bags longest features"]
+BagsLike = Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"]
+
+
+class Prediction(NamedTuple):
+    """What every model returns.
+
+    Attributes:
+        logit: one number per bag; NaN from a method that has no scan score.
+        attention: one number per slice, heads averaged: `(slices,)` packed or `(bags, longest)` padded, 0 in padding.
+        log_attention: per head, `(heads, slices)` packed or `(bags, heads, longest)` padded: what guidance regularises
+            and what localization is scored with, since it does not underflow.  A very low number in padding.
+    """
+
+    logit: Float[Tensor, "bags"]
+    attention: Float[Tensor, "slices"] | Float[Tensor, "bags longest"]
+    log_attention: Float[Tensor, "heads slices"] | Float[Tensor, "bags heads longest"]
+
+    @property
+    def slice_scores(self) -> Float[Tensor, "slices"] | Float[Tensor, "bags longest"]:
+        """log of the heads' mean attention: the order of `attention` without its underflow."""
+        return torch.logsumexp(self.log_attention, dim=-2)
+
+
+def _predict(logit: Tensor, log_a: Float[Tensor, "bags heads longest"], layout: Layout) -> Prediction:
+    attention = log_a.exp().mean(1).masked_fill(~layout.mask, 0.0)
+    return Prediction(logit, layout.restore(attention), layout.restore(log_a))
+
+
+def _attend_and_classify(
+    scores: Float[Tensor, "rows"], evidence: Float[Tensor, "rows"], bias: Float[Tensor, "1"], layout: Layout
+) -> Prediction:
+    """Pooling, then classifying = classifying, then pooling: logit = sum_j a_j (w . h_j) + c."""
+    log_a = layout.log_softmax(layout.fold(scores))
+    logit = (log_a.exp() * layout.pad(evidence)).sum(1) + bias
+    return _predict(logit, log_a[:, None], layout)
+
+
+class CenteredGaussian(nn.Module):
+    r"""Attention that ignores the image: $a_j \propto \mathrm{NormPDF}(j; S/2, 1)$.  It has no scan score (NaN).
+
+    The density underflows to ties beyond 14 slices from the centre in float32 and 38 in float64, so `log_attention`
+    holds the log-density.  `published=True` is the form behind the paper's semi-synthetic figure: positions
+    linspace(1, S-1, S) and the density itself in float64, ties and all.
+
+    Reference: Harvey et al., 2026, cited by the paper as the centre-focused baseline.
+
+    Example:
+        >>> CenteredGaussian()(torch.zeros(4, 8), torch.tensor([4])).attention.float().round(decimals=3)
+        tensor([0.2580, 0.4260, 0.2580, 0.0580])
+    """
+
+    def __init__(self, *, published: bool = False) -> None:
+        super().__init__()
+        self.published = published
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags)
+        slot = torch.arange(layout.longest, device=rows.device, dtype=torch.float64)
+        size = layout.lengths[:, None].double()
+        if self.published:
+            position = 1 + slot * (size - 2) / (size - 1).clamp_min(1)
+            log_density = (-0.5 * (position - size / 2) ** 2).exp().log()  # exp underflows: these are the ties
+        else:
+            log_density = -0.5 * (slot + 1 - size / 2) ** 2
+        log_a = layout.log_softmax(log_density)
+        nowhere = torch.full((layout.bags,), torch.nan, device=rows.device, dtype=rows.dtype)
+        return _predict(nowhere, log_a[:, None], layout)
+
+
+class MeanPooling(nn.Module):
+    r"""The mean embedding, classified: $w \cdot \frac{1}{S}\sum_j h_j + c$; attention is uniform.
+
+    Example:
+        >>> MeanPooling(8)(torch.randn(4, 8), torch.tensor([4])).attention
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+
+    def __init__(self, features: int = FEATURES) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(features, 1)
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags)
+        evidence = rows @ self.classifier.weight[0]
+        return _attend_and_classify(torch.zeros_like(evidence), evidence, self.classifier.bias, layout)
+
+
+class MaxPooling(nn.Module):
+    r"""The element-wise maximum, classified; attention is the share of the M features whose (first) argmax is slice j.
+
+    $$ a_{ij} = \frac{1}{M} \sum_k \mathbb{1}[\mathrm{argmax}_{j'}\, h_{ij'k} = j] $$
+
+    Example:
+        >>> MaxPooling(2)(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0]]), torch.tensor([3])).attention
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+
+    def __init__(self, features: int = FEATURES) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(features, 1)
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags)
+        maximum, argmax = _bag_maximum(rows, layout)
+        count = F.one_hot(argmax, layout.longest).sum(1).to(rows.dtype)
+        log_a = (count / rows.shape[1]).log().masked_fill(~layout.mask, torch.finfo(rows.dtype).min)
+        return _predict(self.classifier(maximum).squeeze(-1), log_a[:, None], layout)
+
+
+def _bag_maximum(
+    rows: Float[Tensor, "rows features"], layout: Layout
+) -> tuple[Float[Tensor, "bags features"], Int[Tensor, "bags features"]]:
+    """Each bag's largest value per feature and the first slice that has it."""
+    if layout.sizes is None:
+        slots = rows.view(layout.bags, layout.longest, -1).masked_fill(~layout.mask[:, :, None], -torch.inf)
+        return slots.amax(1), slots.argmax(1)
+    bags = rows.split(layout.sizes)
+    return torch.stack([bag.amax(0) for bag in bags]), torch.stack([bag.argmax(0) for bag in bags])
+
+
+class ABMIL(nn.Module):
+    r"""Attention-based MIL, without gate.
+
+    $$ a_j = \mathrm{softmax}_j(w_2^\top \tanh(W_1 h_j + b_1) + b_2),
+       \quad \mathrm{logit} = \sum_j a_j\, w^\top h_j + c $$
+
+    Reference: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
+
+    Example:
+        >>> model = ABMIL(features=8)
+        >>> model(torch.randn(5, 8), torch.tensor([2, 3])).logit.shape
+        torch.Size([2])
+    """
+
+    def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(features, hidden)
+        self.score = nn.Linear(hidden, 1)
+        self.classifier = nn.Linear(features, 1)
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags)
+        scores = self.score(torch.tanh(self.hidden(rows))).squeeze(-1)
+        evidence = rows @ self.classifier.weight[0]
+        return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
+
+
+class SmAP(nn.Module):
+    r"""ABMIL on embeddings smoothed once by `Sm`, its two attention layers under spectral normalisation.
+
+    Sm(h) W = Sm(h W): the 128 projected columns and the evidence $w \cdot h_j$ are smoothed, not the 768 features.
+
+    Reference: Castro-Macías et al., 2024 (SmAP, 'early').
+
+    Example:
+        >>> SmAP(features=8)(torch.randn(5, 8), torch.tensor([2, 3])).attention.shape
+        torch.Size([5])
+    """
+
+    def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:
+        super().__init__()
+        self.sm = Sm()
+        self.hidden = SpectralLinear(features, hidden)
+        self.score = SpectralLinear(hidden, 1)
+        self.classifier = nn.Linear(features, 1)
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags)
+        projected = F.linear(rows, self.hidden.normalized_weight())
+        evidence = rows @ self.classifier.weight[0]
+        smooth = self.sm(torch.cat([projected, evidence[:, None]], dim=1), layout)
+        scores = self.score(torch.tanh(smooth[:, :-1] + self.hidden.bias)).squeeze(-1)
+        return _attend_and_classify(scores, smooth[:, -1], self.classifier.bias, layout)
+
+
+class TransMIL(nn.Module):
+    r"""Two transformer blocks $x + \mathrm{MHA}(\mathrm{LN}(x))$ with PPEG between; the class token is classified.
+
+    Full softmax attention, no MLP, no final norm, no dropout.  Attention is the class token's row of block 2 without
+    its own entry, one per head: it sums to less than one.  With `smooth`, an `Sm` of its own follows each block's MHA
+    before the residual, the class token being node 0 of its chain (SmTP).
+
+    Reference: Shao et al., "TransMIL", 2021; smoothing: Castro-Macías et al., 2024.
+
+    Example:
+        >>> model = TransMIL(features=16)
+        >>> model(torch.randn(5, 16), torch.tensor([2, 3])).log_attention.shape
+        torch.Size([8, 5])
+    """
+
+    def __init__(self, features: int = FEATURES, heads: int = 8, *, smooth: bool = False) -> None:
+        super().__init__()
+        if features % heads:
+            raise UserError(f"TransMIL: features ({features}) must be a multiple of heads ({heads})")
+        self.class_token = nn.Parameter(torch.randn(1, features))
+        self.block1 = SelfAttention(features, heads)
+        self.ppeg = PPEG(features)
+        self.block2 = ClassAttention(features, heads)
+        self.sm1 = Sm() if smooth else None
+        self.sm2 = Sm() if smooth else None
+        self.classifier = nn.Linear(features, 1)
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags)
+        tokens = layout.with_class_token()
+        mixed = self.block1(self.class_token, rows, layout, tokens)
+        if self.sm1 is not None:
+            mixed = self.sm1(mixed, tokens)
+        x = self.ppeg(layout.prepend(self.class_token, rows) + mixed, tokens)
+        output, log_row = self.block2(x, tokens, None if self.sm2 is None else self.sm2.first_row(tokens))
+        z = take_rows(x, tokens.starts) + output
+        return _predict(self.classifier(z).squeeze(-1), log_row[:, :, 1:], layout)
+
+
+def smtp(features: int = FEATURES) -> TransMIL:
+    """TransMIL with the smooth operator behind each attention block."""
+    return TransMIL(features, smooth=True)
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the paper's tables: how to build the model, and whether it is trained with Normal Guidance.
+
+    Example:
+        >>> METHODS["ng"].guided, type(METHODS["ng"].build(8)).__name__
+        (True, 'ABMIL')
+    """
+
+    name: str
+    title: str
+    build: Callable[[int], nn.Module]
+    guided: bool = False
+    scores_scans: bool = True
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("centered_gaussian", "Centered Gaussian", lambda features: CenteredGaussian(), scores_scans=False),
+        Method("max", "Max pooling", MaxPooling),
+        Method("mean", "Mean pooling", MeanPooling),
+        Method("abmil", "ABMIL", ABMIL),
+        Method("smap", "ABMIL + Smooth Operator", SmAP),
+        Method("ng", "ABMIL + Normal Guidance", ABMIL, guided=True),
+        Method("transmil", "TransMIL", TransMIL),
+        Method("smtp", "TransMIL + Smooth Operator", smtp),
+        Method("mhng", "TransMIL + Multi-Head Normal Guidance", TransMIL, guided=True),
+    )
+}
+"""The nine methods, in the order of the paper's tables."""
+
+
+def build_model(method: str, features: int = FEATURES) -> nn.Module:
+    """The model of a method by its name in `METHODS`, freshly initialised.
+
+    Example:
+        >>> sum(p.numel() for p in build_model("transmil").parameters()) - (768 + 1)  # pooling without classifier
+        4742400
+    """
+    if method not in METHODS:
+        raise UserError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
+    return METHODS[method].build(features)

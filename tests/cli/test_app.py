@@ -1,0 +1,79 @@
+"""The command line's frame: version, help, unknown flags, and what an error looks like."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from normal_guidance import __version__
+from normal_guidance.cli import _Commands, app
+from normal_guidance.errors import UserError
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def failing_app():
+    """An application with the same policy for errors and two commands that fail."""
+    failing = typer.Typer(cls=_Commands, pretty_exceptions_enable=False)
+
+    @failing.command()
+    def mend() -> None:
+        raise UserError("scan 'A17' has no slices;\nremove its row from the manifest")
+
+    @failing.command()
+    def bug() -> None:
+        raise ValueError("this one is ours")
+
+    return failing
+
+
+def test_version():
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"nguide {__version__}\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_has_no_completion_clutter(flag):
+    result = runner.invoke(app, [flag])
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+    assert "completion" not in result.stdout
+
+
+def test_no_arguments_shows_help():
+    assert "Usage" in runner.invoke(app, []).output
+
+
+@pytest.mark.parametrize("arguments", [["--no-such-flag"], ["no-such-command"]])
+def test_unknown_words_fail(arguments):
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "no-such" in result.stderr
+
+
+def test_user_error_is_one_line_on_stderr(failing_app):
+    result = runner.invoke(failing_app, ["mend"])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == "error: scan 'A17' has no slices; remove its row from the manifest\n"
+
+
+def test_user_error_is_red_on_a_terminal(failing_app):
+    assert runner.invoke(failing_app, ["mend"], color=True).stderr.startswith("\x1b[31merror: ")
+
+
+def test_our_own_error_keeps_its_traceback(failing_app):
+    result = runner.invoke(failing_app, ["bug"])
+    assert result.exit_code == 1
+    assert type(result.exception) is ValueError
+
+
+def test_the_installed_command_answers():
+    """The entry point, in a process of its own, as a user runs it."""
+    command = [sys.executable, "-c", "from normal_guidance.cli import app; app()", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == f"nguide {__version__}\n"

@@ -1,0 +1,43 @@
+"""conftest.py's import hook is on: a wrong shape fails in every test, doctests included."""
+
+import importlib
+import pkgutil
+import sys
+
+import jaxtyping
+import pytest
+import torch
+
+import normal_guidance
+from normal_guidance.core.layout import Layout
+
+MODULES = [module.name for module in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.")]
+
+
+def test_a_wrong_number_of_dimensions_is_an_error():
+    with pytest.raises(jaxtyping.TypeCheckError, match="bags longest"):
+        Layout.from_mask(torch.ones(3, dtype=torch.bool))
+
+
+def test_two_arguments_that_disagree_are_an_error():
+    lengths, mask = torch.tensor([3, 4]), torch.ones(3, 4, dtype=torch.bool)
+    with pytest.raises(jaxtyping.TypeCheckError, match="bags"):
+        Layout(lengths=lengths, mask=mask, sizes=None, pad_index=None, unpad_index=None)
+
+
+@pytest.mark.parametrize("name", ["normal_guidance", *MODULES])
+def test_every_module_is_checked(name):
+    """A module that something imported before the hook stood would go unchecked, without a word."""
+    loader = importlib.import_module(name).__spec__.loader
+    assert type(loader).__module__.startswith("jaxtyping."), f"{name} was imported before conftest.py's hook"
+
+
+def test_doctests_see_the_modules_that_tests_import(request):
+    """pytest collects src/ by path; the classes there must be the package's own, or isinstance fails."""
+    doctests = [item.dtest for item in request.session.items if isinstance(item, pytest.DoctestItem)]
+    if not doctests:
+        pytest.skip("no doctests in this run; run pytest without paths")
+    for doctest in doctests:
+        module = sys.modules[doctest.globs["__name__"]]
+        for name, value in doctest.globs.items():
+            assert not isinstance(value, type) or getattr(module, name) is value, (doctest.name, name)
