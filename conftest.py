@@ -4,8 +4,10 @@ It lies at the root, not in tests/, because the doctests in src/ need it too.
 """
 
 import os
+from collections.abc import Iterator
 
 import hypothesis
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -26,3 +28,12 @@ def seed() -> int:
     """Seed torch's global generator before every test; a test that wants the number asks for ``seed``."""
     torch.manual_seed(0)
     return 0
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Switch the run-time shape checks off, so that our own guards are reached, as they are in production."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

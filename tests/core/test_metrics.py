@@ -2,9 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -33,15 +32,6 @@ BOTH = pytest.mark.parametrize("metric", SKLEARN, ids=lambda metric: metric.__na
 TIED = st.sampled_from([-2.0, -0.5, -0.0, 0.0, 0.5, 1e-300])
 FREE = st.floats(-1e9, 1e9, allow_subnormal=False)
 INFINITE = st.sampled_from([-math.inf, -1.0, 0.0, 1.0, math.inf])
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Switch the run-time shape checks off, so that our own guards are reached, as they are in production."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @st.composite

@@ -33,7 +33,7 @@ DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
 Padded = Float[Tensor, "bags heads longest"]
 Values = Float[Tensor, "*shape"]
 Mask = Bool[Tensor, "bags longest"]
-Lengths = Int[Tensor, "bags"]
+Lengths = Int[Tensor, "bags"] | Layout
 
 
 def _forward_kl(log_r: Tensor, log_a: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def normal_reference(
     Args:
         attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.
         mask: True for real slices; all are real without it.  Zeros are returned where it is False.
-        lengths: slices per bag, for packed attention.
+        lengths: slices per bag, for packed attention; or the bags' `Layout`, made once and used again.
         from_logits: `attention` is what the softmax is taken of (or log-attention), more exact than probabilities.
 
     Example:
@@ -84,7 +84,7 @@ def normal_reference(
     with torch.no_grad(), _full_precision(attention):
         log_a = _log_attention(padded, layout, from_logits, renormalize=True)
         reference = _log_reference(log_a, layout).exp().masked_fill(~layout.mask[:, None], 0.0)
-    return _as_given(reference, attention, layout, lengths)
+    return layout.restore(reference.squeeze(1) if _is_single_head(attention, layout) else reference)
 
 
 def divergence(
@@ -113,7 +113,7 @@ def divergence(
         log_a = _log_attention(padded, layout, from_logits, renormalize=from_logits)
         log_r = _log(_padded(reference, mask, lengths)[0])
         values = _divergence(log_r, log_a, kind, layout)
-    return values.squeeze(1) if _is_single_head(attention, lengths) else values
+    return values.squeeze(1) if _is_single_head(attention, layout) else values
 
 
 class NormalGuidance(nn.Module):
@@ -191,7 +191,7 @@ def label_reference(
     positive = (padded.squeeze(1) > 0) & layout.mask
     chosen = torch.where(positive.any(1, keepdim=True), positive, layout.mask).to(padded.dtype)
     reference = chosen / chosen.sum(1, keepdim=True)
-    return layout.restore(reference) if lengths is not None else reference
+    return layout.restore(reference)
 
 
 class LabelGuidance(nn.Module):
@@ -283,36 +283,40 @@ def _log(probability: Padded) -> Padded:
 
 def _padded(values: Values, mask: Mask | None, lengths: Lengths | None) -> tuple[Padded, Layout]:
     """Any accepted form as `(bags, heads, longest)`, with its layout."""
+    layout = _layout(values, mask, lengths)
+    padded = layout.canonical(values) if layout.is_packed else values
+    return (padded[:, None] if _is_single_head(values, layout) else padded), layout
+
+
+def _layout(values: Values, mask: Mask | None, lengths: Lengths | None) -> Layout:
     shape = tuple(values.shape)
     if lengths is not None:
-        layout = Layout.packed(lengths)
-        if mask is not None or values.ndim not in (1, 2) or shape[-1] != sum(layout.sizes or ()):
+        layout = lengths if isinstance(lengths, Layout) else Layout.packed(lengths)
+        slices = layout.mask.numel() if layout.sizes is None else sum(layout.sizes)
+        fits = values.ndim in (1, 2) and shape[-1] == slices if layout.is_packed else _fits(shape, layout.mask)
+        if mask is not None or not fits:
             raise UserError(
-                f"packed attention of shape {shape} with lengths adding up to {sum(layout.sizes or ())}: "
-                "expected (slices,) or (heads, slices) and no mask"
+                f"attention of shape {shape} with lengths adding up to {slices}: expected packed (slices,) or "
+                "(heads, slices), and no mask"
             )
-        padded = layout.canonical(values)
-        return (padded[:, None] if values.ndim == 1 else padded), layout
-    if values.ndim not in (2, 3) or (mask is not None and tuple(mask.shape) != (shape[0], shape[-1])):
+        return layout
+    if mask is None and values.ndim in (2, 3):
+        mask = torch.ones(shape[0], shape[-1], dtype=torch.bool, device=values.device)
+    if mask is None or not _fits(shape, mask):
         raise UserError(
             f"attention of shape {shape} and mask of shape {None if mask is None else tuple(mask.shape)}: expected "
             "(B, S) or (B, H, S) with a mask (B, S), or packed attention with lengths="
         )
-    if mask is None:
-        mask = torch.ones(shape[0], shape[-1], dtype=torch.bool, device=values.device)
     # Positions are counted among the real slices, so padding may lie anywhere here.
-    layout = Layout(lengths=mask.sum(1), mask=mask, sizes=None, pad_index=None, unpad_index=None)
-    return (values[:, None] if values.ndim == 2 else values), layout
+    return Layout(lengths=mask.sum(1), mask=mask, sizes=None, pad_index=None, unpad_index=None)
 
 
-def _as_given(padded: Padded, attention: Values, layout: Layout, lengths: Lengths | None) -> Values:
-    if _is_single_head(attention, lengths):
-        padded = padded.squeeze(1)
-    return layout.restore(padded) if lengths is not None else padded
+def _fits(shape: tuple[int, ...], mask: Mask) -> bool:
+    return len(shape) in (2, 3) and (shape[0], shape[-1]) == tuple(mask.shape)
 
 
-def _is_single_head(attention: Values, lengths: Lengths | None) -> bool:
-    return attention.ndim == (1 if lengths is not None else 2)
+def _is_single_head(values: Values, layout: Layout) -> bool:
+    return values.ndim == (1 if layout.is_packed else 2)
 
 
 def _full_precision(values: Tensor) -> torch.autocast:

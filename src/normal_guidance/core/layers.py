@@ -292,14 +292,17 @@ class SpectralLinear(nn.Linear):
     SQUARINGS = 12
     """W W^T to the power 2^12 in effect: a gap of .3 % between the two largest singular values is resolved."""
 
+    SMALLEST = 1e-12
+    """A weight that L1 has driven to zero stays zero instead of becoming NaN."""
+
     def normalized_weight(self) -> Float[Tensor, "out_features in_features"]:
         if self.out_features == 1:
-            return self.weight / self.weight.norm().clamp_min(torch.finfo(self.weight.dtype).tiny)
+            return self.weight / self.weight.norm().clamp_min(self.SMALLEST)
         with torch.no_grad():
             u = _leading_vector(self.weight @ self.weight.T, self.SQUARINGS)
             v = F.normalize(self.weight.T @ u, dim=0)
         sigma = torch.dot(u, self.weight @ v)
-        return self.weight / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)
+        return self.weight / sigma.clamp_min(self.SMALLEST)
 
     def forward(self, rows: Float[Tensor, "*rows in_features"]) -> Float[Tensor, "*rows out_features"]:
         return F.linear(rows, self.normalized_weight(), self.bias)

@@ -1,0 +1,45 @@
+"""One step as the sweep takes it: compile(vmap(grad_and_value)) of a model, against the same without the compiler."""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+
+from normal_guidance.core.guidance import NormalGuidance
+from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.models import METHODS, build_model
+
+
+def main(method: str) -> None:
+    torch.manual_seed(0)
+    lengths, labels = [5, 1, 33, 12], torch.tensor([0.0, 1.0, 1.0, 0.0])
+    packed = torch.randn(sum(lengths), 32)
+    padded, mask = unpack(packed, torch.tensor(lengths))
+    forms = {"padded": (padded, Layout.from_mask(mask))}
+    if method == "ng":
+        forms["packed"] = (packed, Layout.packed(lengths))
+    models = [build_model(method, 32) for _ in range(3)]
+    stacked, _ = stack_module_state(models)
+
+    def loss(parameters: dict[str, Tensor], features: Tensor, layout: Layout) -> Tensor:
+        prediction = functional_call(models[0], parameters, (features, layout))
+        value = nn.functional.binary_cross_entropy_with_logits(prediction.logit, labels)
+        if METHODS[method].guided or method == "smtp":
+            value = value + NormalGuidance()(prediction.log_attention, lengths=layout, from_logits=True)
+        return value
+
+    step = vmap(grad_and_value(loss), in_dims=(0, None, None))
+    for form, (features, layout) in forms.items():
+        want, values = step(stacked, features, layout)
+        got, compiled_values = torch.compile(step, fullgraph=True)(stacked, features, layout)
+        torch.testing.assert_close(compiled_values, values)
+        worst = 0.0
+        for name, gradient in want.items():
+            torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=lambda t, n=name: f"{n}: {t}")
+            worst = max(worst, (got[name] - gradient).abs().max().item())
+        print(f"{method}, {form}: largest difference {worst:.1e}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

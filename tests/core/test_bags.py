@@ -1,0 +1,170 @@
+"""Bags keep every scan as it came, and say by name which scan is wrong."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.core.models import build_model
+from normal_guidance.errors import UserError
+
+
+def some_bags() -> Bags:
+    return Bags(
+        features=torch.randn(9, 4),
+        lengths=torch.tensor([2, 3, 4]),
+        labels=torch.tensor([0, 1, 1]),
+        slice_labels=torch.tensor([0, 0, 0, 1, 1, *[UNKNOWN] * 4]),
+        scan_ids=("a", "b", "c"),
+        patient_ids=("p", "q", "q"),
+    )
+
+
+@st.composite
+def scans(draw: st.DrawFn) -> list[Bag]:
+    bags = []
+    for i in range(draw(st.integers(1, 6))):
+        size = draw(st.integers(1, 9))
+        label = draw(st.integers(0, 1))
+        known = draw(st.booleans())
+        labels = torch.tensor(draw(st.lists(st.integers(0, label), min_size=size, max_size=size)))
+        bags.append(Bag(torch.randn(size, 3), label, labels if known else None, f"s{i}", f"p{i // 2}"))
+    return bags
+
+
+@given(scans())
+def test_unpack_is_the_inverse_of_pack(bags: list[Bag]) -> None:
+    again = Bags.pack(bags).unpack()
+    assert len(again) == len(bags)
+    for before, after in zip(bags, again, strict=True):
+        assert torch.equal(before.features, after.features)
+        assert (before.label, before.scan_id, before.patient_id) == (after.label, after.scan_id, after.patient_id)
+        if before.slice_labels is None:
+            assert after.slice_labels is None
+        else:
+            assert torch.equal(before.slice_labels, after.slice_labels)
+
+
+@given(scans(), st.data())
+def test_selecting_scans_is_packing_the_selected_scans(bags: list[Bag], data: st.DataObject) -> None:
+    packed = Bags.pack(bags)
+    chosen = data.draw(st.lists(st.integers(0, len(bags) - 1), min_size=1, unique=True))
+    for part in (packed[chosen], packed[torch.tensor(chosen)]):
+        want = Bags.pack([bags[i] for i in chosen])
+        assert torch.equal(part.features, want.features)
+        assert part.scan_ids == want.scan_ids
+        assert part.patient_ids == want.patient_ids
+        assert torch.equal(part.labels, want.labels)
+        assert torch.equal(part.lengths, want.lengths)
+    start = data.draw(st.integers(0, len(bags) - 1))
+    assert packed[start:].scan_ids == tuple(bag.scan_id for bag in bags[start:])
+
+
+def test_slices_of_scans_are_views_and_masks_select() -> None:
+    bags = some_bags()
+    assert bags[1:].features.data_ptr() == bags.features[2:].data_ptr()
+    assert bags[bags.labels == 1].scan_ids == ("b", "c")
+    assert bags[::2].scan_ids == ("a", "c")
+    assert bags[-1].scan_id == "c"
+    assert [bag.scan_id for bag in bags] == ["a", "b", "c"]
+    assert repr(bags[torch.zeros(3, dtype=torch.bool)]) == "Bags(no scans, 4 features)"
+
+
+def test_what_can_be_localized_is_counted() -> None:
+    bags = some_bags()
+    assert bags.localizable.tolist() == [False, True, False]
+    assert bags.left_out_of_localization == 1
+    assert "1 localizable, 1 positive without positive slices" in repr(bags)
+    without = Bags(bags.features, bags.lengths, bags.labels)
+    assert without.localizable.tolist() == [False] * 3
+    assert without.left_out_of_localization == 2
+    assert "localizable" not in repr(without)
+
+
+def test_repr_tells_shape_lengths_prevalence_and_memory() -> None:
+    text = repr(Bags(torch.zeros(1000, 768), torch.tensor([400, 600]), torch.tensor([0, 1])))
+    assert (
+        text == "Bags(2 scans of 400-600 slices (median 400), 1000 slices x 768 features, 1 positive (50.0 %), 2.9 MiB)"
+    )
+
+
+def test_ids_are_numbered_where_left_out() -> None:
+    bags = Bags(torch.zeros(3, 2), torch.tensor([1, 2]), torch.tensor([0, 1]))
+    assert bags.scan_ids == ("scan-0", "scan-1") == bags.patient_ids
+    assert Bags.pack([Bag(torch.zeros(1, 2), 0)]).patient_ids == ("scan-0",)
+
+
+@given(st.integers(1, 7), st.booleans(), st.booleans())
+def test_batches_hold_every_scan_once(size: int, shuffle: bool, drop_last: bool) -> None:
+    bags = Bags(torch.randn(10, 2), torch.tensor([1, 2, 3, 4]), torch.tensor([0, 1, 0, 1]))
+    generator = torch.Generator().manual_seed(3)
+    batches = list(bags.batches(size, shuffle=shuffle, generator=generator, drop_last=drop_last))
+    seen = [scan for batch in batches for scan in batch.scan_ids]
+    assert len(seen) == len(set(seen)) == (4 // size * size if drop_last else 4)
+    assert shuffle or seen == list(bags.scan_ids[: len(seen)])
+    assert all(len(batch) == size for batch in batches[: None if drop_last else -1])
+
+
+def test_a_model_takes_bags_by_features_and_layout() -> None:
+    bags = some_bags()
+    assert build_model("abmil", 4)(bags.features, bags.layout).logit.shape == (3,)
+
+
+def test_dtype_changes_features_alone() -> None:
+    bags = some_bags().to("cpu", torch.float64)
+    assert bags.features.dtype == torch.float64
+    assert bags.labels.dtype == torch.int64
+    assert bags.scan_ids == ("a", "b", "c")
+
+
+def broken(**changes: object) -> dict[str, object]:
+    bags = some_bags()
+    return {name: getattr(bags, name) for name in bags.__dataclass_fields__} | changes
+
+
+def with_value(tensor: torch.Tensor, index: object, value: float) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[index] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": torch.tensor([0, 5, 4])}, r"scan 'a' has no slices \(1 such scans\)"),
+        ({"lengths": torch.tensor([2, 3, 5])}, r"lengths add up to 10, but features hold 9 slices; .*'c'"),
+        ({"features": with_value(torch.zeros(9, 4), (3, 2), torch.nan)}, r"scan 'b', slice 1, feature 2: value nan"),
+        ({"features": with_value(torch.zeros(9, 4), (8, 0), -torch.inf)}, r"scan 'c', slice 3, feature 0: value -inf"),
+        ({"labels": torch.tensor([0, 2, 1])}, r"scan 'b' has label 2 \(1 such scans\); labels are 0 or 1"),
+        ({"labels": torch.tensor([0, 0, 1])}, r"scan 'b' is labelled negative but has 2 positive slices"),
+        ({"slice_labels": torch.tensor([0, 0, 0, 3, 1, 0, 0, 0, 0])}, r"scan 'b', slice 1: label 3"),
+        ({"slice_labels": torch.tensor([0, 0, 0, 1, 1, 0, -1, 0, 0])}, r"scan 'c': 1 of 4 slices have no label"),
+        ({"slice_labels": torch.zeros(8, dtype=torch.int64)}, r"slice_labels: 8 for 9 slices"),
+        ({"labels": torch.tensor([0, 1])}, r"labels: 2 for 3 scans"),
+        ({"scan_ids": ("a", "b")}, r"scan_ids: 2 for 3 scans"),
+        ({"patient_ids": ("a", "b")}, r"patient_ids: 2 for 3 scans"),
+        ({"scan_ids": ("a", "b", "b")}, r"scan 'b' appears more than once"),
+    ],
+)
+def test_bad_input_names_the_scan(change: dict[str, object], message: str, unchecked: None) -> None:
+    Bags(**broken())  # the starting point is sound
+    with pytest.raises(UserError, match=message):
+        Bags(**broken(**change))
+
+
+def test_scans_that_do_not_pack(unchecked: None) -> None:
+    even, odd = Bag(torch.zeros(2, 3), 0), Bag(torch.zeros(2, 4), 1, None, "odd")
+    short = Bag(torch.zeros(2, 3), 1, torch.tensor([1]), "short")
+    with pytest.raises(UserError, match="no scan to pack"):
+        Bags.pack([])
+    with pytest.raises(UserError, match=r"scan 'odd': features of shape \(2, 4\)"):
+        Bags.pack([even, odd])
+    with pytest.raises(UserError, match="scan 'short': 1 slice labels for 2 slices"):
+        Bags.pack([even, short])
+
+
+def test_huge_but_finite_features_are_accepted() -> None:
+    Bags(torch.full((4, 3), 3e38), torch.tensor([4]), torch.tensor([0]))
+    with pytest.raises(UserError, match="batch size is 0"):
+        next(some_bags().batches(0))

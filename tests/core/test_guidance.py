@@ -1,0 +1,252 @@
+"""Guidance against hand calculation, against float64, and against the forms it may be called in."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normal_guidance.core.guidance import (
+    DIVERGENCES,
+    LabelGuidance,
+    NormalGuidance,
+    divergence,
+    label_reference,
+    normal_reference,
+)
+from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.errors import UserError
+
+KINDS = pytest.mark.parametrize("kind", DIVERGENCES)
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
+
+
+def test_three_slices_by_hand() -> None:
+    """a = (1/2, 1/4, 1/4): mean 7/4, variance 11/16, exponents -(j - 7/4)^2 / (11/8) = -9/22, -1/22, -25/22."""
+    attention = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64)
+    density = [math.exp(-9 / 22), math.exp(-1 / 22), math.exp(-25 / 22)]
+    r = [value / sum(density) for value in density]
+    a = [0.5, 0.25, 0.25]
+    want = {
+        "forward_kl": sum(p * math.log(p / q) for p, q in zip(r, a, strict=True)),
+        "reverse_kl": sum(q * math.log(q / p) for p, q in zip(r, a, strict=True)),
+        "squared_error": sum((p - q) ** 2 for p, q in zip(r, a, strict=True)),
+    }
+    reference = normal_reference(attention)
+    torch.testing.assert_close(reference, torch.tensor([r], dtype=torch.float64), atol=1e-15, rtol=0)
+    for kind in DIVERGENCES:
+        assert divergence(reference, attention, kind).item() == pytest.approx(want[kind], rel=1e-12)
+        assert NormalGuidance(2.0, kind)(attention).item() == pytest.approx(2 * want[kind], rel=1e-12)
+
+
+def test_gradient_of_forward_kl_by_hand() -> None:
+    """With r held fixed, d/dlogit_j of sum r log(r/a) is a_j - r_j: another if gradient flowed through r."""
+    logits = torch.randn(2, 7, dtype=torch.float64, requires_grad=True)
+    NormalGuidance()(logits, from_logits=True).backward()
+    a = logits.detach().softmax(-1)
+    torch.testing.assert_close(logits.grad, (a - normal_reference(a)) / 2)
+
+
+def test_uniform_attention_has_the_values_of_the_specification() -> None:
+    for slices, kind, value in [
+        (40, "forward_kl", 0.079),
+        (1727, "forward_kl", 0.079),
+        (40, "squared_error", 0.0037),
+        (1727, "squared_error", 8e-5),
+    ]:
+        uniform = torch.full((1, slices), 1 / slices)
+        got = divergence(normal_reference(uniform), uniform, kind).item()
+        assert got == pytest.approx(value, rel=0.07)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 5.0, 20.0])
+@KINDS
+def test_float32_keeps_its_digits_on_the_longest_scan(kind: str, spread: float) -> None:
+    logits = spread * torch.randn(4, 1727)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        given_logits = logits.to(dtype, copy=True).requires_grad_()
+        loss = NormalGuidance(divergence=kind)(given_logits, from_logits=True)
+        loss.backward()
+        results.append((loss.double(), given_logits.grad.double()))
+    (value, gradient), (exact_value, exact_gradient) = results
+    assert (value - exact_value).abs() / exact_value.abs() < 1e-4
+    assert (gradient - exact_gradient).norm() / exact_gradient.norm() < 1e-4
+
+
+@pytest.mark.parametrize("from_logits", [True, False])
+@KINDS
+def test_extreme_logits_have_finite_gradients(kind: str, from_logits: bool) -> None:
+    logits = (1e4 * torch.randint(-1, 2, (8, 3, 60))).float().requires_grad_()
+    attention = logits if from_logits else logits.softmax(-1)
+    loss = NormalGuidance(divergence=kind)(attention, from_logits=from_logits)
+    loss.backward()
+    assert loss.isfinite()
+    assert logits.grad.isfinite().all()
+
+
+@KINDS
+def test_bfloat16_autocast_changes_nothing(kind: str) -> None:
+    logits = 3 * torch.randn(4, 2, 200)
+    guidance = NormalGuidance(divergence=kind)
+    plain = guidance(logits, from_logits=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = guidance(logits, from_logits=True)
+        reference = normal_reference(logits.softmax(-1))
+    assert mixed.dtype == reference.dtype == torch.float32
+    torch.testing.assert_close(mixed, plain, rtol=1e-5, atol=0)
+    half = guidance(logits.bfloat16(), from_logits=True)
+    assert half.dtype == torch.float32
+
+
+@given(LENGTHS, st.sampled_from([0.0, 1.0, 30.0]))
+def test_reference_is_a_distribution_with_the_moments_of_attention(lengths: list[int], spread: float) -> None:
+    layout = Layout.packed(lengths)
+    logits = spread * torch.randn(3, sum(lengths), dtype=torch.float64)
+    reference = layout.canonical(normal_reference(logits, lengths=torch.tensor(lengths), from_logits=True))
+    torch.testing.assert_close(reference.sum(-1), torch.ones(len(lengths), 3, dtype=torch.float64))
+    assert (reference >= 0).all()
+    # A log-density of a normal is a parabola: its second differences are one negative number.
+    wide = normal_reference(torch.zeros(1, 31, dtype=torch.float64)).log().diff(dim=-1).diff(dim=-1)
+    torch.testing.assert_close(wide, wide[:, :1].expand_as(wide))
+    assert (wide < 0).all()
+
+
+def test_reference_does_not_underflow_on_long_scans() -> None:
+    """The authors' form divides densities by their sum, which is below 1e-6 when the variance is tiny."""
+    attention = torch.zeros(1, 1727)
+    attention[0, 900] = 1.0
+    reference = normal_reference(attention)
+    assert reference.sum().item() == pytest.approx(1.0)
+    assert reference.argmax().item() == 900
+
+
+@given(LENGTHS, st.sampled_from(list(DIVERGENCES)), st.booleans(), st.booleans())
+def test_packed_padded_and_one_bag_at_a_time_agree(
+    lengths: list[int], kind: str, from_logits: bool, renormalize: bool
+) -> None:
+    counts = torch.tensor(lengths)
+    packed = torch.randn(2, sum(lengths), dtype=torch.float64)
+    packed = packed - 4 if from_logits else packed.exp() / 50  # does not sum to one, as a class token's row
+    guidance = NormalGuidance(0.7, kind, renormalize=renormalize)
+    padded, mask = unpack(packed.T, counts)
+    padded = padded.movedim(-1, 1).masked_fill(~mask[:, None], 0.3)  # padding holds anything
+
+    values, gradients = [], []
+    for form in ("packed", "layout", "padded", "bags"):
+        leaf = (padded if form == "padded" else packed).clone().requires_grad_()
+        if form == "packed":
+            loss = guidance(leaf, lengths=counts, from_logits=from_logits)
+        elif form == "layout":
+            loss = guidance(leaf, lengths=Layout.packed(lengths), from_logits=from_logits)
+        elif form == "padded":
+            loss = guidance(leaf, mask, from_logits=from_logits)
+        else:
+            bags = leaf.split(lengths, dim=-1)
+            loss = torch.stack([guidance(bag[None], from_logits=from_logits) for bag in bags]).mean()
+        loss.backward()
+        values.append(loss.detach())
+        gradients.append(leaf.grad.movedim(1, -1)[mask].T if form == "padded" else leaf.grad)
+    for value, gradient in zip(values[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(value, values[0])
+        torch.testing.assert_close(gradient, gradients[0])
+
+
+def test_padding_may_lie_anywhere_in_a_mask() -> None:
+    attention = torch.rand(1, 5, dtype=torch.float64).softmax(-1)
+    spaced = torch.zeros(1, 8, dtype=torch.float64)
+    mask = torch.tensor([[False, True, True, False, True, True, True, False]])
+    spaced[mask] = attention.flatten()
+    torch.testing.assert_close(normal_reference(spaced, mask)[mask], normal_reference(attention).flatten())
+    assert not normal_reference(spaced, mask)[~mask].any()
+
+
+def test_single_head_and_many_heads_have_their_own_shapes() -> None:
+    padded, packed = torch.rand(4, 6), torch.rand(24)
+    lengths = torch.tensor([6, 6, 6, 6])
+    assert normal_reference(padded).shape == (4, 6)
+    assert normal_reference(packed, lengths=lengths).shape == (24,)
+    assert divergence(padded, padded, "forward_kl").shape == (4,)
+    assert divergence(packed, packed, "forward_kl", lengths=lengths).shape == (4,)
+    heads = torch.rand(4, 3, 6)
+    assert normal_reference(heads).shape == (4, 3, 6)
+    assert divergence(heads, heads, "reverse_kl", torch.ones(4, 6, dtype=torch.bool)).shape == (4, 3)
+    assert divergence(torch.rand(3, 24), torch.rand(3, 24), "squared_error", lengths=lengths).shape == (4, 3)
+    assert NormalGuidance().per_bag(padded).shape == (4, 1)
+
+
+@KINDS
+def test_divergence_of_a_distribution_from_itself_is_zero(kind: str) -> None:
+    logits = torch.randn(3, 9, dtype=torch.float64)
+    torch.testing.assert_close(
+        divergence(logits.softmax(-1), logits, kind, from_logits=True), torch.zeros(3, dtype=torch.float64)
+    )
+
+
+def test_guidance_makes_attention_a_bell() -> None:
+    logits = torch.randn(1, 40, requires_grad=True)
+    optimizer = torch.optim.SGD([logits], lr=5.0)
+    guidance = NormalGuidance()
+    first = guidance(logits, from_logits=True).item()
+    for _ in range(300):
+        optimizer.zero_grad()
+        guidance(logits, from_logits=True).backward()
+        optimizer.step()
+    attention = logits.detach().softmax(-1)[0]
+    assert guidance(attention[None]).item() < first / 50
+    rises = attention.diff() > 0
+    assert (rises.int().diff() <= 0).all()  # up, then down: one mode
+
+
+def test_renormalize_off_penalises_what_the_class_token_keeps_for_itself() -> None:
+    """Half of the row stays with the class token: forward KL grows by log 2, moments do not change."""
+    row = torch.rand(1, 4, 12, dtype=torch.float64).softmax(-1) / 2
+    on, off = NormalGuidance(), NormalGuidance(renormalize=False)
+    assert off(row).item() == pytest.approx(on(row).item() + math.log(2))
+    assert off(row.log(), from_logits=True).item() == pytest.approx(off(row).item())
+
+
+def test_label_reference_is_uniform_over_what_it_should_be() -> None:
+    labels = torch.tensor([0, 1, 1, 0, 0, 0])
+    want = torch.tensor([0, 0.5, 0.5, 1 / 3, 1 / 3, 1 / 3])
+    torch.testing.assert_close(label_reference(labels, lengths=torch.tensor([3, 3])), want)
+    padded, mask = unpack(labels, torch.tensor([3, 3]))
+    torch.testing.assert_close(label_reference(padded, mask)[mask], want)
+
+
+@pytest.mark.parametrize("kind", ["forward_kl", "squared_error"])
+def test_label_guidance_is_least_at_the_labels_and_per_head(kind: str) -> None:
+    labels = torch.tensor([[0, 1, 1, 0]])
+    guidance = LabelGuidance(divergence=kind, uses_slice_labels=True)
+    heads = torch.tensor([[0, 0.5, 0.5, 0]]).expand(1, 2, 4)
+    assert guidance(heads, labels).item() == pytest.approx(0, abs=1e-6)
+    assert guidance(torch.full((1, 4), 0.25), labels).item() > 0.1
+    logits = torch.zeros(1, 4, requires_grad=True)
+    guidance(logits, labels, from_logits=True).backward()
+    assert logits.grad.isfinite().all()
+
+
+def test_label_guidance_cannot_be_switched_on_by_accident() -> None:
+    with pytest.raises(UserError, match="uses_slice_labels=True"):
+        LabelGuidance()
+    with pytest.raises(UserError, match="reverse_kl is infinite"):
+        LabelGuidance(divergence="reverse_kl", uses_slice_labels=True)
+
+
+def test_mistakes_are_named(unchecked: None) -> None:
+    with pytest.raises(UserError, match="'kl' is unknown; choose one of forward_kl, reverse_kl, squared_error"):
+        NormalGuidance(divergence="kl")
+    with pytest.raises(UserError, match=r"lambda\) is -1"):
+        NormalGuidance(-1)
+    with pytest.raises(UserError, match=r"lambda\) is nan"):
+        NormalGuidance(math.nan)
+    with pytest.raises(UserError, match=r"attention of shape \(2, 5\) and mask of shape \(2, 4\)"):
+        NormalGuidance()(torch.rand(2, 5), torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(UserError, match=r"attention of shape \(5,\) and mask of shape None"):
+        NormalGuidance()(torch.rand(5))
+    with pytest.raises(UserError, match=r"attention of shape \(5,\) with lengths adding up to 4"):
+        NormalGuidance()(torch.rand(5), lengths=torch.tensor([2, 2]))
+    with pytest.raises(UserError, match=r"reference \(1, 3\) and attention \(1, 4\) differ"):
+        divergence(torch.rand(1, 3), torch.rand(1, 4))
+    assert "weight=1.0, divergence='forward_kl', renormalize=True" in repr(NormalGuidance())

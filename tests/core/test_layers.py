@@ -1,0 +1,168 @@
+"""Each layer against its definition: the dense matrix polynomial, torch's own modules, an explicit loop."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from normal_guidance.core.layers import PPEG, ClassAttention, SelfAttention, Sm, SpectralLinear
+from normal_guidance.core.layout import Layout, take_rows, unpack
+
+LENGTHS = st.lists(st.integers(2, 90), min_size=1, max_size=5)
+
+
+def chain(size: int) -> Tensor:
+    """D^-1 A of the chain graph: one neighbour to each side, no self-loop."""
+    adjacency = torch.zeros(size, size, dtype=torch.float64)
+    adjacency += torch.diag(torch.ones(size - 1, dtype=torch.float64), 1)
+    adjacency += torch.diag(torch.ones(size - 1, dtype=torch.float64), -1)
+    return adjacency / adjacency.sum(1, keepdim=True)
+
+
+def dense_sm(rows: Tensor, alpha: Tensor, steps: int) -> Tensor:
+    """T steps of g <- (1 - alpha) h + alpha A g, with the matrix."""
+    g = rows
+    for _ in range(steps):
+        g = (1 - alpha) * rows + alpha * (chain(len(rows)) @ g)
+    return g
+
+
+@given(LENGTHS, st.floats(-6, 6), st.integers(1, 12))
+def test_sm_is_the_dense_matrix_polynomial(lengths: list[int], raw_alpha: float, steps: int) -> None:
+    sm = Sm(steps).double()
+    nn.init.constant_(sm.raw_alpha, raw_alpha)
+    rows = torch.randn(sum(lengths), 3, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn_like(rows)
+    layout = Layout.packed(lengths)
+
+    want = torch.cat([dense_sm(bag, torch.sigmoid(sm.raw_alpha), steps) for bag in rows.split(lengths)])
+    want_gradients = torch.autograd.grad(want, [rows, sm.raw_alpha], upstream)
+    got = sm(rows, layout)
+    torch.testing.assert_close(got, want)
+    for one, other in zip(
+        torch.autograd.grad(got, [rows, sm.raw_alpha], upstream, retain_graph=True), want_gradients, strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+    padded, mask = unpack(rows.detach(), torch.tensor(lengths))
+    torch.testing.assert_close(sm(padded.flatten(0, 1), Layout.from_mask(mask))[mask.flatten()], want.detach())
+    first = (sm.first_row(layout)[:, :, None] * take_rows(rows, layout.first_rows(steps + 1))).sum(1)
+    torch.testing.assert_close(first, take_rows(want, layout.starts))
+
+
+def test_sm_starts_at_one_half_keeps_constants_and_single_slices() -> None:
+    sm = Sm().double()
+    assert torch.sigmoid(sm.raw_alpha).item() == 0.5
+    assert sm.kernel().sum().item() == pytest.approx(1)
+    torch.testing.assert_close(sm.kernel(), sm.kernel().flip(0))
+    rows = torch.tensor([[3.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
+    torch.testing.assert_close(sm(rows, Layout.packed([1, 3])), rows)
+    assert sum(p.numel() for p in sm.parameters()) == 1
+
+
+@given(LENGTHS)
+def test_ppeg_is_three_convolutions_and_the_identity(lengths: list[int]) -> None:
+    ppeg = PPEG(4).double()
+    tokens = torch.randn(sum(lengths), 4, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn_like(tokens)
+    bags = []
+    for bag in tokens.split(lengths):
+        slices = bag[1:].T[None]
+        encoded = slices + sum(conv(slices) for conv in ppeg.convs)
+        bags.append(torch.cat([bag[:1], encoded[0].T]))
+    leaves = [tokens, *ppeg.parameters()]
+    want = torch.cat(bags)
+    got = ppeg(tokens, Layout.packed(lengths))
+    torch.testing.assert_close(got, want)
+    for one, other in zip(
+        torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want, leaves, upstream), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    padded, mask = unpack(tokens.detach(), torch.tensor(lengths))
+    padded = padded.masked_fill(~mask[..., None], 50.0)
+    torch.testing.assert_close(ppeg(padded.flatten(0, 1), Layout.from_mask(mask))[mask.flatten()], want.detach())
+
+
+def scrambled(module: nn.Module) -> nn.Module:
+    """Float64, and no parameter left at a value (0 or 1) that would hide a mistake."""
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return module
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=4))
+def test_self_attention_is_torch_multihead_attention(lengths: list[int]) -> None:
+    layer = scrambled(SelfAttention(16, heads=4))
+    token = torch.randn(1, 16, dtype=torch.float64, requires_grad=True)
+    rows = torch.randn(sum(lengths), 16, dtype=torch.float64, requires_grad=True)
+    want = []
+    for bag in rows.split(lengths):
+        x = layer.block.norm(torch.cat([token, bag]))[None]
+        want.append(layer.block.attention(x, x, x, need_weights=False)[0][0])
+    want_rows = torch.cat(want)
+    layout = Layout.packed(lengths)
+    got = layer(token, rows, layout, layout.with_class_token())
+    upstream, leaves = torch.randn_like(got), [token, rows, *layer.parameters()]
+    torch.testing.assert_close(got, want_rows)
+    for one, other in zip(
+        torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want_rows, leaves, upstream), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@given(st.lists(st.integers(2, 30), min_size=1, max_size=4))
+def test_class_attention_is_row_0_of_torch_multihead_attention(lengths: list[int]) -> None:
+    layer = scrambled(ClassAttention(16, heads=4))
+    tokens = torch.randn(sum(lengths), 16, dtype=torch.float64, requires_grad=True)
+    outputs, rows = [], []
+    for bag in tokens.split(lengths):
+        x = layer.block.norm(bag)[None]
+        output, weights = layer.block.attention(x, x, x, average_attn_weights=False)
+        outputs.append(output[0, 0])
+        rows.append(weights[0, :, 0])
+    layout = Layout.packed(lengths)
+    got, log_row = layer(tokens, layout)
+    want = torch.stack(outputs)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(layout.restore(log_row.exp()), torch.cat(rows, dim=1))
+    upstream, leaves = torch.randn_like(got), [tokens, *layer.parameters()]
+    for one, other in zip(
+        torch.autograd.grad(got, leaves, upstream, allow_unused=True),
+        torch.autograd.grad(want, leaves, upstream, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(128, 768), (6, 4), (1, 128)])
+def test_spectral_linear_divides_by_the_largest_singular_value(shape: tuple[int, int]) -> None:
+    layer = SpectralLinear(shape[1], shape[0]).double()
+    sigma = torch.linalg.matrix_norm(layer.weight, 2)
+    torch.testing.assert_close(layer.normalized_weight(), layer.weight / sigma, rtol=1e-6, atol=0)
+    upstream = torch.randn_like(layer.weight)
+    (got,) = torch.autograd.grad(layer.normalized_weight(), layer.weight, upstream)
+    (exact,) = torch.autograd.grad(layer.weight / torch.linalg.matrix_norm(layer.weight, 2), layer.weight, upstream)
+    assert (got - exact).norm() / exact.norm() < 1e-3
+
+
+def test_spectral_linear_is_what_torch_converges_to() -> None:
+    layer = SpectralLinear(32, 16).double()
+    other = nn.Linear(32, 16).double()
+    other.load_state_dict(layer.state_dict())
+    spectral_norm(other, n_power_iterations=2000)
+    rows = torch.randn(5, 32, dtype=torch.float64)
+    torch.testing.assert_close(layer(rows), other(rows))
+
+
+def test_spectral_linear_of_a_vanished_weight_is_finite() -> None:
+    for out_features in (1, 3):
+        layer = SpectralLinear(4, out_features)
+        nn.init.zeros_(layer.weight)
+        weight = layer.normalized_weight()
+        weight.sum().backward()
+        assert not weight.any()
+        assert layer.weight.grad.isfinite().all()

@@ -1,0 +1,243 @@
+"""Every method through one table: the same function in every form, and equal to something independent."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torchmil.models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+
+from normal_guidance.core.guidance import NormalGuidance
+from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.models import (
+    ABMIL,
+    METHODS,
+    CenteredGaussian,
+    MaxPooling,
+    MeanPooling,
+    TransMIL,
+    build_model,
+)
+from normal_guidance.errors import UserError
+
+FEATURES = 16
+EVERY = pytest.mark.parametrize("method", METHODS)
+TRAINED = [name for name, method in METHODS.items() if method.scores_scans]
+LENGTHS = st.lists(st.integers(1, 45), min_size=1, max_size=5)
+
+
+def model_of(method: str) -> nn.Module:
+    """Float64, with no parameter at 0 or 1, where it could hide a mistake."""
+    model = build_model(method, FEATURES).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def features_of(lengths: list[int]) -> Tensor:
+    return torch.randn(sum(lengths), FEATURES, dtype=torch.float64)
+
+
+def objective(logit: Tensor, attention: Tensor) -> Tensor:
+    """A number that every entry of both outputs moves."""
+    return (logit * torch.arange(1, len(logit) + 1)).nan_to_num().sum() + (attention**2).sum()
+
+
+def gradients(model: nn.Module, value: Tensor) -> list[Tensor]:
+    parameters = list(model.parameters())
+    return list(torch.autograd.grad(value, parameters, materialize_grads=True)) if parameters else []
+
+
+@EVERY
+@settings(max_examples=15)
+@given(lengths=LENGTHS)
+def test_packed_padded_and_one_bag_at_a_time_agree(method: str, lengths: list[int]) -> None:
+    model, features = model_of(method), features_of(lengths)
+    counts = torch.tensor(lengths)
+    padded, mask = unpack(features, counts)
+    padded = padded.masked_fill(~mask[..., None], 1e3)  # nothing may leak out of the padding
+
+    packed = model(features, counts)
+    in_padding = model(padded, mask)
+    single = [model(bag, torch.tensor([len(bag)])) for bag in features.split(lengths)]
+
+    outcomes = [
+        (packed.logit, packed.attention),
+        (in_padding.logit, in_padding.attention[mask]),
+        (torch.cat([one.logit for one in single]), torch.cat([one.attention for one in single])),
+    ]
+    assert not in_padding.attention[~mask].any()
+    per_head = in_padding.log_attention.movedim(1, -1)[mask].T
+    torch.testing.assert_close(per_head, packed.log_attention)
+    want = gradients(model, objective(*outcomes[0])) if model.parameters() else []
+    for logit, attention in outcomes[1:]:
+        torch.testing.assert_close(logit, outcomes[0][0], equal_nan=True)
+        torch.testing.assert_close(attention, outcomes[0][1])
+        for one, other in zip(gradients(model, objective(logit, attention)), want, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-6)
+
+
+@EVERY
+def test_order_of_bags_changes_nothing(method: str) -> None:
+    model, lengths = model_of(method), [5, 1, 33, 12, 2]
+    features, order = features_of(lengths), [3, 0, 4, 2, 1]
+    bags = features.split(lengths)
+    plain = model(features, torch.tensor(lengths))
+    turned = model(torch.cat([bags[i] for i in order]), torch.tensor([lengths[i] for i in order]))
+    torch.testing.assert_close(turned.logit, plain.logit[order], equal_nan=True)
+    attention = plain.attention.split(lengths)
+    torch.testing.assert_close(turned.attention, torch.cat([attention[i] for i in order]))
+
+
+@EVERY
+def test_attention_is_a_distribution_except_for_the_class_token_share(method: str) -> None:
+    lengths = [7, 1, 30]
+    prediction = model_of(method)(features_of(lengths), torch.tensor(lengths))
+    sums = torch.stack([bag.sum() for bag in prediction.attention.split(lengths)])
+    if method in ("transmil", "smtp", "mhng"):
+        assert (sums < 1).all()
+        assert (sums > 0).all()
+    else:
+        torch.testing.assert_close(sums, torch.ones(3, dtype=torch.float64))
+    order = prediction.slice_scores.exp() / len(prediction.log_attention)
+    torch.testing.assert_close(order, prediction.attention)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("centered_gaussian", 0),
+        ("max", 769),
+        ("mean", 769),
+        ("abmil", 768 * 128 + 128 + 128 + 1 + 769),
+        ("smap", 768 * 128 + 128 + 128 + 1 + 1 + 769),
+        ("ng", 768 * 128 + 128 + 128 + 1 + 769),
+        ("transmil", 4_742_400 + 769),
+        ("smtp", 4_742_400 + 2 + 769),
+        ("mhng", 4_742_400 + 769),
+    ],
+)
+def test_parameter_counts(method: str, parameters: int) -> None:
+    assert sum(p.numel() for p in build_model(method).parameters()) == parameters
+
+
+def test_abmil_equals_torchmil() -> None:
+    lengths = torch.tensor([9, 20, 3])
+    ours = ABMIL(FEATURES).double()
+    theirs = torchmil.models.ABMIL((FEATURES,), att_dim=128, att_act="tanh", gated=False).double()
+    theirs.pool.fc1.module.load_state_dict(ours.hidden.state_dict())
+    theirs.pool.fc2.weight.data.copy_(ours.score.weight)  # no bias there: the softmax drops ours
+    theirs.classifier.module.load_state_dict(ours.classifier.state_dict())
+    features = features_of(lengths.tolist())
+    padded, mask = unpack(features, lengths)
+    logit, scores = theirs(padded, mask, return_att=True)
+    got = ours(features, lengths)
+    torch.testing.assert_close(got.logit, logit)
+    want = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    torch.testing.assert_close(got.attention, want[mask])
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_transmil_equals_the_textbook_with_torch_modules(smooth: bool) -> None:
+    """Both blocks in full with nn.MultiheadAttention, PPEG by three convolutions, Sm step by step."""
+    model = model_of("smtp" if smooth else "transmil")
+    assert isinstance(model, TransMIL)
+
+    def sm(rows: Tensor, operator: nn.Module | None) -> Tensor:
+        if operator is None:
+            return rows
+        alpha, g = torch.sigmoid(operator.raw_alpha), rows
+        for _ in range(10):
+            neighbours = torch.stack([g[[j for j in (i - 1, i + 1) if 0 <= j < len(g)]].mean(0) for i in range(len(g))])
+            g = (1 - alpha) * rows + alpha * neighbours
+        return g
+
+    for slices in (1, 4, 26):
+        features = features_of([slices])
+        x = torch.cat([model.class_token, features])
+        normed = model.block1.block.norm(x)[None]
+        x = x + sm(model.block1.block.attention(normed, normed, normed)[0][0], model.sm1)
+        image = x[1:].T[None]
+        x = torch.cat([x[:1], (image + sum(conv(image) for conv in model.ppeg.convs))[0].T])
+        normed = model.block2.block.norm(x)[None]
+        output, weights = model.block2.block.attention(normed, normed, normed, average_attn_weights=False)
+        x = x + sm(output[0], model.sm2)
+        got = model(features, torch.tensor([slices]))
+        torch.testing.assert_close(got.logit, model.classifier(x[0]))
+        torch.testing.assert_close(got.attention, weights[0, :, 0, 1:].mean(0))
+        torch.testing.assert_close(got.log_attention.exp(), weights[0, :, 0, 1:])
+
+
+def test_mean_and_max_by_hand() -> None:
+    features = torch.tensor([[1.0, 5.0, 2.0, 0.0], [3.0, 5.0, 1.0, 0.0], [2.0, 4.0, 9.0, 0.0]])
+    maximum, mean = MaxPooling(4), MeanPooling(4)
+    got = maximum(features, torch.tensor([3]))
+    torch.testing.assert_close(got.logit, maximum.classifier(torch.tensor([3.0, 5.0, 9.0, 0.0])))
+    assert got.attention.tolist() == [0.5, 0.25, 0.25]  # ties go to the first slice
+    torch.testing.assert_close(mean(features, torch.tensor([3])).logit, mean.classifier(features.mean(0)))
+
+
+def test_centered_gaussian_does_not_tie_and_its_published_form_does() -> None:
+    bags, features = torch.tensor([200]), torch.zeros(200, 2)
+    log_density = CenteredGaussian()(features, bags)
+    scores = log_density.slice_scores
+    assert len(scores.unique()) == 101  # mirrored around slice 100: slices 1 to 99, 100, and 200 alone
+    assert scores.argmax() == 99
+    assert log_density.logit.isnan().all()
+    published = CenteredGaussian(published=True)(features, bags).slice_scores
+    assert (published == -torch.inf).sum() > 100
+    position = torch.linspace(1, 199, 200, dtype=torch.float64)
+    density = torch.exp(-0.5 * (position - 100) ** 2)
+    torch.testing.assert_close(published, (density / density.sum()).log())
+
+
+@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("form", ["packed", "padded"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, form: str) -> None:
+    lengths, labels = [5, 1, 33, 12], torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    models = [model_of(method) for _ in range(3)]
+    stacked, _ = stack_module_state(models)
+    features, layout = features_of(lengths), Layout.packed(lengths)
+    if form == "padded":
+        features, mask = unpack(features, torch.tensor(lengths))
+        layout = Layout.from_mask(mask)
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        prediction = functional_call(models[0], parameters, (features, layout))
+        bce = nn.functional.binary_cross_entropy_with_logits(prediction.logit, labels)
+        if not METHODS[method].guided:
+            return bce
+        return bce + NormalGuidance()(prediction.log_attention, lengths=layout, from_logits=True)
+
+    got, values = vmap(grad_and_value(loss))(stacked)
+    for i, model in enumerate(models):
+        want, value = grad_and_value(loss)(dict(model.named_parameters()))
+        torch.testing.assert_close(values[i], value)
+        for name, gradient in want.items():
+            torch.testing.assert_close(got[name][i], gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("method", ["ng", "smap", "smtp"])
+def test_compiled_and_stacked_equals_eager(method: str) -> None:
+    """In a process of its own, because dynamo cannot trace the run-time shape checks of this one.
+
+    smtp holds every layer of the transformers, smap spectral normalisation, ng (packed too) the guidance.
+    """
+    script = Path(__file__).with_name("compiled_sweep_step.py")
+    run = subprocess.run([sys.executable, str(script), method], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "largest difference" in run.stdout
+
+
+def test_unknown_names_and_sizes_are_named() -> None:
+    with pytest.raises(UserError, match="method 'abml' is unknown; choose one of centered_gaussian, max"):
+        build_model("abml")
+    with pytest.raises(UserError, match=r"features \(10\) must be a multiple of heads \(8\)"):
+        TransMIL(10)
