@@ -2,7 +2,7 @@
 
     python benchmarks/bench_core.py [--shapes head,chest] [--models abmil,ng] [--repeats 7] [--threads 2] [--no-memory]
 
-A step is forward, BCE (plus guidance for ng and mhng), backward, SGD with momentum, and dropping the gradients, float32.
+A step is forward, BCE (plus guidance for ng and mhng), backward, SGD with momentum, dropping the gradients; float32.
 Ours is called as a user calls it, on packed features with a tensor of lengths; the layout is built inside the step.
 Beside it:
   floor     the bare matrix products that the step cannot avoid (floor.py);
@@ -39,18 +39,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from counterparts import COUNTERPARTS, chain_adjacency
-from floor import FLOORS, gigaflop, runner
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from textbook import MODELS as TEXTBOOK
-from textbook import loss as textbook_loss
 from torch import Tensor, nn
 
+from counterparts import COUNTERPARTS, chain_adjacency
+from floor import FLOORS, gigaflop, runner
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import unpack
 from normal_guidance.core.models import FEATURES, METHODS, build_model
+from textbook import MODELS as TEXTBOOK
+from textbook import loss as textbook_loss
 
 SEED = 2026
 SECONDS_PER_VARIANT = 20.0
@@ -322,9 +322,11 @@ def goals(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 def print_table(console: Console, rows: list[Row], batch: Batch, repeats: int) -> None:
     lengths = batch.lengths
+    shortest, longest, mean = int(lengths.min()), int(lengths.max()), lengths.float().mean()
+    slices, features = batch.features.shape
     title = (
-        f"{rows[0].shape}: {len(lengths)} bags, {int(lengths.sum())} slices "
-        f"({int(lengths.min())}-{int(lengths.max())}, mean {lengths.float().mean():.0f}), {batch.features.shape[1]} features"
+        f"{rows[0].shape}: {len(lengths)} bags of {shortest}-{longest} slices (mean {mean:.0f}), "
+        f"{slices} slices in all, {features} features"
     )
     table = Table(title=title, box=SIMPLE, title_justify="left")
     table.add_column("model")

@@ -83,7 +83,7 @@ COUNTERPARTS: dict[str, Counterpart] = {
 
 
 def chain_adjacency(lengths: Sequence[int]) -> Tensor:
-    """Row-normalised adjacency of each bag's chain of slices, `(bags, longest, longest)`, sparse: torchmil's default."""
+    """Row-normalised adjacency of each bag's chain, `(bags, longest, longest)`, sparse as torchmil's loader has it."""
     edges, weights = [], []
     for bag, length in enumerate(lengths):
         left = torch.arange(length - 1)

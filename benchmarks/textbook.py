@@ -1,8 +1,8 @@
 """Every trained model as a textbook writes it: one bag at a time, plain torch modules, no algebra that saves work.
 
 Two uses: the benchmark's loop over bags, and a reference for the tests, since nothing here shares code with the
-package.  Parameter names are the package's, so `load_state_dict(ours.state_dict())` copies the weights.  Each model maps
-one bag `(slices, features)` to its logit and its attention `(heads, slices)`.
+package.  Parameter names are the package's, so `load_state_dict(ours.state_dict())` copies the weights.  Each model
+maps one bag `(slices, features)` to its logit and its attention `(heads, slices)`.
 """
 
 from __future__ import annotations

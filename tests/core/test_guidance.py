@@ -173,7 +173,8 @@ def test_single_head_and_many_heads_have_their_own_shapes() -> None:
     assert normal_reference(heads).shape == (4, 3, 6)
     assert divergence(heads, heads, "reverse_kl", torch.ones(4, 6, dtype=torch.bool)).shape == (4, 3)
     assert divergence(torch.rand(3, 24), torch.rand(3, 24), "squared_error", lengths=lengths).shape == (4, 3)
-    assert NormalGuidance().per_bag(padded).shape == (4, 1)
+    assert NormalGuidance().per_bag(padded).shape == (4,)
+    assert NormalGuidance().per_bag(heads).shape == (4, 3)
 
 
 @KINDS
@@ -247,6 +248,10 @@ def test_mistakes_are_named(unchecked: None) -> None:
         NormalGuidance()(torch.rand(5))
     with pytest.raises(UserError, match=r"attention of shape \(5,\) with lengths adding up to 4"):
         NormalGuidance()(torch.rand(5), lengths=torch.tensor([2, 2]))
+    with pytest.raises(UserError, match=r"mask is torch.uint8; .* write mask.bool\(\)"):
+        NormalGuidance()(torch.rand(2, 5), torch.ones(2, 5, dtype=torch.uint8))
+    with pytest.raises(UserError, match=r"lengths are torch.float32 of shape \(1,\)"):
+        NormalGuidance()(torch.rand(5), lengths=torch.tensor([5.0]))
     with pytest.raises(UserError, match=r"reference \(1, 3\) and attention \(1, 4\) differ"):
         divergence(torch.rand(1, 3), torch.rand(1, 4))
     assert "weight=1.0, divergence='forward_kl', renormalize=True" in repr(NormalGuidance())

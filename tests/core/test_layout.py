@@ -119,6 +119,11 @@ def test_bags_of_the_wrong_kind_are_named_in_production(unchecked: None) -> None
         as_rows(torch.zeros(5, 2), torch.tensor([2.0, 3.0]))
 
 
+def test_a_mask_of_numbers_is_refused(unchecked: None) -> None:
+    with pytest.raises(UserError, match=r"mask is torch.int64; .* write mask.bool\(\)"):
+        pack(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
+
+
 def test_rows_that_do_not_fit_their_lengths() -> None:
     with pytest.raises(UserError, match="add up to 4 slices, but there are 5 rows"):
         unpack(torch.zeros(5), torch.tensor([2, 2]))

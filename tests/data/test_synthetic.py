@@ -132,10 +132,6 @@ def test_centered_gaussian_in_numpy_gives_the_published_digits(test_sets, seed):
     assert localize(density, bags) == pytest.approx(CENTERED_GAUSSIAN[seed], rel=0, abs=0.5e-4)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="CenteredGaussian multiplies before it divides, so its positions round, and tie, unlike linspace's",
-)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_published_centered_gaussian_gives_the_published_digits(test_sets, seed):
     bags = test_sets[seed]

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from normal_guidance.errors import UserError
+
 GAP = 3
 """Negative slices that a block may bridge: the rule behind the paper's three block tables."""
 
@@ -83,7 +85,7 @@ def find_blocks(slice_labels: Shaped[Tensor, "slices"], gap: int = GAP) -> Int64
     """
     lengths = torch.tensor([len(slice_labels)])
     if count_slices(slice_labels, lengths).unlabelled.any():
-        raise ValueError("find_blocks needs slice labels 0 or 1, but all of them are -1 (unknown): leave this bag out")
+        raise UserError("find_blocks needs slice labels 0 or 1, but all of them are -1 (unknown): leave this bag out")
     return _packed_blocks(slice_labels, lengths, gap)[0]
 
 
@@ -129,7 +131,7 @@ class BlockStatistics:
 
     def _check_not_empty(self) -> None:
         if not len(self.lengths):
-            raise ValueError(
+            raise UserError(
                 f"no blocks to describe: {self.all_negative} bags have no positive slice and "
                 f"{self.unlabelled} have unknown slice labels; pass bags with positive slices"
             )
@@ -160,7 +162,7 @@ def block_statistics(
 def _packed_blocks(slice_labels: Tensor, lengths: Tensor, gap: int) -> tuple[Tensor, Tensor]:
     """Blocks [start, stop) in packed positions, and the bag of each."""
     if gap < 0:
-        raise ValueError(f"gap must be 0 or more negative slices, got {gap}")
+        raise UserError(f"gap must be 0 or more negative slices, got {gap}")
     positions = (slice_labels == 1).nonzero().squeeze(1)
     stops = lengths.to(slice_labels.device).cumsum(0)
     bag = torch.searchsorted(stops, positions, right=True)
@@ -178,9 +180,9 @@ def _describe(values: Tensor) -> dict[str, float]:
 
 def _check_lengths(slices: int, lengths: Tensor) -> None:
     if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
-        raise ValueError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
+        raise UserError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
     if int(lengths.sum()) != slices:
-        raise ValueError(
+        raise UserError(
             f"lengths add up to {int(lengths.sum())} slices but there are {slices} slice labels: "
             "give one label for every slice of every bag, in the same order"
         )
@@ -191,11 +193,11 @@ def _check_labels(counts: SliceCounts, slice_labels: Tensor, lengths: Tensor) ->
     if outside.any():
         known = (slice_labels == 1) | (slice_labels == 0) | (slice_labels == -1)
         value, bag = slice_labels[~known][0].item(), int(outside.nonzero()[0])
-        raise ValueError(f"bag {bag} has slice label {value}: use 1 positive, 0 negative, -1 unknown")
+        raise UserError(f"bag {bag} has slice label {value}: use 1 positive, 0 negative, -1 unknown")
     partly = (counts.unknown > 0) & (counts.unknown < lengths)
     if partly.any():
         bag = int(partly.nonzero()[0])
-        raise ValueError(
+        raise UserError(
             f"bag {bag} has {int(counts.unknown[bag])} unknown (-1) of {int(lengths[bag])} slice labels: "
             "label all of its slices, or set all to -1"
         )

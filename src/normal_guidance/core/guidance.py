@@ -71,7 +71,7 @@ def normal_reference(
     No gradient flows through it.
 
     Args:
-        attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.
+        attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.
         mask: True for real slices; all are real without it.  Zeros are returned where it is False.
         lengths: slices per bag, for packed attention; or the bags' `Layout`, made once and used again.
         from_logits: `attention` is what the softmax is taken of (or log-attention), more exact than probabilities.
@@ -153,7 +153,7 @@ class NormalGuidance(nn.Module):
     ) -> Float[Tensor, ""]:
         """A scalar loss; shapes and options as for `normal_reference`."""
         values = self.per_bag(attention, mask, lengths=lengths, from_logits=from_logits)
-        return self.weight * values.mean(1).mean()
+        return self.weight * values.mean()
 
     def per_bag(
         self,
@@ -162,13 +162,14 @@ class NormalGuidance(nn.Module):
         *,
         lengths: Lengths | None = None,
         from_logits: bool = False,
-    ) -> Float[Tensor, "bags heads"]:
-        """D(r, a) for each bag and head, without lambda."""
+    ) -> Float[Tensor, "bags"] | Float[Tensor, "bags heads"]:
+        """D(r, a), one value per bag (and head), without lambda."""
         padded, layout = _padded(attention, mask, lengths)
         with _full_precision(attention):
             log_a = _log_attention(padded, layout, from_logits, self.renormalize)
             log_r = _log_reference(log_a.detach(), layout)
-            return _divergence(log_r, log_a, self.divergence, layout)
+            values = _divergence(log_r, log_a, self.divergence, layout)
+        return values.squeeze(1) if _is_single_head(attention, layout) else values
 
     def extra_repr(self) -> str:
         return f"weight={self.weight}, divergence={self.divergence!r}, renormalize={self.renormalize}"
@@ -242,7 +243,7 @@ class LabelGuidance(nn.Module):
         with _full_precision(attention):
             log_a = _log_attention(padded, layout, from_logits, self.renormalize)
             values = _divergence(_log(reference).expand_as(log_a), log_a, self.divergence, layout)
-        return self.weight * values.mean(1).mean()
+        return self.weight * values.mean()
 
 
 def _log_attention(padded: Padded, layout: Layout, from_logits: bool, renormalize: bool) -> Padded:
@@ -302,6 +303,8 @@ def _layout(values: Values, mask: Mask | None, lengths: Lengths | None) -> Layou
         return layout
     if mask is None and values.ndim in (2, 3):
         mask = torch.ones(shape[0], shape[-1], dtype=torch.bool, device=values.device)
+    if mask is not None and mask.dtype != torch.bool:
+        raise UserError(f"mask is {mask.dtype}; it must be boolean, True for real slices: write mask.bool()")
     if mask is None or not _fits(shape, mask):
         raise UserError(
             f"attention of shape {shape} and mask of shape {None if mask is None else tuple(mask.shape)}: expected "

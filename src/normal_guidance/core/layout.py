@@ -58,6 +58,8 @@ class Layout:
     @classmethod
     def packed(cls, lengths: Int[Tensor, "bags"] | Sequence[int]) -> Layout:
         """Rows are the slices of all bags, one bag after the other."""
+        if isinstance(lengths, Tensor) and (lengths.is_floating_point() or lengths.ndim != 1):
+            raise UserError(f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; expected integers (bags,)")
         sizes = tuple(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
         if not sizes or min(sizes) < 1:
             empty = [i for i, size in enumerate(sizes) if size < 1]
@@ -284,6 +286,8 @@ def pack(
         >>> rows, lengths
         (tensor([1, 2, 3, 4, 5]), tensor([2, 3]))
     """
+    if mask.dtype != torch.bool:
+        raise UserError(f"mask is {mask.dtype}; it must be boolean, True for real slices: write mask.bool()")
     return padded[mask], mask.sum(1)
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.core.blocks import count_slices
+from normal_guidance.errors import UserError
 
 MAX_PADDING = 1 / 8
 """Largest share of padding in a row of the padded fast path: bags of similar length go together."""
@@ -133,7 +134,7 @@ def localization(
     (tensor([1.], dtype=torch.float64), tensor([0]), 1)
     """
     if scores.shape[-1:] != slice_labels.shape:
-        raise ValueError(
+        raise UserError(
             f"scores of shape {tuple(scores.shape)} do not fit slice_labels of shape "
             f"{tuple(slice_labels.shape)}: both need one entry per slice of all bags"
         )
@@ -186,10 +187,10 @@ def mean_and_sd(values: Sequence[float] | Float[Tensor, "seeds"], sd: SdKind) ->
     0.800 ± 0.100 (sample sd)
     """
     if sd not in ("population", "sample"):
-        raise ValueError(f"unknown sd {sd!r}: choose 'population' or 'sample'")
+        raise UserError(f"unknown sd {sd!r}: choose 'population' or 'sample'")
     numbers = torch.as_tensor(values, dtype=torch.float64)
     if numbers.ndim != 1 or not len(numbers):
-        raise ValueError(f"values must be a vector of one or more numbers, got shape {tuple(numbers.shape)}")
+        raise UserError(f"values must be a vector of one or more numbers, got shape {tuple(numbers.shape)}")
     squares = (numbers - numbers.mean()).square().sum()
     freedom = len(numbers) - (sd == "sample")
     return MeanSd(mean=numbers.mean().item(), sd=(squares / freedom).sqrt().item(), kind=sd)
@@ -254,13 +255,13 @@ def _auprc(ranking: _Ranking) -> Tensor:
 def _prepare(scores: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Checked scores, which entries are positive and which are counted, all of the scores' shape."""
     if not scores.ndim or not scores.shape[-1]:
-        raise ValueError(f"scores of shape {tuple(scores.shape)} hold nothing to rank: give at least one")
+        raise UserError(f"scores of shape {tuple(scores.shape)} hold nothing to rank: give at least one")
     labels = _expand("labels", labels, scores)
     counted = _expand("mask", scores.new_ones(1, dtype=torch.bool) if mask is None else mask, scores)
     positive = labels == 1
     wrong = counted & ~positive & (labels != 0)
     if wrong.device.type == "cpu" and wrong.any():
-        raise ValueError(f"label {labels[wrong][0].item()} is neither 0 nor 1: mask it out or correct it")
+        raise UserError(f"label {labels[wrong][0].item()} is neither 0 nor 1: mask it out or correct it")
     # On a GPU the test above would wait for the device, so a wrong label turns its row into NaN instead.
     return scores.masked_fill(wrong, torch.nan), positive, counted
 
@@ -269,7 +270,7 @@ def _expand(name: str, tensor: Tensor, scores: Tensor) -> Tensor:
     try:
         return tensor.expand_as(scores)
     except RuntimeError as error:
-        raise ValueError(
+        raise UserError(
             f"{name} of shape {tuple(tensor.shape)} cannot broadcast to scores of shape "
             f"{tuple(scores.shape)}: give one entry per score, or one row for all configurations"
         ) from error

@@ -84,7 +84,8 @@ class CenteredGaussian(nn.Module):
         slot = torch.arange(layout.longest, device=rows.device, dtype=torch.float64)
         size = layout.lengths[:, None].double()
         if self.published:
-            position = 1 + slot * (size - 2) / (size - 1).clamp_min(1)
+            # Rounded as linspace rounds: mirrored slices tie but for that, so it decides the published digits.
+            position = 1 + slot * ((size - 2) / (size - 1).clamp_min(1))
             log_density = (-0.5 * (position - size / 2) ** 2).exp().log()  # exp underflows: these are the ties
         else:
             log_density = -0.5 * (slot + 1 - size / 2) ** 2
@@ -128,7 +129,7 @@ class MaxPooling(nn.Module):
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags)
         maximum, argmax = _bag_maximum(rows, layout)
-        count = F.one_hot(argmax, layout.longest).sum(1).to(rows.dtype)
+        count = rows.new_zeros(layout.bags, layout.longest).scatter_add(1, argmax, torch.ones_like(maximum))
         log_a = (count / rows.shape[1]).log().masked_fill(~layout.mask, torch.finfo(rows.dtype).min)
         return _predict(self.classifier(maximum).squeeze(-1), log_a[:, None], layout)
 

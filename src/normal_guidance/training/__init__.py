@@ -1,0 +1,1 @@
+"""Training: the objective, and one configuration at a time."""

@@ -1,0 +1,135 @@
+"""The benchmark runs and reports, and its textbook models equal ours: values, attention and every gradient."""
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from normal_guidance.core.guidance import NormalGuidance
+from normal_guidance.core.models import METHODS, build_model
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+FEATURES = 24
+LENGTHS = (1, 2, 11, 40, 3)
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def load(name):
+    """A module of benchmarks/, which is a folder of scripts and no package."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+textbook = load("textbook")
+
+# ----------------------------------------------------------------------------------------------------
+# Textbook models are independent references
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bags():
+    return [torch.randn(length, FEATURES, dtype=torch.float64) for length in LENGTHS]
+
+
+@pytest.fixture
+def labels():
+    return torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+
+
+def model_and_textbook(method):
+    """Ours and the textbook's with the same weights, none of which sits at a special value such as 0 or 1."""
+    ours = build_model(method, FEATURES).double()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    reference = textbook.MODELS[method](FEATURES).double()
+    reference.load_state_dict(ours.state_dict())
+    return ours, reference
+
+
+def test_every_trained_method_has_a_textbook_form():
+    assert set(textbook.MODELS) == {name for name, method in METHODS.items() if method.scores_scans}
+
+
+@pytest.mark.parametrize("method", textbook.MODELS)
+def test_logits_and_attention_equal_the_textbook(method, bags):
+    ours, reference = model_and_textbook(method)
+    prediction = ours(torch.cat(bags), torch.tensor(LENGTHS))
+    logits, attention = zip(*(reference(bag) for bag in bags), strict=True)
+    attention = torch.cat(attention, dim=1)
+    torch.testing.assert_close(prediction.logit, torch.stack(logits), **TOLERANCE)
+    torch.testing.assert_close(prediction.attention, attention.mean(0), **TOLERANCE)
+    torch.testing.assert_close(prediction.log_attention.exp(), attention, **TOLERANCE)
+
+
+@pytest.mark.parametrize("method", textbook.MODELS)
+def test_loss_and_gradients_equal_the_textbook(method, bags, labels):
+    ours, reference = model_and_textbook(method)
+    guided, lengths = METHODS[method].guided, torch.tensor(LENGTHS)
+    prediction = ours(torch.cat(bags), lengths)
+    loss = F.binary_cross_entropy_with_logits(prediction.logit, labels)
+    if guided:
+        loss = loss + NormalGuidance()(prediction.log_attention, lengths=lengths, from_logits=True)
+    loss.backward()
+    expected = textbook.loss(reference, bags, labels, guided)
+    expected.backward()
+    torch.testing.assert_close(loss, expected, **TOLERANCE)
+    gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    assert gradients.keys() == dict(ours.named_parameters()).keys()
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(
+            parameter.grad, gradients[name], **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# The benchmark
+# ----------------------------------------------------------------------------------------------------
+
+
+def run_benchmark(options):
+    command = [sys.executable, str(BENCHMARKS / "bench_core.py"), *shlex.split(options)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_benchmark_ends_with_one_json_line():
+    run = run_benchmark("--repeats 1 --models abmil --shapes head --no-memory --features 32 --bags 4")
+    assert run.returncode == 0, run.stderr
+    *table, last = run.stdout.splitlines()
+    report = json.loads(last)
+    assert report.keys() == {"benchmark", "machine", "options", "seconds", "rows", "goals"}
+    assert report["machine"].keys() == {"cpu", "cores", "threads", "torch", "python", "commit", "date"}
+    (row,) = report["rows"]
+    assert (row["shape"], row["model"], row["counterpart"]) == ("head", "abmil", "ABMIL")
+    assert row["ms"].keys() == row["min_ms"].keys() == {"ours", "floor", "torchmil", "loop"}
+    assert all(value > 0 for value in row["ms"].values())
+    assert {goal["goal"] for goal in report["goals"]} == {
+        "ours / floor at most",
+        "torchmil / ours at least",
+        "loop / ours at least",
+    }
+    assert sum(line.startswith("{") for line in table) == 0
+
+
+def test_the_benchmark_refuses_unknown_models():
+    run = run_benchmark("--models abmil,nosuch")
+    assert run.returncode == 2
+    assert "nosuch unknown; choose from" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_floor_counts_multiplications():
+    """By hand: 3 slices and 768 features are 2 * 3 * 768 * 128 operations forward, as many back, and two GEMVs."""
+    floor = load("floor")
+    products = floor.attention_pooling([1, 2], 768)
+    assert sum(product.flop for product in products) == 2 * (2 * 3 * 768 * 128) + 2 * (2 * 3 * 768)
+    floor.runner(floor.transformer([1, 2], 16))()
