@@ -11,7 +11,8 @@ Beside it:
 
 Timing: every variant is warmed up; then rounds in which all variants of a batch shape take turns, so that a slow minute
 of the machine hits all of them.  The figure is the median over the rounds; a round calls a fast variant several times.
-A variant that would take longer than `SECONDS_PER_VARIANT` in all is given fewer rounds, marked * in the table.
+A variant gets no further round once it has used up `SECONDS_PER_VARIANT`; it is marked * in the table.  Figures from a
+machine that others use at the same time are worth nothing: each parallel operation then waits for a busy core.
 
 Memory: growth of the resident set's peak (VmHWM) during a step over the resident set just before it, each variant in a
 process of its own, after a warm-up step on two short bags that allocates momentum, threads and libraries' scratch.
@@ -170,22 +171,20 @@ def same_work(kind: str, method: str) -> str:
 
 @dataclass
 class Timing:
-    """Seconds of each round, and how the rounds were cut."""
+    """Seconds of each round, and how often a round calls."""
 
     run: Callable[[], None]
     calls: int = 1
-    rounds: int = 1
+    spent: float = 0.0
     seconds: list[float] = field(default_factory=list)
 
-    def warm_up(self, repeats: int) -> None:
-        self.run()
-        start = time.perf_counter()
-        self.run()
-        once = time.perf_counter() - start
+    def warm_up(self) -> None:
+        for _ in range(2):  # the first call may be many times slower than the second, which sets the pace
+            start = time.perf_counter()
+            self.run()
+            once = time.perf_counter() - start
+            self.spent += once
         self.calls = max(1, min(20, int(SECONDS_PER_ROUND / once)))
-        self.rounds = max(1, min(repeats, int(SECONDS_PER_VARIANT / once)))
-        if self.rounds < repeats:  # slow: the warm-up's second call is as good as a round
-            self.seconds.append(once)
 
     def round(self) -> None:
         """The round's figure is the median call: the first one finds the caches cold."""
@@ -195,6 +194,7 @@ class Timing:
             self.run()
             calls.append(time.perf_counter() - start)
         self.seconds.append(statistics.median(calls))
+        self.spent += sum(calls)
 
 
 def time_shape(batch: Batch, methods: list[str], repeats: int) -> dict[tuple[str, str], Timing]:
@@ -209,10 +209,10 @@ def time_shape(batch: Batch, methods: list[str], repeats: int) -> dict[tuple[str
                 inputs = step.prepare(batch)
                 timings[kind, same_work(kind, method)] = Timing(lambda step=step, inputs=inputs: step(*inputs))
     for timing in timings.values():
-        timing.warm_up(repeats)
+        timing.warm_up()
     for number in range(repeats):
         for timing in timings.values():
-            if number < timing.rounds:
+            if number == 0 or timing.spent < SECONDS_PER_VARIANT:
                 timing.round()
     return timings
 
@@ -348,7 +348,7 @@ def print_table(console: Console, rows: list[Row], batch: Batch, repeats: int) -
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What a figure must name: processor, versions, commit, date."""
+    """What a figure must name: processor, versions, commit, how busy the machine was, date."""
     cpuinfo = Path("/proc/cpuinfo")
     models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
@@ -360,6 +360,7 @@ def machine(threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": git.stdout.strip() or None,
+        "load": os.getloadavg()[0],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

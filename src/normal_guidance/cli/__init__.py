@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from normal_guidance import __version__
+from normal_guidance.cli.demo import demo
+from normal_guidance.cli.methods import methods
 from normal_guidance.errors import UserError
 
 USER_ERROR_EXIT_CODE = 2  # what unknown options and missing arguments exit with, too
@@ -53,3 +55,7 @@ def nguide(
     ] = False,
 ) -> None:
     """Find the slices that matter in a 3D medical scan when only the whole scan carries a label."""
+
+
+for command in (demo, methods):
+    app.command()(command)

@@ -1,0 +1,53 @@
+"""Draws docs/images/attention.png: what ABMIL attends to with and without Normal Guidance.
+
+Slices of the Shifted Mean set are independent, those of a scan are not: neighbours look alike.  So the features are
+smoothed along the slices first (binomial kernel, variance restored), and attention can follow the shape of a lesion.
+
+    .venv/bin/python docs/draw_readme_picture.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.layers import Sm
+from normal_guidance.core.models import METHODS
+from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.evaluation.scores import score
+from normal_guidance.reports.figures import AttendedScan, draw_attention
+from normal_guidance.training.fit import Config, fit, predict
+
+SHIFT = 1.0
+SMOOTHING = 0.9
+
+
+@torch.no_grad()
+def smoothed(bags: Bags) -> Bags:
+    """Features averaged with their neighbours, then scaled back to unit variance."""
+    sm = Sm()
+    sm.raw_alpha.fill_(torch.logit(torch.tensor(SMOOTHING)))
+    scale = sm.kernel().square().sum().rsqrt()
+    return replace(bags, features=sm(bags.features, bags.layout) * scale)
+
+
+def main() -> None:
+    train, val, test = (smoothed(shifted_mean(n, i, shift=SHIFT)) for i, n in ((1, 2000), (2, 500), (3, 400)))
+    shown = test.localizable.nonzero().flatten().tolist()[:4]
+    curves: dict[str, tuple[torch.Tensor, ...]] = {}
+    for name in ("abmil", "ng"):
+        prediction = predict(fit(Config(name, lr=0.01, l1=1e-3, epochs=30), train, val).model, test)
+        curves[METHODS[name].title] = prediction.attention.split(test.lengths.tolist())
+        print(METHODS[name].title, score(test, prediction.slice_scores, prediction.logit))
+    scans = [
+        AttendedScan(test.scan_ids[i], {title: parts[i] for title, parts in curves.items()}, test[i].slice_labels)
+        for i in shown
+    ]
+    print(draw_attention(scans, Path(__file__).parent / "images" / "attention.png", guided=METHODS["ng"].title))
+
+
+if __name__ == "__main__":
+    main()

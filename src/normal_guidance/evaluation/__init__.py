@@ -1,0 +1,1 @@
+"""How good predictions are: localization of slices, classification of scans."""
