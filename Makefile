@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 export MPLBACKEND := Agg
-# Threads that wait give their core away: on a busy machine spinning makes small operations a hundred times slower.
+# As the command line sets it for itself: waiting threads must not spin on a shared machine.
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help

@@ -245,8 +245,9 @@ def memory_of(shapes: dict[str, list[int]], methods: list[str], features: int, t
     """Peak memory of a step by (shape, kind, work), in MiB; empty where the system cannot tell."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         return {}
-    # The server that processes are forked from imports torch once; it must not have run anything in parallel.
+    # The server that processes are forked from imports the slow packages once and has run nothing in parallel.
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torchmil.models", "normal_guidance.core.models", "rich.table"])
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     peaks: dict[tuple, float] = {}
     for shape, lengths in shapes.items():

@@ -22,16 +22,16 @@ from normal_guidance.reports.figures import AttendedScan, draw_attention
 from normal_guidance.training.fit import Config, fit, predict
 
 SHIFT = 1.0
-SMOOTHING = 0.9
+PASSES = 8
 
 
 @torch.no_grad()
 def smoothed(bags: Bags) -> Bags:
-    """Features averaged with their neighbours, then scaled back to unit variance."""
-    sm = Sm()
-    sm.raw_alpha.fill_(torch.logit(torch.tensor(SMOOTHING)))
-    scale = sm.kernel().square().sum().rsqrt()
-    return replace(bags, features=sm(bags.features, bags.layout) * scale)
+    """Features averaged with their neighbours PASSES times (a binomial kernel), scaled back to unit variance."""
+    features, sm = bags.features, Sm(steps=1)  # one step at alpha = 1/2: half the slice, half its neighbours
+    for _ in range(PASSES):
+        features = sm(features, bags.layout)
+    return replace(bags, features=features / features.std())
 
 
 def main() -> None:

@@ -1,0 +1,130 @@
+"""Training follows the protocol: its loss, its optimizer, its choice of an epoch, and nothing of the slice labels."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.guidance import NormalGuidance
+from normal_guidance.core.models import build_model
+from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.errors import UserError
+from normal_guidance.training.fit import Config, Epoch, fit, predict, select_epoch
+from normal_guidance.training.objective import objective
+
+
+@pytest.fixture(scope="module")
+def sets() -> tuple[Bags, Bags]:
+    return shifted_mean(128, 1, features=16, shift=3.0), shifted_mean(64, 2, features=16, shift=3.0)
+
+
+def test_objective_is_the_sum_of_its_three_terms() -> None:
+    model, lengths = build_model("ng", 8), torch.tensor([4, 7, 2])
+    bags = Bags(torch.randn(13, 8), lengths, torch.tensor([0, 1, 1]))
+    prediction = model(bags.features, bags.layout)
+    guidance = NormalGuidance(3.0)
+    got = objective(prediction, bags.labels, bags.layout, model.parameters(), l1=0.02, guidance=guidance)
+    bce = sum(
+        math.log1p(math.exp(-x)) if y else math.log1p(math.exp(x))
+        for x, y in zip(prediction.logit.tolist(), [0, 1, 1], strict=True)
+    )
+    weights = sum(parameter.abs().sum().item() for parameter in model.parameters())
+    guide = 3 * sum(NormalGuidance()(bag[None]).item() for bag in prediction.attention.split([4, 7, 2])) / 3
+    assert got.item() == pytest.approx(bce / 3 + 0.01 * weights + guide, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["abmil", "ng", "mean"])
+def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[Bags, Bags]) -> None:
+    train, val = sets
+    config = Config(method, lr=0.1, l1=0.01, epochs=2, batch_size=len(train), seed=5)
+    got = fit(config, train, val)
+    torch.manual_seed(5)
+    model = build_model(method, 16)
+    generator = torch.Generator().manual_seed(5)
+    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for _ in range(2):
+        batch = train[torch.randperm(len(train), generator=generator)]
+        prediction = model(batch.features, batch.layout)
+        loss = F.binary_cross_entropy_with_logits(prediction.logit, batch.labels.float())
+        loss = loss + 0.005 * sum(p.abs().sum() for p in model.parameters())
+        if method == "ng":
+            loss = loss + NormalGuidance()(prediction.attention, lengths=batch.lengths)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.stack([g.norm() for g in gradients]).norm()
+        with torch.no_grad():
+            for (name, p), g in zip(model.named_parameters(), gradients, strict=True):
+                velocity[name] = 0.9 * velocity[name] + g * min(1.0, (1 / (norm + 1e-6)).item())
+                p -= 0.1 * velocity[name]
+    assert got.history[-1].number == 2
+    if got.best is None or got.best.number == 2:
+        for (name, p), q in zip(model.named_parameters(), got.model.parameters(), strict=True):
+            torch.testing.assert_close(q, p, msg=lambda text, name=name: f"{name}: {text}", atol=1e-5, rtol=1e-4)
+    else:
+        pytest.fail(f"epoch {got.best.number} was kept; the comparison needs the last one")
+
+
+def test_the_best_epoch_is_kept(sets: tuple[Bags, Bags]) -> None:
+    train, val = sets
+    seen: list[Epoch] = []
+    result = fit(Config("abmil", lr=0.1, epochs=12, batch_size=32), train, val, on_epoch=seen.append)
+    assert result.history == tuple(seen)
+    assert result.best is not None
+    assert result.best == select_epoch(result.history)
+    again = fit(Config("abmil", lr=0.1, epochs=result.best.number, batch_size=32), train, val)
+    for one, other in zip(result.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert result.history[-1].val_auroc > 0.9  # it learns
+
+
+def test_select_epoch_takes_the_first_best_whose_training_is_above() -> None:
+    assert select_epoch((Epoch(1, 0.7, 0.5, 0.9), Epoch(2, 0.6, 0.4, 0.5))) is None
+    history = (Epoch(1, 1.0, 0.9, 0.6), Epoch(2, 1.0, 0.7, 0.8), Epoch(3, 1.0, 0.9, 0.7), Epoch(4, 1.0, 0.95, 0.7))
+    chosen = select_epoch(history)
+    assert chosen is not None
+    assert chosen.number == 3
+    assert select_epoch((Epoch(1, 1.0, math.nan, math.nan),)) is None  # a diverged configuration
+
+
+def test_slice_labels_do_not_enter_training(sets: tuple[Bags, Bags]) -> None:
+    train, val = sets
+    config = Config("ng", lr=0.1, epochs=2, batch_size=32)
+    with_labels = fit(config, train, val)
+    without = fit(config, replace(train, slice_labels=None), replace(val, slice_labels=None))
+    for one, other in zip(with_labels.model.parameters(), without.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert with_labels.history == without.history
+
+
+def test_predictions_come_in_order_whatever_the_batch(sets: tuple[Bags, Bags]) -> None:
+    _, val = sets
+    model = build_model("transmil", 16)
+    whole, parts = predict(model, val, batch_size=64), predict(model, val, batch_size=7)
+    torch.testing.assert_close(whole.logit, parts.logit)
+    torch.testing.assert_close(whole.log_attention, parts.log_attention)
+    assert not whole.logit.requires_grad
+    assert isinstance(model, nn.Module)
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"method": "abml"}, "method 'abml' cannot be trained; choose one of max, mean, abmil"),
+        ({"method": "centered_gaussian"}, "'centered_gaussian' cannot be trained"),
+        ({"lr": -0.1}, "lr is -0.1; it must be at least 0"),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+    ],
+)
+def test_wrong_configurations_are_named(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Config(**({"method": "abmil"} | wrong))
+
+
+def test_too_few_scans_for_a_batch(sets: tuple[Bags, Bags]) -> None:
+    with pytest.raises(UserError, match="128 training scans do not fill one batch of 200"):
+        fit(Config("abmil", batch_size=200), *sets)
