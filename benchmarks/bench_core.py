@@ -54,11 +54,10 @@ from textbook import MODELS as TEXTBOOK
 from textbook import loss as textbook_loss
 
 SEED = 2026
-SECONDS_PER_VARIANT = 20.0
+SECONDS_PER_VARIANT = 15.0
 SECONDS_PER_ROUND = 0.05
 WITHIN_FLOOR = {"abmil": 1.5, "ng": 1.5, "transmil": 2.0, "mhng": 2.0}
-FASTER_THAN_TORCHMIL = 2.0
-FASTER_THAN_LOOP = 5.0
+FASTER_THAN = {"torchmil": 2.0, "loop": 5.0}
 
 # ----------------------------------------------------------------------------------------------------
 # Batches
@@ -301,20 +300,22 @@ def make_row(shape: str, method: str, batch: Batch, timings: dict, peaks: dict) 
 
 
 def goals(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Each goal for each row: what it asks, what was measured, whether it is met."""
+    """Each goal for each row: what it asks, what was measured, whether it is met, and what the floor itself reaches."""
     found = []
 
-    def add(row: Row, goal: str, value: float, limit: float, met: bool) -> None:
-        found.append({"shape": row.shape, "model": row.model, "goal": goal, "limit": limit, "value": value, "met": met})
+    def add(row: Row, goal: str, value: float, limit: float, met: bool, floor: float | None = None) -> None:
+        found.append(
+            {"shape": row.shape, "model": row.model, "goal": goal, "limit": limit, "value": value, "met": met}
+            | {"floor_reaches": floor}
+        )
 
     for row in rows:
         if row.model in WITHIN_FLOOR:
             value, limit = row.ratio("ours", "floor"), WITHIN_FLOOR[row.model]
             add(row, "ours / floor at most", value, limit, value <= limit)
-        value = row.ratio("torchmil", "ours")
-        add(row, "torchmil / ours at least", value, FASTER_THAN_TORCHMIL, value >= FASTER_THAN_TORCHMIL)
-        value = row.ratio("loop", "ours")
-        add(row, "loop / ours at least", value, FASTER_THAN_LOOP, value >= FASTER_THAN_LOOP)
+        for slower, limit in FASTER_THAN.items():
+            value = row.ratio(slower, "ours")
+            add(row, f"{slower} / ours at least", value, limit, value >= limit, row.ratio(slower, "floor"))
         mine, theirs = row.memory_mib["ours"], row.memory_mib["torchmil"]
         if mine is not None and theirs is not None:
             add(row, "memory, MiB, at most torchmil's", mine, theirs, mine <= theirs)
@@ -415,6 +416,8 @@ def main(arguments: list[str]) -> None:
     for goal in results:
         verdict = "met   " if goal["met"] else "MISSED"
         text = f"{goal['goal']} {goal['limit']:.4g}: {goal['value']:.4g}"
+        if not goal["met"] and goal["floor_reaches"]:
+            text += f" (the floor itself: {goal['floor_reaches']:.3g})"
         console.print(f"{verdict}  {goal['shape']:<6}{goal['model']:<9} {text}", highlight=False)
     report = {
         "benchmark": "core",

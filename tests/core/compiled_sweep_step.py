@@ -11,14 +11,15 @@ from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.models import METHODS, build_model
 
 
-def main(method: str) -> None:
+def main(method: str, device: str = "cpu") -> None:
     torch.manual_seed(0)
+    torch.set_default_device(device)
     lengths, labels = [5, 1, 33, 12], torch.tensor([0.0, 1.0, 1.0, 0.0])
     packed = torch.randn(sum(lengths), 32)
     padded, mask = unpack(packed, torch.tensor(lengths))
     forms = {"padded": (padded, Layout.from_mask(mask))}
     if method == "ng":
-        forms["packed"] = (packed, Layout.packed(lengths))
+        forms["packed"] = (packed, Layout.packed(torch.tensor(lengths)))
     models = [build_model(method, 32) for _ in range(3)]
     stacked, _ = stack_module_state(models)
 
@@ -42,4 +43,4 @@ def main(method: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -227,9 +227,10 @@ def attend(qkv: Float[Tensor, "rows three_features"], layout: Layout, heads: int
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Torch's attention, written out on the CPU, where its kernel cannot be compiled under `vmap` and `grad`."""
-    if q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    """Attention written out, because torch's fused kernels cannot be stacked over configurations with a shared mask.
+
+    Under `vmap` the CUDA kernel refuses the mask and the CPU kernel does not compile (torch 2.11 and 2.13).
+    """
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) @ v
 
@@ -267,7 +268,7 @@ class ClassAttention(nn.Module):
         q = torch.einsum("bqm,hdm->bqhd", first, w_q) + b_q
         u = torch.einsum("bqhd,hdm->bqhm", q, w_k) * (features // heads) ** -0.5
         scores = layout.dot(u.flatten(1, 2), x)
-        log_rows = layout.log_softmax(scores).unflatten(1, (count, heads))
+        log_rows = layout.log_softmax(scores).reshape(layout.bags, count, heads, layout.longest)
         a = log_rows.exp()
         a = a[:, 0] if mix is None else (a * mix[:, :, None, None]).sum(1)
 
