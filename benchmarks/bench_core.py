@@ -3,7 +3,7 @@
     python benchmarks/bench_core.py [--shapes head,chest] [--models abmil,ng] [--repeats 7] [--threads 2] [--no-memory]
 
 A step is forward, BCE (plus guidance for ng and mhng), backward, SGD with momentum, dropping the gradients; float32.
-Ours is called as a user calls it, on packed features with a tensor of lengths; the layout is built inside the step.
+Ours takes packed features and a tensor of lengths; the layout is built once inside the step.
 Beside it:
   floor     the bare matrix products that the step cannot avoid (floor.py);
   torchmil  its nearest model, on features padded with a mask (and an adjacency) outside the timing (counterparts.py);
@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from counterparts import COUNTERPARTS, chain_adjacency
 from floor import FLOORS, gigaflop, runner
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.layout import unpack
+from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.models import FEATURES, METHODS, build_model
 from textbook import MODELS as TEXTBOOK
 from textbook import loss as textbook_loss
@@ -122,10 +122,11 @@ def ours(method: str, features: int) -> Step:
     model, guided, guidance = build_model(method, features), METHODS[method].guided, NormalGuidance()
 
     def loss(rows: Tensor, lengths: Tensor, labels: Tensor) -> Tensor:
-        prediction = model(rows, lengths)
+        layout = Layout.packed(lengths)
+        prediction = model(rows, layout)
         total = F.binary_cross_entropy_with_logits(prediction.logit, labels)
         if guided:
-            total = total + guidance(prediction.log_attention, lengths=lengths, from_logits=True)
+            total = total + guidance(prediction.log_attention, lengths=layout, from_logits=True)
         return total
 
     return Step(model, lambda batch: (batch.features, batch.lengths, batch.labels), loss)
@@ -178,22 +179,22 @@ class Timing:
     seconds: list[float] = field(default_factory=list)
 
     def warm_up(self) -> None:
-        for _ in range(2):  # the first call may be many times slower than the second, which sets the pace
-            start = time.perf_counter()
-            self.run()
-            once = time.perf_counter() - start
-            self.spent += once
+        """Two calls, since the first may be far slower than the rest; one is enough where a step takes seconds."""
+        once = self._call()
+        if once < SECONDS_PER_VARIANT / 10:
+            once = self._call()
         self.calls = max(1, min(20, int(SECONDS_PER_ROUND / once)))
 
     def round(self) -> None:
         """The round's figure is the median call: the first one finds the caches cold."""
-        calls = []
-        for _ in range(self.calls):
-            start = time.perf_counter()
-            self.run()
-            calls.append(time.perf_counter() - start)
-        self.seconds.append(statistics.median(calls))
-        self.spent += sum(calls)
+        self.seconds.append(statistics.median(self._call() for _ in range(self.calls)))
+
+    def _call(self) -> float:
+        start = time.perf_counter()
+        self.run()
+        seconds = time.perf_counter() - start
+        self.spent += seconds
+        return seconds
 
 
 def time_shape(batch: Batch, methods: list[str], repeats: int) -> dict[tuple[str, str], Timing]:
@@ -334,17 +335,18 @@ def print_table(console: Console, rows: list[Row], batch: Batch, repeats: int) -
     table.add_column("model")
     for name in ("ours ms", "floor ms", "ours/floor", "GFLOP", "GFLOP/s", "torchmil ms", "torchmil/ours", "loop ms"):
         table.add_column(name, justify="right")
-    for name in ("loop/ours", "MiB ours", "torchmil", "loop"):
+    for name in ("loop/ours", "MiB ours", "torchmil"):
         table.add_column(name, justify="right")
     table.add_column("counterpart")
     for row in rows:
         ms = {kind: f"{value:.1f}{'*' if row.rounds[kind] < repeats else ''}" for kind, value in row.ms.items()}
-        memory = ["-" if value is None else f"{value:.0f}" for value in row.memory_mib.values()]
+        memory = (row.memory_mib["ours"], row.memory_mib["torchmil"])
         table.add_row(
             *(row.model, ms["ours"], ms["floor"], f"{row.ratio('ours', 'floor'):.2f}"),
             *(f"{row.floor_gflop:.2f}", f"{row.floor_gflop_per_s:.0f}"),
             *(ms["torchmil"], f"{row.ratio('torchmil', 'ours'):.1f}", ms["loop"], f"{row.ratio('loop', 'ours'):.1f}"),
-            *(*memory, row.counterpart),
+            *("-" if mib is None else f"{mib:.1f}" for mib in memory),
+            row.counterpart,
         )
     console.print(table)
 
@@ -395,7 +397,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> None:
     options = parse_arguments(arguments)
-    console = Console(width=160)
+    console = Console(width=170)
     about = machine(options.threads)
     console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     started = time.perf_counter()

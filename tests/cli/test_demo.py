@@ -19,6 +19,13 @@ def test_demo_compares_methods_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "attention.png").stat().st_size > 10_000
 
 
+def test_a_file_is_no_folder_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    result = runner.invoke(app, ["demo", "--out", str(tmp_path / "taken")])
+    assert result.exit_code == 2
+    assert "is a file; name a folder" in " ".join(result.output.split())
+
+
 def test_wrong_values_are_refused() -> None:
     result = runner.invoke(app, ["demo", "--scans", "3"])
     assert result.exit_code == 2

@@ -1,5 +1,7 @@
 """Bags keep every scan as it came, and say by name which scan is wrong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -67,6 +69,14 @@ def test_slices_of_scans_are_views_and_masks_select() -> None:
     assert bags[bags.labels == 1].scan_ids == ("b", "c")
     assert bags[::2].scan_ids == ("a", "c")
     assert bags[-1].scan_id == "c"
+    for index in ([-2], torch.tensor([-2]), [False, True, False], torch.tensor([False, True, False])):
+        part = bags[index]
+        assert part.scan_ids == ("b",)
+        assert torch.equal(part.features, bags.features[2:5])
+    with pytest.raises(UserError, match="a boolean choice of 2 for 3 scans"):
+        bags[torch.tensor([True, False])]
+    with pytest.raises(IndexError):
+        bags[[3]]
     assert [bag.scan_id for bag in bags] == ["a", "b", "c"]
     assert repr(bags[torch.zeros(3, dtype=torch.bool)]) == "Bags(no scans, 4 features)"
 
@@ -75,7 +85,12 @@ def test_what_can_be_localized_is_counted() -> None:
     bags = some_bags()
     assert bags.localizable.tolist() == [False, True, False]
     assert bags.left_out_of_localization == 1
-    assert "1 localizable, 1 positive without positive slices" in repr(bags)
+    assert "1 localizable, 1 positive but not localizable" in repr(bags)
+    for labels in (torch.zeros(4), torch.ones(4)):  # all negative, all positive: kept, but there is nothing to rank
+        one_class = replace(bags, slice_labels=torch.cat([bags.slice_labels[:5], labels.long()]))
+        assert len(one_class) == 3
+        assert one_class.localizable.tolist() == [False, True, False]
+        assert one_class.left_out_of_localization == 1
     without = Bags(bags.features, bags.lengths, bags.labels)
     assert without.localizable.tolist() == [False] * 3
     assert without.left_out_of_localization == 2
@@ -142,6 +157,12 @@ def with_value(tensor: torch.Tensor, index: object, value: float) -> torch.Tenso
         ({"slice_labels": torch.tensor([0, 0, 0, 1, 1, 0, -1, 0, 0])}, r"scan 'c': 1 of 4 slices have no label"),
         ({"slice_labels": torch.zeros(8, dtype=torch.int64)}, r"slice_labels: 8 for 9 slices"),
         ({"labels": torch.tensor([0, 1])}, r"labels: 2 for 3 scans"),
+        ({"labels": torch.tensor([0.0, 0.5, 1.0])}, r"scan 'b' has label 0.5"),
+        ({"labels": [0, 1, 1]}, r"labels: got list; give a tensor"),
+        ({"labels": torch.tensor([[0], [1], [1]])}, r"labels: shape \(3, 1\)"),
+        ({"lengths": torch.tensor([2.0, 3.0, 4.0])}, r"lengths: torch.float32; expected integers"),
+        ({"features": torch.zeros(9, 4, dtype=torch.int64)}, r"features: torch.int64; expected floats"),
+        ({"features": torch.zeros(9)}, r"features: shape \(9,\); expected 2"),
         ({"scan_ids": ("a", "b")}, r"scan_ids: 2 for 3 scans"),
         ({"patient_ids": ("a", "b")}, r"patient_ids: 2 for 3 scans"),
         ({"scan_ids": ("a", "b", "b")}, r"scan 'b' appears more than once"),
@@ -162,6 +183,8 @@ def test_scans_that_do_not_pack(unchecked: None) -> None:
         Bags.pack([even, odd])
     with pytest.raises(UserError, match="scan 'short': 1 slice labels for 2 slices"):
         Bags.pack([even, short])
+    with pytest.raises(UserError, match="scan 'x' has label None"):
+        Bags.pack([Bag(torch.zeros(2, 3), None, None, "x")])
 
 
 def test_huge_but_finite_features_are_accepted() -> None:

@@ -16,6 +16,7 @@ from normal_guidance.core.guidance import (
     normal_reference,
 )
 from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.models import build_model
 from normal_guidance.errors import UserError
 
 KINDS = pytest.mark.parametrize("kind", DIVERGENCES)
@@ -50,24 +51,26 @@ def test_gradient_of_forward_kl_by_hand() -> None:
 
 def test_uniform_attention_has_the_values_of_the_specification() -> None:
     for slices, kind, value in [
-        (40, "forward_kl", 0.079),
-        (1727, "forward_kl", 0.079),
-        (40, "squared_error", 0.0037),
-        (1727, "squared_error", 8e-5),
+        (40, "forward_kl", "7.9e-02"),
+        (1727, "forward_kl", "7.9e-02"),
+        (40, "squared_error", "3.7e-03"),
+        (1727, "squared_error", "8e-05"),
     ]:
         uniform = torch.full((1, slices), 1 / slices)
         got = divergence(normal_reference(uniform), uniform, kind).item()
-        assert got == pytest.approx(value, rel=0.07)
+        assert f"{got:.{1 if '.' in value else 0}e}" == value
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 5.0, 20.0])
 @KINDS
-def test_float32_keeps_its_digits_on_the_longest_scan(kind: str, spread: float) -> None:
-    logits = spread * torch.randn(4, 1727)
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_float32_keeps_its_digits_on_the_longest_scan(kind: str, spread: float, from_logits: bool) -> None:
+    logits = min(spread, 20 if from_logits else 5) * torch.randn(4, 1727)  # at 20 attention itself underflows
     results = []
     for dtype in (torch.float32, torch.float64):
         given_logits = logits.to(dtype, copy=True).requires_grad_()
-        loss = NormalGuidance(divergence=kind)(given_logits, from_logits=True)
+        attention = given_logits if from_logits else given_logits.softmax(-1)
+        loss = NormalGuidance(divergence=kind)(attention, from_logits=from_logits)
         loss.backward()
         results.append((loss.double(), given_logits.grad.double()))
     (value, gradient), (exact_value, exact_gradient) = results
@@ -76,14 +79,59 @@ def test_float32_keeps_its_digits_on_the_longest_scan(kind: str, spread: float) 
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("renormalize", [True, False])
 @KINDS
-def test_extreme_logits_have_finite_gradients(kind: str, from_logits: bool) -> None:
+def test_extreme_logits_have_finite_gradients(kind: str, from_logits: bool, renormalize: bool) -> None:
     logits = (1e4 * torch.randint(-1, 2, (8, 3, 60))).float().requires_grad_()
-    attention = logits if from_logits else logits.softmax(-1)
-    loss = NormalGuidance(divergence=kind)(attention, from_logits=from_logits)
+    mask = torch.arange(60) < torch.randint(1, 61, (8, 1))
+    log_attention = logits.masked_fill(~mask[:, None], -torch.inf).log_softmax(-1)
+    attention = log_attention if from_logits else log_attention.exp()
+    loss = NormalGuidance(divergence=kind, renormalize=renormalize)(attention, mask, from_logits=from_logits)
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.isfinite().all()
+
+
+@KINDS
+def test_attention_that_the_class_token_keeps_for_itself_is_no_nan(kind: str) -> None:
+    """Every slice's share underflows: its moments must still be found."""
+    log_attention = torch.full((1, 10), -150.0, requires_grad=True)
+    loss = NormalGuidance(divergence=kind, renormalize=False)(log_attention, from_logits=True)
+    loss.backward()
+    assert loss.isfinite()
+    assert log_attention.grad.isfinite().all()
+
+
+@KINDS
+def test_slices_at_minus_infinity_are_no_nan(kind: str) -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 1.0, 2.0]], requires_grad=True)
+    loss = NormalGuidance(divergence=kind)(logits, from_logits=True)
+    loss.backward()
+    assert not loss.isnan()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["ng", "mhng"])
+@KINDS
+def test_guidance_of_a_model_under_bfloat16_autocast(kind: str, method: str) -> None:
+    """Scores come in bfloat16; from there on everything is float32, as if they had been given so."""
+    model, layout = build_model(method, 16), Layout.packed([200, 37])
+    guidance = NormalGuidance(divergence=kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        prediction = model(torch.randn(237, 16), layout)
+        mixed = guidance(prediction.log_attention, lengths=layout, from_logits=True)
+        scores = torch.nn.functional.linear(torch.randn(4, 300, 8), torch.randn(1, 8)).squeeze(-1)
+        assert scores.dtype == torch.bfloat16
+        half = guidance(scores, from_logits=True)
+        again = guidance(scores.float(), from_logits=True)
+    assert prediction.log_attention.dtype == mixed.dtype == half.dtype == torch.float32
+    plain = guidance(prediction.log_attention, lengths=layout, from_logits=True)
+    torch.testing.assert_close(mixed, plain, rtol=1e-5, atol=0)
+    torch.testing.assert_close(half, again, rtol=1e-5, atol=0)
+    # A distribution to float32's digits, which bfloat16 would miss by about .001.
+    if method == "ng":
+        sums = torch.stack([part.sum() for part in prediction.attention.split([200, 37])])
+        torch.testing.assert_close(sums, torch.ones(2), rtol=1e-5, atol=0)
 
 
 @KINDS
@@ -96,21 +144,24 @@ def test_bfloat16_autocast_changes_nothing(kind: str) -> None:
         reference = normal_reference(logits.softmax(-1))
     assert mixed.dtype == reference.dtype == torch.float32
     torch.testing.assert_close(mixed, plain, rtol=1e-5, atol=0)
-    half = guidance(logits.bfloat16(), from_logits=True)
-    assert half.dtype == torch.float32
 
 
 @given(LENGTHS, st.sampled_from([0.0, 1.0, 30.0]))
-def test_reference_is_a_distribution_with_the_moments_of_attention(lengths: list[int], spread: float) -> None:
-    layout = Layout.packed(lengths)
+def test_reference_is_the_normal_with_the_moments_of_attention(lengths: list[int], spread: float) -> None:
+    """Against the paper's own formulas in float64: E[J^2] - E[J]^2, the density at j = 1..S, divided by its sum."""
     logits = spread * torch.randn(3, sum(lengths), dtype=torch.float64)
-    reference = layout.canonical(normal_reference(logits, lengths=torch.tensor(lengths), from_logits=True))
-    torch.testing.assert_close(reference.sum(-1), torch.ones(len(lengths), 3, dtype=torch.float64))
-    assert (reference >= 0).all()
-    # A log-density of a normal is a parabola: its second differences are one negative number.
-    wide = normal_reference(torch.zeros(1, 31, dtype=torch.float64)).log().diff(dim=-1).diff(dim=-1)
-    torch.testing.assert_close(wide, wide[:, :1].expand_as(wide))
-    assert (wide < 0).all()
+    got = normal_reference(logits, lengths=torch.tensor(lengths), from_logits=True)
+    single = normal_reference(logits.float(), lengths=torch.tensor(lengths), from_logits=True)
+    for bag, reference, in_float32 in zip(*(x.split(lengths, -1) for x in (logits, got, single)), strict=True):
+        a, j = bag.softmax(-1), torch.arange(1, bag.shape[-1] + 1, dtype=torch.float64)
+        mean = (j * a).sum(-1, keepdim=True)
+        variance = (j**2 * a).sum(-1, keepdim=True) - mean**2
+        if variance.min() > 1e-3:  # below that, E[J^2] - E[J]^2 itself has few digits left
+            density = torch.exp(-((j - mean) ** 2) / (2 * variance))
+            torch.testing.assert_close(reference, density / density.sum(-1, keepdim=True), rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(reference.sum(-1), torch.ones(3, dtype=torch.float64))
+        torch.testing.assert_close(in_float32.sum(-1), torch.ones(3))
+        assert (reference >= 0).all()
 
 
 def test_reference_does_not_underflow_on_long_scans() -> None:
@@ -231,6 +282,10 @@ def test_label_guidance_is_least_at_the_labels_and_per_head(kind: str) -> None:
 def test_label_guidance_cannot_be_switched_on_by_accident() -> None:
     with pytest.raises(UserError, match="uses_slice_labels=True"):
         LabelGuidance()
+    with pytest.raises(UserError, match=r"bags \[1\] are not all 0 or 1; leave unlabelled scans out"):
+        label_reference(torch.tensor([[0, 1], [-1, -1]]))
+    with pytest.raises(UserError, match=r"slice_labels of shape \(1, 3\): attention needs \(1, 4\)"):
+        LabelGuidance(uses_slice_labels=True)(torch.rand(1, 4), torch.tensor([[0, 1, 1]]))
     with pytest.raises(UserError, match="reverse_kl is infinite"):
         LabelGuidance(divergence="reverse_kl", uses_slice_labels=True)
 
@@ -240,6 +295,14 @@ def test_mistakes_are_named(unchecked: None) -> None:
         NormalGuidance(divergence="kl")
     with pytest.raises(UserError, match=r"lambda\) is -1"):
         NormalGuidance(-1)
+    with pytest.raises(UserError, match=r"lambda\) is inf"):
+        NormalGuidance(math.inf)
+    with pytest.raises(UserError, match=r"mask: bags \[1\] have no real slice"):
+        NormalGuidance()(torch.rand(2, 3), torch.tensor([[True] * 3, [False] * 3]))
+    with pytest.raises(UserError, match=r"attention of shape \(0, 3\)"):
+        NormalGuidance()(torch.rand(0, 3))
+    with pytest.raises(UserError, match=r"expected the layout's \(2, 3\), and no mask"):
+        NormalGuidance()(torch.rand(2, 4), lengths=Layout.padded(torch.tensor([3, 2]), 3))
     with pytest.raises(UserError, match=r"lambda\) is nan"):
         NormalGuidance(math.nan)
     with pytest.raises(UserError, match=r"attention of shape \(2, 5\) and mask of shape \(2, 4\)"):

@@ -149,6 +149,13 @@ def test_spectral_linear_divides_by_the_largest_singular_value(shape: tuple[int,
     assert (got - exact).norm() / exact.norm() < 1e-3
 
 
+def test_spectral_linear_with_opposite_rows() -> None:
+    """A leading vector whose entries cancel in a sum."""
+    layer = SpectralLinear(3, 2).double()
+    layer.weight.data = torch.tensor([[1.0, 0.0, 0.5], [-1.0, 0.0, -0.5]], dtype=torch.float64)
+    assert torch.linalg.matrix_norm(layer.normalized_weight(), 2).item() == pytest.approx(1)
+
+
 def test_spectral_linear_is_what_torch_converges_to() -> None:
     layer = SpectralLinear(32, 16).double()
     other = nn.Linear(32, 16).double()

@@ -75,7 +75,7 @@ def test_packed_padded_and_one_bag_at_a_time_agree(method: str, lengths: list[in
     assert not in_padding.attention[~mask].any()
     per_head = in_padding.log_attention.movedim(1, -1)[mask].T
     torch.testing.assert_close(per_head, packed.log_attention)
-    want = gradients(model, objective(*outcomes[0])) if model.parameters() else []
+    want = gradients(model, objective(*outcomes[0]))
     for logit, attention in outcomes[1:]:
         torch.testing.assert_close(logit, outcomes[0][0], equal_nan=True)
         torch.testing.assert_close(attention, outcomes[0][1])
@@ -88,11 +88,18 @@ def test_order_of_bags_changes_nothing(method: str) -> None:
     model, lengths = model_of(method), [5, 1, 33, 12, 2]
     features, order = features_of(lengths), [3, 0, 4, 2, 1]
     bags = features.split(lengths)
-    plain = model(features, torch.tensor(lengths))
-    turned = model(torch.cat([bags[i] for i in order]), torch.tensor([lengths[i] for i in order]))
-    torch.testing.assert_close(turned.logit, plain.logit[order], equal_nan=True)
+    plain = model(features, lengths)
+    turned = model(torch.cat([bags[i] for i in order]), [lengths[i] for i in order])
+    padded, mask = unpack(features, torch.tensor(lengths))
+    turned_padded = model(padded[order], mask[order])
     attention = plain.attention.split(lengths)
-    torch.testing.assert_close(turned.attention, torch.cat([attention[i] for i in order]))
+    want = torch.cat([attention[i] for i in order])
+    gradient = gradients(model, objective(plain.logit[order], want))
+    for logit, got in ((turned.logit, turned.attention), (turned_padded.logit, turned_padded.attention[mask[order]])):
+        torch.testing.assert_close(logit, plain.logit[order], equal_nan=True)
+        torch.testing.assert_close(got, want)
+        for one, other in zip(gradients(model, objective(logit, got)), gradient, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-6)
 
 
 @EVERY
@@ -105,8 +112,7 @@ def test_attention_is_a_distribution_except_for_the_class_token_share(method: st
         assert (sums > 0).all()
     else:
         torch.testing.assert_close(sums, torch.ones(3, dtype=torch.float64))
-    order = prediction.slice_scores.exp() / len(prediction.log_attention)
-    torch.testing.assert_close(order, prediction.attention)
+    torch.testing.assert_close(prediction.slice_scores.exp(), prediction.attention)
 
 
 @pytest.mark.parametrize(
@@ -239,5 +245,7 @@ def test_compiled_and_stacked_equals_eager(method: str) -> None:
 def test_unknown_names_and_sizes_are_named() -> None:
     with pytest.raises(UserError, match="method 'abml' is unknown; choose one of centered_gaussian, max"):
         build_model("abml")
+    with pytest.raises(UserError, match="are 16 wide, but the model takes 768; build it with features=16"):
+        build_model("abmil")(torch.zeros(4, 16), [4])
     with pytest.raises(UserError, match=r"features \(10\) must be a multiple of heads \(8\)"):
         TransMIL(10)

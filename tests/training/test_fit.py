@@ -118,9 +118,12 @@ def test_predictions_come_in_order_whatever_the_batch(sets: tuple[Bags, Bags]) -
         ({"lr": -0.1}, "lr is -0.1; it must be at least 0"),
         ({"lr": math.nan}, "lr is nan"),
         ({"epochs": 0}, "epochs is 0; it must be at least 1"),
+        ({"epochs": 1.5}, "epochs is 1.5; it must be a whole number"),
+        ({"divergence": "kl"}, "divergence 'kl' is unknown"),
+        ({"guidance_weight": -1.0}, r"lambda\) is -1"),
     ],
 )
-def test_wrong_configurations_are_named(wrong: dict[str, object], message: str) -> None:
+def test_wrong_configurations_are_named(wrong: dict[str, object], message: str, unchecked: None) -> None:
     with pytest.raises(UserError, match=message):
         Config(**({"method": "abmil"} | wrong))
 

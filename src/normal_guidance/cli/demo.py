@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.errors import UserError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -28,7 +30,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the picture.")] = Path("demo-output"),
     scans: Annotated[int, typer.Option(min=64, help="Training scans.")] = 2000,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs for each configuration.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of data, initial weights and shuffling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of data, initial weights and shuffling.")] = 0,
 ) -> None:
     """Train ABMIL with and without Normal Guidance on a small semi-synthetic set and compare where they look."""
     from rich.console import Console
@@ -38,6 +40,8 @@ def demo(
     from normal_guidance.evaluation.scores import score
     from normal_guidance.training.fit import predict
 
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a folder")
     console = Console()
     sizes = (scans, VAL_SCANS, TEST_SCANS)
     train, val, test = (shifted_mean(n, 10 * seed + i, shift=SHIFT) for i, n in enumerate(sizes, start=1))
@@ -78,6 +82,7 @@ def _best_fit(name: str, train: Bags, val: Bags, epochs: int, seed: int, console
         f"{METHODS[name].title}: learning rate {best.config.lr}, epoch {chosen.number} of {epochs}, "
         f"validation scan AUROC {chosen.val_auroc:.3f}",
         highlight=False,
+        soft_wrap=True,
     )
     return best
 

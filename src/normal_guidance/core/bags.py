@@ -51,7 +51,7 @@ class Bags:
         scan_ids: unique names; numbered if left out.
         patient_ids: who was scanned; each scan is its own patient if left out.
 
-    A positive scan whose slice labels are missing or all negative is kept for scan-level work, but is not
+    A positive scan whose slice labels are missing or all of one class is kept for scan-level work, but is not
     `localizable`, and `repr` counts it.
 
     Example:
@@ -73,12 +73,19 @@ class Bags:
 
     def __post_init__(self) -> None:
         fill = object.__setattr__  # the one place where a frozen dataclass completes itself
+        _check_types(self)
         if not self.scan_ids:
             fill(self, "scan_ids", tuple(f"scan-{i}" for i in range(len(self.lengths))))
         if not self.patient_ids:
             fill(self, "patient_ids", self.scan_ids)
-        for check in (_check_sizes, _check_labels, _check_slice_labels, _check_finite):
-            check(self)
+        _check_sizes(self)
+        _check_labels(self)
+        fill(self, "labels", self.labels.long())
+        fill(self, "lengths", self.lengths.long())
+        if self.slice_labels is not None:
+            fill(self, "slice_labels", self.slice_labels.long())
+        _check_slice_labels(self)
+        _check_finite(self)
 
     @classmethod
     def pack(cls, bags: Sequence[Bag]) -> Bags:
@@ -92,6 +99,8 @@ class Bags:
             raise UserError("there is no scan to pack; give at least one Bag")
         ids = tuple(f"scan-{i}" if bag.scan_id is None else bag.scan_id for i, bag in enumerate(bags))
         for scan, bag in zip(ids, bags, strict=True):
+            if bag.label not in (0, 1):
+                raise UserError(f"scan {scan!r} has label {bag.label}; labels are 0 or 1")
             if bag.features.ndim != 2 or bag.features.shape[1] != bags[0].features.shape[-1]:
                 raise UserError(
                     f"scan {scan!r}: features of shape {tuple(bag.features.shape)}, while the first scan has "
@@ -125,13 +134,18 @@ class Bags:
     def __getitem__(self, index: slice | Sequence[int] | Shaped[Tensor, "chosen"]) -> Bags: ...
 
     def __getitem__(self, index: int | slice | Sequence[int] | Shaped[Tensor, "chosen"]) -> Bag | Bags:
-        """One scan by number; several as `Bags` by slice, list of numbers, index tensor or boolean tensor."""
-        if isinstance(index, int):
-            return self._bag(range(len(self))[index])
-        if isinstance(index, Tensor) and index.dtype == torch.bool:
-            index = index.nonzero().flatten()
-        chosen = range(len(self))[index] if isinstance(index, slice) else [int(i) for i in index]
-        return self._select(chosen)
+        """One scan by number; several as `Bags` by slice, or by a list, array or tensor of numbers or booleans."""
+        every = range(len(self))
+        if isinstance(index, slice):
+            return self._select(every[index])
+        numbers = torch.as_tensor(index)
+        if numbers.ndim == 0:
+            return self._bag(every[int(numbers)])
+        if numbers.dtype == torch.bool:
+            if len(numbers) != len(self):
+                raise UserError(f"a boolean choice of {len(numbers)} for {len(self)} scans; give one per scan")
+            numbers = numbers.nonzero().flatten()
+        return self._select([every[int(number)] for number in numbers])
 
     def __iter__(self) -> Iterator[Bag]:
         return (self[i] for i in range(len(self)))
@@ -149,7 +163,7 @@ class Bags:
             raise UserError(f"batch size is {size}; it must be at least 1")
         order = torch.randperm(len(self), generator=generator) if shuffle else torch.arange(len(self))
         for batch in order.split(size):
-            if len(batch) == size or not drop_last:
+            if len(batch) == size or (len(batch) and not drop_last):
                 yield self[batch]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Bags:
@@ -175,12 +189,12 @@ class Bags:
 
     @cached_property
     def localizable(self) -> Bool[Tensor, "scans"]:
-        """Scans on which localization can be measured: positive, with at least one slice labelled positive."""
-        return (self.labels == 1) & (self.positive_slices > 0)
+        """Scans on which localization can be measured: positive, with slices labelled positive and negative."""
+        return (self.labels == 1) & (self.positive_slices > 0) & (self.positive_slices < self.lengths)
 
     @property
     def left_out_of_localization(self) -> int:
-        """Positive scans whose slice labels are missing or all negative."""
+        """Positive scans whose slice labels are missing or all of one class."""
         return int((self.labels == 1).sum() - self.localizable.sum())
 
     @property
@@ -201,7 +215,7 @@ class Bags:
         if self.slice_labels is not None:
             left_out = self.left_out_of_localization
             parts.append(f"{int(self.localizable.sum())} localizable")
-            parts += [f"{left_out} positive without positive slices"] if left_out else []
+            parts += [f"{left_out} positive but not localizable"] if left_out else []
         return f"Bags({', '.join([*parts, _bytes(self.memory)])})"
 
     @cached_property
@@ -225,7 +239,7 @@ class Bags:
             rows: slice | Tensor = slice(self._starts[chosen.start], self._starts[chosen.stop])  # a view, no copy
         else:
             spans = [torch.arange(self._starts[i], self._starts[i + 1]) for i in chosen]
-            rows = torch.cat(spans).to(self.features.device) if spans else torch.arange(0)
+            rows = torch.cat([torch.arange(0), *spans]).to(self.features.device)
         scans = torch.tensor(list(chosen), dtype=torch.int64, device=self.lengths.device)
         return self._unchecked(
             features=self.features[rows] if isinstance(rows, slice) else self.features.index_select(0, rows),
@@ -260,6 +274,23 @@ def _per_scan_sum(values: Int[Tensor, "slices"], lengths: Int[Tensor, "scans"]) 
 
 def _name(bags: Bags, scan: int) -> str:
     return f"scan {bags.scan_ids[scan]!r}"
+
+
+def _check_types(bags: Bags) -> None:
+    for what, tensor, dimensions in (
+        ("features", bags.features, 2),
+        ("lengths", bags.lengths, 1),
+        ("labels", bags.labels, 1),
+        ("slice_labels", bags.slice_labels, 1),
+    ):
+        if tensor is None and what == "slice_labels":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"{what}: got {type(tensor).__name__}; give a tensor: torch.as_tensor({what})")
+        if tensor.ndim != dimensions:
+            raise UserError(f"{what}: shape {tuple(tensor.shape)}; expected {dimensions} dimension(s)")
+        if tensor.is_floating_point() is not (what == "features") and what != "labels":
+            raise UserError(f"{what}: {tensor.dtype}; expected {'floats' if what == 'features' else 'integers'}")
 
 
 def _check_sizes(bags: Bags) -> None:

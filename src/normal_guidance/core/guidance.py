@@ -15,8 +15,9 @@ Reference: Harvey, Loevlie, Hughes, "Normal Guidance is what Attention Needs", 2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -99,7 +100,9 @@ def divergence(
     r"""D(r, a), one value per bag and head: the caller reduces.
 
     Forward KL $\sum_j r_j \log(r_j/a_j)$, reverse KL $\sum_j a_j \log(a_j/r_j)$, squared error $\sum_j (r_j-a_j)^2$.
-    Any reference can be given; gradients flow through both arguments.  Shapes as for `normal_reference`.
+    Any reference can be given; gradients flow through both arguments.  Shapes as for `normal_reference`.  Attention
+    is compared as it is, not renormalised (from logits: after the softmax).  Probabilities below the smallest normal
+    number of their dtype count as that number; `NormalGuidance` keeps r in log space and is exact there.
 
     Example:
         >>> uniform = torch.full((1, 40), 1 / 40)
@@ -167,7 +170,7 @@ class NormalGuidance(nn.Module):
         padded, layout = _padded(attention, mask, lengths)
         with _full_precision(attention):
             log_a = _log_attention(padded, layout, from_logits, self.renormalize)
-            log_r = _log_reference(log_a.detach(), layout)
+            log_r = _log_reference(log_a if self.renormalize else layout.log_softmax(log_a), layout)
             values = _divergence(log_r, log_a, self.divergence, layout)
         return values.squeeze(1) if _is_single_head(attention, layout) else values
 
@@ -189,7 +192,13 @@ def label_reference(
                 [0.2500, 0.2500, 0.2500, 0.2500]])
     """
     padded, layout = _padded(slice_labels.to(torch.get_default_dtype()), mask, lengths)
-    positive = (padded.squeeze(1) > 0) & layout.mask
+    labels = padded.squeeze(1)
+    wrong = ((labels != 0) & (labels != 1) & layout.mask).any(1)
+    if wrong.any():
+        raise UserError(
+            f"slice labels of bags {wrong.nonzero().flatten().tolist()} are not all 0 or 1; leave unlabelled scans out"
+        )
+    positive = (labels == 1) & layout.mask
     chosen = torch.where(positive.any(1, keepdim=True), positive, layout.mask).to(padded.dtype)
     reference = chosen / chosen.sum(1, keepdim=True)
     return layout.restore(reference)
@@ -238,6 +247,9 @@ class LabelGuidance(nn.Module):
         from_logits: bool = False,
     ) -> Float[Tensor, ""]:
         """A scalar loss; `slice_labels` as `(B, S)`, or packed `(N,)` with `lengths`."""
+        slices = tuple(attention.shape[:1] + attention.shape[-1:]) if lengths is None else tuple(attention.shape[-1:])
+        if tuple(slice_labels.shape) != slices:
+            raise UserError(f"slice_labels of shape {tuple(slice_labels.shape)}: attention needs {slices}")
         padded, layout = _padded(attention, mask, lengths)
         reference, _ = _padded(label_reference(slice_labels, mask, lengths=lengths), mask, lengths)
         with _full_precision(attention):
@@ -249,17 +261,15 @@ class LabelGuidance(nn.Module):
 def _log_attention(padded: Padded, layout: Layout, from_logits: bool, renormalize: bool) -> Padded:
     """log a; the padding holds finite values that the mask must remove."""
     padded = padded if padded.dtype == torch.float64 else padded.float()
-    if from_logits:
-        return layout.log_softmax(padded) if renormalize else padded
-    log_a = _log(padded)
+    # -inf on a real slice would make 0 * inf: the loss is then huge, and its gradient still a - r.
+    log_a = padded.clamp_min(torch.finfo(padded.dtype).min / 4) if from_logits else _log(padded)
     return layout.log_softmax(log_a) if renormalize else log_a
 
 
 def _log_reference(log_a: Padded, layout: Layout) -> Padded:
-    """log r by eqs. 2 and 3; moments are divided by the attention's sum, which is 1 for a softmax over the slices."""
+    """log r by eqs. 2 and 3, from log-attention that sums to one over the slices; a constant to the gradient."""
     mask = layout.mask[:, None]
-    a = log_a.exp().masked_fill(~mask, 0.0)
-    a = a / a.sum(-1, keepdim=True)
+    a = log_a.detach().exp().masked_fill(~mask, 0.0)
     # Positions count real slices and start at the middle of the bag: small numbers, so float32 keeps its digits.
     j = mask.cumsum(-1) - (layout.lengths[:, None, None] + 1) / 2
     mean = (j * a).sum(-1, keepdim=True)
@@ -296,20 +306,25 @@ def _layout(values: Values, mask: Mask | None, lengths: Lengths | None) -> Layou
         slices = layout.mask.numel() if layout.sizes is None else sum(layout.sizes)
         fits = values.ndim in (1, 2) and shape[-1] == slices if layout.is_packed else _fits(shape, layout.mask)
         if mask is not None or not fits:
+            form = "(slices,) or (heads, slices)" if layout.is_packed else f"the layout's {tuple(layout.mask.shape)}"
             raise UserError(
-                f"attention of shape {shape} with lengths adding up to {slices}: expected packed (slices,) or "
-                "(heads, slices), and no mask"
+                f"attention of shape {shape} with lengths adding up to {slices}: expected {form}, and no mask"
             )
         return layout
     if mask is None and values.ndim in (2, 3):
         mask = torch.ones(shape[0], shape[-1], dtype=torch.bool, device=values.device)
     if mask is not None and mask.dtype != torch.bool:
         raise UserError(f"mask is {mask.dtype}; it must be boolean, True for real slices: write mask.bool()")
-    if mask is None or not _fits(shape, mask):
+    if mask is None or 0 in shape or not _fits(shape, mask):
         raise UserError(
             f"attention of shape {shape} and mask of shape {None if mask is None else tuple(mask.shape)}: expected "
             "(B, S) or (B, H, S) with a mask (B, S), or packed attention with lengths="
         )
+    # Looking at values would make a GPU wait and cannot be compiled, so it is done on the CPU only; elsewhere a bag
+    # without a real slice adds 0 to the mean.
+    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any(1).all():
+        empty = (~mask.any(1)).nonzero().flatten().tolist()
+        raise UserError(f"mask: bags {empty} have no real slice; leave empty bags out")
     # Positions are counted among the real slices, so padding may lie anywhere here.
     return Layout(lengths=mask.sum(1), mask=mask, sizes=None, pad_index=None, unpad_index=None)
 
@@ -328,12 +343,12 @@ def _full_precision(values: Tensor) -> torch.autocast:
 
 
 def _checked_weight(weight: float) -> float:
-    if not weight >= 0:
-        raise UserError(f"guidance weight (lambda) is {weight}; it must be >= 0")
+    if not 0 <= weight < math.inf:
+        raise UserError(f"guidance weight (lambda) is {weight}; it must be a finite number >= 0")
     return weight
 
 
 def _checked_divergence(kind: str) -> DivergenceName:
-    if kind not in get_args(DivergenceName):
+    if kind not in DIVERGENCES:
         raise UserError(f"divergence {kind!r} is unknown; choose one of {', '.join(DIVERGENCES)}")
-    return kind  # type: ignore[return-value]
+    return kind

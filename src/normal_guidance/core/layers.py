@@ -272,7 +272,7 @@ class ClassAttention(nn.Module):
         a = log_rows.exp()
         a = a[:, 0] if mix is None else (a * mix[:, :, None, None]).sum(1)
 
-        pooled = layout.pool(a, x)
+        pooled = layout.pool(a.to(x.dtype), x)
         values = torch.einsum("bhm,hdm->bhd", pooled, w_v) + b_v
         return self.block.project_out(values.flatten(1)), log_rows[:, 0]
 
@@ -314,5 +314,6 @@ def _leading_vector(gram: Float[Tensor, "n n"], squarings: int) -> Float[Tensor,
     for _ in range(squarings):
         gram = gram / gram.norm().clamp_min(torch.finfo(gram.dtype).tiny)
         gram = gram @ gram
-    # Every column is a multiple of the eigenvector by now; their sum of squares weighs the best ones most.
-    return F.normalize(gram @ gram.diagonal(), dim=0)
+    # Every column is a multiple of the eigenvector by now: take the longest.
+    longest = torch.arange(len(gram), device=gram.device) == gram.diagonal().argmax()
+    return F.normalize(gram @ longest.to(gram.dtype), dim=0)

@@ -136,7 +136,9 @@ class Layout:
         return values.masked_fill(~mask, 0)
 
     def log_softmax(self, scores: Float[Tensor, "bags *heads longest"]) -> Float[Tensor, "bags *heads longest"]:
-        """Over each bag's real slices; the padding gets a log-probability so low that its exponential is 0."""
+        """Over each bag's real slices, in float32 or better; the padding's exponential is 0."""
+        if scores.dtype in (torch.float16, torch.bfloat16):
+            scores = scores.float()
         mask = self.mask if scores.ndim == 2 else self.mask[:, None]
         return F.log_softmax(scores.masked_fill(~mask, torch.finfo(scores.dtype).min), dim=-1)
 
@@ -241,15 +243,21 @@ def take_rows(rows: Float[Tensor, "rows features"], index: Int[Tensor, "*shape"]
 
 def as_rows(
     features: Float[Tensor, "slices features"] | Float[Tensor, "bags longest features"],
-    bags: Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"],
+    bags: Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int],
+    width: int | None = None,
 ) -> tuple[Float[Tensor, "rows features"], Layout]:
     """The rows and the layout of whatever form the caller keeps its bags in.
 
-    `bags` is an integer tensor of lengths (packed features), a boolean mask (padded features, True for real slices)
-    or a `Layout` made once and used again.
+    `bags` holds integer lengths (packed features), or is a boolean mask (padded features, True for real slices; what
+    stands in the padding must be finite), or a `Layout` made once and used again.  `width` is what the model takes.
     """
     layout = bags if isinstance(bags, Layout) else _layout_of(bags)
     shape = tuple(features.shape)
+    if width is not None and shape[-1] != width:
+        raise UserError(
+            f"features of shape {shape} are {shape[-1]} wide, but the model takes {width}; "
+            f"build it with features={shape[-1]}"
+        )
     if layout.sizes is not None:
         if features.ndim != 2 or shape[0] != sum(layout.sizes):
             raise UserError(
@@ -265,7 +273,9 @@ def as_rows(
     return features.flatten(0, 1), layout
 
 
-def _layout_of(bags: Tensor) -> Layout:
+def _layout_of(bags: Tensor | Sequence[int]) -> Layout:
+    if not isinstance(bags, Tensor):
+        bags = torch.as_tensor(bags)
     if bags.dtype == torch.bool and bags.ndim == 2:
         return Layout.from_mask(bags)
     if not bags.is_floating_point() and bags.dtype != torch.bool and bags.ndim == 1:

@@ -256,6 +256,10 @@ def _prepare(scores: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tenso
     """Checked scores, which entries are positive and which are counted, all of the scores' shape."""
     if not scores.ndim or not scores.shape[-1]:
         raise UserError(f"scores of shape {tuple(scores.shape)} hold nothing to rank: give at least one")
+    if not scores.is_floating_point():
+        scores = scores.double()
+    if mask is not None and mask.dtype != torch.bool:
+        raise UserError(f"mask is {mask.dtype}; it must be boolean, True where a score counts: write mask.bool()")
     labels = _expand("labels", labels, scores)
     counted = _expand("mask", scores.new_ones(1, dtype=torch.bool) if mask is None else mask, scores)
     positive = labels == 1

@@ -7,7 +7,8 @@ loss, not a model: `ng` is `abmil` and `mhng` is `transmil` trained with `Normal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ FEATURES = 768
 """M, the width of the paper's embeddings (ViT-B/16)."""
 
 Features = Float[Tensor, "slices features"] | Float[Tensor, "bags longest features"]
-BagsLike = Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"]
+BagsLike = Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int]
 
 
 class Prediction(NamedTuple):
@@ -44,7 +45,7 @@ class Prediction(NamedTuple):
     @property
     def slice_scores(self) -> Float[Tensor, "slices"] | Float[Tensor, "bags longest"]:
         """log of the heads' mean attention: the order of `attention` without its underflow."""
-        return torch.logsumexp(self.log_attention, dim=-2)
+        return torch.logsumexp(self.log_attention, dim=-2) - math.log(self.log_attention.shape[-2])
 
 
 def _predict(logit: Tensor, log_a: Float[Tensor, "bags heads longest"], layout: Layout) -> Prediction:
@@ -107,7 +108,7 @@ class MeanPooling(nn.Module):
         self.classifier = nn.Linear(features, 1)
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
-        rows, layout = as_rows(features, bags)
+        rows, layout = as_rows(features, bags, self.classifier.in_features)
         evidence = rows @ self.classifier.weight[0]
         return _attend_and_classify(torch.zeros_like(evidence), evidence, self.classifier.bias, layout)
 
@@ -127,7 +128,7 @@ class MaxPooling(nn.Module):
         self.classifier = nn.Linear(features, 1)
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
-        rows, layout = as_rows(features, bags)
+        rows, layout = as_rows(features, bags, self.classifier.in_features)
         maximum, argmax = _bag_maximum(rows, layout)
         count = rows.new_zeros(layout.bags, layout.longest).scatter_add(1, argmax, torch.ones_like(maximum))
         log_a = (count / rows.shape[1]).log().masked_fill(~layout.mask, torch.finfo(rows.dtype).min)
@@ -141,8 +142,8 @@ def _bag_maximum(
     if layout.sizes is None:
         slots = rows.view(layout.bags, layout.longest, -1).masked_fill(~layout.mask[:, :, None], -torch.inf)
         return slots.amax(1), slots.argmax(1)
-    bags = rows.split(layout.sizes)
-    return torch.stack([bag.amax(0) for bag in bags]), torch.stack([bag.argmax(0) for bag in bags])
+    best = [bag.max(0) for bag in rows.split(layout.sizes)]  # a fifth of the time of amax and argmax
+    return torch.stack([one.values for one in best]), torch.stack([one.indices for one in best])
 
 
 class ABMIL(nn.Module):
@@ -166,7 +167,7 @@ class ABMIL(nn.Module):
         self.classifier = nn.Linear(features, 1)
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
-        rows, layout = as_rows(features, bags)
+        rows, layout = as_rows(features, bags, self.classifier.in_features)
         scores = self.score(torch.tanh(self.hidden(rows))).squeeze(-1)
         evidence = rows @ self.classifier.weight[0]
         return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
@@ -192,7 +193,7 @@ class SmAP(nn.Module):
         self.classifier = nn.Linear(features, 1)
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
-        rows, layout = as_rows(features, bags)
+        rows, layout = as_rows(features, bags, self.classifier.in_features)
         projected = F.linear(rows, self.hidden.normalized_weight())
         evidence = rows @ self.classifier.weight[0]
         smooth = self.sm(torch.cat([projected, evidence[:, None]], dim=1), layout)
@@ -228,7 +229,7 @@ class TransMIL(nn.Module):
         self.classifier = nn.Linear(features, 1)
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
-        rows, layout = as_rows(features, bags)
+        rows, layout = as_rows(features, bags, self.classifier.in_features)
         tokens = layout.with_class_token()
         mixed = self.block1(self.class_token, rows, layout, tokens)
         if self.sm1 is not None:

@@ -19,7 +19,7 @@ from normal_guidance.training.objective import objective
 
 @dataclass(frozen=True)
 class Config:
-    """One point of the grid.  The defaults other than `epochs` are the paper's.
+    """One configuration: `lr` and `l1` are a point of the paper's grid, the other defaults are its protocol.
 
     Args:
         method: a name in `METHODS`; guided methods add the guidance term.
@@ -49,6 +49,9 @@ class Config:
         for name, least in (("lr", 0.0), ("l1", 0.0), ("epochs", 1), ("batch_size", 1), ("clip_norm", 0.0)):
             if not getattr(self, name) >= least:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+            if isinstance(least, int) and not isinstance(getattr(self, name), int):
+                raise UserError(f"{name} is {getattr(self, name)}; it must be a whole number")
+        NormalGuidance(self.guidance_weight, self.divergence)  # refuses what it cannot use, guided or not
 
     def guidance(self) -> NormalGuidance | None:
         """The guidance term, for the methods that have one."""
@@ -104,8 +107,9 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
         raise UserError(
             f"{len(train)} training scans do not fill one batch of {config.batch_size}; use a smaller batch size"
         )
-    torch.manual_seed(config.seed)
-    model = build_model(config.method, train.features.shape[1]).to(train.features)
+    with torch.random.fork_rng(devices=[]):  # the caller's generator is left as it was
+        torch.manual_seed(config.seed)
+        model = build_model(config.method, train.features.shape[1]).to(train.features)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     shuffling = torch.Generator().manual_seed(config.seed)
     history: tuple[Epoch, ...] = ()
