@@ -22,10 +22,10 @@ def test_unpack_is_the_inverse_of_pack(lengths: list[int]) -> None:
 
 
 @given(LENGTHS, st.sampled_from([(), (2,)]))
-def test_restore_is_the_inverse_of_canonical(lengths: list[int], heads: tuple[int, ...]) -> None:
+def test_restore_is_the_inverse_of_pad(lengths: list[int], heads: tuple[int, ...]) -> None:
     layout = Layout.packed(lengths)
     values = torch.randn(*heads, sum(lengths))
-    padded = layout.canonical(values)
+    padded = layout.pad(values)
     assert padded.shape == (len(lengths), *heads, max(lengths))
     assert torch.equal(layout.restore(padded), values)
 

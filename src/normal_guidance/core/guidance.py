@@ -84,7 +84,7 @@ def normal_reference(
     padded, layout = _padded(attention, mask, lengths)
     with torch.no_grad(), _full_precision(attention):
         log_a = _log_attention(padded, layout, from_logits, renormalize=True)
-        reference = _log_reference(log_a, layout).exp().masked_fill(~layout.mask[:, None], 0.0)
+        reference = _log_reference(log_a, layout).exp()
     return layout.restore(reference.squeeze(1) if _is_single_head(attention, layout) else reference)
 
 
@@ -114,8 +114,8 @@ def divergence(
     padded, layout = _padded(attention, mask, lengths)
     with _full_precision(attention):
         log_a = _log_attention(padded, layout, from_logits, renormalize=from_logits)
-        log_r = _log(_padded(reference, mask, lengths)[0])
-        values = _divergence(log_r, log_a, kind, layout)
+        log_r = layout.hide(_log(_padded(reference, mask, lengths)[0]))
+        values = _divergence(log_r, log_a, kind)
     return values.squeeze(1) if _is_single_head(attention, layout) else values
 
 
@@ -171,7 +171,7 @@ class NormalGuidance(nn.Module):
         with _full_precision(attention):
             log_a = _log_attention(padded, layout, from_logits, self.renormalize)
             log_r = _log_reference(log_a if self.renormalize else layout.log_softmax(log_a), layout)
-            values = _divergence(log_r, log_a, self.divergence, layout)
+            values = _divergence(log_r, log_a, self.divergence)
         return values.squeeze(1) if _is_single_head(attention, layout) else values
 
     def extra_repr(self) -> str:
@@ -254,22 +254,22 @@ class LabelGuidance(nn.Module):
         reference, _ = _padded(label_reference(slice_labels, mask, lengths=lengths), mask, lengths)
         with _full_precision(attention):
             log_a = _log_attention(padded, layout, from_logits, self.renormalize)
-            values = _divergence(_log(reference).expand_as(log_a), log_a, self.divergence, layout)
+            values = _divergence(layout.hide(_log(reference)).expand_as(log_a), log_a, self.divergence)
         return self.weight * values.mean()
 
 
 def _log_attention(padded: Padded, layout: Layout, from_logits: bool, renormalize: bool) -> Padded:
-    """log a; the padding holds finite values that the mask must remove."""
+    """log a, hidden in the padding."""
     padded = padded if padded.dtype == torch.float64 else padded.float()
     # -inf on a real slice would make 0 * inf: the loss is then huge, and its gradient still a - r.
     log_a = padded.clamp_min(torch.finfo(padded.dtype).min / 4) if from_logits else _log(padded)
-    return layout.log_softmax(log_a) if renormalize else log_a
+    return layout.log_softmax(log_a) if renormalize else layout.hide(log_a)
 
 
 def _log_reference(log_a: Padded, layout: Layout) -> Padded:
     """log r by eqs. 2 and 3, from log-attention that sums to one over the slices; a constant to the gradient."""
     mask = layout.mask[:, None]
-    a = log_a.detach().exp().masked_fill(~mask, 0.0)
+    a = log_a.detach().exp()
     # Positions count real slices and start at the middle of the bag: small numbers, so float32 keeps its digits.
     j = mask.cumsum(-1) - (layout.lengths[:, None, None] + 1) / 2
     mean = (j * a).sum(-1, keepdim=True)
@@ -279,11 +279,9 @@ def _log_reference(log_a: Padded, layout: Layout) -> Padded:
     return layout.log_softmax(-distance / (2 * variance))
 
 
-def _divergence(log_r: Padded, log_a: Padded, kind: str, layout: Layout) -> Float[Tensor, "bags heads"]:
-    """Terms are made finite before they are multiplied: 0 * -inf would be NaN, in the gradient too."""
-    outside = ~layout.mask[:, None]
-    terms = DIVERGENCES[_checked_divergence(kind)](log_r.masked_fill(outside, 0.0), log_a.masked_fill(outside, 0.0))
-    return terms.masked_fill(outside, 0.0).sum(-1)
+def _divergence(log_r: Padded, log_a: Padded, kind: str) -> Float[Tensor, "bags heads"]:
+    """The sum of the terms; both arguments are hidden in the padding, where every term is then 0."""
+    return DIVERGENCES[_checked_divergence(kind)](log_r, log_a).sum(-1)
 
 
 def _log(probability: Padded) -> Padded:
@@ -295,7 +293,7 @@ def _log(probability: Padded) -> Padded:
 def _padded(values: Values, mask: Mask | None, lengths: Lengths | None) -> tuple[Padded, Layout]:
     """Any accepted form as `(bags, heads, longest)`, with its layout."""
     layout = _layout(values, mask, lengths)
-    padded = layout.canonical(values) if layout.is_packed else values
+    padded = layout.fold(values) if layout.is_packed else values
     return (padded[:, None] if _is_single_head(values, layout) else padded), layout
 
 

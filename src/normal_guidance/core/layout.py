@@ -108,15 +108,23 @@ class Layout:
     def is_packed(self) -> bool:
         return self.sizes is not None
 
-    def fold(self, rows: Shaped[Tensor, "rows"]) -> Shaped[Tensor, "bags longest"]:
-        """One number per row to `(bags, longest)`.  Padding holds anything: mask it before use."""
+    def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
+        """Numbers per row to `(bags, longest)`, or per head and row.  Padding holds anything: hide it before use."""
         if self.pad_index is None:
-            return rows.view(self.bags, self.longest)
-        return rows[self.pad_index]
+            return values.view(*values.shape[:-1], self.bags, self.longest).movedim(-2, 0)
+        return values[..., self.pad_index].movedim(-2, 0)
 
-    def pad(self, rows: Shaped[Tensor, "rows"]) -> Shaped[Tensor, "bags longest"]:
-        """`fold` with zeros in the padding."""
-        return self.fold(rows).masked_fill(~self.mask, 0)
+    def pad(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
+        """`fold` with zeros in the padding; on packed rows the inverse of `restore`."""
+        padded = self.fold(values)
+        return padded.masked_fill(~self._mask_for(padded), 0)
+
+    def hide(self, scores: Float[Tensor, "bags *heads longest"]) -> Float[Tensor, "bags *heads longest"]:
+        """Scores with the lowest finite number in the padding: its exponential is 0, and 0 times it is 0, not NaN."""
+        return scores.masked_fill(~self._mask_for(scores), torch.finfo(scores.dtype).min)
+
+    def _mask_for(self, padded: Shaped[Tensor, "bags *heads longest"]) -> Bool[Tensor, "bags *one longest"]:
+        return self.mask if padded.ndim == 2 else self.mask[:, None]
 
     def restore(
         self, padded: Shaped[Tensor, "bags *heads longest"]
@@ -126,21 +134,11 @@ class Layout:
             return padded
         return padded.movedim(0, -2).flatten(-2)[..., self.unpad_index]
 
-    def canonical(
-        self, values: Shaped[Tensor, "*heads rows"] | Shaped[Tensor, "bags *heads longest"]
-    ) -> Shaped[Tensor, "bags *heads longest"]:
-        """The inverse of `restore`, zeros in the padding."""
-        if self.pad_index is not None:
-            values = values[..., self.pad_index].movedim(-2, 0)
-        mask = self.mask if values.ndim == 2 else self.mask[:, None]
-        return values.masked_fill(~mask, 0)
-
     def log_softmax(self, scores: Float[Tensor, "bags *heads longest"]) -> Float[Tensor, "bags *heads longest"]:
         """Over each bag's real slices, in float32 or better; the padding's exponential is 0."""
         if scores.dtype in (torch.float16, torch.bfloat16):
             scores = scores.float()
-        mask = self.mask if scores.ndim == 2 else self.mask[:, None]
-        return F.log_softmax(scores.masked_fill(~mask, torch.finfo(scores.dtype).min), dim=-1)
+        return F.log_softmax(self.hide(scores), dim=-1)
 
     def with_class_token(self) -> Layout:
         """The layout in which one more row, the class token, stands before each bag's slices."""

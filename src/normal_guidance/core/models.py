@@ -49,8 +49,7 @@ class Prediction(NamedTuple):
 
 
 def _predict(logit: Tensor, log_a: Float[Tensor, "bags heads longest"], layout: Layout) -> Prediction:
-    attention = log_a.exp().mean(1).masked_fill(~layout.mask, 0.0)
-    return Prediction(logit, layout.restore(attention), layout.restore(log_a))
+    return Prediction(logit, layout.restore(log_a.exp().mean(1)), layout.restore(log_a))
 
 
 def _attend_and_classify(
@@ -131,7 +130,7 @@ class MaxPooling(nn.Module):
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         maximum, argmax = _bag_maximum(rows, layout)
         count = rows.new_zeros(layout.bags, layout.longest).scatter_add(1, argmax, torch.ones_like(maximum))
-        log_a = (count / rows.shape[1]).log().masked_fill(~layout.mask, torch.finfo(rows.dtype).min)
+        log_a = layout.hide((count / rows.shape[1]).log())
         return _predict(self.classifier(maximum).squeeze(-1), log_a[:, None], layout)
 
 
