@@ -91,10 +91,10 @@ def test_scan_oracle_is_the_published_ceiling(test_sets, seed, published, exchan
 
 
 def test_one_published_scan_ceiling_exchanges_two_scans(test_sets):
-    """In float64 the ceiling of 2001 is .815057, printed .81505.
+    """In float64 the ceiling of 2001 is .815057; the published digits are .81505.
 
-    A positive and a negative scan differ by 3e-7 there.  Log-likelihoods of a whole scan summed in float32 put them
-    in the wrong order, and that one pair makes the printed figure.
+    A positive and a negative scan differ by 3e-7 there, less than float32 arithmetic can tell apart.  That one pair
+    the other way round gives the published digits.
     """
     bags = test_sets[2001]
     positive, negative = 48, 142
