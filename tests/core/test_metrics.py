@@ -23,6 +23,7 @@ from normal_guidance.core.metrics import (
     mean_and_sd,
     scan_level,
 )
+from normal_guidance.errors import UserError
 
 Metric = Callable[..., Tensor]
 SKLEARN = {auroc: roc_auc_score, auprc: average_precision_score}
@@ -433,3 +434,11 @@ def test_an_unknown_sd_is_refused() -> None:
 def test_mean_and_sd_need_a_vector(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="values must be a vector of one or more numbers"):
         mean_and_sd(torch.zeros(shape), "sample")
+
+
+@BOTH
+def test_whole_numbers_are_scores_too_but_no_masks(metric: Metric, unchecked: None) -> None:
+    scores, labels = torch.tensor([3, 1, 2, 2]), torch.tensor([1, 0, 1, 0])
+    assert metric(scores, labels).item() == pytest.approx(SKLEARN[metric](labels, scores))
+    with pytest.raises(UserError, match=r"mask is torch.int64; .* write mask.bool\(\)"):
+        metric(scores, labels, torch.tensor([1, 1, 1, 0]))

@@ -187,20 +187,17 @@ class Layout:
     def windows(self, halo: int) -> Windows:
         """The plan for smoothing along slices with a kernel that reaches `halo` slices to each side."""
         device, block = self.lengths.device, SMOOTHING_BLOCK
+        every = torch.arange(self.bags, device=device)
         if self.sizes is None:
-            per_bag = -(-self.longest // block)
-            bag = torch.arange(self.bags, device=device).repeat_interleave(per_bag)
-            number = torch.arange(per_bag, device=device).repeat(self.bags)
-            first = torch.arange(self.bags, device=device) * per_bag
-            blocks = per_bag * self.bags
-            position = torch.arange(self.longest, device=device).expand(self.bags, -1)
+            counts = torch.full_like(self.lengths, -(-self.longest // block))
+            blocks = self.bags * -(-self.longest // block)
         else:
             counts = (self.lengths + block - 1) // block
             blocks = sum(-(-size // block) for size in self.sizes)
-            first = counts.cumsum(0) - counts
-            bag = torch.repeat_interleave(torch.arange(self.bags, device=device), counts, output_size=blocks)
-            number = torch.arange(blocks, device=device) - first[bag]
-            position = torch.arange(self.longest, device=device).expand(self.bags, -1)
+        first = counts.cumsum(0) - counts
+        bag = torch.repeat_interleave(every, counts, output_size=blocks)
+        number = torch.arange(blocks, device=device) - first[bag]
+        position = torch.arange(self.longest, device=device).expand(self.bags, -1)
         reach = torch.arange(block + 2 * halo, device=device)[:, None] + number * block - halo
         read = self.starts[bag] + mirror(reach, self.lengths[bag])
         write = (position % block) * blocks + first[:, None] + position // block
