@@ -4,7 +4,7 @@ None of them has guidance, so `ng` and `mhng` are compared with the unguided mod
 `TransformerABMIL` with two full-attention layers of 8 heads and no MLP: it respects the mask and computes softmax
 attention, as ours does, and it does less (no class token, no PPEG, no output projection).  torchmil's `TransMIL` takes
 no mask and approximates attention by Nystrom landmarks; with its default for 768 features (384 landmarks) the head
-batch needs more than 20 GiB.
+batch was killed for memory on a machine of 24 GiB.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from normal_guidance.cli.methods import methods
 from normal_guidance.errors import UserError
 
 # Must be set before torch is imported.  OpenMP's threads spin while they wait; where cores are shared (containers,
-# clusters) that made the demo take 7 minutes instead of 30 seconds, and on an idle machine it gains nothing.
+# clusters) that made the demo take 7 minutes instead of 30 seconds.  The price: about 15 % on an idle machine (LOG.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 USER_ERROR_EXIT_CODE = 2  # what unknown options and missing arguments exit with, too
