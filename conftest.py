@@ -5,6 +5,7 @@ It lies at the root, not in tests/, because the doctests in src/ need it too.
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import hypothesis
 import jaxtyping
@@ -16,6 +17,9 @@ from jaxtyping import install_import_hook
 install_import_hook("normal_guidance", "beartype.beartype")
 
 torch.set_num_threads(2)
+
+# Doctests import what they are collected from; Triton comes with torch's CUDA builds only.
+collect_ignore_glob = [] if find_spec("triton") else ["src/*_triton.py"]
 
 # CI must not fail by chance; on a developer's machine new examples are welcome.
 hypothesis.settings.register_profile("local", deadline=None, max_examples=50)

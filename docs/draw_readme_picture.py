@@ -19,7 +19,8 @@ from normal_guidance.core.models import METHODS
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.evaluation.scores import score
 from normal_guidance.reports.figures import AttendedScan, draw_attention
-from normal_guidance.training.fit import Config, fit, predict
+from normal_guidance.training.config import Config
+from normal_guidance.training.fit import fit, predict
 
 SHIFT = 1.0
 PASSES = 8

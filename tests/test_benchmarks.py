@@ -1,5 +1,6 @@
-"""The benchmark runs and reports, and its textbook models equal ours: values, attention and every gradient."""
+"""The benchmarks run and report, and their textbook models equal ours: values, attention and every gradient."""
 
+import importlib
 import importlib.util
 import json
 import shlex
@@ -92,12 +93,12 @@ def test_loss_and_gradients_equal_the_textbook(method, bags, labels):
 
 
 # ----------------------------------------------------------------------------------------------------
-# The benchmark
+# One step of every model
 # ----------------------------------------------------------------------------------------------------
 
 
-def run_benchmark(options):
-    command = [sys.executable, str(BENCHMARKS / "bench_core.py"), *shlex.split(options)]
+def run_benchmark(options, script="bench_core.py"):
+    command = [sys.executable, str(BENCHMARKS / script), *shlex.split(options)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -133,3 +134,100 @@ def test_the_floor_counts_multiplications():
     products = floor.attention_pooling([1, 2], 768)
     assert sum(product.flop for product in products) == 2 * (2 * 3 * 768 * 128) + 2 * (2 * 3 * 768)
     floor.runner(floor.transformer([1, 2], 16))()
+
+
+# ----------------------------------------------------------------------------------------------------
+# The sweep
+# ----------------------------------------------------------------------------------------------------
+
+TINY = "--configs 2 --features 16 --bags 4 --epochs 2"
+
+
+def run_sweep_benchmark(options):
+    """Its report, and the lines above it."""
+    run = run_benchmark(f"{options} {TINY}", "bench_sweep.py")
+    assert run.returncode == 0, run.stderr
+    *lines, last = run.stdout.splitlines()
+    assert not any(line.startswith("{") for line in lines)
+    report = json.loads(last)
+    assert report["benchmark"] == "sweep"
+    assert {"cpu", "gpu", "torch", "python", "commit", "date"} <= report["machine"].keys()
+    return report, lines
+
+
+def test_the_sweep_benchmark_times_steps():
+    report, lines = run_sweep_benchmark("--steps --methods ng,smtp --shapes head --batches 3 --val-scans 8")
+    assert report["failed"] == []
+    assert [(row["method"], row["shape"], row["precision"]) for row in report["rows"]] == [
+        ("ng", "head", "float32"),
+        ("smtp", "head", "float32"),
+    ]
+    for row in report["rows"]:
+        assert row["finite"]
+        assert row["steps"] == 3
+        assert 0 < row["slots_filled"] <= 1
+        assert 0 < row["evaluation_share"] < 1
+        assert row["epoch_ms"] > 0
+        assert row["replay_ms"] > 0
+        assert len(row["epoch_ms_all"]) == 2
+        assert row["gflop"] > 0
+    assert sum(line.startswith(("ng ", "smtp ")) for line in lines) == 2
+    assert report["goals"] == []  # they are for a GPU and the full size
+
+
+def test_the_sweep_benchmark_runs_beside_torchmil_and_compares_precisions():
+    report, lines = run_sweep_benchmark(
+        "--torchmil --accuracy --methods abmil --train-scans 32 --repeats 2 --commit abc1234"
+    )
+    assert report["machine"]["commit"] == "abc1234"
+    (compared,) = report["torchmil"]
+    assert (compared["method"], compared["configs"], compared["epochs"]) == ("abmil", 2, 2)
+    assert {name: len(seconds) for name, seconds in compared["seconds_all"].items()} == {"ours": 2, "torchmil": 2}
+    assert compared["ratio"] == pytest.approx(compared["seconds"]["torchmil"] / compared["seconds"]["ours"])
+    float32, noise, float64 = report["accuracy"]
+    assert [entry["run"] for entry in (float32, noise, float64)] == ["float32", "noise", "float64"]
+    assert float32["differences"]["last"]["max_abs"] == 0
+    assert noise["differences"]["last"]["max_abs"] > 0
+    assert len(float64["best_val_auroc"]) == 2
+    assert {goal["about"] for goal in report["goals"]} == {"abmil float64 last epoch", "abmil float64 best epoch"}
+    assert sum(line.startswith(("met  ", "MISSED")) for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("--methods nosuch", "nosuch unknown; choose from"),
+        ("--steps --precision bf16", "bf16 is for CUDA"),
+        ("--torchmil --methods smap", "not smap"),
+    ],
+)
+def test_the_sweep_benchmark_refuses_what_it_cannot_do(options, complaint):
+    run = run_benchmark(options, "bench_sweep.py")
+    assert run.returncode == 2
+    assert complaint in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_goals_of_the_sweep_can_be_met_and_missed(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    bench = importlib.import_module("bench_sweep")
+    blank = dict.fromkeys(bench.Row.__dataclass_fields__, 0.0) | {"method": "ng", "precision": "bf16"}
+    head = bench.Row(**blank | {"shape": "head", "epoch_ms": 0.29, "grid_minutes": 2.1, "ns_per_slice": 1.0})
+    chest = bench.Row(**blank | {"shape": "chest", "ns_per_slice": 1.4, "evaluation_share": 0.05})
+    goals = bench.step_goals([head, chest])
+    assert [(goal["about"], goal["met"]) for goal in goals] == [
+        ("ng head bf16", True),
+        ("ng head bf16", False),
+        ("ng head bf16", True),
+        ("ng chest bf16", False),
+        ("ng chest bf16", True),
+    ]
+    assert [text.startswith("met") for text in bench.verdicts(goals)] == [goal["met"] for goal in goals]
+
+
+def test_chest_lengths_are_as_the_goal_has_them(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    bench = importlib.import_module("bench_sweep")
+    lengths = bench.chest_lengths(100_000, torch.Generator().manual_seed(0))
+    assert (lengths.min(), lengths.max()) == (63, 1083)
+    assert lengths.double().mean() == pytest.approx(246, abs=1)

@@ -23,6 +23,7 @@ README = ROOT / "README.md"
 # A package may import from itself and from the rows above its own; names in one row are siblings and may not.
 LAYERS = (
     ("errors",),
+    ("files",),
     ("core",),
     ("data",),
     ("features",),
@@ -33,8 +34,9 @@ LAYERS = (
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 TOP_LEVEL_MAY_IMPORT = {"errors", "core", "data"}
-# The packages whose third-party imports are limited, and to what (beside the standard library).
-THIRD_PARTY = {"errors": set(), "core": {"torch", "jaxtyping"}}
+# The packages whose third-party imports are limited, and to what (beside the standard library); triton comes with
+# torch, on CUDA alone, and only modules named *_triton import it.
+THIRD_PARTY = {"errors": set(), "core": {"torch", "jaxtyping", "triton"}}
 
 
 def imported_names(file: Path, module: str) -> list[tuple[int, str]]:

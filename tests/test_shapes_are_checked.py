@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import sys
+from importlib.util import find_spec
 
 import jaxtyping
 import pytest
@@ -11,7 +12,11 @@ import torch
 import normal_guidance
 from normal_guidance.core.layout import Layout
 
-MODULES = [module.name for module in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.")]
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.")
+    if find_spec("triton") or not module.name.endswith("_triton")
+]
 
 
 def test_a_wrong_number_of_dimensions_is_an_error():

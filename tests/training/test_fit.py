@@ -13,7 +13,8 @@ from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.models import build_model
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
-from normal_guidance.training.fit import Config, Epoch, fit, predict, select_epoch
+from normal_guidance.training.config import Config
+from normal_guidance.training.fit import Epoch, fit, predict, select_epoch
 from normal_guidance.training.objective import objective
 
 

@@ -14,6 +14,8 @@ from typer.core import TyperGroup
 from normal_guidance import __version__
 from normal_guidance.cli.demo import demo
 from normal_guidance.cli.methods import methods
+from normal_guidance.cli.reproduce import reproduce
+from normal_guidance.cli.sweep import sweep
 from normal_guidance.errors import UserError
 
 # Must be set before torch is imported.  OpenMP's threads spin while they wait; where cores are shared (containers,
@@ -63,5 +65,5 @@ def nguide(
     """Find the slices that matter in a 3D medical scan when only the whole scan carries a label."""
 
 
-for command in (demo, methods):
+for command in (demo, methods, sweep, reproduce):
     app.command()(command)

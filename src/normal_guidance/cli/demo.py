@@ -73,7 +73,8 @@ def demo(
 def _best_fit(name: str, train: Bags, val: Bags, epochs: int, seed: int, console: Console) -> Fit:
     """The learning rate with the best validation scan AUROC, as the paper chooses."""
     from normal_guidance.core.models import METHODS
-    from normal_guidance.training.fit import Config, fit
+    from normal_guidance.training.config import Config
+    from normal_guidance.training.fit import fit
 
     fits = []
     for lr in LEARNING_RATES:

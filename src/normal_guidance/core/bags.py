@@ -175,6 +175,20 @@ class Bags:
             slice_labels=None if self.slice_labels is None else self.slice_labels.to(device),
         )
 
+    @property
+    def width(self) -> int:
+        """Features per slice."""
+        return self.features.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the features."""
+        return self.features.dtype
+
+    def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
+        """The packed features of the chosen scans, one after the other."""
+        return self._select(scans.tolist()).features
+
     @cached_property
     def layout(self) -> Layout:
         """How the slices fold into scans, as the models take it."""

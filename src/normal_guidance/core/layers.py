@@ -2,6 +2,9 @@
 
 Parameters sit in torch's own modules (`nn.MultiheadAttention`, `nn.Conv1d`, `nn.LayerNorm`), so initialisation and
 state dicts are torch's; the forward passes use algebra that gives the same function with far fewer operations.
+
+What multiplies rows is cast to the rows' dtype: bfloat16 rows are multiplied on bfloat16 matrix units, whatever dtype
+the parameters have, and rows in the parameters' dtype cost no cast.
 """
 
 from __future__ import annotations
@@ -14,8 +17,28 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import SMOOTHING_BLOCK, Layout, mirror, take_rows
+from normal_guidance.core.ragged.attention import attend as attend_slots
+from normal_guidance.core.ragged.convolution import depthwise as depthwise_slots
+from normal_guidance.core.ragged.dense import project, with_bias
+from normal_guidance.core.ragged.smoothing import smooth as smooth_slots
+from normal_guidance.core.slots import SlottedLayout
 
 Rows = Float[Tensor, "rows features"]
+
+WRITTEN_OUT = 256
+"""Rows up to which attention keeps its matrix of weights; beyond, torch's kernel saves memory."""
+
+
+def linear(layer: nn.Linear, rows: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+    """A linear layer in the rows' dtype."""
+    return F.linear(rows, layer.weight.to(rows.dtype), layer.bias.to(rows.dtype))
+
+
+def matvec(matrix: Float[Tensor, "rows columns"], vector: Float[Tensor, "columns"]) -> Float[Tensor, "rows"]:
+    """Matrix times vector.  A compiler makes it part of whatever else passes over the matrix; without one, BLAS."""
+    if torch.compiler.is_compiling():
+        return (matrix * vector).sum(-1)
+    return matrix.to(vector.dtype) @ vector
 
 
 class Sm(nn.Module):
@@ -54,8 +77,10 @@ class Sm(nn.Module):
 
     def forward(self, rows: Rows, layout: Layout) -> Rows:
         """Rows smoothed within each bag."""
-        windows = layout.windows(halo=self.steps)
         kernel = self.kernel()
+        if isinstance(layout, SlottedLayout):
+            return smooth_slots(rows, kernel, layout.starts, layout.lengths, layout.longest)
+        windows = layout.windows(halo=self.steps)
         matrix = self.band.to(kernel.dtype) @ kernel
         reach, blocks = windows.read.shape
         read = take_rows(rows, windows.read).reshape(reach, blocks * rows.shape[1])
@@ -109,6 +134,9 @@ class PPEG(nn.Module):
     def forward(self, tokens: Rows, layout: Layout) -> Rows:
         """Tokens with position; `layout` counts the class token."""
         weight, bias = self._merged()
+        if isinstance(layout, SlottedLayout):
+            return depthwise_slots(tokens, weight, bias, layout.first, layout.lengths - 1, layout.longest - 1)
+        weight, bias = weight.to(tokens.dtype), bias.to(tokens.dtype)
         if layout.sizes is None:
             slots = tokens.view(layout.bags, layout.longest, -1)
             slices = slots[:, 1:] * layout.mask[:, 1:, None]
@@ -179,11 +207,11 @@ class Block(nn.Module):
         weight, bias = self.attention.in_proj_weight, self.attention.in_proj_bias
         assert weight is not None
         assert bias is not None
-        return weight * self.norm.weight, bias + weight @ self.norm.bias
+        return weight * self.norm.weight, bias + matvec(weight, self.norm.bias)
 
     def project_out(self, heads_joined: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows features"]:
         """The output projection of multi-head attention."""
-        return self.attention.out_proj(heads_joined)
+        return linear(self.attention.out_proj, heads_joined)
 
 
 class SelfAttention(nn.Module):
@@ -205,11 +233,20 @@ class SelfAttention(nn.Module):
         self, token: Float[Tensor, "1 features"], rows: Rows, layout: Layout, tokens: Layout
     ) -> Float[Tensor, "tokens features"]:
         """MHA's output for the rows of `tokens`: class token first in each bag."""
-        weight, bias = self.block.folded_projection()
-        projected = F.linear(self.block.normalize(rows), weight, bias)
-        projected_token = F.linear(self.block.normalize(token), weight, bias)
+        n, weight, bias = self.block.normalize(rows), *self.block.folded_projection()
+        weight, bias = weight.to(rows.dtype), bias.to(rows.dtype)
+        projected_token = F.linear(self.block.normalize(token).to(rows.dtype), weight, bias)
+        if isinstance(layout, SlottedLayout):
+            return self._in_slots(n, weight, bias, projected_token[0], layout)
+        projected = F.linear(n, weight, bias)
         joined = attend(layout.prepend(projected_token, projected), tokens, self.block.heads)
         return self.block.project_out(joined)
+
+    def _in_slots(self, n: Rows, weight: Tensor, bias: Tensor, token: Tensor, layout: SlottedLayout) -> Rows:
+        projected = project(*with_bias(n, weight, bias))
+        joined = attend_slots(projected, token, layout.first, layout.lengths, self.block.heads, layout.longest)
+        out = self.block.attention.out_proj
+        return project(joined, out.weight.to(n.dtype)) + out.bias.to(n.dtype)
 
 
 def attend(qkv: Float[Tensor, "rows three_features"], layout: Layout, heads: int) -> Rows:
@@ -222,8 +259,14 @@ def attend(qkv: Float[Tensor, "rows three_features"], layout: Layout, heads: int
         joined = _masked_attention(q, k, v, layout.mask[:, None, None])
         return joined.transpose(1, 2).flatten(2).flatten(0, 1)
     bags = [bag.view(1, len(bag), 3, heads, -1).permute(2, 0, 3, 1, 4) for bag in qkv.split(layout.sizes)]
-    joined_bags = [F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1) for q, k, v in bags]
-    return torch.cat(joined_bags)
+    return torch.cat([_attention(q, k, v)[0].transpose(0, 1).flatten(1) for q, k, v in bags])
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Short bags written out: as fast as torch's CPU kernel, which under `vmap` takes configurations one by one."""
+    if q.shape[-2] > WRITTEN_OUT:
+        return F.scaled_dot_product_attention(q, k, v)
+    return ((q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)).softmax(-1) @ v
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -258,23 +301,27 @@ class ClassAttention(nn.Module):
     ) -> tuple[Float[Tensor, "bags features"], Float[Tensor, "bags heads longest"]]:
         """MHA's output for row 0 (or the rows mixed by `mix`), and log-attention of row 0, its own entry included."""
         heads, features = self.block.heads, tokens.shape[1]
-        weight, bias = self.block.folded_projection()
+        weight, bias = self.block.attention.in_proj_weight, self.block.attention.in_proj_bias
+        assert weight is not None
+        assert bias is not None
         w_q, w_k, w_v = weight.view(3, heads, features // heads, features)
         b_q, _, b_v = bias.view(3, heads, features // heads)  # keys' bias adds a constant to a row: softmax drops it
-        x = self.block.normalize(tokens)
+        scale, shift = self.block.norm.weight, self.block.norm.bias  # of few rows here, so they are not folded
+        n = self.block.normalize(tokens)
 
         count = 1 if mix is None else mix.shape[1]
-        first = take_rows(x, layout.first_rows(count))
+        first = layout.take_first(n)[:, None] if mix is None else take_rows(n, layout.first_rows(count))
+        first = (first * scale + shift).to(weight.dtype)
         q = torch.einsum("bqm,hdm->bqhd", first, w_q) + b_q
-        u = torch.einsum("bqhd,hdm->bqhm", q, w_k) * (features // heads) ** -0.5
-        scores = layout.dot(u.flatten(1, 2), x)
+        u = torch.einsum("bqhd,hdm->bqhm", q.to(weight.dtype), w_k) * scale * (features // heads) ** -0.5
+        scores = layout.dot(u.flatten(1, 2).to(n.dtype), n)  # without shift, which adds a constant again
         log_rows = layout.log_softmax(scores).reshape(layout.bags, count, heads, layout.longest)
         a = log_rows.exp()
         a = a[:, 0] if mix is None else (a * mix[:, :, None, None]).sum(1)
 
-        pooled = layout.pool(a.to(x.dtype), x)
-        values = torch.einsum("bhm,hdm->bhd", pooled, w_v) + b_v
-        return self.block.project_out(values.flatten(1)), log_rows[:, 0]
+        pooled = layout.pool(a, n) * scale + shift  # a sums to one, mixed or not
+        values = torch.einsum("bhm,hdm->bhd", pooled.to(weight.dtype), w_v) + b_v
+        return self.block.project_out(values.flatten(1).to(weight.dtype)), log_rows[:, 0]
 
 
 class SpectralLinear(nn.Linear):
@@ -297,16 +344,17 @@ class SpectralLinear(nn.Linear):
     """A weight that L1 has driven to zero stays zero instead of becoming NaN."""
 
     def normalized_weight(self) -> Float[Tensor, "out_features in_features"]:
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         if self.out_features == 1:
-            return self.weight / self.weight.norm().clamp_min(self.SMALLEST)
+            return weight / weight.norm().clamp_min(self.SMALLEST)
         with torch.no_grad():
-            u = _leading_vector(self.weight @ self.weight.T, self.SQUARINGS)
-            v = F.normalize(self.weight.T @ u, dim=0)
-        sigma = torch.dot(u, self.weight @ v)
-        return self.weight / sigma.clamp_min(self.SMALLEST)
+            u = _leading_vector(weight @ weight.T, self.SQUARINGS)
+            v = F.normalize(weight.T @ u, dim=0)
+        sigma = torch.dot(u, weight @ v)
+        return weight / sigma.clamp_min(self.SMALLEST)
 
     def forward(self, rows: Float[Tensor, "*rows in_features"]) -> Float[Tensor, "*rows out_features"]:
-        return F.linear(rows, self.normalized_weight(), self.bias)
+        return F.linear(rows, self.normalized_weight().to(rows.dtype), self.bias.to(rows.dtype))
 
 
 def _leading_vector(gram: Float[Tensor, "n n"], squarings: int) -> Float[Tensor, "n"]:

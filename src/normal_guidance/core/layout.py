@@ -108,6 +108,11 @@ class Layout:
     def is_packed(self) -> bool:
         return self.sizes is not None
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of features without the features: what the caller's tensor must begin with."""
+        return (self.bags, self.longest) if self.sizes is None else (sum(self.sizes),)
+
     def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
         """Numbers per row to `(bags, longest)`, or per head and row.  Padding holds anything: hide it before use."""
         if self.pad_index is None:
@@ -154,6 +159,10 @@ class Layout:
             return torch.cat([token.expand(self.bags, 1, -1), slots], dim=1).flatten(0, 1)
         return torch.cat([piece for bag in rows.split(self.sizes) for piece in (token, bag)])
 
+    def take_first(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "bags features"]:
+        """Row 0 of each bag."""
+        return take_rows(rows, self.starts)
+
     def first_rows(self, count: int) -> Int[Tensor, "bags count"]:
         """Row numbers of each bag's first slices; shorter bags repeat their last one."""
         slot = torch.arange(count, device=self.lengths.device)
@@ -179,6 +188,7 @@ class Layout:
         self, weights: Float[Tensor, "bags heads longest"], rows: Float[Tensor, "rows features"]
     ) -> Float[Tensor, "bags heads features"]:
         """Weighted sums over each bag's own rows: z_bh = sum_j a_bhj x_bj.  Weights are 0 in the padding."""
+        weights = weights.to(rows.dtype)
         if self.sizes is None:
             return weights @ rows.view(self.bags, self.longest, -1)
         shares = self.restore(weights).split(self.sizes, dim=-1)
@@ -253,19 +263,17 @@ def as_rows(
             f"features of shape {shape} are {shape[-1]} wide, but the model takes {width}; "
             f"build it with features={shape[-1]}"
         )
-    if layout.sizes is not None:
-        if features.ndim != 2 or shape[0] != sum(layout.sizes):
+    if shape[:-1] != layout.row_shape:
+        if len(layout.row_shape) == 1:
             raise UserError(
-                f"packed features of shape {shape} do not fit lengths that add up to {sum(layout.sizes)}; "
+                f"packed features of shape {shape} do not fit lengths that add up to {layout.row_shape[0]}; "
                 "expected (slices, features). For padded features (bags, longest, features) pass a boolean mask"
             )
-        return features, layout
-    if features.ndim != 3 or shape[:2] != tuple(layout.mask.shape):
         raise UserError(
-            f"padded features of shape {shape} do not fit a mask of shape {tuple(layout.mask.shape)}; "
+            f"padded features of shape {shape} do not fit a mask of shape {layout.row_shape}; "
             "expected (bags, longest, features). For packed features (slices, features) pass integer lengths"
         )
-    return features.flatten(0, 1), layout
+    return features.reshape(-1, shape[-1]), layout
 
 
 def _layout_of(bags: Tensor | Sequence[int]) -> Layout:

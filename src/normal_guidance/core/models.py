@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from normal_guidance.core.layers import PPEG, ClassAttention, SelfAttention, Sm, SpectralLinear
-from normal_guidance.core.layout import Layout, as_rows, take_rows
+from normal_guidance.core.layers import PPEG, ClassAttention, SelfAttention, Sm, SpectralLinear, linear, matvec
+from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.errors import UserError
 
 FEATURES = 768
@@ -108,7 +108,7 @@ class MeanPooling(nn.Module):
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
-        evidence = rows @ self.classifier.weight[0]
+        evidence = rows @ self.classifier.weight[0].to(rows.dtype)
         return _attend_and_classify(torch.zeros_like(evidence), evidence, self.classifier.bias, layout)
 
 
@@ -131,7 +131,7 @@ class MaxPooling(nn.Module):
         maximum, argmax = _bag_maximum(rows, layout)
         count = rows.new_zeros(layout.bags, layout.longest).scatter_add(1, argmax, torch.ones_like(maximum))
         log_a = layout.hide((count / rows.shape[1]).log())
-        return _predict(self.classifier(maximum).squeeze(-1), log_a[:, None], layout)
+        return _predict(linear(self.classifier, maximum).squeeze(-1), log_a[:, None], layout)
 
 
 def _bag_maximum(
@@ -139,7 +139,7 @@ def _bag_maximum(
 ) -> tuple[Float[Tensor, "bags features"], Int[Tensor, "bags features"]]:
     """Each bag's largest value per feature and the first slice that has it."""
     if layout.sizes is None:
-        slots = rows.view(layout.bags, layout.longest, -1).masked_fill(~layout.mask[:, :, None], -torch.inf)
+        slots = layout.fold(rows.T).movedim(1, 2).masked_fill(~layout.mask[:, :, None], -torch.inf)
         return slots.amax(1), slots.argmax(1)
     best = [bag.max(0) for bag in rows.split(layout.sizes)]  # one pass, where amax and argmax take two
     return torch.stack([one.values for one in best]), torch.stack([one.indices for one in best])
@@ -167,8 +167,9 @@ class ABMIL(nn.Module):
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
-        scores = self.score(torch.tanh(self.hidden(rows))).squeeze(-1)
-        evidence = rows @ self.classifier.weight[0]
+        hidden = torch.tanh(linear(self.hidden, rows))
+        scores = matvec(hidden.to(self.score.weight.dtype), self.score.weight[0]) + self.score.bias
+        evidence = rows @ self.classifier.weight[0].to(rows.dtype)
         return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
 
 
@@ -193,10 +194,12 @@ class SmAP(nn.Module):
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
-        projected = F.linear(rows, self.hidden.normalized_weight())
-        evidence = rows @ self.classifier.weight[0]
+        projected = F.linear(rows, self.hidden.normalized_weight().to(rows.dtype))
+        evidence = rows @ self.classifier.weight[0].to(rows.dtype)
         smooth = self.sm(torch.cat([projected, evidence[:, None]], dim=1), layout)
-        scores = self.score(torch.tanh(smooth[:, :-1] + self.hidden.bias)).squeeze(-1)
+        hidden = torch.tanh(smooth[:, :-1] + self.hidden.bias)
+        weight = self.score.normalized_weight()
+        scores = matvec(hidden.to(weight.dtype), weight[0]) + self.score.bias
         return _attend_and_classify(scores, smooth[:, -1], self.classifier.bias, layout)
 
 
@@ -235,7 +238,7 @@ class TransMIL(nn.Module):
             mixed = self.sm1(mixed, tokens)
         x = self.ppeg(layout.prepend(self.class_token, rows) + mixed, tokens)
         output, log_row = self.block2(x, tokens, None if self.sm2 is None else self.sm2.first_row(tokens))
-        z = take_rows(x, tokens.starts) + output
+        z = (tokens.take_first(x) + output).to(self.classifier.weight.dtype)
         return _predict(self.classifier(z).squeeze(-1), log_row[:, :, 1:], layout)
 
 
@@ -258,14 +261,16 @@ class Method:
     build: Callable[[int], nn.Module]
     guided: bool = False
     scores_scans: bool = True
+    pool: Callable[[Tensor], Tensor] | None = None
+    """A scan's slices to one row, for methods that pool without parameters; the rest is logistic regression."""
 
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("centered_gaussian", "Centered Gaussian", lambda features: CenteredGaussian(), scores_scans=False),
-        Method("max", "Max pooling", MaxPooling),
-        Method("mean", "Mean pooling", MeanPooling),
+        Method("max", "Max pooling", MaxPooling, pool=lambda rows: rows.amax(0)),
+        Method("mean", "Mean pooling", MeanPooling, pool=lambda rows: rows.mean(0)),
         Method("abmil", "ABMIL", ABMIL),
         Method("smap", "ABMIL + Smooth Operator", SmAP),
         Method("ng", "ABMIL + Normal Guidance", ABMIL, guided=True),

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import localization, scan_level
 from normal_guidance.errors import UserError
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """What scoring needs of a set of scans; `Bags` and a feature store both are one."""
+
+    @property
+    def lengths(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def labels(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,7 @@ class Scores:
 
 
 def score(
-    bags: Bags, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
+    bags: Labelled, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
 ) -> Scores:
     """Scores of one method; `scan_scores` is None for a method that has none."""
     if bags.slice_labels is None:

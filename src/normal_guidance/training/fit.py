@@ -1,63 +1,27 @@
-"""One configuration trained by the paper's protocol, and predictions for whole sets of scans."""
+"""One configuration trained by the paper's protocol in a plain PyTorch loop, and predictions for whole sets of scans.
+
+The sweep trains many configurations at once and must give the same numbers; this loop is what it is tested against.
+"""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.guidance import DivergenceName, NormalGuidance
+from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
-from normal_guidance.core.models import METHODS, Prediction, build_model
+from normal_guidance.core.models import Prediction, build_model
 from normal_guidance.errors import UserError
+from normal_guidance.training.config import Config
+from normal_guidance.training.feed import Scans
 from normal_guidance.training.objective import objective
-
-
-@dataclass(frozen=True)
-class Config:
-    """One configuration: `lr` and `l1` are a point of the paper's grid, the other defaults are its protocol.
-
-    Args:
-        method: a name in `METHODS`; guided methods add the guidance term.
-        lr: learning rate of SGD with momentum.
-        l1: alpha, the strength of L1 on all trainable parameters.
-        guidance_weight: lambda; not comparable across divergences or scan lengths.
-        divergence: a name in `DIVERGENCES`.
-        renormalize: see `NormalGuidance`.
-    """
-
-    method: str
-    lr: float = 0.01
-    l1: float = 0.0
-    guidance_weight: float = 1.0
-    divergence: DivergenceName = "forward_kl"
-    renormalize: bool = True
-    epochs: int = 1000
-    batch_size: int = 64
-    momentum: float = 0.9
-    clip_norm: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS or not METHODS[self.method].scores_scans:
-            trainable = ", ".join(name for name, method in METHODS.items() if method.scores_scans)
-            raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")
-        for name, least in (("lr", 0.0), ("l1", 0.0), ("epochs", 1), ("batch_size", 1), ("clip_norm", 0.0)):
-            if not getattr(self, name) >= least:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-            if isinstance(least, int) and not isinstance(getattr(self, name), int):
-                raise UserError(f"{name} is {getattr(self, name)}; it must be a whole number")
-        NormalGuidance(self.guidance_weight, self.divergence)  # refuses what it cannot use, guided or not
-
-    def guidance(self) -> NormalGuidance | None:
-        """The guidance term, for the methods that have one."""
-        if not METHODS[self.method].guided:
-            return None
-        return NormalGuidance(self.guidance_weight, self.divergence, renormalize=self.renormalize)
 
 
 @dataclass(frozen=True)
@@ -80,7 +44,7 @@ class Fit:
     best: Epoch | None
 
 
-def select_epoch(history: tuple[Epoch, ...]) -> Epoch | None:
+def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = True) -> Epoch | None:
     """The first epoch with the highest validation AUROC among those whose training AUROC is above it, if any is.
 
     Example:
@@ -88,7 +52,8 @@ def select_epoch(history: tuple[Epoch, ...]) -> Epoch | None:
         >>> select_epoch(history).number
         2
     """
-    eligible = [epoch for epoch in history if epoch.train_auroc > epoch.val_auroc]
+    comparable = [epoch for epoch in history if not math.isnan(epoch.val_auroc)]
+    eligible = [epoch for epoch in comparable if epoch.train_auroc > epoch.val_auroc or not train_above_val]
     return max(eligible, key=lambda epoch: epoch.val_auroc, default=None)
 
 
@@ -113,18 +78,21 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     shuffling = torch.Generator().manual_seed(config.seed)
     history: tuple[Epoch, ...] = ()
-    best_weights = None
+    best, best_weights = None, None
     for number in range(1, config.epochs + 1):
         loss, train_auroc = _train_epoch(model, optimizer, train, config, shuffling)
         epoch = Epoch(number, loss, train_auroc, _scan_auroc(predict(model, val), val))
         history = (*history, epoch)
-        if select_epoch(history) is epoch:
+        best = select_epoch(history, train_above_val=config.train_above_val)
+        if best is epoch:
             best_weights = copy.deepcopy(model.state_dict())
         if on_epoch is not None:
             on_epoch(epoch)
+        if config.patience is not None and number - (best.number if best else 0) >= config.patience:
+            break
     if best_weights is not None:
         model.load_state_dict(best_weights)
-    return Fit(model, config, history, select_epoch(history))
+    return Fit(model, config, history, best)
 
 
 def _train_epoch(
@@ -151,8 +119,8 @@ def _scan_auroc(prediction: Prediction, bags: Bags) -> float:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, bags: Bags, *, batch_size: int = 256) -> Prediction:
-    """Packed predictions for all scans, in their order, without gradients.
+def predict(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Prediction:
+    """Packed predictions for all scans, in their order, without gradients, on the model's device and in its dtype.
 
     Example:
         >>> from normal_guidance.data.synthetic import shifted_mean
@@ -161,9 +129,16 @@ def predict(model: nn.Module, bags: Bags, *, batch_size: int = 256) -> Predictio
         torch.Size([5])
     """
     model.eval()
-    parts = [model(batch.features, batch.layout) for batch in bags.batches(batch_size)]
+    parts = [_predict_batch(model, scans, batch) for batch in torch.arange(len(scans.lengths)).split(batch_size)]
     return Prediction(
         logit=torch.cat([part.logit for part in parts]),
         attention=torch.cat([part.attention for part in parts]),
         log_attention=torch.cat([part.log_attention for part in parts], dim=-1),
     )
+
+
+def _predict_batch(model: nn.Module, scans: Scans, batch: Int[Tensor, "chosen"]) -> Prediction:
+    rows = scans.rows(batch)
+    rows = rows.to(next(model.parameters(), rows))  # a model without parameters takes them as they are
+    prediction: Prediction = model(rows, Layout.packed(scans.lengths[batch]).to(rows.device))
+    return prediction

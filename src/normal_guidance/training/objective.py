@@ -20,7 +20,7 @@ def objective(
     layout: Layout,
     parameters: Iterable[Tensor],
     *,
-    l1: float | Tensor = 0.0,
+    l1: float = 0.0,
     guidance: NormalGuidance | None = None,
 ) -> Float[Tensor, ""]:
     r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$.
@@ -34,8 +34,13 @@ def objective(
         >>> objective(prediction, torch.tensor([0, 1]), layout, model.parameters(), guidance=NormalGuidance()).shape
         torch.Size([])
     """
-    loss = F.binary_cross_entropy_with_logits(prediction.logit, labels.to(prediction.logit.dtype))
+    loss = classification(prediction, labels)
     loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
     if guidance is not None:
         loss = loss + guidance(prediction.log_attention, lengths=layout, from_logits=True)
     return loss
+
+
+def classification(prediction: Prediction, labels: Int[Tensor, "bags"]) -> Float[Tensor, ""]:
+    """Binary cross-entropy of the scans' labels, the mean over the batch."""
+    return F.binary_cross_entropy_with_logits(prediction.logit, labels.to(prediction.logit.dtype))

@@ -1,0 +1,1 @@
+"""Operations on rows of bags of different length, stacked over configurations: torch on the CPU, Triton on CUDA."""

@@ -1,0 +1,139 @@
+r"""Depthwise convolution along the slices of each bag, the class token passing by: what PPEG does to slotted rows.
+
+Rows are slotted as in `attention`: bag b holds rows `first[b]` (the class token's slot) to `first[b] + lengths[b]`,
+and rows of no bag are unused.  With N(r) the slices of row r's own bag,
+
+    $y_{rm} = b_m + \sum_k w_{mk}\, x_{r+k-K/2,\,m}$  over  $r + k - K/2 \in N(r)$,  and $y_r = x_r$ for a class token.
+
+Both gradients read the neighbours' gradients only, $\partial x_s = \sum_k w_k g_{s-(k-K/2)}$ and
+$\partial w_k = \sum_s x_s g_{s-(k-K/2)}$, so one pass over x and g yields them all.  All of it is bound by memory.
+"""
+
+# No lazy annotations here: torch reads the operators' own and could not resolve them behind the run-time checks.
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normal_guidance.core.ragged.products import (
+    accumulator,
+    runs_in_triton,
+    slots_of_rows,
+    vmap_over_configurations,
+)
+
+
+def depthwise(
+    rows: Float[Tensor, "rows features"],
+    weight: Float[Tensor, "features taps"],
+    bias: Float[Tensor, "features"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    longest: int,
+) -> Float[Tensor, "rows features"]:
+    """Slices convolved within their bag, zeros beyond its ends; class tokens as they are; 0 in unused rows.
+
+    `taps` is odd.  Sums are taken in float32 and the result has the rows' dtype, whatever that of the weight is.
+
+    Example:
+        >>> rows, weight = torch.tensor([[9.0], [1.0], [2.0], [9.0], [4.0], [7.0]]), torch.tensor([[1.0, 10.0, 100.0]])
+        >>> first, lengths = torch.tensor([0, 3]), torch.tensor([2, 1])
+        >>> depthwise(rows, weight, torch.tensor([0.5]), first, lengths, longest=2).flatten().tolist()
+        [9.0, 210.5, 21.5, 9.0, 40.5, 0.0]
+    """
+    if weight.shape[-1] % 2 == 0:
+        raise ValueError(f"a kernel of {weight.shape[-1]} taps has no middle one; pad it to an odd number")
+    return stacked_depthwise(rows[None], weight[None], bias[None], first, lengths, longest)[0]
+
+
+@torch.library.custom_op("normal_guidance::ragged_depthwise", mutates_args=())
+def stacked_depthwise(
+    rows: Tensor, weight: Tensor, bias: Tensor, first: Tensor, lengths: Tensor, longest: int
+) -> Tensor:
+    """`depthwise` of (C, R, M) rows with (C, M, K) weights and (C, M) biases: (C, R, M)."""
+    if runs_in_triton(rows):
+        from normal_guidance.core.ragged import convolution_triton
+
+        return convolution_triton.forward(rows, weight, bias, first, lengths)
+    source, inside, token = _neighbours(first, lengths, longest, rows.shape[1], weight.shape[2])
+    kind = accumulator(rows.dtype)
+    x, w, b = rows.to(kind), weight.to(kind), bias.to(kind)
+    convolved = torch.where(inside[:, weight.shape[2] // 2, None], b[:, None], 0)
+    for k in range(weight.shape[2]):
+        convolved += w[:, None, :, k] * _read(x, source[:, k], inside[:, k])
+    return torch.where(token[:, None], x, convolved).to(rows.dtype)
+
+
+@torch.library.custom_op("normal_guidance::ragged_depthwise_backward", mutates_args=())
+def stacked_depthwise_backward(
+    gradient: Tensor, rows: Tensor, weight: Tensor, first: Tensor, lengths: Tensor, longest: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of rows, weight and bias (this one in the weight's dtype)."""
+    if runs_in_triton(rows):
+        from normal_guidance.core.ragged import convolution_triton
+
+        return convolution_triton.backward(gradient, rows, weight, first, lengths)
+    taps = weight.shape[2]
+    source, inside, token = _neighbours(first, lengths, longest, rows.shape[1], taps)
+    kind = accumulator(rows.dtype)
+    g, x, w = gradient.to(kind), rows.to(kind), weight.to(kind)
+    d_rows = torch.where(token[:, None], g, 0)
+    d_weight = torch.empty_like(w)
+    for k in range(taps):
+        opposite = taps - 1 - k  # row s is tap k of the row that is tap K - 1 - k of s
+        read = _read(g, source[:, opposite], inside[:, opposite])
+        d_rows += w[:, None, :, k] * read
+        d_weight[:, :, k] = (x * read).sum(1)
+    d_bias = _read(g, source[:, taps // 2], inside[:, taps // 2]).sum(1)
+    return d_rows.to(rows.dtype), d_weight.to(weight.dtype).contiguous(), d_bias.to(weight.dtype)
+
+
+def _neighbours(
+    first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], longest: int, rows: int, taps: int
+) -> tuple[Int[Tensor, "rows taps"], Bool[Tensor, "rows taps"], Bool[Tensor, "rows"]]:
+    """The row at each tap of each row, whether both are slices of one bag, and which rows are class tokens."""
+    slot = slots_of_rows(first, lengths + 1, longest + 1, rows)
+    bag, place = slot.clamp_min(0) // (longest + 1), slot.clamp_min(0) % (longest + 1)
+    offset = torch.arange(taps, device=slot.device) - taps // 2
+    neighbour = place[:, None] + offset
+    token = (slot >= 0) & (place == 0)
+    slices = (slot >= 0) & (place > 0)
+    inside = slices[:, None] & (neighbour >= 1) & (neighbour <= lengths[bag][:, None])
+    source = torch.arange(rows, device=slot.device)[:, None] + offset
+    return source.clamp(0, rows - 1), inside, token
+
+
+def _read(
+    values: Float[Tensor, "configurations rows features"], source: Int[Tensor, "rows"], inside: Bool[Tensor, "rows"]
+) -> Float[Tensor, "configurations rows features"]:
+    """One neighbour of every row, 0 where there is none."""
+    return values[:, source].masked_fill(~inside[:, None], 0)
+
+
+@stacked_depthwise.register_fake
+def _(rows: Tensor, weight: Tensor, bias: Tensor, first: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    return rows.new_empty(rows.shape)
+
+
+@stacked_depthwise_backward.register_fake
+def _(
+    gradient: Tensor, rows: Tensor, weight: Tensor, first: Tensor, lengths: Tensor, longest: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return rows.new_empty(rows.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """The bias has no part in any gradient but in its own dtype."""
+    rows, weight, bias, first, lengths, longest = inputs
+    ctx.save_for_backward(rows, weight, first, lengths)
+    ctx.longest, ctx.bias_dtype = longest, bias.dtype
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    d_rows, d_weight, d_bias = stacked_depthwise_backward(gradient, *ctx.saved_tensors, ctx.longest)
+    return d_rows, d_weight, d_bias.to(ctx.bias_dtype), None, None, None
+
+
+stacked_depthwise.register_autograd(_differentiate, setup_context=_save)
+stacked_depthwise.register_vmap(vmap_over_configurations(stacked_depthwise, stacked=3))

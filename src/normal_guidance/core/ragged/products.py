@@ -1,0 +1,234 @@
+r"""Products of each bag's queries or weights with that bag's own rows: `dot`, `pool` and `spread`.
+
+Bag b holds rows first[b] .. first[b] + count[b] - 1 of a matrix of R rows; rows of no bag are unused.  Which rows
+these are changes from step to step without a change of shape, so a step can be compiled and captured in a CUDA graph.
+With rows $x$, queries $u$ and weights $a$, per bag
+
+    dot     $s_{qj} = u_q \cdot x_j$
+    pool    $z_q = \sum_j a_{qj} x_j$
+    spread  $y_j = \sum_q a_{qj} u_q$
+
+and each one's gradients are the other two.  They are bound by memory: a pass reads the rows (or writes them) once.
+
+The `stacked_...` operations take C configurations at once in a leading dimension, which is also what `torch.func.vmap`
+makes of the functions without it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Operation = Callable[..., Tensor]
+
+
+def dot(
+    queries: Float[Tensor, "bags queries features"],
+    rows: Float[Tensor, "rows features"],
+    first: Int[Tensor, "bags"],
+    count: Int[Tensor, "bags"],
+    longest: int,
+) -> Float[Tensor, "bags queries longest"]:
+    """Each bag's queries against that bag's own rows, s_bqj = u_bq . x_(first_b + j), in float32; 0 past its end.
+
+    Example:
+        >>> rows, first, count = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1]), torch.tensor([1, 2])
+        >>> dot(torch.tensor([[[1.0]], [[10.0]]]), rows, first, count, 2)
+        tensor([[[ 1.,  0.]],
+                [[20., 30.]]])
+    """
+    if queries.dtype != rows.dtype:
+        raise TypeError(
+            f"queries are {queries.dtype} and rows {rows.dtype}; cast one, so that the product is of one kind"
+        )
+    return stacked_dot(queries[None], rows[None], first, count, longest)[0]
+
+
+def pool(
+    weights: Float[Tensor, "bags queries longest"],
+    rows: Float[Tensor, "rows features"],
+    first: Int[Tensor, "bags"],
+    count: Int[Tensor, "bags"],
+) -> Float[Tensor, "bags queries features"]:
+    """Weighted sums of each bag's own rows, z_bq = sum_j a_bqj x_(first_b + j); weights past its end are ignored.
+
+    Weights are float32 for any kind of rows, because they come from a softmax and are differentiated in float32.
+
+    Example:
+        >>> rows, first, count = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1]), torch.tensor([1, 2])
+        >>> pool(torch.ones(2, 1, 2), rows, first, count)
+        tensor([[[1.]],
+                [[5.]]])
+    """
+    return stacked_pool(weights[None], rows[None], first, count)[0]
+
+
+def spread(
+    weights: Float[Tensor, "bags queries longest"],
+    queries: Float[Tensor, "bags queries features"],
+    first: Int[Tensor, "bags"],
+    count: Int[Tensor, "bags"],
+    rows: int,
+) -> Float[Tensor, "rows features"]:
+    """What each bag's queries give its own rows, y_(first_b + j) = sum_q a_bqj u_bq; 0 in unused rows.
+
+    Example:
+        >>> first, count = torch.tensor([0, 1]), torch.tensor([1, 2])
+        >>> spread(torch.ones(2, 1, 2), torch.tensor([[[1.0]], [[10.0]]]), first, count, rows=4).flatten().tolist()
+        [1.0, 10.0, 10.0, 0.0]
+    """
+    return stacked_spread(weights[None], queries[None], first, count, rows)[0]
+
+
+@torch.library.custom_op("normal_guidance::ragged_dot", mutates_args=())
+def stacked_dot(queries: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int) -> Tensor:
+    """`dot` of (C, B, Q, M) queries with (C, R, M) rows: (C, B, Q, longest)."""
+    if runs_in_triton(rows):
+        from normal_guidance.core.ragged import products_triton
+
+        return products_triton.dot(queries, rows, first, count, longest)
+    kind = accumulator(rows.dtype)
+    padded = _padded(rows, first, inside_bags(count, longest)).to(kind)
+    return torch.einsum("cbqm,cbjm->cbqj", queries.to(kind), padded).contiguous()
+
+
+@torch.library.custom_op("normal_guidance::ragged_pool", mutates_args=())
+def stacked_pool(weights: Tensor, rows: Tensor, first: Tensor, count: Tensor) -> Tensor:
+    """`pool` of (C, B, Q, longest) weights with (C, R, M) rows: (C, B, Q, M)."""
+    if runs_in_triton(rows):
+        from normal_guidance.core.ragged import products_triton
+
+        return products_triton.pool(weights, rows, first, count)
+    kind = accumulator(rows.dtype)
+    inside = inside_bags(count, weights.shape[-1])
+    shares = weights.to(kind).masked_fill(~inside[:, None], 0)
+    return torch.einsum("cbqj,cbjm->cbqm", shares, _padded(rows, first, inside).to(kind)).to(rows.dtype).contiguous()
+
+
+@torch.library.custom_op("normal_guidance::ragged_spread", mutates_args=())
+def stacked_spread(weights: Tensor, queries: Tensor, first: Tensor, count: Tensor, rows: int) -> Tensor:
+    """`spread` of (C, B, Q, longest) weights and (C, B, Q, M) queries: (C, rows, M)."""
+    if runs_in_triton(queries):
+        from normal_guidance.core.ragged import products_triton
+
+        return products_triton.spread(weights, queries, first, count, rows)
+    kind = accumulator(queries.dtype)
+    longest = weights.shape[-1]
+    shares = weights.to(kind).masked_fill(~inside_bags(count, longest)[:, None], 0)
+    padded = torch.einsum("cbqj,cbqm->cbjm", shares, queries.to(kind)).to(queries.dtype).flatten(1, 2)
+    slot = slots_of_rows(first, count, longest, rows)
+    return padded[:, slot.clamp_min(0)].masked_fill((slot < 0)[:, None], 0)
+
+
+def runs_in_triton(rows: Float[Tensor, "*shape"]) -> bool:
+    """Float64 on CUDA is for checking numbers and stays with torch."""
+    return rows.is_cuda and rows.dtype != torch.float64
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """What sums over rows of this kind are taken in: float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def inside_bags(count: Int[Tensor, "bags"], longest: int) -> Bool[Tensor, "bags longest"]:
+    """Which of `longest` places a bag fills."""
+    return torch.arange(longest, device=count.device) < count[:, None]
+
+
+def slots_of_rows(
+    first: Int[Tensor, "bags"], count: Int[Tensor, "bags"], longest: int, rows: int
+) -> Int[Tensor, "rows"]:
+    """Where each row stands among bags x longest slots; -1 for an unused row."""
+    row = first[:, None] + torch.arange(longest, device=first.device)
+    row = row.masked_fill(~inside_bags(count, longest), rows).flatten()  # one more row takes what is past the ends
+    slot = torch.arange(row.numel(), device=first.device)
+    return slot.new_full((rows + 1,), -1).scatter(0, row, slot)[:rows]
+
+
+def _padded(
+    rows: Float[Tensor, "configurations rows features"],
+    first: Int[Tensor, "bags"],
+    inside: Bool[Tensor, "bags longest"],
+) -> Float[Tensor, "configurations bags longest features"]:
+    """Each bag's rows, zeros after them."""
+    index = first[:, None] + torch.arange(inside.shape[1], device=first.device)
+    return rows[:, index.masked_fill(~inside, 0)].masked_fill(~inside[:, :, None], 0)
+
+
+@stacked_dot.register_fake
+def _(queries: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int) -> Tensor:
+    return queries.new_empty(*queries.shape[:3], longest, dtype=accumulator(rows.dtype))
+
+
+@stacked_pool.register_fake
+def _(weights: Tensor, rows: Tensor, first: Tensor, count: Tensor) -> Tensor:
+    return rows.new_empty(*weights.shape[:3], rows.shape[-1])
+
+
+@stacked_spread.register_fake
+def _(weights: Tensor, queries: Tensor, first: Tensor, count: Tensor, rows: int) -> Tensor:
+    return queries.new_empty(queries.shape[0], rows, queries.shape[-1])
+
+
+def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keeps every tensor that went in, for the gradient; sizes are read off them again."""
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
+
+
+def _dot_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    queries, rows, first, count = ctx.saved_tensors
+    for_queries, for_rows = ctx.needs_input_grad[:2]
+    return (
+        stacked_pool(gradient, rows, first, count) if for_queries else None,
+        stacked_spread(gradient, queries, first, count, rows.shape[1]) if for_rows else None,
+        *(None, None, None),
+    )
+
+
+def _pool_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    weights, rows, first, count = ctx.saved_tensors
+    for_weights, for_rows = ctx.needs_input_grad[:2]
+    return (
+        stacked_dot(gradient, rows, first, count, weights.shape[-1]) if for_weights else None,
+        stacked_spread(weights, gradient, first, count, rows.shape[1]) if for_rows else None,
+        *(None, None),
+    )
+
+
+def _spread_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    weights, queries, first, count = ctx.saved_tensors
+    for_weights, for_queries = ctx.needs_input_grad[:2]
+    return (
+        stacked_dot(queries, gradient, first, count, weights.shape[-1]) if for_weights else None,
+        stacked_pool(weights, gradient, first, count) if for_queries else None,
+        *(None, None, None),
+    )
+
+
+stacked_dot.register_autograd(_dot_gradients, setup_context=save_tensors)
+stacked_pool.register_autograd(_pool_gradients, setup_context=save_tensors)
+stacked_spread.register_autograd(_spread_gradients, setup_context=save_tensors)
+
+
+def vmap_over_configurations(operation: Operation, stacked: int) -> Callable[..., tuple[Tensor, int]]:
+    """The vmap rule of an operation whose first `stacked` arguments lead with the configurations: lengthen that one.
+
+    What all configurations share is expanded, which copies nothing: the kernels read it with a stride of 0.
+    """
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
+        if any(dim is not None for dim in in_dims[stacked:]):
+            raise NotImplementedError("bags (first, count) must be the same for all configurations of a vmap")
+        tensors = [
+            (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(0, 1)
+            for value, dim in zip(arguments[:stacked], in_dims[:stacked], strict=True)
+        ]
+        return operation(*tensors, *arguments[stacked:]).unflatten(0, (info.batch_size, -1)), 0
+
+    return rule
+
+
+for _operation in (stacked_dot, stacked_pool, stacked_spread):
+    _operation.register_vmap(vmap_over_configurations(_operation, stacked=2))

@@ -1,0 +1,321 @@
+"""A sweep from the data to the report in one call, in a folder that a killed run goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from normal_guidance import __version__
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.metrics import scan_level
+from normal_guidance.core.models import Prediction
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.predictions import PREDICTIONS, prediction_table
+from normal_guidance.evaluation.scores import Scores, score
+from normal_guidance.features.store import FeatureStore, fingerprint_of
+from normal_guidance.training.config import Config, check_together
+from normal_guidance.training.fit import predict
+from normal_guidance.training.run import (
+    REPORT,
+    SAVE_EPOCHS,
+    SAVE_SECONDS,
+    STATE,
+    RunFolder,
+    StateFile,
+    diverged,
+    group_names,
+    identity_of,
+    open_run,
+    read_json,
+    winner_file,
+    winner_model,
+    write_history,
+    write_json,
+    write_table,
+    write_winners,
+)
+from normal_guidance.training.selection import group_of
+from normal_guidance.training.sweep import Execution, Sweep, sweep
+from normal_guidance.training.watch import Progress
+
+Data = Bags | FeatureStore
+
+NOTHING_SELECTED = (
+    "no configuration had an epoch whose training AUROC was above its validation AUROC: none was selected"
+)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
+
+    group: str
+    """Empty where the run has one group only; else the name in its files: `load_winner(folder, group)`."""
+    config: Config
+    number: int
+    epoch: int
+    val_auroc: float
+    test: Scores | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A complete run, as its folder tells it."""
+
+    folder: Path
+    winners: tuple[Selected, ...]
+    """Empty where no epoch of any configuration could be selected."""
+    report: Mapping[str, Any]
+
+
+def run_sweep(
+    folder: str | Path,
+    configs: Sequence[Config],
+    train: Data,
+    val: Data,
+    test: Data | None = None,
+    execution: Execution | None = None,
+    *,
+    save_epochs: int = SAVE_EPOCHS,
+    save_seconds: float = SAVE_SECONDS,
+    options: Mapping[str, Any] | None = None,
+    watch: Callable[[Progress], None] | None = None,
+) -> Run:
+    """Trains all configurations, scores the winners on the test scans and writes everything to `folder`.
+
+    Started again with the same arguments, a killed run goes on from its last state, `save_epochs` epochs or
+    `save_seconds` back at most, and a complete one is only loaded.  `options` are copied to the report.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> train, val, test = (shifted_mean(32, seed, features=8, shift=3.0) for seed in (1, 2, 3))
+        >>> config = Config("ng", lr=0.1, epochs=20, batch_size=8, train_above_val=False)
+        >>> with TemporaryDirectory() as folder:
+        ...     run = run_sweep(folder, [config], train, val, test)
+        ...     sorted(file.name for file in run.folder.iterdir())
+        ['best.json', 'best.safetensors', 'config.json', 'history.parquet', 'lock', 'predictions.parquet',
+         'report.json']
+        >>> run.winners[0].test.scan_auroc > 0.8
+        True
+    """
+    check_together(configs)
+    execution = execution or Execution()
+    parts = {"train": train, "val": val} | ({} if test is None else {"test": test})
+    identity = identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
+    with open_run(folder, identity) as run:
+        if not run.complete:
+            state = run.state(save_epochs, save_seconds)
+            result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
+            scored = {part: scans for part, scans in parts.items() if part != "train"}
+            _finish(run, result, scored, execution, state, dict(options or {}))
+    return load_run(folder)
+
+
+def load_run(folder: str | Path) -> Run:
+    """A complete run from its folder.
+
+    Example:
+        >>> load_run("nowhere")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere is no complete run: report.json is missing; start the run again with
+        the same command
+    """
+    folder = Path(folder)
+    if not (folder / REPORT).is_file():
+        raise UserError(f"{folder} is no complete run: {REPORT} is missing; start the run again with the same command")
+    report = read_json(folder / REPORT)
+    try:
+        winners = tuple(_selected(winner) for winner in report["winners"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / REPORT} is damaged ({error!r}); copy the run again") from error
+    return Run(folder, winners, report)
+
+
+def _selected(winner: Mapping[str, Any]) -> Selected:
+    scores: dict[str, Any] | None = winner["test"]
+    return Selected(
+        group=winner["group"],
+        config=Config(**winner["config"]),
+        number=winner["number"],
+        epoch=winner["epoch"],
+        val_auroc=winner["val_auroc"],
+        test=None if scores is None else _from_json(scores),
+    )
+
+
+def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
+    """What the scans are, and in which order: that decides which scans meet in a batch."""
+    return {
+        "scans": len(scans),
+        "fingerprint": scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans}),
+        "order": hashlib.sha256("\n".join(scans.scan_ids).encode()).hexdigest()[:16],
+    }
+
+
+def _finish(
+    run: RunFolder,
+    result: Sweep,
+    parts: Mapping[str, Data],
+    execution: Execution,
+    state: StateFile,
+    options: dict[str, Any],
+) -> None:
+    """Writes what came of a sweep, the report last."""
+    write_history(run.path, result)
+    write_winners(run.path, result, next(iter(parts.values())).width)
+    tables, scores = [PREDICTIONS.empty_table()], {}
+    for name, part, scans, prediction in _predictions(result, parts, execution):
+        tables.append(prediction_table(scans, prediction, part=part, group=name))
+        if part == "test":
+            scores[name] = _scores(scans, prediction)
+    write_table(run.path / "predictions.parquet", pa.concat_tables(tables))
+    times = {**result.seconds, "total": state.seconds}
+    written = report(
+        run.identity, result, scores, environment(execution), seconds=times, resumed=state.resumed, options=options
+    )
+    write_json(run.path / REPORT, written)
+    (run.path / STATE).unlink(missing_ok=True)
+
+
+def _predictions(
+    result: Sweep, parts: Mapping[str, Data], execution: Execution
+) -> list[tuple[str, str, Data, Prediction]]:
+    """Group, part, scans and predictions, on the host, of every winner for every part."""
+    names, made = group_names(result.configs), []
+    for winner in result.winners:
+        width = next(iter(parts.values())).width
+        model = winner_model(winner.config, width, winner.weights).to(execution.device)
+        for part, scans in parts.items():
+            prediction = Prediction(*(field.cpu() for field in predict(model, scans)))
+            made.append((names[group_of(winner.config)], part, scans, prediction))
+    return made
+
+
+def _scores(test: Data, prediction: Prediction) -> Scores:
+    """All four numbers; localization is NaN where no slice is labelled."""
+    if test.slice_labels is not None:
+        return score(test, prediction.slice_scores, prediction.logit)
+    scans = scan_level(prediction.logit, test.labels)
+    return Scores(
+        localization_auroc=math.nan,
+        localization_auprc=math.nan,
+        scan_auroc=scans.auroc.item(),
+        scan_auprc=scans.auprc.item(),
+        localized=0,
+        left_out=int(test.labels.sum()),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# The report
+# ----------------------------------------------------------------------------------------------------
+
+
+def report(
+    identity: Mapping[str, Any],
+    result: Sweep,
+    scores: Mapping[str, Scores],
+    environment: Mapping[str, Any],
+    *,
+    seconds: Mapping[str, float],
+    resumed: int,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Everything that someone needs who wants to believe, repeat or compare the run; a pure function, fit for JSON."""
+    names = group_names(result.configs)
+    winners = [
+        {
+            "group": (group := names[group_of(winner.config)]),
+            "number": winner.number,
+            "epoch": winner.epoch,
+            "val_auroc": winner.val_auroc,
+            "config": asdict(winner.config),
+            "weights": f"{winner_file(group)}.safetensors",
+            "test": _for_json(scores[group]) if group in scores else None,
+        }
+        for winner in result.winners
+    ]
+    return {
+        "format": identity["format"],
+        "winners": winners,
+        "note": None if winners else NOTHING_SELECTED,
+        "configurations": {
+            "trained": len(result.configs),
+            "selectable": int((result.best_epoch > 0).sum()),
+            "diverged": diverged(result),
+        },
+        "departures": identity["departures"],
+        "seeds": {"order": result.configs[0].seed, "weights": sorted({config.seed for config in result.configs})},
+        "data": identity["data"],
+        "execution": {**identity["execution"], "chunks": list(result.chunks)},
+        "seconds": dict(seconds),
+        "resumed": resumed,
+        "options": dict(options),
+        "environment": dict(environment),
+    }
+
+
+def _for_json(scores: Scores) -> dict[str, Any]:
+    """JSON has no NaN."""
+    return {name: None if value != value else value for name, value in asdict(scores).items()}
+
+
+def _from_json(scores: Mapping[str, Any]) -> Scores:
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in scores.items()}
+    return Scores(**values)
+
+
+def environment(execution: Execution) -> dict[str, Any]:
+    """Versions, commit and machine that a run was made with.
+
+    Example:
+        >>> environment(Execution())["normal_guidance"] == __version__
+        True
+    """
+    cuda = torch.device(execution.device).type == "cuda"
+    return {
+        "normal_guidance": __version__,
+        "commit": checkout(Path(__file__).parents[1]),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "triton": _version_of("triton"),
+        "device": torch.cuda.get_device_name(execution.device) if cuda else platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def checkout(package: Path) -> dict[str, Any] | None:
+    """Commit of the checkout that a package lies in, and whether its files differ from it; None for an installed one.
+
+    A package installed somewhere inside another project's checkout is not part of it: its files are not tracked.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", *arguments]
+        return subprocess.run(command, cwd=package, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", "."))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,1 @@
+"""Features on disk: the store that training reads, memory-mapped."""

@@ -1,0 +1,222 @@
+"""The files of a feature store: what they hold, and how they are written and read.
+
+    store.json                   format, number of features, dtype, provenance, fingerprint
+    index.parquet                one row per scan: who, label, part, where its slices lie, their checksum
+    features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards
+
+`normal_guidance.features.store` is what to use; this is what it is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Float, Int8
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from normal_guidance.errors import UserError
+from normal_guidance.files import sync, write_atomically
+
+FORMAT = 1
+"""Version of the layout on disk; a store of another version is refused."""
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+"""Number formats that features are stored in, by the name that store.json gives them."""
+
+SAFETENSORS_NAMES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+"""What the header of a safetensors file calls them."""
+
+HEADER_BYTES = 4096
+"""Room kept free for a shard's header, filled up with spaces: its features then start with a page of memory."""
+
+AGAIN = "copy the store again, or write it again"
+"""What helps when files are damaged or do not fit together."""
+
+INDEX = pa.schema(
+    {
+        "scan_id": pa.string(),
+        "patient_id": pa.string(),
+        "label": pa.int8(),
+        "shard": pa.int32(),
+        "first_row": pa.int64(),
+        "slices": pa.int32(),
+        "slice_labels": pa.list_(pa.int8()),
+        "part": pa.string(),
+        "sha256": pa.string(),
+    }
+)
+"""Columns of index.parquet; `slice_labels` and `part` may be null."""
+
+
+class Row(NamedTuple):
+    """One scan in the index, as `INDEX` has it."""
+
+    scan_id: str
+    patient_id: str
+    label: int
+    shard: int
+    first_row: int
+    slices: int
+    slice_labels: Int8[np.ndarray, "slices"] | None
+    part: str | None
+    sha256: str
+
+
+class About(NamedTuple):
+    """What store.json says."""
+
+    features: int
+    dtype: torch.dtype
+    provenance: dict[str, Any]
+    fingerprint: str
+
+
+def fingerprint_rows(rows: Iterable[Row], features: int, dtype: torch.dtype) -> str:
+    """SHA-256 of what the scans are, in any order: not of where in the store they lie."""
+    digest = hashlib.sha256(json.dumps([features, dtype_name(dtype)]).encode())
+    for row in sorted(rows, key=lambda row: row.scan_id):
+        slice_labels = None if row.slice_labels is None else row.slice_labels.tolist()
+        identity = [row.scan_id, row.patient_id, row.label, row.part, slice_labels, row.sha256]
+        digest.update(b"\n" + json.dumps(identity).encode())
+    return digest.hexdigest()
+
+
+def write_about(folder: Path, about: About) -> None:
+    """Writes store.json."""
+    fields = {"format": FORMAT, **about._asdict(), "dtype": dtype_name(about.dtype)}
+    write_atomically(folder / "store.json", json.dumps(fields, indent=2).encode())
+
+
+def read_about(folder: Path) -> About:
+    """Reads store.json; the other files are read only if their format is known."""
+    path = folder / "store.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is no feature store: store.json is missing; give a folder that write_store made")
+    try:
+        fields = json.loads(path.read_bytes())
+        version = fields["format"]
+        if version == FORMAT:
+            return About(fields["features"], DTYPES[fields["dtype"]], fields["provenance"], fields["fingerprint"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); {AGAIN}") from error
+    raise UserError(
+        f"{path}: format {version!r}, but this version of normal-guidance reads format {FORMAT}; install the version "
+        "that wrote the store, or write the store again"
+    )
+
+
+def write_index(folder: Path, rows: Iterable[Row]) -> None:
+    """Writes index.parquet."""
+    table = pa.Table.from_pylist([row._asdict() for row in rows], schema=INDEX)
+    write_atomically(folder / "index.parquet", lambda file: pq.write_table(table, file))
+
+
+def read_index(folder: Path) -> pd.DataFrame:
+    """Reads index.parquet: the columns of `INDEX`, null as None."""
+    path = folder / "index.parquet"
+    try:
+        with path.open("rb") as file:  # by its name, pyarrow would take folders called key=value for columns
+            table = pq.read_table(file).select(INDEX.names).cast(INDEX)
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise UserError(f"{path} cannot be read ({error}); {AGAIN}") from error
+    scans: pd.DataFrame = table.to_pandas()
+    # A null in a column of strings would become NaN in pandas 3.
+    return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
+
+
+def index_rows(scans: pd.DataFrame) -> list[Row]:
+    """The rows of an index that was read."""
+    return [Row(*values) for values in zip(*(scans[name].tolist() for name in Row._fields), strict=True)]
+
+
+def write_shards(
+    folder: Path, scans: Iterable[tuple[Row, Tensor]], shard_bytes: int
+) -> tuple[list[Row], int, torch.dtype]:
+    """Writes all scans as they come; returns their rows, now with places, the number of features and their dtype."""
+    rows: list[Row] = []
+    shard, end = -1, 0
+    features = torch.empty(0, 0)
+    with ExitStack() as opened:
+        for row, features in scans:
+            if shard < 0 or (end + row.slices) * features.shape[1] * features.itemsize > shard_bytes:
+                opened.close()
+                shard, end = shard + 1, 0
+                path = folder / _shard_name(shard)
+                file = opened.enter_context(_shard_file(path, features.shape[1], features.dtype))
+            file.write(raw_bytes(features))
+            rows.append(row._replace(shard=shard, first_row=end))
+            end += row.slices
+    return rows, features.shape[1], features.dtype
+
+
+@contextmanager
+def _shard_file(path: Path, features: int, dtype: torch.dtype) -> Iterator[BinaryIO]:
+    """A safetensors file to append slices to: the header, which needs their number, is written last.
+
+    safetensors' own writer takes whole tensors, that is, a shard in memory.
+    """
+    with path.open("xb") as file:
+        file.seek(HEADER_BYTES)
+        yield file
+        size = file.tell() - HEADER_BYTES
+        slices = size // (features * dtype.itemsize)
+        tensor = {"dtype": SAFETENSORS_NAMES[dtype], "shape": [slices, features], "data_offsets": [0, size]}
+        length = HEADER_BYTES - 8  # after the 8 bytes that hold this length
+        file.seek(0)
+        file.write(length.to_bytes(8, "little") + json.dumps({"features": tensor}).encode().ljust(length))
+        sync(file)
+
+
+def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
+    """The bytes of contiguous features, not copied; as bytes, because NumPy has no bfloat16."""
+    return features.view(torch.uint8).flatten().numpy().data
+
+
+def map_shards(folder: Path, scans: pd.DataFrame, features: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The features of all shards, unread, if the files hold what the index says."""
+    place = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
+    wrong = scans["scan_id"][place != scans["first_row"]].tolist()
+    if wrong:
+        raise UserError(f"{folder}: by index.parquet, scan {wrong[0]!r} does not follow the one before it; {AGAIN}")
+    slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
+    return tuple(
+        _map_shard(folder / _shard_name(number), (count, features), dtype)
+        for number, count in enumerate(slices.tolist())
+    )
+
+
+def _map_shard(path: Path, shape: tuple[int, int], dtype: torch.dtype) -> Float[Tensor, "slices features"]:
+    """safetensors gives a view of the file, mapped to memory; a page is read when it is first touched."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            shard: Tensor = file.get_tensor("features")
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing; {AGAIN}") from error
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} is damaged ({error}); {AGAIN}") from error
+    if (tuple(shard.shape), shard.dtype) != (shape, dtype):
+        raise UserError(
+            f"{path} holds {tuple(shard.shape)} numbers of {dtype_name(shard.dtype)}, but by the index {shape} of "
+            f"{dtype_name(dtype)}; {AGAIN}"
+        )
+    return shard
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As store.json has it: float32, not torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _shard_name(number: int) -> str:
+    return f"features-{number:05d}.safetensors"

@@ -1,0 +1,458 @@
+"""The feature store: a folder of features that training reads memory-mapped, without loading it.
+
+Writing streams, one scan at a time, and the folder appears when it is complete.  Opening reads the index and the
+shards' headers; features are paged in from the disk when `FeatureStore.rows` first touches them, and stay in the
+system's cache, which all processes share.  The price: a first pass over a cold disk runs at the disk's speed.
+`normal_guidance.features.files` says which files the folder holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.errors import UserError
+from normal_guidance.features.files import (
+    AGAIN,
+    DTYPES,
+    About,
+    Row,
+    dtype_name,
+    fingerprint_rows,
+    index_rows,
+    map_shards,
+    raw_bytes,
+    read_about,
+    read_index,
+    write_about,
+    write_index,
+    write_shards,
+)
+from normal_guidance.files import folder_atomically
+
+SHARD_BYTES = 2**30
+"""Largest shard, unless one scan alone is larger: files that are easy to copy and to map."""
+
+PARTS = ("train", "val", "test")
+"""What a scan may be used for."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureStore:
+    """The scans of a store, or some of them, as `open_store` gives them: everything at hand but the features.
+
+    Args:
+        folder: where the store lies.
+        scans: one row per scan, the columns of `INDEX`.
+        width: features per slice.
+        dtype: what the features are stored in.
+        provenance: how the features were made, as `write_store` was told.
+        shards: the memory-mapped features, all of them.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> train = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]), scan_ids=("A17", "B02"))
+        >>> val = Bags(torch.randn(4, 8), torch.tensor([4]), torch.tensor([1]), scan_ids=("C33",))
+        >>> parts = {"train": train, "val": val}
+        >>> with TemporaryDirectory() as folder:
+        ...     store = write_store(f"{folder}/store", parts.items(), provenance={"encoder": "noise"})
+        >>> store
+        FeatureStore(3 scans of 2-4 slices (median 3), 9 slices x 8 features, 2 positive (66.7 %), train 2, val 1,
+        float32, 288 bytes)
+        >>> torch.equal(store.part("train").rows(torch.tensor([1])), train[1].features)
+        True
+        >>> store.fingerprint == fingerprint_of(parts)
+        True
+    """
+
+    folder: Path
+    scans: pd.DataFrame
+    width: int
+    dtype: torch.dtype
+    provenance: Mapping[str, Any]
+    shards: tuple[Float[Tensor, "_ features"], ...]
+
+    def __len__(self) -> int:
+        return len(self.scans)
+
+    def part(self, name: str) -> FeatureStore:
+        """The scans of one part: 'train', 'val' or 'test'."""
+        _check_part(name)
+        chosen = (self.scans["part"] == name).to_numpy()
+        if not chosen.any():
+            raise UserError(f"store {self.folder} has no scan of part {name!r}; say which scans are: with_parts(table)")
+        return self._view(self.scans[chosen])
+
+    def select(
+        self, chosen: Sequence[str] | Sequence[bool] | Bool[Tensor, "scans"] | np.ndarray | pd.Series
+    ) -> FeatureStore:
+        """The scans of the given ids, in that order, or those for which a boolean is True.
+
+        `store.select(store.scans.label == 1)` are the positive scans.
+        """
+        wanted = np.atleast_1d(np.asarray(chosen))  # one id is a choice, too
+        if wanted.dtype == bool:
+            if wanted.shape != (len(self),):
+                raise UserError(f"a boolean choice of {len(wanted)} for {len(self)} scans; give one per scan")
+            return self._view(self.scans[wanted])
+        ids = [str(scan) for scan in wanted.tolist()]
+        _refuse_doubles(ids, f"the choice from store {self.folder}")
+        number_of = {scan: number for number, scan in enumerate(self.scan_ids)}
+        unknown = [scan for scan in ids if scan not in number_of]
+        if unknown:
+            raise UserError(
+                f"store {self.folder} has no scan {unknown[0]!r} ({len(unknown)} such ids); look them up in store.scans"
+            )
+        return self._view(self.scans.iloc[[number_of[scan] for scan in ids]])
+
+    def with_parts(self, parts: str | Path | Mapping[str, str]) -> FeatureStore:
+        """The same scans with other parts, from a mapping of scan ids or a .csv or .parquet with `scan_id`, `part`.
+
+        Every scan needs its part, and all scans of a patient the same one: a model that has seen the patient in
+        training is not tested on a stranger.  The folder is left as it is.
+        """
+        where = "the mapping" if isinstance(parts, Mapping) else str(parts)
+        part_of = dict(parts) if isinstance(parts, Mapping) else _read_parts(Path(parts))
+        for scan, name in part_of.items():
+            _check_part(name, f"{where}: scan {scan!r}: ")
+        have, given = set(self.scan_ids), set(part_of)
+        for scans, problem, action in (
+            (given - have, "is not in the store", "leave it out, or select the scans later"),
+            (have - given, "is in the store, but has no part", "add it, or select the other scans first"),
+        ):
+            if scans:
+                raise UserError(f"{where}: scan {min(scans)!r} {problem} ({len(scans)} such scans); {action}")
+        names = [part_of[scan] for scan in self.scan_ids]
+        _check_patients({}, self.patient_ids, names)
+        return self._view(self.scans.assign(part=pd.Series(names, dtype=object, index=self.scans.index)))
+
+    def rows(
+        self, scan_numbers: Int[Tensor, "chosen"], out: Float[Tensor, "room features"] | None = None
+    ) -> Float[Tensor, "slices features"]:
+        """The slices of some scans, one scan below the other: a copy, and nothing else is read from the disk.
+
+        With `out`, the first rows of it are filled and returned, in its dtype; it may be pinned memory, and larger
+        than needed.  Safe to call from several threads, and made for it: one copy for all scans, without Python's
+        lock, which a busy training loop would give back only every 5 ms.
+        """
+        chosen = [self._features_of[number] for number in scan_numbers.tolist()]
+        slices = sum(map(len, chosen))
+        if out is None:
+            out = torch.empty(slices, self.width, dtype=self.dtype)
+        if len(out) < slices or out.shape[1] != self.width:  # torch would resize it
+            raise ValueError(f"out has the shape {tuple(out.shape)}, but {(slices, self.width)} is needed")
+        filled = out[:slices]
+        return torch.cat(chosen, out=filled) if chosen else filled
+
+    def bags(self) -> Bags:
+        """All scans in memory, checked as `Bags` checks them."""
+        return Bags(
+            features=self.rows(torch.arange(len(self))),
+            lengths=self.lengths,
+            labels=self.labels,
+            slice_labels=self.slice_labels,
+            scan_ids=self.scan_ids,
+            patient_ids=self.patient_ids,
+        )
+
+    @cached_property
+    def lengths(self) -> Int[Tensor, "scans"]:
+        """Slices per scan."""
+        return torch.tensor(self.scans["slices"].tolist(), dtype=torch.int64)
+
+    @cached_property
+    def labels(self) -> Int[Tensor, "scans"]:
+        """One 0 or 1 per scan."""
+        return torch.tensor(self.scans["label"].tolist(), dtype=torch.int64)
+
+    @cached_property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None:
+        """One 0 or 1 per slice, `UNKNOWN` (-1) for the slices of a scan without; None if no scan has any."""
+        known = self.scans["slice_labels"].tolist()
+        if all(labels is None for labels in known):
+            return None
+        filled = [
+            np.full(slices, UNKNOWN) if labels is None else labels
+            for labels, slices in zip(known, self.scans["slices"].tolist(), strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(filled).astype(np.int64))
+
+    @cached_property
+    def scan_ids(self) -> tuple[str, ...]:
+        """Unique names."""
+        return tuple(self.scans["scan_id"].tolist())
+
+    @cached_property
+    def patient_ids(self) -> tuple[str, ...]:
+        """Who was scanned."""
+        return tuple(self.scans["patient_id"].tolist())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells these scans from any others: see `fingerprint_of`.  No feature is read for it."""
+        return fingerprint_rows(index_rows(self.scans), self.width, self.dtype)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of features, which `bags` would load."""
+        return int(self.lengths.sum()) * self.width * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return f"FeatureStore(no scans, {self.width} features, {dtype_name(self.dtype)})"
+        positive = int(self.labels.sum())
+        labelled = sum(labels is not None for labels in self.scans["slice_labels"].tolist())
+        counts = {name: int((self.scans["part"] == name).sum()) for name in PARTS}
+        parts = [
+            f"{len(self)} scans of {int(self.lengths.min())}-{int(self.lengths.max())} slices "
+            f"(median {int(self.lengths.median())})",
+            f"{int(self.lengths.sum())} slices x {self.width} features",
+            f"{positive} positive ({100 * positive / len(self):.1f} %)",
+            *([f"{labelled} with slice labels"] if labelled else []),
+            *(f"{name} {count}" for name, count in counts.items() if count),
+            dtype_name(self.dtype),
+            f"{self.memory:,} bytes",
+        ]
+        return f"FeatureStore({', '.join(parts)})"
+
+    @cached_property
+    def _features_of(self) -> list[Float[Tensor, "_ features"]]:
+        """Every scan's slices, as views of the mapped shards: made once, so that `rows` has only to copy."""
+        places = zip(self.scans["shard"].tolist(), self.scans["first_row"].tolist(), self.lengths.tolist(), strict=True)
+        return [self.shards[shard].narrow(0, first, slices) for shard, first, slices in places]
+
+    def _view(self, scans: pd.DataFrame) -> FeatureStore:
+        return replace(self, scans=scans.reset_index(drop=True))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Writing
+# ----------------------------------------------------------------------------------------------------
+
+
+def write_store(
+    folder: str | Path,
+    bags: Bags | Iterable[tuple[str | None, Bags]],
+    *,
+    provenance: Mapping[str, Any],
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> FeatureStore:
+    """Writes scans to a new store and opens it.
+
+    Args:
+        folder: must not exist yet, or be empty.  It appears when it is complete.
+        bags: the scans; or pairs of a part ('train', 'val', 'test' or None) and scans, as many as there are, drawn one
+            by one: a pair is let go when the next one has come.  Scan ids are unique over all of them, and no patient
+            is in two parts.
+        provenance: anything that JSON can hold, for whoever wonders where the features came from.
+        dtype: what to store the features in; as they are if left out.
+        shard_bytes: where to start a new file.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> bags = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]))
+        >>> with TemporaryDirectory() as folder:
+        ...     store = write_store(f"{folder}/store", bags, provenance={"encoder": "noise"}, dtype=torch.float16)
+        ...     sorted(file.name for file in store.folder.iterdir())
+        ['features-00000.safetensors', 'index.parquet', 'store.json']
+    """
+    if shard_bytes < 1:
+        raise UserError(f"shard_bytes is {shard_bytes}; it must be at least 1")
+    _check_provenance(provenance)
+    scans = _scans([(None, bags)] if isinstance(bags, Bags) else bags, dtype)
+    with folder_atomically(folder) as draft:
+        rows, features, dtype = write_shards(draft, scans, shard_bytes)
+        write_index(draft, rows)
+        write_about(draft, About(features, dtype, dict(provenance), fingerprint_rows(rows, features, dtype)))
+    return open_store(folder)
+
+
+def fingerprint_of(bags: Mapping[str, Bags]) -> str:
+    """The fingerprint that a store written from these parts has: equal only for the same data, whatever its order.
+
+    SHA-256 over the features' number and dtype and, for every scan sorted by id, its ids, label, part, slice labels
+    and the SHA-256 of its features.  One GB takes a second or two.  A store in another dtype has other features, hence
+    another fingerprint.
+
+    Example:
+        >>> one = Bags(torch.ones(2, 3), torch.tensor([2]), torch.tensor([1]))
+        >>> fingerprint_of({"train": one}) == fingerprint_of({"val": one})
+        False
+    """
+    scans = [(row, features.shape[1], features.dtype) for row, features in _scans(bags.items(), None)]
+    return fingerprint_rows([row for row, *_ in scans], *scans[0][1:])
+
+
+def _scans(
+    parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None
+) -> Iterator[tuple[Row, Float[Tensor, "slices features"]]]:
+    """Every scan's row of the index, its place still open, and its features as they are stored."""
+    for part, bags in _checked(parts, dtype):
+        for bag in bags:
+            features = _converted(bag, dtype or bag.features.dtype)
+            yield _row(bag, part, features), features
+
+
+def _checked(parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None) -> Iterator[tuple[str | None, Bags]]:
+    """The parts that have scans, as they come, each checked against those before it."""
+    part_of_scan: dict[str, str | None] = {}
+    part_of_patient: dict[str, str] = {}
+    first: _Kind | None = None
+    for part, bags in parts:
+        if part is not None:
+            _check_part(part)
+        if not len(bags):
+            continue
+        kind = _Kind(bags.scan_ids[0], bags.features.shape[1], dtype or bags.features.dtype)
+        first = first or kind
+        _check_alike(first, kind)
+        doubled = [scan for scan in bags.scan_ids if scan in part_of_scan]
+        if doubled:
+            raise UserError(
+                f"scan {doubled[0]!r} of part {part!r} is already in part {part_of_scan[doubled[0]]!r} "
+                f"({len(doubled)} such ids); give scan_ids that are unique over all parts"
+            )
+        part_of_scan |= dict.fromkeys(bags.scan_ids, part)
+        if part is not None:
+            _check_patients(part_of_patient, bags.patient_ids, [part] * len(bags))
+        yield part, bags
+    if first is None:
+        raise UserError("there is no scan to store; give at least one")
+
+
+class _Kind(NamedTuple):
+    """What all scans of a store have in common, as one of them has it."""
+
+    scan: str
+    features: int
+    dtype: torch.dtype
+
+
+def _check_provenance(provenance: Mapping[str, Any]) -> None:
+    """Before hours of writing, not after."""
+    try:
+        json.dumps(dict(provenance), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"provenance {provenance!r} is no JSON ({error}); give text, numbers, lists, mappings"
+        ) from error
+
+
+def _check_alike(first: _Kind, other: _Kind) -> None:
+    if other.features != first.features:
+        raise UserError(
+            f"scan {other.scan!r} has {other.features} features, but scan {first.scan!r} has {first.features}; encode "
+            "all scans with the same encoder"
+        )
+    if other.dtype != first.dtype:
+        raise UserError(
+            f"scan {other.scan!r} is {dtype_name(other.dtype)}, but scan {first.scan!r} is {dtype_name(first.dtype)}; "
+            "bring them to one dtype: bags.to(dtype=...)"
+        )
+    if other.dtype not in DTYPES.values():
+        raise UserError(f"scan {other.scan!r} is {dtype_name(other.dtype)}; a store holds {', '.join(DTYPES)}")
+
+
+def _check_part(name: str, where: str = "") -> None:
+    if name not in PARTS:
+        raise UserError(f"{where}part {name!r} is unknown; choose one of {', '.join(PARTS)}")
+
+
+def _check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
+    """Enters the patients' parts into `part_of`, where nobody may have another part."""
+    for patient, part in zip(patients, parts, strict=True):
+        before = part_of.setdefault(patient, part)
+        if before != part:
+            raise UserError(
+                f"patient {patient!r} has scans in part {before!r} and in part {part!r}; put all scans of a patient "
+                "into one part"
+            )
+
+
+def _converted(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
+    features = bag.features.detach().to("cpu", dtype).contiguous()
+    if dtype != bag.features.dtype and not features.isfinite().all():
+        raise UserError(
+            f"scan {bag.scan_id!r} has a feature of size {bag.features.abs().max().item():g}, too large for "
+            f"{dtype_name(dtype)}; store bfloat16 or float32"
+        )
+    return features
+
+
+def _row(bag: Bag, part: str | None, features: Float[Tensor, "slices features"]) -> Row:
+    return Row(
+        scan_id=str(bag.scan_id),
+        patient_id=str(bag.patient_id),
+        label=bag.label,
+        shard=0,
+        first_row=0,
+        slices=len(features),
+        slice_labels=None if bag.slice_labels is None else bag.slice_labels.cpu().numpy().astype(np.int8),
+        part=part,
+        sha256=hashlib.sha256(raw_bytes(features)).hexdigest(),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Reading
+# ----------------------------------------------------------------------------------------------------
+
+
+def open_store(folder: str | Path) -> FeatureStore:
+    """Opens a store: reads its index and maps its shards, once they fit together; features stay on the disk.
+
+    Example:
+        >>> open_store("nowhere")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere is no feature store: store.json is missing; give a folder that
+        write_store made
+    """
+    folder = Path(folder)
+    about = read_about(folder)
+    scans = read_index(folder)
+    fingerprint = fingerprint_rows(index_rows(scans), about.features, about.dtype)
+    if fingerprint != about.fingerprint:
+        raise UserError(
+            f"{folder}: index.parquet and store.json are not of one store (fingerprints {fingerprint[:12]} and "
+            f"{about.fingerprint[:12]}); {AGAIN}"
+        )
+    shards = map_shards(folder, scans, about.features, about.dtype)
+    return FeatureStore(folder, scans, about.features, about.dtype, about.provenance, shards)
+
+
+def _read_parts(path: Path) -> dict[str, str]:
+    if path.suffix not in (".csv", ".parquet"):
+        raise UserError(f"{path}: a table of parts is a .csv or .parquet file with the columns scan_id and part")
+    try:
+        # In text, ids stay as they are written: 007 is no number, and NA is no missing value.
+        csv = path.suffix == ".csv"
+        table = pd.read_csv(path, dtype=str, keep_default_na=False) if csv else pd.read_parquet(path)
+    except (OSError, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors
+        raise UserError(f"{path} cannot be read ({error}); give a table with the columns scan_id and part") from error
+    missing = [name for name in ("scan_id", "part") if name not in table]
+    if missing:
+        raise UserError(f"{path} has no column {missing[0]!r}, only {', '.join(map(str, table))}; add it")
+    ids = [str(scan) for scan in table["scan_id"].tolist()]
+    _refuse_doubles(ids, str(path))
+    return dict(zip(ids, [str(part) for part in table["part"].tolist()], strict=True))
+
+
+def _refuse_doubles(ids: Sequence[str], where: str) -> None:
+    seen: set[str] = set()
+    for scan in ids:
+        if scan in seen:
+            raise UserError(f"{where} has scan {scan!r} more than once; give each scan once")
+        seen.add(scan)

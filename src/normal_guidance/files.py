@@ -1,0 +1,106 @@
+"""Files and folders that are either there and whole, or not there: a killed run leaves nothing half written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from uuid import uuid4
+
+from normal_guidance.errors import UserError
+
+
+def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Writes a file that nobody ever sees half written, and that survives a power cut once this returns.
+
+    `content` is the file's bytes, or a function that writes them to the open file it is given.  The bytes go to a
+    temporary file in the same folder, which takes the name `path` when they are on the disk.  A file that was there
+    before stays until then, and stays for good if writing fails.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     write_atomically(f"{folder}/report.json", b"{}")
+        ...     write_atomically(f"{folder}/report.json", lambda file: file.write(b"[]"))
+        ...     Path(folder, "report.json").read_bytes()
+        b'[]'
+    """
+    path = Path(path)
+    draft = _draft_of(path)
+    try:
+        with draft.open("xb") as file:
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                content(file)
+            sync(file)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def folder_atomically(path: str | Path) -> Iterator[Path]:
+    """Lends an empty folder to fill, which takes the name `path` when the block ends and is gone if the block fails.
+
+    The block syncs the files that it writes (`write_atomically`, `sync`).  Missing parents are created; a folder that
+    already holds something is refused, before and after the block.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     with folder_atomically(f"{folder}/run") as draft:
+        ...         write_atomically(draft / "report.json", b"{}")
+        ...     [file.name for file in Path(folder).rglob("*")]
+        ['run', 'report.json']
+    """
+    path = Path(path).absolute()  # "." has no name of its own
+    _refuse_what_is_there(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(path)
+    draft.mkdir()
+    try:
+        yield draft
+        sync_folder(draft)
+        _refuse_what_is_there(path)  # another run may have been faster
+        draft.replace(path)
+    except BaseException:
+        shutil.rmtree(draft)
+        raise
+    sync_folder(path.parent)
+
+
+def sync(file: BinaryIO) -> None:
+    """Returns when everything written to an open file is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Returns when the folder's list of names is on the disk: syncing a file does not sync its name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _draft_of(path: Path) -> Path:
+    """A hidden sibling: on the same disk, so that renaming it is one step.
+
+    Not from `tempfile`, whose files and folders only their owner may read.
+    """
+    return path.with_name(f".{path.name}.{uuid4().hex}.partial")
+
+
+def _refuse_what_is_there(path: Path) -> None:
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists():
+        kind = "folder that is not empty" if path.is_dir() else "file"
+        raise UserError(f"{path} is a {kind}; choose another name, or move or delete it first")

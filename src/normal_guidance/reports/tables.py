@@ -1,0 +1,544 @@
+"""The paper's tables with our numbers beside the published ones, as Markdown, LaTeX, CSV and JSON.
+
+Markdown and LaTeX are for reading: three digits, like the paper's. CSV and JSON are for computing: every digit, one
+record per number, the same columns for every dataset, and an empty field (null) where there is nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from normal_guidance.core.guidance import DIVERGENCES
+from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind, mean_and_sd
+from normal_guidance.core.models import METHODS
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.published import (
+    CEILING,
+    METRICS,
+    Metric,
+    published,
+    published_sd_kind,
+    published_seed,
+    published_sensitivity,
+)
+from normal_guidance.evaluation.scores import Scores
+from normal_guidance.files import write_atomically
+
+TITLES: dict[Metric, str] = {
+    "localization_auroc": "Localization AUROC",
+    "localization_auprc": "Localization AUPRC",
+    "scan_auroc": "Scan AUROC",
+    "scan_auprc": "Scan AUPRC",
+}
+
+ROUNDING = 0.0005
+"""Published numbers are rounded to three digits: the true mean, and the true sd, may lie this far off."""
+
+RULE = "Inside 2 sd: |difference| ≤ 2 × published sd, .0005 of rounding allowed on the published mean and on that sd."
+
+NOTHING = "-"
+"""Shown where there is no number."""
+
+WIDEST = 6
+"""Columns that fit a page; LaTeX shrinks wider tables to the line."""
+
+_DIVERGENCE_TITLES = {"forward_kl": "Forward KL", "reverse_kl": "Reverse KL", "squared_error": "Squared error"}
+
+
+# ----------------------------------------------------------------------------------------------------
+# One number
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric of one method: ours, seed by seed, and what the paper prints (None: nothing).
+
+    Example:
+        >>> printed = MeanSd(0.689, 0.015, "population")
+        >>> cell = Comparison("localization_auroc", (0.70, 0.67, 0.69), "population", printed)
+        >>> round(cell.difference, 4), cell.inside_2_sd
+        (-0.0023, True)
+    """
+
+    metric: Metric
+    values: tuple[float, ...]
+    """One a seed; empty where the method has no such score."""
+    sd_kind: SdKind
+    published: MeanSd | None
+
+    @property
+    def ours(self) -> MeanSd | None:
+        """Mean and sd over the seeds."""
+        return mean_and_sd(self.values, self.sd_kind) if self.values else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus published."""
+        return self.ours.mean - self.published.mean if self.ours and self.published else None
+
+    @property
+    def inside_2_sd(self) -> bool | None:
+        """Whether ours agrees with the published mean (see `RULE`); None where either is missing or NaN."""
+        if self.published is None or self.difference is None or math.isnan(self.difference):
+            return None
+        # The mean as printed may be off by ROUNDING, and so may the sd, which counts twice.
+        return abs(self.difference) <= 2 * (self.published.sd + ROUNDING) + ROUNDING
+
+    def record(self) -> dict[str, object]:
+        """The columns that CSV and JSON share."""
+        return {
+            "ours_mean": self.ours and self.ours.mean,
+            "ours_sd": self.ours and self.ours.sd,
+            "sd_kind": self.sd_kind,
+            "published_mean": self.published and self.published.mean,
+            "published_sd": self.published and self.published.sd,
+            "difference": self.difference,
+            "inside_2_sd": self.inside_2_sd,
+        }
+
+
+def digits(value: float | None) -> str:
+    """Three digits as a reader rounds: a half goes up, however the binary fraction falls; no -.000, and "-" for NaN.
+
+    Example:
+        >>> [digits(value) for value in (0.689, 0.0625, 1.0, -0.0004, float("nan"))]
+        ['.689', '.063', '1.000', '.000', '-']
+    """
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    thousandths = _thousandths(value)
+    return ("-" if thousandths < 0 else "") + f"{abs(thousandths) / 1000:.3f}".lstrip("0")
+
+
+def _thousandths(value: float) -> int:
+    # Halves go towards +infinity, so that a difference from a printed number is the difference of what is printed.
+    # The inner rounding removes what the mean of a few numbers gathers in its last bits.
+    return math.floor(round(value * 1000, 9) + 0.5)
+
+
+def _mean_sd(number: MeanSd | None) -> str:
+    if number is None or math.isnan(number.mean):
+        return NOTHING
+    return f"{digits(number.mean)} ± {digits(number.sd)}"
+
+
+def _signed(difference: float | None) -> str:
+    text = digits(difference)
+    return text if text[0] == "-" or text == digits(0.0) else f"+{text}"
+
+
+def _yes_no(answer: bool | None) -> str:
+    return NOTHING if answer is None else "yes" if answer else "no"
+
+
+# ----------------------------------------------------------------------------------------------------
+# The four tables
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method's row in all four tables: its scores, one a seed, and its cells, one a metric of `METRICS`."""
+
+    method: str
+    title: str
+    scores: tuple[Scores, ...]
+    cells: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True)
+class PaperTables:
+    """The four result tables of one dataset and the seeds behind them; made by `paper_tables`."""
+
+    dataset: str
+    seeds: tuple[int, ...]
+    rows: tuple[MethodRow, ...]
+
+    def markdown(self) -> str:
+        """Four tables and the seeds, for GitHub."""
+        return "\n".join(map(_markdown, self._grids()))
+
+    def latex(self) -> str:
+        r"""The same for `\input`, with booktabs and graphicx."""
+        return "\n".join([LATEX_HEAD, *map(_latex, self._grids())])
+
+    def csv(self) -> str:
+        """One line per table and method."""
+        return _csv([record for record, _ in self._records()])
+
+    def json(self) -> str:
+        """As CSV, with the values of every seed beside the published ones."""
+        tables = [record | {"ours_per_seed": cell.values} for record, cell in self._records()]
+        return _json({"rule": RULE, "tables": tables, "per_seed": list(self._seed_records())})
+
+    def write(self, folder: Path, stem: str) -> list[Path]:
+        """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
+        return _write(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
+
+    def _records(self) -> Iterator[tuple[dict[str, object], Comparison]]:
+        for i, metric in enumerate(METRICS):
+            for row in self.rows:
+                cell, key = row.cells[i], {"dataset": self.dataset, "table": metric, "method": row.method}
+                yield key | cell.record() | {"seeds": self.seeds}, cell
+
+    def _seed_records(self) -> Iterator[dict[str, Any]]:
+        for row in self.rows:
+            for seed, scores in zip(self.seeds, row.scores, strict=True):
+                known = {f"published_{m}": published_seed(m, row.method, self.dataset, seed) for m in METRICS}
+                yield {"method": row.method, "seed": seed} | asdict(scores) | known
+
+    def _grids(self) -> Iterator[_Grid]:
+        for i, metric in enumerate(METRICS):
+            yield self._grid(metric, [(row.title, row.cells[i]) for row in self.rows])
+        yield self._seed_grid()
+
+    def _grid(self, metric: Metric, rows: Sequence[tuple[str, Comparison]]) -> _Grid:
+        header, cells = ["Method", "Ours"], [[title, _mean_sd(cell.ours)] for title, cell in rows]
+        caption = f"{_sd_note(metric, rows)} over {_count_seeds(self.seeds)}."
+        if any(cell.published for _, cell in rows):
+            header += ["Published", "Difference", "Inside 2 sd"]
+            caption = f"{caption} {RULE}"
+            for shown, (_, cell) in zip(cells, rows, strict=True):
+                shown += [_mean_sd(cell.published), _signed(cell.difference), _yes_no(cell.inside_2_sd)]
+        return _Grid(f"{TITLES[metric]}, {self.dataset}", caption, header, cells)
+
+    def _seed_grid(self) -> _Grid:
+        records, titles = list(self._seed_records()), {row.method: row.title for row in self.rows}
+        columns: list[tuple[str, str]] = []
+        for metric in METRICS:
+            columns.append((metric, TITLES[metric]))
+            if any(record[f"published_{metric}"] is not None for record in records):
+                columns.append((f"published_{metric}", "Published"))
+        rows = [
+            [titles[record["method"]], str(record["seed"]), *(digits(record[name]) for name, _ in columns),
+             str(record["localized"]), str(record["left_out"])]
+            for record in records
+        ]  # fmt: skip
+        header = ["Method", "Seed", *(title for _, title in columns), "Localized", "Left out"]
+        caption = (
+            "Localized: positive scans that localization was measured on. Left out: positive scans whose slice labels "
+            "are missing or all of one class."
+            + (" Published: from the authors' notebooks." if len(columns) > 4 else "")
+        )
+        return _Grid(f"Every seed, {self.dataset}", caption, header, rows)
+
+
+def paper_tables(results: Mapping[str, Sequence[Scores]], seeds: Sequence[int], dataset: str) -> PaperTables:
+    """The paper's tables of `results`: method or "ceiling" -> one `Scores` a seed, in the order of `seeds`.
+
+    Methods come in the order of `METHODS`; those without results are not shown. Published numbers stand beside ours
+    where the paper has this dataset ("semi-synthetic", "head-ct", "chest-ct", "abdomen-ct").
+
+    Example:
+        >>> scores = [Scores(0.86, 0.52, 0.67, 0.47, localized=368, left_out=0)]
+        >>> print(paper_tables({"ng": scores}, [1001], "chest-ct").markdown())
+        ### Localization AUROC, chest-ct
+        ...
+        | Method                  |        Ours |   Published | Difference | Inside 2 sd |
+        |:------------------------|------------:|------------:|-----------:|------------:|
+        | ABMIL + Normal Guidance | .860 ± .000 | .866 ± .005 |      -.006 |         yes |
+        ...
+    """
+    _check_results(results, seeds)
+    names = (*METHODS, CEILING)
+    if unknown := [method for method in results if method not in names]:
+        raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(names)}")
+    rows = [
+        MethodRow(method, _title(method, dataset), tuple(results[method]), _compare(results[method], method, dataset))
+        for method in names
+        if method in results
+    ]
+    return PaperTables(dataset, tuple(seeds), tuple(rows))
+
+
+def _title(method: str, dataset: str) -> str:
+    if method == CEILING:
+        return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
+    return METHODS[method].title
+
+
+def _compare(scores: Sequence[Scores], method: str, dataset: str) -> tuple[Comparison, ...]:
+    return tuple(
+        Comparison(
+            metric,
+            _values(scores, metric, method),
+            published_sd_kind(metric, method, dataset),
+            published(metric, method, dataset),
+        )
+        for metric in METRICS
+    )
+
+
+def _sd_note(metric: Metric, rows: Sequence[tuple[str, Comparison]]) -> str:
+    usual = PUBLISHED_SD[metric.partition("_")[0]]
+    others = [f"{title}: {cell.sd_kind} sd" for title, cell in rows if cell.sd_kind != usual]
+    return f"Mean ± {usual} sd" + (f" ({', '.join(others)}, as in the paper)" if others else "")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sensitivity
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One divergence with one lambda (`weight`): its cells, one a metric of `METRICS`."""
+
+    divergence: str
+    weight: float
+    cells: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True)
+class SensitivityTable:
+    """How ABMIL + Normal Guidance depends on divergence and lambda; made by `sensitivity_table`."""
+
+    dataset: str
+    seeds: tuple[int, ...]
+    rows: tuple[SettingRow, ...]
+
+    def markdown(self) -> str:
+        """For GitHub, the best of each column in bold."""
+        return _markdown(self._grid())
+
+    def latex(self) -> str:
+        r"""The same for `\input`, with booktabs and graphicx."""
+        return "\n".join([LATEX_HEAD, _latex(self._grid())])
+
+    def csv(self) -> str:
+        """One line per metric and setting."""
+        return _csv([record for record, _ in self._records()])
+
+    def json(self) -> str:
+        """As CSV, with the values of every seed."""
+        tables = [record | {"ours_per_seed": cell.values} for record, cell in self._records()]
+        return _json({"rule": RULE, "tables": tables})
+
+    def write(self, folder: Path, stem: str) -> list[Path]:
+        """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
+        return _write(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
+
+    def _best(self, i: int) -> list[bool]:
+        """Which rows print the highest mean of metric i: equal in print is equal to the reader."""
+        means = [cell.mean if (cell := row.cells[i].ours) else math.nan for row in self.rows]
+        finite = [_thousandths(mean) for mean in means if math.isfinite(mean)]
+        return [math.isfinite(mean) and _thousandths(mean) == max(finite) for mean in means]
+
+    def _records(self) -> Iterator[tuple[dict[str, object], Comparison]]:
+        for i, metric in enumerate(METRICS):
+            for row, best in zip(self.rows, self._best(i), strict=True):
+                key = {"dataset": self.dataset, "table": metric, "divergence": row.divergence, "lambda": row.weight}
+                yield key | row.cells[i].record() | {"best": best, "seeds": self.seeds}, row.cells[i]
+
+    def _grid(self) -> _Grid:
+        header = ["Divergence", "λ"]
+        rows = [[_DIVERGENCE_TITLES[row.divergence], f"{row.weight:g}"] for row in self.rows]
+        bold: set[tuple[int, int]] = set()
+        for i, metric in enumerate(METRICS):
+            bold |= {(r, len(header)) for r, best in enumerate(self._best(i)) if best}
+            header.append(TITLES[metric])
+            beside = any(row.cells[i].published for row in self.rows)
+            header += ["Published"] * beside
+            for shown, row in zip(rows, self.rows, strict=True):
+                shown += [_mean_sd(row.cells[i].ours), *([_mean_sd(row.cells[i].published)] * beside)]
+        caption = (
+            f"ABMIL + Normal Guidance, mean ± sd over {_count_seeds(self.seeds)}: population sd for localization, "
+            "sample sd for scans. The best of ours is bold."
+        )
+        return _Grid(f"Sensitivity to divergence and λ, {self.dataset}", caption, header, rows, frozenset(bold))
+
+
+def sensitivity_table(
+    results: Mapping[tuple[str, float], Sequence[Scores]], seeds: Sequence[int], dataset: str
+) -> SensitivityTable:
+    """The sensitivity of ABMIL + Normal Guidance: (divergence, lambda) -> one `Scores` a seed, in their order.
+
+    Divergences come in the order of `DIVERGENCES`, lambda ascending. Published numbers stand beside ours for
+    "head-ct", the paper's one dataset here.
+
+    Example:
+        >>> scores = [Scores(0.86, 0.74, 0.92, 0.91, localized=1480, left_out=0)] * 2
+        >>> table = sensitivity_table({("forward_kl", 10.0): scores, ("forward_kl", 1.0): scores}, [1, 2], "my-ct")
+        >>> [(row.divergence, row.weight) for row in table.rows]
+        [('forward_kl', 1.0), ('forward_kl', 10.0)]
+    """
+    _check_results(results, seeds)
+    order: list[str] = list(DIVERGENCES)
+    if unknown := [divergence for divergence, _ in results if divergence not in order]:
+        raise UserError(f"divergence {unknown[0]!r} is unknown; choose one of {', '.join(order)}")
+    settings = sorted(results, key=lambda setting: (order.index(setting[0]), setting[1]))
+    rows = [SettingRow(*setting, _compare_setting(results[setting], setting, dataset)) for setting in settings]
+    return SensitivityTable(dataset, tuple(seeds), tuple(rows))
+
+
+def _compare_setting(scores: Sequence[Scores], setting: tuple[str, float], dataset: str) -> tuple[Comparison, ...]:
+    return tuple(
+        Comparison(
+            metric,
+            _values(scores, metric, str(setting)),
+            published_sd_kind(metric, "ng", dataset),
+            published_sensitivity(metric, dataset, *setting),
+        )
+        for metric in METRICS
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What comes in
+# ----------------------------------------------------------------------------------------------------
+
+
+def _check_results(results: Mapping[Any, Sequence[Scores]], seeds: Sequence[int]) -> None:
+    if not results or not seeds:
+        raise UserError(f"a table needs results and seeds, got {len(results)} results and {len(seeds)} seeds")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds {list(seeds)} repeat: their sd would come out too small; give each seed once")
+    for name, scores in results.items():
+        if len(scores) != len(seeds):
+            raise UserError(f"{name!r} has {len(scores)} scores for {len(seeds)} seeds {list(seeds)}; give one a seed")
+
+
+def _values(scores: Sequence[Scores], metric: Metric, name: str) -> tuple[float, ...]:
+    """One value a seed, or none at all where the method has no such score."""
+    values = [value for one in scores if (value := getattr(one, metric)) is not None]
+    if values and len(values) < len(scores):
+        raise UserError(f"{name!r} has {metric} for {len(values)} of {len(scores)} seeds; score all of them or none")
+    return tuple(values)
+
+
+def _count_seeds(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))})"
+
+
+# ----------------------------------------------------------------------------------------------------
+# What goes out
+# ----------------------------------------------------------------------------------------------------
+
+LATEX_HEAD = r"% \usepackage{booktabs,graphicx}" + "\n"
+
+_LATEX = {
+    **{special: rf"\{special}" for special in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "≤": r"$\le$",
+    "×": r"$\times$",
+    "λ": r"$\lambda$",
+}
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A table of plain texts, before any markup; `bold` holds (row, column)."""
+
+    title: str
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    bold: frozenset[tuple[int, int]] = frozenset()
+
+    def marked(self, mark: Callable[[str], str], bold: str) -> list[list[str]]:
+        """The rows with every text marked up, and those in `bold` put into a pattern such as "**{}**"."""
+        return [
+            [bold.format(mark(text)) if (r, c) in self.bold else mark(text) for c, text in enumerate(row)]
+            for r, row in enumerate(self.rows)
+        ]
+
+
+def _markdown(grid: _Grid) -> str:
+    lines = [list(map(_escape_markdown, grid.header)), *grid.marked(_escape_markdown, "**{}**")]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = ["<"] + [">"] * (len(widths) - 1)
+    padded = [
+        [f"{text:{side}{width}}" for text, side, width in zip(line, sides, widths, strict=True)] for line in lines
+    ]
+    rule = [f":{'-' * (widths[0] + 1)}", *(f"{'-' * (width + 1)}:" for width in widths[1:])]
+    header, *body = (f"| {' | '.join(line)} |" for line in padded)
+    title, caption = _escape_markdown(grid.title), _escape_markdown(grid.caption)
+    return "\n".join([f"### {title}", "", caption, "", header, f"|{'|'.join(rule)}|", *body, ""])
+
+
+def _latex(grid: _Grid) -> str:
+    header, *body = (
+        " & ".join(line) + r" \\"
+        for line in [list(map(_escape_latex, grid.header)), *grid.marked(_escape_latex, r"\textbf{{{}}}")]
+    )
+    shrink, close = (r"\resizebox{\linewidth}{!}{", "}") if len(grid.header) > WIDEST else ("", "")
+    return "\n".join(
+        [
+            r"\begin{table}[ht]",
+            r"\centering",
+            rf"\caption{{{_escape_latex(f'{grid.title}. {grid.caption}')}}}",
+            rf"{shrink}\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}",
+            r"\toprule",
+            header,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            rf"\end{{tabular}}{close}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _escape_markdown(text: str) -> str:
+    return re.sub(r"([\\*_`<\[])", r"\\\1", text)
+
+
+def _escape_latex(text: str) -> str:
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return re.sub(r"(?<![\w-])-(?=\.?\d)", "$-$", escaped)  # a hyphen is too short for a minus
+
+
+def _csv(records: Sequence[Mapping[str, object]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(records[0])
+    writer.writerows([_csv_field(value) for value in record.values()] for record in records)
+    return out.getvalue()
+
+
+def _csv_field(value: object) -> object:
+    if isinstance(value, bool):
+        return _yes_no(value)
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def _json(value: Mapping[str, object]) -> str:
+    return json.dumps(_without_nan(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _without_nan(value: object) -> object:
+    """NaN is not JSON: null takes its place."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _write(folder: Path, stem: str, markdown: str, latex: str, csv: str, json: str) -> list[Path]:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a folder for {stem}")
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {".md": markdown, ".tex": latex, ".csv": csv, ".json": json}
+    paths = [folder / f"{stem}{suffix}" for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_atomically(path, text.encode())
+    return paths

@@ -1,0 +1,135 @@
+"""Configurations: one point of a grid with the protocol it is trained by, and the paper's grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+
+from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NormalGuidance
+from normal_guidance.core.models import METHODS
+from normal_guidance.errors import UserError
+
+LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)
+L1_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 0.0)
+"""The paper's grid is every pair of the two: 32 configurations."""
+
+GUIDANCE_WEIGHTS = (0.1, 1.0, 10.0)
+"""lambda in the paper's sensitivity study."""
+
+AXES = ("lr", "l1", "guidance_weight", "divergence", "seed")
+"""What may differ between configurations that are trained together; all else is one protocol for all."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration: `lr` and `l1` are a point of the paper's grid, the other defaults are its protocol.
+
+    Args:
+        method: a name in `METHODS`; guided methods add the guidance term.
+        lr: learning rate of SGD with momentum.
+        l1: alpha, the strength of L1 on all trainable parameters.
+        guidance_weight: lambda; not comparable across divergences or scan lengths.
+        divergence: a name in `DIVERGENCES`.
+        renormalize: see `NormalGuidance`.
+        patience: stop after so many epochs without a better one; None is the paper's protocol: train all epochs.
+        train_above_val: only an epoch whose training AUROC is above its validation AUROC can be selected.
+        seed: of the initial weights, and (of the first configuration, in a sweep) of the order of the scans.
+    """
+
+    method: str
+    lr: float = 0.01
+    l1: float = 0.0
+    guidance_weight: float = 1.0
+    divergence: DivergenceName = "forward_kl"
+    renormalize: bool = True
+    epochs: int = 1000
+    batch_size: int = 64
+    momentum: float = 0.9
+    clip_norm: float = 1.0
+    patience: int | None = None
+    train_above_val: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS or not METHODS[self.method].scores_scans:
+            trainable = ", ".join(name for name, method in METHODS.items() if method.scores_scans)
+            raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")
+        for name, least in (("lr", 0.0), ("l1", 0.0), ("epochs", 1), ("batch_size", 1), ("clip_norm", 0.0)):
+            _check_number(name, getattr(self, name), least)
+        if self.patience is not None:
+            _check_number("patience", self.patience, 1)
+        NormalGuidance(self.guidance_weight, self.divergence)  # refuses what it cannot use, guided or not
+
+    def guidance(self) -> NormalGuidance | None:
+        """The guidance term, for the methods that have one."""
+        if not METHODS[self.method].guided:
+            return None
+        return NormalGuidance(self.guidance_weight, self.divergence, renormalize=self.renormalize)
+
+
+def _check_number(name: str, value: int | float, least: int | float) -> None:
+    if not value >= least:
+        raise UserError(f"{name} is {value}; it must be at least {least}")
+    if isinstance(least, int) and not isinstance(value, int):
+        raise UserError(f"{name} is {value}; it must be a whole number")
+
+
+def grid(
+    base: Config,
+    *,
+    lr: Sequence[float] = LEARNING_RATES,
+    l1: Sequence[float] = L1_STRENGTHS,
+    guidance_weight: Sequence[float] | None = None,
+    divergence: Sequence[DivergenceName] | None = None,
+    seed: Sequence[int] | None = None,
+) -> tuple[Config, ...]:
+    """Every combination of the given values, `base` for the rest; without values, the paper's 32.
+
+    Example:
+        >>> len(grid(Config("ng"))), len(grid(Config("ng"), guidance_weight=[0.1, 1.0, 10.0]))
+        (32, 96)
+    """
+    axes = {
+        "divergence": divergence or [base.divergence],
+        "guidance_weight": guidance_weight or [base.guidance_weight],
+        "seed": seed or [base.seed],
+        "l1": l1,
+        "lr": lr,
+    }
+    return tuple(
+        Config(**{**asdict(base), **dict(zip(axes, values, strict=True))}) for values in product(*axes.values())
+    )
+
+
+def sensitivity_grid(base: Config) -> tuple[Config, ...]:
+    """The paper's grid for each divergence and each of its lambdas."""
+    return grid(base, divergence=list(DIVERGENCES), guidance_weight=GUIDANCE_WEIGHTS)
+
+
+def check_together(configs: Sequence[Config]) -> None:
+    """Refuses configurations that cannot be trained in one pass: they may differ in `AXES` only."""
+    if not configs:
+        raise UserError("there is no configuration to train; give at least one")
+    for field in fields(Config):
+        values = {getattr(config, field.name) for config in configs}
+        if field.name not in AXES and len(values) > 1:
+            raise UserError(
+                f"configurations of one sweep differ in {field.name} ({', '.join(map(str, sorted(values, key=str)))}); "
+                f"they may differ in {', '.join(AXES)} only: run one sweep for each"
+            )
+
+
+def departures(config: Config) -> dict[str, object]:
+    """What differs from the paper's protocol, apart from the axes of the grid: a run's report lists it.
+
+    Example:
+        >>> departures(Config("ng", epochs=50, patience=10))
+        {'epochs': 50, 'patience': 10}
+    """
+    paper = Config(config.method)
+    return {
+        field.name: getattr(config, field.name)
+        for field in fields(Config)
+        if field.name not in AXES and getattr(config, field.name) != getattr(paper, field.name)
+    }

@@ -1,0 +1,154 @@
+"""Many configurations of one model as one: parameters stacked, every layer batched over configurations by `vmap`.
+
+The model is the plain module of `core.models`, written for one configuration.  Configurations never meet: the
+gradient of the sum of their losses is each one's own gradient, so ordinary autograd does the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from normal_guidance.core.guidance import DivergenceName, NormalGuidance
+from normal_guidance.core.layout import Layout
+from normal_guidance.core.models import METHODS, Prediction, build_model
+from normal_guidance.training.config import Config
+from normal_guidance.training.objective import classification
+
+Parameters = dict[str, Tensor]
+"""Name -> (configurations, *shape of the parameter)."""
+
+CLIP_EPSILON = 1e-6
+"""As in `torch.nn.utils.clip_grad_norm_`."""
+
+
+def initial_model(config: Config, features: int) -> nn.Module:
+    """The model with torch's default initialisation under the configuration's seed."""
+    with torch.random.fork_rng(devices=[]):  # the caller's generator is left as it was
+        torch.manual_seed(config.seed)
+        return build_model(config.method, features)
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The model's structure, and what differs between the configurations, one row each.
+
+    Example:
+        >>> stack = Stack.of([Config("ng", lr=0.1), Config("ng", lr=0.01)], features=8)
+        >>> stack.initial_parameters()["score.weight"].shape
+        torch.Size([2, 1, 128])
+    """
+
+    configs: tuple[Config, ...]
+    skeleton: nn.Module
+    """Holds the structure and the buffers; its own parameters are not used."""
+    lr: Float[Tensor, "configs"]
+    l1: Float[Tensor, "configs"]
+    divergences: tuple[DivergenceName, ...]
+    """Those that some configuration uses."""
+    guidance_weights: Float[Tensor, "configs divergences"]
+    """lambda in the column of the configuration's divergence, 0 in the others."""
+
+    @classmethod
+    def of(
+        cls,
+        configs: Sequence[Config],
+        features: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Stack:
+        guided = METHODS[configs[0].method].guided
+        divergences = tuple(sorted({config.divergence for config in configs})) if guided else ()
+        weights = [[c.guidance_weight * (c.divergence == name) for name in divergences] for c in configs]
+        column = partial(torch.tensor, device=device, dtype=dtype)
+        return cls(
+            configs=tuple(configs),
+            skeleton=initial_model(configs[0], features).to(device, dtype).requires_grad_(False),
+            lr=column([config.lr for config in configs]),
+            l1=column([config.l1 for config in configs]),
+            divergences=divergences,
+            guidance_weights=column(weights).reshape(len(configs), len(divergences)),
+        )
+
+    @property
+    def features(self) -> int:
+        classifier = self.skeleton.classifier
+        assert isinstance(classifier, nn.Linear)
+        return classifier.in_features
+
+    def initial_parameters(self) -> Parameters:
+        """Each configuration's initial weights: the same for all that share a seed."""
+        of_seed = {config.seed: config for config in self.configs}
+        models = {seed: initial_model(config, self.features) for seed, config in of_seed.items()}
+        weights = {seed: dict(model.named_parameters()) for seed, model in models.items()}
+        return {
+            name: torch.stack([weights[config.seed][name].detach() for config in self.configs]).to(self.lr)
+            for name in next(iter(weights.values()))
+        }
+
+    def predict(self, parameters: Parameters, features: Tensor, layout: Layout) -> Prediction:
+        """Predictions of all configurations for the same scans; every field has the configurations first."""
+
+        def one(own: Parameters) -> tuple[Tensor, Tensor, Tensor]:
+            return tuple(functional_call(self.skeleton, own, (features, layout)))
+
+        return Prediction(*vmap(one)(parameters))
+
+    def losses(
+        self, parameters: Parameters, features: Tensor, layout: Layout, labels: Int[Tensor, "bags"]
+    ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs bags"]]:
+        """Classification and guidance, without L1 (`descend` adds it), and the logits."""
+        guidance = [NormalGuidance(1.0, name, renormalize=self.configs[0].renormalize) for name in self.divergences]
+
+        def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
+            prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
+            loss = classification(prediction, labels)
+            for weight, term in zip(weights.unbind(), guidance, strict=True):
+                loss = loss + weight * term(prediction.log_attention, lengths=layout, from_logits=True)
+            return loss, prediction.logit
+
+        return vmap(one)(parameters, self.guidance_weights)
+
+
+def descend(
+    parameters: Parameters,
+    gradients: Sequence[Tensor],
+    momenta: Parameters,
+    *,
+    lr: Float[Tensor, "configs"],
+    l1: Float[Tensor, "configs"],
+    momentum: float,
+    clip_norm: float,
+) -> Float[Tensor, "configs"]:
+    """One step of SGD with momentum, in place, each configuration with its own norm, clip, L1 and lr.
+
+    Gradients may be of a lower precision than the parameters.
+
+    `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken.  Returns
+    the value of the L1 term before the step.
+    """
+
+    def per_config(values: Tensor) -> Tensor:
+        return values.flatten(1).sum(1) if values.ndim > 1 else values
+
+    def column(values: Tensor, like: Tensor) -> Tensor:
+        return values.reshape(-1, *[1] * (like.ndim - 1))
+
+    full = [
+        gradient.to(theta.dtype) + column(0.5 * l1, theta) * theta.sign()
+        for gradient, theta in zip(gradients, parameters.values(), strict=True)
+    ]
+    squares = torch.stack([per_config(gradient.square()) for gradient in full]).sum(0)
+    size = torch.stack([per_config(theta.abs()) for theta in parameters.values()]).sum(0)
+    scale = (clip_norm / (squares.sqrt() + CLIP_EPSILON)).clamp_max(1.0)
+    for theta, velocity, gradient in zip(parameters.values(), momenta.values(), full, strict=True):
+        moved = momentum * velocity + column(scale, theta) * gradient
+        velocity.copy_(moved)
+        theta.copy_(theta - column(lr, theta) * moved)
+    return 0.5 * l1 * size

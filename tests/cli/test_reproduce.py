@@ -1,0 +1,111 @@
+"""`nguide reproduce` on tiny scans: tables on the screen and in files, mistakes in one line, help at once."""
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+from normal_guidance.cli.reproduce import _methods, _show
+from normal_guidance.core.models import METHODS
+from normal_guidance.data.synthetic import SemiSynthetic, shifted_mean
+from normal_guidance.evaluation.runs import load_run
+from normal_guidance.reports.reproduce import DATASETS
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def tiny(monkeypatch) -> None:
+    """The paper's protocol, grid and all, on 70 scans a part."""
+
+    def draw(seed: int) -> SemiSynthetic:
+        return SemiSynthetic(*(shifted_mean(70, seed + i, features=8) for i in range(3)))
+
+    monkeypatch.setitem(DATASETS, "semi-synthetic", replace(DATASETS["semi-synthetic"], draw=draw))
+
+
+def invoke(*arguments: str | Path):
+    return runner.invoke(app, ["reproduce", *map(str, arguments)])
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_command_trains_and_shows_the_page_that_it_writes(tmp_path):
+    options = ("--methods", "mean,centered_gaussian", "--seeds", "1001,3001", "--epochs", "5", "--device", "cpu")
+    result = invoke("semi-synthetic", *options, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "tables.md").read_text()
+    assert page in result.output
+    assert f"Tables: {tmp_path / 'tables.md'}, and as .tex, .csv and .json beside it\n" in result.output
+    assert "mean, seed 3001: begins\n" in result.output
+    assert "\x1b" not in result.output
+    again = invoke("semi-synthetic", *options, "--out", tmp_path)
+    assert "begins" not in again.output
+    assert page in again.output
+
+
+@pytest.mark.usefixtures("tiny")
+def test_sensitivity_is_abmil_s_unless_asked_otherwise(tmp_path):
+    result = invoke("semi-synthetic", "--sensitivity", "--seeds", "1001", "--epochs", "1", "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "sensitivity of ng, seed 1001: begins\n" in result.output
+    assert (tmp_path / "sensitivity" / "ng.md").read_text() in result.output
+    assert load_run(tmp_path / "sensitivity" / "ng" / "1001").report["configurations"]["trained"] == 288
+    assert not (tmp_path / "tables.md").exists()
+
+
+def test_methods_by_default():
+    assert _methods(None, False) == _methods("all", False) == tuple(METHODS)
+    assert _methods(None, True) == ("ng",)
+    assert _methods("all", True) == ("ng", "mhng")
+    assert _methods("mhng, ng", False) == ("mhng", "ng")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["synthetic"], "dataset 'synthetic' is unknown; choose one of semi-synthetic"),
+        (["semi-synthetic", "--methods", "ng,nng"], "method 'nng' is unknown; choose among centered_gaussian"),
+        (["semi-synthetic", "--methods", "ng,ng"], "--methods ng,ng: 'ng' is empty or given twice"),
+        (["semi-synthetic", "--seeds", "7"], "seed 7 is none of semi-synthetic's; choose among 1001, 2001, 3001"),
+        (["semi-synthetic", "--seeds", "one"], "--seeds one: 'one' is no int"),
+        (["semi-synthetic", "--sensitivity", "--methods", "abmil"], "method 'abmil' has no guidance to vary"),
+        (["semi-synthetic", "--precision", "float8"], "--precision float8 is unknown"),
+        (["semi-synthetic", "--device", "nowhere"], "--device nowhere is unknown"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, tmp_path):
+    result = invoke(*arguments, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_must_be_named():
+    result = invoke("semi-synthetic")
+    assert result.exit_code == 2
+    assert "--out" in result.output
+
+
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys\nfrom normal_guidance.cli import app\n"
+        "try:\n    app(['reproduce', '--help'])\nexcept SystemExit:\n    print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--sensitivity" in result.stdout
+    assert result.stdout.strip().endswith("False")
+
+
+def test_a_terminal_gets_drawn_tables():
+    screen = io.StringIO()
+    _show(Console(file=screen, force_terminal=True, width=60), "# Page\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    assert "|" not in screen.getvalue()
+    assert "Page" in screen.getvalue()

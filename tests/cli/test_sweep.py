@@ -1,0 +1,192 @@
+"""`nguide sweep` on a small store: what it prints, what it writes, and what it says to mistakes."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app, progress
+from normal_guidance.cli.progress import describe, watch_run
+from normal_guidance.cli.sweep import choose_execution, make_grids, parse_methods
+from normal_guidance.core.models import METHODS
+from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.runs import load_run
+from normal_guidance.features.store import open_store, write_store
+from normal_guidance.training.sweep import Execution
+from normal_guidance.training.watch import Progress
+
+QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "store"
+    sets = (shifted_mean(n, seed, features=8, shift=3.0) for seed, n in ((1, 48), (2, 24), (3, 24)))
+    write_store(folder, zip(("train", "val", "test"), sets, strict=True), provenance={})
+    return folder
+
+
+def sweep(*arguments: object, code: int = 0) -> str:
+    result = runner.invoke(app, ["sweep", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def rows(output: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+
+
+def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
+    arguments = (store, "--methods", "abmil,ng", "--seeds", "0,3", "--out", tmp_path, "--no-train-above-val", *QUICK)
+    output = sweep(*arguments)
+    runs = {(m, s): load_run(tmp_path / m / s) for m in ("abmil", "ng") for s in ("0", "3")}
+    assert [row[:2] for row in rows(output)] == [list(key) for key in runs]
+    for row, ((_, seed), run) in zip(rows(output), runs.items(), strict=True):
+        (winner,) = run.winners
+        assert winner.config.seed == int(seed)
+        assert winner.test is not None
+        numbers = (
+            winner.val_auroc,
+            winner.test.localization_auroc,
+            winner.test.localization_auprc,
+            winner.test.scan_auroc,
+            winner.test.scan_auprc,
+        )
+        assert row[3:] == [f"{number:.3f}" for number in numbers]
+    assert "ng, seed 3: begins\n" in output
+    assert "ng, seed 3: lr 0." in output
+    report = json.loads((tmp_path / "ng" / "3" / "report.json").read_text())
+    assert report["options"]["seeds"] == "0,3"
+    assert report["departures"]["train_above_val"] is False
+    before = (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns
+    assert rows(sweep(*arguments)) == rows(output)
+    assert (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns == before
+    message = sweep(*arguments, "--epochs", "3", code=2)
+    assert "holds another run: configs.0.epochs was 2, now it is 3" in message
+    assert message.count("\n") == 2  # "begins", and the error in one line
+
+
+def test_a_run_without_a_winner_is_no_error(tmp_path: Path) -> None:
+    train, val = (shifted_mean(n, seed, features=8, shift=3.0) for seed, n in ((1, 48), (2, 24)))
+    flipped = replace(val, labels=1 - val.labels, slice_labels=None)
+    write_store(tmp_path / "store", {"train": train, "val": flipped}.items(), provenance={})
+    quick = ("--epochs", "2", "--batch-size", "48", "--lr", "0", "--l1", "0", "--device", "cpu")
+    output = sweep(tmp_path / "store", "--methods", "abmil", "--out", tmp_path / "out", *quick)
+    assert "abmil, seed 0: no configuration had an epoch whose training AUROC was above" in output
+    assert "--no-train-above-val drops that condition" in output
+    assert rows(output)[0][:4] == ["abmil", "0", "", "none selected"]
+
+
+def test_a_split_decides_the_parts(store: Path, tmp_path: Path) -> None:
+    scans = open_store(store).scans
+    parts = scans.assign(part=scans["part"].replace({"test": "train"}))[["scan_id", "part"]]
+    parts.to_csv(tmp_path / "split.csv", index=False)
+    arguments = ("--split", tmp_path / "split.csv", "--methods", "mean", "--no-train-above-val", *QUICK)
+    output = sweep(store, *arguments, "--out", tmp_path / "out")
+    assert load_run(tmp_path / "out" / "mean" / "0").report["data"]["train"]["scans"] == 72
+    assert rows(output)[0][4:] == [""] * 4  # no test part, no scores
+    parts.assign(part="val").to_csv(tmp_path / "split.csv", index=False)
+    assert "split.csv is of part 'train'; give --split" in sweep(store, *arguments, "--out", tmp_path / "b", code=2)
+
+
+def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
+    options = ("--divergence", "forward_kl,reverse_kl", "--guidance-weight", "0.1,1")
+    output = sweep(store, "--methods", "ng", "--no-train-above-val", "--out", tmp_path, *options, *QUICK)
+    groups = [f"{name}-lambda{weight}-seed0" for name in ("forward_kl", "reverse_kl") for weight in (0.1, 1.0)]
+    assert [row[2] for row in rows(output)] == groups
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--methods", "abml"), "method 'abml' cannot be trained; choose one of max, mean, abmil"),
+        (("--methods", "ng,"), "--methods ng,: '' is empty or given twice"),
+        (("--seeds", "0,x"), "--seeds 0,x: 'x' is no int; write 1,2,3"),
+        (("--lr", "fast"), "--lr fast: 'fast' is no float"),
+        (("--divergence", "kl"), "divergence 'kl' is unknown"),
+        (("--device", "abacus"), "--device abacus is unknown"),
+        (("--device", "meta"), "--device meta: this machine or torch has none; use cpu"),
+        (("--precision", "int4"), "--precision int4 is unknown; choose one of auto"),
+        (("--precision", "bf16"), "precision bf16 is for CUDA"),
+        (("--split", "nowhere.csv"), "nowhere.csv cannot be read"),
+        (("--save-minutes", "0"), "save_seconds is 0.0; it must be above 0"),
+        (("--batch-size", "1000"), "48 training scans do not fill one batch of 1000"),
+    ],
+)
+def test_mistakes_are_one_line(
+    store: Path, tmp_path: Path, options: Sequence[str], message: str, unchecked: None
+) -> None:
+    result = runner.invoke(app, ["sweep", str(store), "--out", str(tmp_path), *QUICK, *options])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+
+
+def test_a_missing_store_is_named(tmp_path: Path) -> None:
+    assert "is no feature store" in sweep(tmp_path / "nowhere", code=2)
+
+
+def test_a_store_without_parts_needs_a_split(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", shifted_mean(4, 1, features=8), provenance={})
+    assert "store is of part 'train'; give --split FILE" in sweep(tmp_path / "store", code=2)
+
+
+def test_grids_are_the_papers_unless_told() -> None:
+    assert {len(configs) for configs in make_grids(parse_methods("all"), [0, 1], {}).values()} == {32}
+    assert parse_methods("all") == [name for name in METHODS if name != "centered_gaussian"]
+    axes = {"lr": None, "l1": [0.0], "guidance_weight": [0.1, 1.0], "divergence": ["forward_kl"]}
+    grids = make_grids(["abmil", "ng"], [5], axes, patience=3)
+    assert {key: len(configs) for key, configs in grids.items()} == {("abmil", 5): 4, ("ng", 5): 8}
+    assert {(config.seed, config.patience) for configs in grids.values() for config in configs} == {(5, 3)}
+
+
+def test_precision_follows_the_device() -> None:
+    assert choose_execution("cpu", "auto", 4) == Execution("cpu", "float32", chunk=4)
+    with pytest.raises(UserError, match="is for CUDA"):
+        choose_execution("cpu", "tf32")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Progress
+# ----------------------------------------------------------------------------------------------------
+
+
+def at(epoch: int, best: float = 0.75) -> Progress:
+    return Progress(epoch, 100, 0, 32, best, 1.5e6, 10.0, epoch / 100)
+
+
+def test_progress_is_told_in_words() -> None:
+    assert describe(at(3), 3725.2) == ("epoch 3 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 1:02:05 left")
+    assert describe(at(3, float("-inf")), None) == "epoch 3 of 100, best validation AUROC -, 1,500,000 slices/s"
+
+
+def test_outside_a_terminal_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(file=StringIO(), width=40)
+    with watch_run(console, "ng, seed 0") as watch:
+        for epoch in range(1, 14):
+            now[0] = 10.0 * epoch
+            watch(at(epoch))
+    assert console.file.getvalue().splitlines() == [
+        "ng, seed 0: begins",
+        "ng, seed 0: epoch 6 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 0:15:40 left",
+        "ng, seed 0: epoch 12 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 0:14:40 left",
+    ]
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    console = Console(file=StringIO(), force_terminal=True, width=160)
+    with watch_run(console, "ng, seed 0") as watch:
+        watch(at(50))
+    assert "epoch 50 of 100, best validation AUROC 0.750" in console.file.getvalue()
+    assert "begins\n" not in console.file.getvalue()

@@ -1,0 +1,243 @@
+"""From data to report in one call: what is written is what was computed, and a complete run is only loaded."""
+
+import json
+import math
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.models import Prediction
+from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation import runs
+from normal_guidance.evaluation.predictions import prediction_table
+from normal_guidance.evaluation.runs import Run, checkout, load_run, run_sweep
+from normal_guidance.evaluation.scores import score
+from normal_guidance.features.store import FeatureStore, write_store
+from normal_guidance.training.config import Config, grid
+from normal_guidance.training.fit import predict
+from normal_guidance.training.run import load_winner
+from normal_guidance.training.sweep import Execution
+
+Sets = tuple[Bags, Bags, Bags]
+
+
+@pytest.fixture(scope="module")
+def sets() -> Sets:
+    train, val, test = (shifted_mean(n, seed, features=8, shift=3.0) for seed, n in ((1, 48), (2, 24), (3, 24)))
+    return train, val, test
+
+
+@pytest.fixture(scope="module")
+def configs() -> tuple[Config, ...]:
+    base = Config("mhng", epochs=4, batch_size=16, train_above_val=False)
+    return grid(base, lr=(0.1, 0.01), l1=(0.0,), divergence=("forward_kl", "reverse_kl"))
+
+
+@pytest.fixture(scope="module")
+def run(sets: Sets, configs: tuple[Config, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_sweep(tmp_path_factory.mktemp("run"), configs, *sets, options={"epochs": 4})
+
+
+def small(folder: Path, sets: Sets, **changes: Any) -> Run:
+    arguments: dict[str, Any] = {"epochs": 2, "batch_size": 16, "train_above_val": False} | changes
+    return run_sweep(folder, [Config("abmil", **arguments)], *sets)
+
+
+def interrupt(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_scores_and_predictions_are_those_of_the_winners(run: Run, sets: Sets) -> None:
+    table = pq.read_table(run.folder / "predictions.parquet").to_pandas()
+    assert len(run.winners) == 2
+    for winner in run.winners:
+        model = load_winner(run.folder, winner.group)
+        for part, bags in zip(("val", "test"), sets[1:], strict=True):
+            prediction = predict(model, bags)
+            rows = table[(table["group"] == winner.group) & (table["part"] == part)]
+            assert rows["scan_id"].tolist() == list(bags.scan_ids)
+            assert rows["patient_id"].tolist() == list(bags.patient_ids)
+            assert rows["label"].tolist() == bags.labels.tolist()
+            assert rows["slices"].tolist() == bags.lengths.tolist()
+            assert rows["logit"].tolist() == prediction.logit.tolist()
+            assert rows["probability"].tolist() == pytest.approx(prediction.logit.sigmoid().tolist())
+            starts = [0, *bags.lengths.cumsum(0).tolist()]
+            for i, (attention, log_attention) in enumerate(zip(rows["attention"], rows["log_attention"], strict=True)):
+                here = slice(starts[i], starts[i + 1])
+                assert attention.tolist() == prediction.attention[here].tolist()
+                assert [head.tolist() for head in log_attention] == prediction.log_attention[:, here].tolist()
+            if part == "test":
+                assert winner.test == score(bags, prediction.slice_scores, prediction.logit)
+
+
+def test_the_report_says_what_ran(run: Run, configs: tuple[Config, ...]) -> None:
+    report = json.loads((run.folder / "report.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+    assert report == run.report
+    assert report["configurations"] == {"trained": 4, "selectable": 4, "diverged": 0}
+    expected = {
+        "epochs": 4,
+        "batch_size": 16,
+        "train_above_val": False,
+        "lr": [0.01, 0.1],
+        "l1": [0.0],
+        "divergence": ["forward_kl", "reverse_kl"],
+    }
+    assert report["departures"] == expected
+    assert report["options"] == {"epochs": 4}
+    assert report["seeds"] == {"order": 0, "weights": [0]}
+    assert report["execution"]["chunks"] == [4]
+    assert report["seconds"]["total"] >= report["seconds"]["training"] > 0
+    assert report["environment"]["torch"] == torch.__version__
+    assert report["data"].keys() == {"train", "val", "test"}
+    assert [configs[winner.number] for winner in run.winners] == [winner.config for winner in run.winners]
+    assert str(run.folder) not in json.dumps(report)
+    assert str(Path.home()) not in json.dumps(report)
+
+
+def test_a_complete_run_does_no_work(
+    run: Run, sets: Sets, configs: tuple[Config, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.name != "lock"}
+    monkeypatch.setattr(runs, "sweep", lambda *_, **__: pytest.fail("it trains"))
+    again = run_sweep(run.folder, configs, *sets)
+    assert again.winners == run.winners == load_run(run.folder).winners
+    assert {path.name: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.name != "lock"} == before
+    (run.folder / "state.safetensors").write_bytes(b"killed before it was deleted")
+    run_sweep(run.folder, configs, *sets)
+    assert not (run.folder / "state.safetensors").exists()
+
+
+def test_changed_data_and_configurations_are_refused(sets: Sets, tmp_path: Path) -> None:
+    small(tmp_path, sets)
+    train, val, test = sets
+    features = val.features.clone()
+    features[0, 0] += 1
+    order = torch.arange(len(train)).flip(0)
+    for changed, name in (
+        ((train, replace(val, features=features), test), r"data\.val\.fingerprint"),
+        ((train[order], val, test), r"data\.train\.order"),
+        ((train, val, test[:20]), r"data\.test\.scans"),
+    ):
+        with pytest.raises(UserError, match=f"holds another run: {name} was"):
+            small(tmp_path, changed)
+    with pytest.raises(UserError, match=r"configs\.0\.lr was 0\.01, now it is 0\.5"):
+        small(tmp_path, sets, lr=0.5)
+    small(tmp_path, sets)
+
+
+def test_a_mistake_does_not_spoil_the_folder(sets: Sets, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="do not fill one batch"):
+        small(tmp_path, sets, batch_size=1000)
+    assert small(tmp_path, sets).winners
+
+
+def test_a_corrupted_state_is_refused(sets: Sets, tmp_path: Path) -> None:
+    arguments = (tmp_path, [Config("abmil", epochs=3, batch_size=16)], *sets)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(*arguments, save_epochs=1, watch=interrupt)
+    state = tmp_path / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"state\.safetensors is damaged"):
+        run_sweep(*arguments)
+    state.unlink()
+    assert run_sweep(*arguments).report["resumed"] == 0
+
+
+def test_stores_and_bags_give_the_same_run(sets: Sets, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", zip(("train", "val", "test"), sets, strict=True), provenance={})
+    parts = store.part("train"), store.part("val"), store.part("test")
+    assert all(isinstance(part, FeatureStore) for part in parts)
+    of_store = run_sweep(tmp_path / "a", [Config("ng", epochs=2, batch_size=16, train_above_val=False)], *parts)
+    of_bags = run_sweep(tmp_path / "b", [Config("ng", epochs=2, batch_size=16, train_above_val=False)], *sets)
+    assert of_store.winners == of_bags.winners
+    for name in ("config.json", "best.safetensors", "predictions.parquet", "history.parquet"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_without_slice_labels_scans_are_scored(sets: Sets, tmp_path: Path) -> None:
+    train, val, test = sets
+    unlabelled = small(tmp_path / "a", (train, val, replace(test, slice_labels=None))).winners[0].test
+    labelled = small(tmp_path / "b", sets).winners[0].test
+    assert unlabelled is not None
+    assert labelled is not None
+    assert math.isnan(unlabelled.localization_auroc)
+    assert (unlabelled.localized, unlabelled.left_out) == (0, int(test.labels.sum()))
+    assert (unlabelled.scan_auroc, unlabelled.scan_auprc) == (labelled.scan_auroc, labelled.scan_auprc)
+
+
+def test_without_test_scans_there_are_no_scores(sets: Sets, tmp_path: Path) -> None:
+    run = run_sweep(tmp_path, [Config("mean", epochs=2, batch_size=16, train_above_val=False)], *sets[:2])
+    assert run.winners[0].test is None
+    assert set(pd.read_parquet(tmp_path / "predictions.parquet")["part"]) == {"val"}
+
+
+def test_a_run_without_a_winner_is_complete(sets: Sets, tmp_path: Path) -> None:
+    train, val, test = sets
+    flipped = replace(val, labels=1 - val.labels, slice_labels=None)
+    run = run_sweep(tmp_path, [Config("abmil", lr=0.0, epochs=2, batch_size=48)], train, flipped, test)
+    assert run.winners == ()
+    assert "none was selected" in run.report["note"]
+    assert run.report["configurations"]["selectable"] == 0
+    assert not list(tmp_path.glob("best*"))
+    assert pq.read_table(tmp_path / "predictions.parquet").num_rows == 0
+    assert load_run(tmp_path).winners == ()
+
+
+def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no complete run: report\.json is missing; start the run again"):
+        load_run(tmp_path)
+    for content, message in ((b"{}", "report.json is damaged"), (b"{", "report.json cannot be read")):
+        (tmp_path / "report.json").write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            load_run(tmp_path)
+
+
+def test_a_killed_run_counts_its_restarts(sets: Sets, tmp_path: Path) -> None:
+    configs = [Config("abmil", epochs=3, batch_size=16, train_above_val=False)]
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(tmp_path, configs, *sets, save_epochs=1, watch=interrupt)
+    assert run_sweep(tmp_path, configs, *sets).report["resumed"] == 1
+
+
+def test_predictions_of_a_thousand_scans_take_a_second() -> None:
+    lengths = torch.full((1000,), 40)
+    bags = Bags(torch.zeros(40_000, 1), lengths, torch.zeros(1000, dtype=torch.int64))
+    prediction = Prediction(torch.randn(1000), torch.rand(40_000), torch.randn(8, 40_000))
+    begin = time.monotonic()
+    table = prediction_table(bags, prediction, part="test")
+    assert time.monotonic() - begin < 1
+    assert table["log_attention"][999].as_py() == prediction.log_attention[:, -40:].tolist()
+
+
+def test_a_checkout_is_the_package_s_own(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        command = ["git", *identity, *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    ours, theirs = tmp_path / "src" / "ours", tmp_path / ".venv" / "theirs"
+    for package in (ours, theirs):
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+    assert checkout(ours) is None
+    git("init", "-q")
+    git("add", "src")
+    git("commit", "-q", "-m", "one")
+    assert checkout(ours) == {"id": git("rev-parse", "HEAD"), "dirty": False}
+    assert checkout(theirs) is None  # installed inside a checkout that is not its own
+    (ours / "new.py").write_text("")
+    assert checkout(ours) == {"id": git("rev-parse", "HEAD"), "dirty": True}
+
+
+def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runs.environment(Execution())["commit"] is None

@@ -1,0 +1,277 @@
+"""The sweep gives the numbers of the plain loop in `fit`, for every configuration, by either engine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.models import METHODS
+from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.errors import UserError
+from normal_guidance.training import sweep as sweep_module
+from normal_guidance.training.config import Config, departures, grid, sensitivity_grid
+from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
+from normal_guidance.training.feed import Scans, batched, pool_scans, prefetch
+from normal_guidance.training.fit import Fit, fit, select_epoch
+from normal_guidance.training.stack import Stack
+from normal_guidance.training.sweep import Execution, sweep
+from normal_guidance.training.watch import Progress
+
+FEATURES = 16
+TRAINABLE = [name for name, method in METHODS.items() if method.scores_scans]
+EXACT = Execution(precision="float64")
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """`fit` takes its dtype from the features, but losses of integers from torch's default."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def scans(n: int, seed: int, **options: object) -> Bags:
+    return shifted_mean(n, seed=seed, features=FEATURES, **options).to(dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def train() -> Bags:
+    return scans(70, seed=1, max_slices=33, shift=2.0)
+
+
+@pytest.fixture(scope="module")
+def val() -> Bags:
+    return scans(40, seed=2, max_slices=40, shift=2.0)
+
+
+def small_grid(method: str, **options: object) -> tuple[Config, ...]:
+    base = Config(method, **{"epochs": 3, "batch_size": 16, "seed": 5, **options})
+    return grid(base, lr=[0.1, 0.01], l1=[0.01, 0.0])
+
+
+def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) -> Engine:
+    stack = Stack.of(configs, FEATURES, dtype=torch.float64)
+    size = configs[0].batch_size
+    if kind == "packed":
+        return PackedEngine(stack, train, val, size, "float64")
+    orders = iter([torch.arange(len(train.lengths))] + [order for order, _ in first_orders(train, configs)])
+    slots = slot_numbers(train.lengths, size, orders, classes=2)
+    return SlottedEngine(stack, train, val, size, "float64", slots, compiled=False, streamed=kind == "streamed")
+
+
+def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
+    orders = sweep_module._orders(len(train.lengths), configs[0].seed)
+    return [next(orders) for _ in range(configs[0].epochs)]
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kind", ["packed", "slotted", "streamed"])
+@pytest.mark.parametrize("method", TRAINABLE)
+def test_engines_train_as_the_plain_loop_does(method: str, kind: str, train: Bags, val: Bags) -> None:
+    configs = small_grid(method)
+    fits = [fit(config, train, val) for config in configs]
+    engine = make_engine(kind, configs, train, val)
+    for number, (order, _) in enumerate(first_orders(train, configs)):
+        loss, train_auroc = engine.train_epoch(order)
+        got = torch.stack([loss, train_auroc, engine.val_auroc()], 1)
+        want = [[epoch.loss, epoch.train_auroc, epoch.val_auroc] for epoch in (one.history[number] for one in fits)]
+        # With L1, a bias without gradient (the keys') goes where its last bit of rounding points: |theta| differs.
+        torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
+        torch.testing.assert_close(got[2:], torch.tensor(want)[2:])
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("engine", ["packed", "slotted"])
+@pytest.mark.parametrize("method", ["mean", "max", "ng"])
+def test_a_sweep_keeps_what_the_plain_loop_keeps(method: str, engine: str, train: Bags, val: Bags) -> None:
+    configs = small_grid(method, epochs=25)
+    fits = [fit(config, train, val) for config in configs]
+    result = sweep(configs, train, val, replace(EXACT, engine=engine))
+    assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
+    assert any(one.best for one in fits), "nothing was selected, so nothing was tested"
+    best = max((one for one in fits if one.best), key=lambda one: one.best.val_auroc)
+    (winner,) = result.winners
+    assert (winner.config, winner.epoch, winner.val_auroc) == (best.config, best.best.number, best.best.val_auroc)
+    for name, parameter in best.model.named_parameters():
+        torch.testing.assert_close(winner.weights[name], parameter.detach())
+
+
+@pytest.mark.parametrize("train_above_val", [True, False])
+def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags) -> None:
+    configs = small_grid("abmil", epochs=30, train_above_val=train_above_val)
+    result = sweep(configs, train, val, EXACT)
+    for number, config in enumerate(configs):
+        history = sweep_history(result, number)
+        want = select_epoch(history, train_above_val=train_above_val)
+        assert result.best_epoch[number] == (want.number if want else 0), config
+
+
+def sweep_history(result: sweep_module.Sweep, number: int):
+    from normal_guidance.training.fit import Epoch
+
+    rows = result.history[:, number].tolist()
+    return tuple(Epoch(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_chunks_change_nothing(size: int, train: Bags, val: Bags) -> None:
+    configs = small_grid("ng", epochs=6)
+    whole, parts = sweep(configs, train, val, EXACT), sweep(configs, train, val, replace(EXACT, chunk=size))
+    assert sum(parts.chunks) == len(configs)
+    assert max(parts.chunks) == size
+    torch.testing.assert_close(parts.history, whole.history)
+    assert parts.best_epoch.tolist() == whole.best_epoch.tolist()
+    assert [w.number for w in parts.winners] == [w.number for w in whole.winners]
+
+
+def test_too_little_memory_halves_the_chunk(train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = sweep_module._make_engine
+
+    def small_device(configs: Sequence[Config], *rest: object) -> Engine:
+        if len(configs) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(configs, *rest)
+
+    monkeypatch.setattr(sweep_module, "_make_engine", small_device)
+    configs = small_grid("ng")
+    result = sweep(configs, train, val, EXACT)
+    assert result.chunks == (2, 2)
+    monkeypatch.undo()
+    torch.testing.assert_close(result.history, sweep(configs, train, val, EXACT).history)
+
+
+def test_one_configuration_too_large_is_the_users_error(
+    train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> Engine:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sweep_module, "_make_engine", no_memory)
+    with pytest.raises(UserError, match="batch size"):
+        sweep(small_grid("ng"), train, val, EXACT)
+
+
+def test_each_group_has_its_winner(train: Bags, val: Bags) -> None:
+    base = Config("ng", epochs=20, batch_size=16)
+    configs = grid(
+        base, lr=[0.1, 0.01], l1=[0.0], divergence=["forward_kl", "squared_error"], guidance_weight=[0.1, 10.0]
+    )
+    result = sweep(configs, train, val, EXACT)
+    groups = [(winner.config.divergence, winner.config.guidance_weight) for winner in result.winners]
+    assert len(set(groups)) == len(groups) == 4
+    for winner in result.winners:
+        alone = sweep([winner.config], train, val, EXACT)
+        torch.testing.assert_close(alone.history[:, 0], result.history[:, winner.number])
+
+
+def test_a_configuration_that_diverges_leaves_the_others_alone(train: Bags, val: Bags) -> None:
+    good = Config("abmil", lr=0.01, epochs=4, batch_size=16)
+    mad = replace(good, lr=1e300)
+    result = sweep([good, mad], train, val, EXACT)
+    assert result.history[-1, 1].isnan().any()
+    assert result.best_epoch[1] <= 1
+    torch.testing.assert_close(result.history[:, 0], sweep([good], train, val, EXACT).history[:, 0])
+
+
+def test_initial_seeds_are_an_axis(train: Bags, val: Bags) -> None:
+    base = Config("abmil", epochs=2, batch_size=16, seed=3)
+    both = sweep(grid(base, lr=[0.1], l1=[0.0], seed=[3, 4]), train, val, EXACT)
+    torch.testing.assert_close(both.history[:, 0], sweep([replace(base, lr=0.1)], train, val, EXACT).history[:, 0])
+    assert not torch.allclose(both.history[:, 0], both.history[:, 1])
+
+
+def test_slice_labels_are_not_read(train: Bags, val: Bags) -> None:
+    configs = small_grid("ng")
+    blind = [Bags(bags.features, bags.lengths, bags.labels) for bags in (train, val)]
+    torch.testing.assert_close(
+        sweep(configs, *blind, EXACT).history, sweep(configs, train, val, EXACT).history, rtol=0, atol=0
+    )
+
+
+def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
+    config = Config("abmil", lr=0.1, epochs=60, batch_size=16, patience=5)
+    want: Fit = fit(config, train, val)
+    result = sweep([config], train, val, EXACT)
+    assert len(want.history) < 60, "patience did not end it, so nothing was tested"
+    assert (~result.history[:, 0, 0].isnan()).sum() == len(want.history)
+    assert result.best_epoch[0] == (want.best.number if want.best else 0)
+
+
+def test_whoever_watches_is_told(train: Bags, val: Bags) -> None:
+    seen: list[Progress] = []
+    sweep(small_grid("mean", epochs=3), train, val, replace(EXACT, chunk=2), watch=seen.append)
+    assert seen[-1].done == 1.0
+    assert [one.first_config for one in seen if one.epoch == 3] == [0, 2]
+    assert all(one.slices_per_second > 0 for one in seen)
+
+
+def test_progress_counts_the_share_of_all_configurations(train: Bags, val: Bags) -> None:
+    seen: list[Progress] = []
+    sweep(small_grid("mean", epochs=2), train, val, replace(EXACT, chunk=1), watch=seen.append)
+    assert [one.done for one in seen if one.epoch == 2] == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_departures_name_what_is_not_the_papers() -> None:
+    assert departures(Config("ng", lr=0.1, l1=1.0, seed=7)) == {}
+    assert departures(Config("ng", epochs=10, train_above_val=False)) == {"epochs": 10, "train_above_val": False}
+
+
+def test_the_papers_grids() -> None:
+    configs = grid(Config("ng"))
+    assert len({(config.lr, config.l1) for config in configs}) == len(configs) == 32
+    assert len({(c.divergence, c.guidance_weight) for c in sensitivity_grid(Config("ng"))}) == 9
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ([], "no configuration"),
+        ([Config("ng"), Config("abmil")], "differ in method"),
+        ([Config("ng"), Config("ng", epochs=7)], "differ in epochs"),
+    ],
+)
+def test_what_cannot_be_trained_together(configs: list[Config], message: str, train: Bags, val: Bags) -> None:
+    with pytest.raises(UserError, match=message):
+        sweep(configs, train, val)
+
+
+def test_scans_that_cannot_be_trained_on(train: Bags, val: Bags) -> None:
+    config = Config("ng", epochs=1, batch_size=16)
+    with pytest.raises(UserError, match="do not fill one batch of 64"):
+        sweep([replace(config, batch_size=64)], train[:40], val)
+    with pytest.raises(UserError, match="features"):
+        sweep([config], train, shifted_mean(20, seed=1, features=8))
+    with pytest.raises(UserError, match="validation scans are positive"):
+        sweep([config], train, val[val.labels == 0])
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "tf32"}, {"chunk": 0}])
+def test_executions_that_cannot_be(options: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        Execution(**options)
+
+
+def test_pooled_scans_are_one_row_each(train: Bags) -> None:
+    pooled = pool_scans(train, lambda rows: rows.mean(0))
+    assert pooled.lengths.tolist() == [1] * len(train)
+    torch.testing.assert_close(pooled.features[3], train[3].features.mean(0))
+
+
+def test_batches_are_filled_up() -> None:
+    assert batched(torch.arange(5), 3, filler=9).tolist() == [[0, 1, 2], [3, 4, 9]]
+
+
+def test_prefetching_passes_errors_on_and_stops_when_left() -> None:
+    def make(item: int) -> Tensor:
+        if item == 2:
+            raise RuntimeError("the disk is gone")
+        return torch.tensor(item)
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        list(prefetch(make, range(5)))
+    endless = prefetch(torch.tensor, iter(int, 1))
+    next(endless)
+    endless.close()
