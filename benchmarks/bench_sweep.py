@@ -197,6 +197,7 @@ class Size:
     batches: int
     val_scans: int
     epochs: int
+    profile: bool = False
 
 
 def matrix_rate(precision: Precision, device: torch.device) -> float:
@@ -245,6 +246,8 @@ def time_case(method: str, shape: str, precision: Precision, size: Size, device:
         epochs = [timed(device, lambda order=order: engine.train_epoch(order)) for order in orders]
         allotted = slots_of(engine, orders[-1])
         replays = [timed_on_device(device, lambda: replay(engine, allotted)) for _ in range(3)]
+        if size.profile:
+            say(kernels(engine, allotted))
         evaluation = time_evaluation(engine, size)
     batches = train.lengths[orders[-1]].reshape(size.batches, size.bags)
     slices = batches.sum(1).double().mean().item()
@@ -302,6 +305,22 @@ def replay(engine: SlottedEngine, slots: Sequence[int]) -> None:
         engine._run(rows)
 
 
+def kernels(engine: SlottedEngine, slots: Sequence[int], most: int = 30) -> str:
+    """What a step's time is made of: milliseconds and launches of the kernels, the slowest first."""
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if engine.graphed else activity.CPU]) as profile:
+        replay(engine, slots)
+        synchronize(engine.device)
+    time_of = "device_time_total" if engine.graphed else "self_cpu_time_total"
+    found = sorted(profile.key_averages(), key=lambda one: -getattr(one, time_of))
+    lines = [
+        f"{getattr(one, time_of) / 1e3 / len(slots):8.3f} x{one.count / len(slots):4.0f} {one.key[:90]}"
+        for one in found
+    ]
+    total = sum(getattr(one, time_of) for one in found) / 1e3 / len(slots)
+    return "\n".join([f"{total:8.3f} ms in all", *lines[:most]])
+
+
 def time_evaluation(engine: SlottedEngine, size: Size) -> dict[str, float]:
     """Seconds of the validation set, of the paper's training AUROC, and of selecting, each once an epoch."""
     device, selection = engine.device, Selection(engine, train_above_val=False)
@@ -344,7 +363,8 @@ def head_of(row: Row, rows: Sequence[Row]) -> Row | None:
 
 def run_steps(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     epochs = options.epochs or EPOCHS["steps"]
-    size = Size(options.configs, options.bags, options.features, options.batches, options.val_scans, epochs)
+    sizes = (options.configs, options.bags, options.features, options.batches, options.val_scans, epochs)
+    size = Size(*sizes, profile=options.profile)
     usual: list[Precision] = ["tf32"] if device.type == "cuda" else ["float32"]
     cases = [
         (method, precision, shape)
@@ -608,6 +628,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=40, help="in an epoch of steps")
     parser.add_argument("--train-scans", type=int, help="for torchmil (256 unless given) and accuracy (2000)")
     parser.add_argument("--repeats", type=int, default=4, help="turns of ours and torchmil, the order alternating")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of a step, for steps")
     parser.add_argument("--budget", type=float, default=440, help="seconds after which steps begin no case")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads")
     parser.add_argument("--commit", help="to report where the code has come without its repository")

@@ -241,3 +241,8 @@ def test_a_checkout_is_the_package_s_own(tmp_path: Path) -> None:
 def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert runs.environment(Execution())["commit"] is None
+
+
+def test_a_commit_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NGUIDE_COMMIT", "abc123")
+    assert checkout(tmp_path) == {"id": "abc123", "dirty": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -307,8 +308,11 @@ def _version_of(package: str) -> str | None:
 def checkout(package: Path) -> dict[str, Any] | None:
     """Commit of the checkout that a package lies in, and whether its files differ from it; None for an installed one.
 
-    A package installed somewhere inside another project's checkout is not part of it: its files are not tracked.
+    A package installed somewhere inside another project's checkout is not part of it: its files are not tracked.  Where
+    the code has come without its repository, in a container say, the variable NGUIDE_COMMIT names the commit.
     """
+    if told := os.environ.get("NGUIDE_COMMIT"):
+        return {"id": told, "dirty": False}
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", *arguments]

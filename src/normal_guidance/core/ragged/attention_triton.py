@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -95,7 +95,8 @@ def forward(
     lse = qkv.new_empty(configs, heads, rows, dtype=torch.float32)
     plan = _Plan.make(qkv, first, lengths, heads, longest)
     with torch.cuda.device_of(qkv):
-        _forward_kernel[plan.grid](qkv, token, out, lse, *plan.places, rows, len(first), **plan.constants)
+        kernel = _single_forward_kernel if plan.constants["SINGLE"] else _forward_kernel
+        kernel[plan.grid](qkv, token, out, lse, *plan.places, rows, len(first), **plan.constants)
         _zero_unused(out, first, lengths)
     return out, lse
 
@@ -138,6 +139,7 @@ def _zero_unused(values: Tensor, first: Tensor, lengths: Tensor) -> None:
 
 
 @triton.jit
+@no_type_check
 def _zero_unused_kernel(
     values, first, lengths, rows, bags, WIDTH: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -155,6 +157,7 @@ def _zero_unused_kernel(
 
 
 @triton.jit
+@no_type_check
 def _place(first, lengths, tile_bag, bag_tile, bags, BLOCK: tl.constexpr, SINGLE: tl.constexpr):
     """This program's bag, that bag's first row and length, and where in the bag the tile starts."""
     tile = tl.program_id(1)
@@ -170,6 +173,7 @@ def _place(first, lengths, tile_bag, bag_tile, bags, BLOCK: tl.constexpr, SINGLE
 
 
 @triton.jit
+@no_type_check
 def _load(base, position, keep, STRIDE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr):
     """Rows `position` of one head in two parts, 0 where they are not kept."""
     a = tl.arange(0, WIDE)[None, :]
@@ -182,6 +186,7 @@ def _load(base, position, keep, STRIDE: tl.constexpr, D: tl.constexpr, WIDE: tl.
 
 
 @triton.jit
+@no_type_check
 def _load_row(base, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr):
     """One row of one head in two parts, (1, columns) each."""
     a = tl.arange(0, WIDE)[None, :]
@@ -190,6 +195,7 @@ def _load_row(base, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def _load_with_token(
     base, token, position, length, STRIDE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr
 ):
@@ -201,6 +207,7 @@ def _load_with_token(
 
 
 @triton.jit
+@no_type_check
 def _store(base, position, keep, a, b, STRIDE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr):
     """The inverse of `_load`."""
     column_a = tl.arange(0, WIDE)[None, :]
@@ -211,6 +218,7 @@ def _store(base, position, keep, a, b, STRIDE: tl.constexpr, D: tl.constexpr, WI
 
 
 @triton.jit
+@no_type_check
 def _store_gradient(
     base, token, position, length, a, b,
     STRIDE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
@@ -224,6 +232,7 @@ def _store_gradient(
 
 
 @triton.jit
+@no_type_check
 def _products(x_a, x_b, y_a, y_b, PRECISION: tl.constexpr):
     """x y^T for two tiles of rows."""
     partial = tl.dot(x_a, tl.trans(y_a), input_precision=PRECISION)
@@ -231,12 +240,48 @@ def _products(x_a, x_b, y_a, y_b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def _products_with_row(x_a, x_b, row_a, row_b):
     """x y^T for a tile and one row."""
     return tl.sum(x_a.to(tl.float32) * row_a, 1) + tl.sum(x_b.to(tl.float32) * row_b, 1)
 
 
 @triton.jit
+@no_type_check
+def _single_forward_kernel(
+    qkv, token, out, lse, first, lengths, tile_bag, bag_tile, rows, bags,
+    HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, SINGLE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A bag that is one tile: queries, keys and values are all under way before the first is needed."""
+    head, config = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    bag, row, length, _ = _place(first, lengths, tile_bag, bag_tile, bags, BLOCK, SINGLE)
+    FEATURES: tl.constexpr = HEADS * D
+    STRIDE: tl.constexpr = 3 * FEATURES
+    qkv += config * rows * STRIDE + row * STRIDE + head * D
+    token += config * STRIDE + head * D
+    out += config * rows * FEATURES + row * FEATURES + head * D
+    lse += (config * HEADS + head) * rows + row
+
+    position = tl.arange(0, BLOCK)
+    inside = position <= length
+    q_a, q_b = _load_with_token(qkv, token, position, length, STRIDE, D, WIDE, NARROW)
+    k_a, k_b = _load_with_token(qkv + FEATURES, token + FEATURES, position, length, STRIDE, D, WIDE, NARROW)
+    v_a, v_b = _load_with_token(qkv + 2 * FEATURES, token + 2 * FEATURES, position, length, STRIDE, D, WIDE, NARROW)
+    scores = tl.where(inside[None, :], _products(q_a, q_b, k_a, k_b, PRECISION) * (SCALE * LOG2_E), float("-inf"))
+    largest = tl.max(scores, 1)
+    p = tl.exp2(scores - largest[:, None])
+    total = tl.sum(p, 1)
+    share = (1 / total)[:, None]
+    p = p.to(v_a.dtype)
+    out_a = tl.dot(p, v_a, input_precision=PRECISION) * share
+    out_b = tl.dot(p, v_b, input_precision=PRECISION) * share
+    _store(out, position, inside, out_a, out_b, FEATURES, D, WIDE, NARROW)
+    tl.store(lse + position, (largest + tl.log2(total)) / LOG2_E, mask=inside)
+
+
+@triton.jit
+@no_type_check
 def _forward_kernel(
     qkv, token, out, lse, first, lengths, tile_bag, bag_tile, rows, bags,
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
@@ -287,6 +332,7 @@ def _forward_kernel(
 
 
 @triton.jit
+@no_type_check
 def _backward_kernel(
     grad, qkv, token, lse, dqkv, dtoken, first, lengths, tile_bag, bag_tile, rows, bags,
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
@@ -333,6 +379,7 @@ def _backward_kernel(
 
 
 @triton.jit
+@no_type_check
 def _backward_queries_kernel(
     grad, qkv, token, lse, out, delta, dqkv, dtoken, first, lengths, tile_bag, bag_tile, rows, bags,
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
@@ -386,6 +433,7 @@ def _backward_queries_kernel(
 
 
 @triton.jit
+@no_type_check
 def _backward_keys_kernel(
     grad, qkv, token, lse, delta, dqkv, dtoken, first, lengths, tile_bag, bag_tile, rows, bags,
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
