@@ -77,6 +77,9 @@ def test_methods_by_default():
         (["semi-synthetic", "--sensitivity", "--methods", "abmil"], "method 'abmil' has no guidance to vary"),
         (["semi-synthetic", "--precision", "float8"], "--precision float8 is unknown"),
         (["semi-synthetic", "--device", "nowhere"], "--device nowhere is unknown"),
+        (["semi-synthetic", "--device", "cuda:9"], "--device cuda:9: this machine or torch has none; use c"),
+        (["semi-synthetic", "--seeds", "9" * 20], f"seed {'9' * 20} is none of semi-synthetic's"),
+        (["semi-synthetic", "--methods", "mean", "--no-renormalize"], "--no-renormalize: none of mean is guided"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path):
@@ -86,6 +89,31 @@ def test_mistakes_are_one_line(arguments, message, tmp_path):
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("/dev/null/x", "/dev/null/x is, or lies under, a file; name a folder"),
+        ("/proc/runs", "/proc/runs cannot be made (No such file or directory); choose another folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_one_line(folder, message):
+    result = invoke("semi-synthetic", "--methods", "mean", "--epochs", "1", "--out", folder)
+    assert (result.exit_code, result.stderr, result.stdout) == (2, f"error: {message}\n", "")
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("file", ["mean/1001/report.json", "ceiling/1001/scores.json"])
+def test_a_file_of_another_shape_is_one_line(file, tmp_path):
+    options = ("semi-synthetic", "--methods", "mean", "--seeds", "1001", "--epochs", "1", "--out", tmp_path)
+    assert invoke(*options).exit_code == 0
+    (tmp_path / file).write_text("{}")
+    result = invoke(*options)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {tmp_path / file} is damaged or no")
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_folder_must_be_named():

@@ -7,12 +7,14 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app, progress
+from normal_guidance.cli.options import choose_execution
 from normal_guidance.cli.progress import describe, watch_run
-from normal_guidance.cli.sweep import choose_execution, make_grids, parse_methods
+from normal_guidance.cli.sweep import make_grids, parse_methods
 from normal_guidance.core.models import METHODS
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
@@ -71,7 +73,24 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
     assert (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns == before
     message = sweep(*arguments, "--epochs", "3", code=2)
     assert "holds another run: configs.0.epochs was 2, now it is 3" in message
-    assert message.count("\n") == 2  # "begins", and the error in one line
+    assert message.count("\n") == 1  # nothing has begun
+
+
+def test_all_runs_are_looked_at_before_the_first(store: Path, tmp_path: Path) -> None:
+    sweep(store, "--methods", "ng", "--seeds", "1", "--out", tmp_path, *QUICK)
+    message = sweep(
+        store, "--methods", "abmil,ng", "--seeds", "0,1", "--out", tmp_path, *QUICK, "--epochs", "3", code=2
+    )
+    assert "ng/1 holds another run: configs.0.epochs was 2, now it is 3" in message
+    narrow = write_store(
+        tmp_path / "narrow",
+        ((part, shifted_mean(20, seed, features=12)) for seed, part in enumerate(("train", "val"))),
+        provenance={},
+    )
+    message = sweep(narrow.folder, "--methods", "abmil,transmil", "--out", tmp_path / "b", *QUICK, code=2)
+    assert message == "error: TransMIL: features (12) must be a multiple of heads (8)\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"ng", "narrow"}
+    assert [path.name for path in (tmp_path / "ng").iterdir()] == ["1"]
 
 
 def test_a_run_without_a_winner_is_no_error(tmp_path: Path) -> None:
@@ -83,6 +102,10 @@ def test_a_run_without_a_winner_is_no_error(tmp_path: Path) -> None:
     assert "abmil, seed 0: no configuration had an epoch whose training AUROC was above" in output
     assert "--no-train-above-val drops that condition" in output
     assert rows(output)[0][:4] == ["abmil", "0", "", "none selected"]
+    output = sweep(tmp_path / "store", "--methods", "abmil", "--out", tmp_path / "b", *quick, "--lr", "1e39")
+    assert "abmil, seed 0: 1 of 1 configurations diverged: none was selected (" in output
+    assert "; use lower learning rates\n" in output
+    assert "train-above-val" not in output
 
 
 def test_a_split_decides_the_parts(store: Path, tmp_path: Path) -> None:
@@ -92,7 +115,9 @@ def test_a_split_decides_the_parts(store: Path, tmp_path: Path) -> None:
     arguments = ("--split", tmp_path / "split.csv", "--methods", "mean", "--no-train-above-val", *QUICK)
     output = sweep(store, *arguments, "--out", tmp_path / "out")
     assert load_run(tmp_path / "out" / "mean" / "0").report["data"]["train"]["scans"] == 72
-    assert rows(output)[0][4:] == [""] * 4  # no test part, no scores
+    assert "Selected; there is no test part" in output
+    assert "Scores on the test part" not in output
+    assert len(rows(output)[0]) == 4  # no test part, no columns for its scores
     parts.assign(part="val").to_csv(tmp_path / "split.csv", index=False)
     assert "split.csv is of part 'train'; give --split" in sweep(store, *arguments, "--out", tmp_path / "b", code=2)
 
@@ -113,12 +138,33 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
         (("--lr", "fast"), "--lr fast: 'fast' is no float"),
         (("--divergence", "kl"), "divergence 'kl' is unknown"),
         (("--device", "abacus"), "--device abacus is unknown"),
+        (("--device", "quantum"), "--device quantum is unknown"),
+        (("--device", ""), "--device is unknown; give cpu, cuda or cuda:1"),
         (("--device", "meta"), "--device meta: this machine or torch has none; use cpu"),
+        (("--device", "cuda:9"), "--device cuda:9: this machine or torch has none; use c"),
+        (("--device", "cpu:1"), "--device cpu:1: this machine or torch has none; use cpu"),
         (("--precision", "int4"), "--precision int4 is unknown; choose one of auto"),
         (("--precision", "bf16"), "precision bf16 is for CUDA"),
         (("--split", "nowhere.csv"), "nowhere.csv cannot be read"),
-        (("--save-minutes", "0"), "save_seconds is 0.0; it must be above 0"),
+        (("--save-minutes", "0"), "--save-minutes is 0; it must be above 0"),
+        (("--save-minutes", "nan"), "--save-minutes is nan; it must be above 0"),
         (("--batch-size", "1000"), "48 training scans do not fill one batch of 1000"),
+        (("--seeds", "99999999999999999999"), "seed is 99999999999999999999; it must be"),
+        (("--seeds", ""), "--seeds : '' is no int"),
+        (("--lr", ""), "--lr : '' is no float"),
+        (("--l1", ""), "--l1 : '' is no float"),
+        (("--lr", "inf"), "lr is inf; it must be"),
+        (("--guidance-weight", ""), "--guidance-weight : '' is no float"),
+        (("--divergence", ""), "--divergence : '' is empty or given twice"),
+        (
+            ("--methods", "abmil", "--divergence", "foo"),
+            "--divergence foo: none of abmil is guided; add one of ng, mhng to --methods, or leave the option out",
+        ),
+        (("--methods", "abmil,mean", "--guidance-weight", "1"), "--guidance-weight 1: none of abmil, mean is guided"),
+        (("--methods", "mean", "--no-renormalize"), "--no-renormalize: none of mean is guided"),
+        (("--methods", "abmil,ng", "--divergence", "foo"), "divergence 'foo' is unknown"),
+        (("--out", "/proc/runs"), "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
+        (("--out", "/dev/null"), "/dev/null/ng/0 is, or lies under, a file; name a folder"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -129,6 +175,18 @@ def test_mistakes_are_one_line(
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert message in result.stderr
+
+
+def test_parts_is_no_option(store: Path) -> None:
+    assert "--parts" in sweep(store, "--parts", "split.csv", code=2)
+    assert "--parts" not in sweep("--help")
+
+
+def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None:
+    arguments = (store, "--out", tmp_path, *QUICK)
+    sweep(*arguments)
+    (tmp_path / "ng" / "0" / "report.json").write_text('{"winners": []}')
+    assert "report.json is damaged or no report (KeyError('configurations'))" in sweep(*arguments, code=2)
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:
@@ -147,12 +205,24 @@ def test_grids_are_the_papers_unless_told() -> None:
     grids = make_grids(["abmil", "ng"], [5], axes, patience=3)
     assert {key: len(configs) for key, configs in grids.items()} == {("abmil", 5): 4, ("ng", 5): 8}
     assert {(config.seed, config.patience) for configs in grids.values() for config in configs} == {(5, 3)}
+    # What guidance does to its rows is no departure of a method that has none.
+    grids = make_grids(["abmil", "ng"], [0], {}, renormalize=False)
+    assert [{config.renormalize for config in configs} for configs in grids.values()] == [{True}, {False}]
 
 
 def test_precision_follows_the_device() -> None:
     assert choose_execution("cpu", "auto", 4) == Execution("cpu", "float32", chunk=4)
     with pytest.raises(UserError, match="is for CUDA"):
         choose_execution("cpu", "tf32")
+
+
+def test_a_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_execution(None, "auto") == Execution("cuda", "tf32")
+    assert choose_execution("cuda:1", "bf16") == Execution("cuda:1", "bf16")
+    with pytest.raises(UserError, match="--device cuda:2: this machine or torch has none; use cuda:0 to cuda:1"):
+        choose_execution("cuda:2", "auto")
 
 
 # ----------------------------------------------------------------------------------------------------

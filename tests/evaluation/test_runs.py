@@ -4,6 +4,8 @@ import json
 import math
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,23 @@ from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.predictions import prediction_table
-from normal_guidance.evaluation.runs import Run, checkout, load_run, run_sweep
+from normal_guidance.evaluation.runs import Run, check_sweep, checkout, environments_of, load_run, run_sweep
 from normal_guidance.evaluation.scores import score
 from normal_guidance.features.store import FeatureStore, write_store
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.fit import predict
-from normal_guidance.training.run import load_winner
+from normal_guidance.training.run import StateFile, load_winner
 from normal_guidance.training.sweep import Execution
 
 Sets = tuple[Bags, Bags, Bags]
+
+HOPELESS = 1e39
+"""A learning rate beyond float32: every logit is NaN after the first step."""
+
+
+@pytest.fixture(autouse=True)
+def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NGUIDE_COMMIT", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +63,23 @@ def small(folder: Path, sets: Sets, **changes: Any) -> Run:
 
 
 def interrupt(_: object) -> None:
+    """Of a short run, in its last epoch: a faster look at it is not taken."""
     raise KeyboardInterrupt
+
+
+@contextmanager
+def stopped_after_saving(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interrupts a run when it has saved its state once."""
+    save = StateFile.save
+
+    def saving(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "save", saving)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def test_scores_and_predictions_are_those_of_the_winners(run: Run, sets: Sets) -> None:
@@ -96,7 +122,9 @@ def test_the_report_says_what_ran(run: Run, configs: tuple[Config, ...]) -> None
     assert report["seeds"] == {"order": 0, "weights": [0]}
     assert report["execution"]["chunks"] == [4]
     assert report["seconds"]["total"] >= report["seconds"]["training"] > 0
-    assert report["environment"]["torch"] == torch.__version__
+    (environment,) = report["environments"]
+    assert environment["torch"] == torch.__version__
+    assert environment["date"].startswith("20")
     assert report["data"].keys() == {"train", "val", "test"}
     assert [configs[winner.number] for winner in run.winners] == [winner.config for winner in run.winners]
     assert str(run.folder) not in json.dumps(report)
@@ -187,25 +215,137 @@ def test_a_run_without_a_winner_is_complete(sets: Sets, tmp_path: Path) -> None:
     assert run.winners == ()
     assert "none was selected" in run.report["note"]
     assert run.report["configurations"]["selectable"] == 0
+    assert run.note == run.report["note"]
+    assert not run.all_diverged
     assert not list(tmp_path.glob("best*"))
     assert pq.read_table(tmp_path / "predictions.parquet").num_rows == 0
     assert load_run(tmp_path).winners == ()
 
 
+@pytest.mark.parametrize(
+    ("lr", "train_above_val", "note"),
+    [
+        ((HOPELESS,), False, "1 of 1 configurations diverged: none was selected"),
+        ((HOPELESS,), True, "1 of 1 configurations diverged: none was selected"),
+        (
+            (0.0, HOPELESS),
+            True,
+            "no configuration had an epoch whose training AUROC was above its validation AUROC, "
+            "1 of 2 configurations diverged: none was selected",
+        ),
+    ],
+)
+def test_the_note_says_why_nothing_was_selected(
+    sets: Sets, tmp_path: Path, lr: Sequence[float], train_above_val: bool, note: str
+) -> None:
+    train, val, test = sets
+    flipped = replace(val, labels=1 - val.labels, slice_labels=None)
+    base = Config("abmil", epochs=2, batch_size=48, train_above_val=train_above_val)
+    run = run_sweep(tmp_path, grid(base, lr=lr, l1=[0.0]), train, flipped, test)
+    assert run.note == note
+    assert run.all_diverged == (len(lr) == 1)
+
+
 def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no complete run: report\.json is missing; start the run again"):
         load_run(tmp_path)
-    for content, message in ((b"{}", "report.json is damaged"), (b"{", "report.json cannot be read")):
-        (tmp_path / "report.json").write_bytes(content)
-        with pytest.raises(UserError, match=message):
+    (tmp_path / "report.json").write_bytes(b"{")
+    with pytest.raises(UserError, match=r"report\.json cannot be read"):
+        load_run(tmp_path)
+    for change in (
+        {"winners": [1]},
+        {"winners": [{**run.report["winners"][0], "test": "good"}]},
+        {"seconds": {}},
+        {"seconds": {"total": "long"}},
+        {"configurations": []},
+    ):
+        (tmp_path / "report.json").write_text(json.dumps({**run.report, **change}))
+        with pytest.raises(UserError, match=r"report\.json is damaged or no report"):
+            load_run(tmp_path)
+    for name in ("winners", "note", "seconds", "configurations"):
+        (tmp_path / "report.json").write_text(json.dumps({k: v for k, v in run.report.items() if k != name}))
+        with pytest.raises(UserError, match=f"no report .*{name}"):
             load_run(tmp_path)
 
 
-def test_a_killed_run_counts_its_restarts(sets: Sets, tmp_path: Path) -> None:
-    configs = [Config("abmil", epochs=3, batch_size=16, train_above_val=False)]
+def test_a_killed_run_tells_of_all_its_starts(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [Config("abmil", epochs=4, batch_size=16, train_above_val=False)]
+    for commit in ("aaa", "bbb"):
+        monkeypatch.setenv("NGUIDE_COMMIT", commit)
+        with stopped_after_saving(monkeypatch):
+            run_sweep(tmp_path, configs, *sets, save_epochs=1)
+    monkeypatch.setenv("NGUIDE_COMMIT", "aaa")
+    report = run_sweep(tmp_path, configs, *sets).report
+    assert report["resumed"] == 2
+    assert [one["commit"]["id"] for one in report["environments"]] == ["aaa", "bbb"]
+    assert environments_of(report) == report["environments"]
+
+
+def test_a_lost_start_is_not_told_of(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It left nothing that later starts went on from."""
+    configs = [Config("abmil", epochs=2, batch_size=16, train_above_val=False)]
+    monkeypatch.setenv("NGUIDE_COMMIT", "aaa")
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(tmp_path, configs, *sets, save_epochs=1, watch=interrupt)
-    assert run_sweep(tmp_path, configs, *sets).report["resumed"] == 1
+        run_sweep(tmp_path, configs, *sets, watch=interrupt)
+    monkeypatch.setenv("NGUIDE_COMMIT", "bbb")
+    assert [one["commit"]["id"] for one in run_sweep(tmp_path, configs, *sets).report["environments"]] == ["bbb"]
+
+
+def test_first_reports_knew_one_environment() -> None:
+    report = {"environment": {"torch": "2.11.0", "commit": None}, "options": {"date": "2026-11-15"}}
+    assert environments_of(report) == [{"date": "2026-11-15", "torch": "2.11.0", "commit": None}]
+    assert environments_of({**report, "options": {}})[0]["date"] is None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Looked at beforehand
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_trained_is_refused_before_its_turn(
+    sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, val, test = sets
+    begun = [Config("abmil", epochs=3, batch_size=16)]
+    with stopped_after_saving(monkeypatch):
+        run_sweep(tmp_path / "begun", begun, *sets, save_epochs=1)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    check_sweep(tmp_path / "begun", begun, *sets)
+    check_sweep(tmp_path / "new", begun, *sets)
+    for changed, scans, message in (
+        ([replace(begun[0], epochs=4)], sets, r"configs\.0\.epochs was 3, now it is 4"),
+        (begun, (train, val, None), r"data\.test\.\w+ was .*, now it is absent"),
+        (begun, (train, val, test[:20]), r"data\.test\.scans was 24, now it is 20"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_sweep(tmp_path / "begun", changed, *scans)
+    with pytest.raises(UserError, match=r"execution\.chunk was None, now it is 1"):
+        check_sweep(tmp_path / "begun", begun, *sets, Execution(chunk=1))
+    narrow = shifted_mean(16, seed=1, features=12)
+    with pytest.raises(UserError, match=r"features \(12\) must be a multiple of heads \(8\)"):
+        check_sweep(tmp_path / "new", [Config("smtp")], narrow, narrow)
+    with pytest.raises(UserError, match="no configuration to train"):
+        check_sweep(tmp_path / "new", [], *sets)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
+def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cuda:1 work must not wait in the streams of cuda:0, so the device is made the current one."""
+    current: list[str] = []
+
+    @contextmanager
+    def noting(device: str) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.clear()
+
+    def watched(*arguments: Any) -> Prediction:
+        assert current == ["cpu"]
+        return predict(*arguments)
+
+    monkeypatch.setattr(runs, "current_device", noting)
+    monkeypatch.setattr(runs, "predict", watched)
+    small(tmp_path, sets)
 
 
 def test_predictions_of_a_thousand_scans_take_a_second() -> None:
@@ -245,4 +385,6 @@ def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_commit_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NGUIDE_COMMIT", "abc123")
-    assert checkout(tmp_path) == {"id": "abc123", "dirty": False}
+    assert checkout(tmp_path) == {"id": "abc123", "dirty": None, "told": True}
+    # It wins over git, which may tell of a stale repository beside a copied tree.
+    assert checkout(Path(runs.__file__).parents[1]) == {"id": "abc123", "dirty": None, "told": True}

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +24,12 @@ from normal_guidance.reports.reproduce import (
     Study,
     bayes_oracle,
     collect,
+    collect_sensitivity,
     reproduce,
     reproduce_sensitivity,
 )
 from normal_guidance.training.config import Config, grid
-from normal_guidance.training.sweep import sweep
+from normal_guidance.training.sweep import Execution, sweep
 
 HOPELESS = 1e39
 """A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
@@ -80,8 +83,13 @@ def complete(tmp_path_factory) -> Path:
     return folder
 
 
-def rows(results) -> dict[tuple[int, ...], list[str]]:
-    return {table.seeds: [row.method for row in table.rows] for table in results.tables}
+def rows(results) -> dict[str, tuple[int, ...]]:
+    return {row.method: row.seeds for row in results.table.rows}
+
+
+def change(path: Path, **changes) -> None:
+    """Writes other values into a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -94,14 +102,15 @@ def test_the_tables_cover_exactly_what_ran(complete):
         *(f"tables{suffix}" for suffix in SUFFIXES), "centered_gaussian", "mean", "ng", "ceiling",
     }  # fmt: skip
     results = collect(complete, "semi-synthetic")
-    assert rows(results) == {(1001, 2001): ["centered_gaussian", "mean", "ng", "ceiling"]}
+    assert rows(results) == dict.fromkeys(["centered_gaussian", "mean", "ng", "ceiling"], (1001, 2001))
+    assert list(rows(results)) == ["centered_gaussian", "mean", "ng", "ceiling"]
     assert [(one.method, one.seed) for one in results.chosen] == [
         ("mean", 1001), ("mean", 2001), ("ng", 1001), ("ng", 2001),
     ]  # fmt: skip
 
 
 def test_the_numbers_are_the_runs_own(complete):
-    (tables,) = collect(complete, "semi-synthetic").tables
+    tables = collect(complete, "semi-synthetic").table
     winners = [load_run(complete / "ng" / str(seed)).winners[0] for seed in (1001, 2001)]
     row = next(row for row in tables.rows if row.method == "ng")
     assert row.scores == tuple(winner.test for winner in winners)
@@ -116,7 +125,7 @@ def test_centered_gaussian_is_told_in_both_forms(complete):
     (note,) = [note for note in results.notes if "Centered Gaussian" in note]
     both = json.loads((complete / "centered_gaussian" / "1001" / "scores.json").read_text())["scores"]
     assert list(both) == ["published form", "log-density"]
-    assert results.tables[0].rows[0].scores[0].localization_auroc == both["published form"]["localization_auroc"]
+    assert results.table.rows[0].scores[0].localization_auroc == both["published form"]["localization_auroc"]
     assert both["log-density"] != both["published form"]
     assert "log-density, without ties: Localization AUROC ." in note
 
@@ -130,8 +139,8 @@ def test_the_page_names_what_it_was_computed_with(complete):
         "(h:mm:ss) for 4 runs",
         "- Departures from the paper's protocol: epochs 2, batch_size 16, train_above_val False, lr [0.01, 0.1], "
         "l1 [0.0] (mean, ng)\n",
-        "## Over seeds 1001, 2001\n",
-        "### Localization AUROC, semi-synthetic\n",
+        "## Tables\n\n### Localization AUROC, semi-synthetic\n",
+        "Mean ± population sd over 2 seeds (1001, 2001). ",
         "## What validation chose\n",
     ):
         assert line in page
@@ -158,7 +167,7 @@ def test_json_and_csv_hold_every_digit(complete):
     assert text == results.json()
     assert content["dataset"] == "semi-synthetic"
     assert {(r["table"], r["method"]) for r in content["tables"]} == {
-        (metric, row.method) for metric in METRICS for row in results.tables[0].rows
+        (metric, row.method) for metric in METRICS for row in results.table.rows
     }
     assert len(content["per_seed"]) == 8
     chosen = content["chosen"][-1]
@@ -201,16 +210,17 @@ def test_a_second_start_trains_and_draws_nothing(complete, trained):
 
 def test_methods_and_seeds_fill_up_the_same_tables(tmp_path, trained):
     first = run(tmp_path, "mean", seeds=(1001,))
-    assert rows(first) == {(1001,): ["mean", "ceiling"]}
+    assert rows(first) == {"mean": (1001,), "ceiling": (1001,)}
     assert first.notes == ()
+    assert "| .500 ± - | .500 ± .000 |" in first.markdown()  # one seed has no sd
     second = run(tmp_path, "abmil", "mean")
     assert trained == [("mean", 1001), ("abmil", 1001), ("abmil", 2001), ("mean", 2001)]
-    assert rows(second) == {(1001, 2001): ["mean", "abmil", "ceiling"]}
+    assert rows(second) == dict.fromkeys(["mean", "abmil", "ceiling"], (1001, 2001))
+    assert second.notes == ()
     third = run(tmp_path, "ng", seeds=(2001,))
-    assert rows(third) == {(1001, 2001): ["mean", "abmil", "ceiling"], (2001,): ["ng"]}
+    assert rows(third) == {**rows(second), "ng": (2001,)}
     assert "means are over the seeds that there are" in third.notes[0]
-    page = third.markdown()
-    assert page.index("## Over seeds 1001, 2001") < page.index("## Over seed 2001")
+    assert third.markdown().count("| ABMIL + Normal Guidance (1 of 2 seeds) |") == 4
     lines = list(csv.DictReader(io.StringIO(third.csv())))
     assert [line["seeds"] for line in lines if line["method"] == "ng"] == ["2001"] * 4
     assert len(lines) == 16
@@ -252,11 +262,43 @@ def test_listeners_hear_of_what_is_trained(tmp_path):
 
 
 def test_other_options_in_the_same_folder_are_refused_before_anything_trains(complete, trained):
-    with pytest.raises(UserError, match="ng/1001 holds another run: epochs was 2, now it is 3; give another folder"):
+    with pytest.raises(UserError, match=r"ng/1001 holds another run: configs\.0\.epochs was 2, now it is 3 \(1 more"):
         run(complete, "max", "ng", protocol=replace(PROTOCOL, epochs=3))
-    with pytest.raises(UserError, match="holds another run: 2 configurations, not 32"):
+    with pytest.raises(UserError, match=r"holds another run: configs\.0\.l1 was 0.0, now it is 1.0"):
         reproduce(study(complete, "ng"))
+    # How a complete run was computed does not matter, so a folder can be told about on any machine.
+    reproduce(replace(study(complete, "ng"), execution=Execution(chunk=1)), make_grid=small_grid)
     assert trained == []
+
+
+def test_a_begun_run_is_compared_before_anything_trains(tmp_path, trained, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_finish", stop)  # its state is saved, its report is not written
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, "ng", seeds=(2001,))
+    assert trained == [("ng", 2001)]
+    with pytest.raises(UserError, match=r"ng/2001 holds another run: configs\.0\.epochs was 2, now it is 3"):
+        run(tmp_path, "mean", "ng", protocol=replace(PROTOCOL, epochs=3))
+    other = replace(study(tmp_path, "mean", "ng"), execution=Execution(chunk=1))
+    with pytest.raises(UserError, match=r"ng/2001 holds another run: execution\.chunk was None, now it is 1"):
+        reproduce(other, make_grid=small_grid)
+    assert trained == [("ng", 2001)]
+    run(tmp_path, "mean", "ng")
+    assert trained[1:] == [("mean", 1001), ("ng", 1001), ("mean", 2001), ("ng", 2001)]
+
+
+def test_models_are_built_before_anything_trains(tmp_path, trained):
+    def narrow(seed: int) -> SemiSynthetic:
+        return SemiSynthetic(*(shifted_mean(60, seed + i, features=12) for i in range(3)))
+
+    one = replace(study(tmp_path, "mean", "transmil"), dataset=replace(TINY, draw=narrow))
+    with pytest.raises(UserError, match=r"features \(12\) must be a multiple of heads \(8\)"):
+        reproduce(one, make_grid=small_grid)
+    assert trained == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_dataset_in_the_same_folder_is_refused(complete):
@@ -297,11 +339,91 @@ def test_a_run_without_a_winner_is_named_and_left_out(tmp_path):
 
     results = reproduce(study(tmp_path, "mean", "max"), make_grid=hopeless)
     assert load_run(tmp_path / "mean" / "2001").winners == ()
-    assert rows(results) == {(1001, 2001): ["max", "ceiling"], (1001,): ["mean"]}
-    assert results.notes[0].startswith("Mean pooling, seed 2001: no configuration had an epoch")
+    assert rows(results) == {"max": (1001, 2001), "mean": (1001,), "ceiling": (1001, 2001)}
+    assert results.notes[0].startswith("Mean pooling, seed 2001: 1 of 1 configurations diverged: none was selected")
     assert results.notes[0].endswith("the tables leave it out")
     assert results.notes[0] in results.markdown()
     json.loads(results.json())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Where it was computed
+# ----------------------------------------------------------------------------------------------------
+
+
+def environment_of(commit, date: str, device: str) -> dict[str, object]:
+    return {"date": date, "normal_guidance": "9.9", "torch": "3.0", "device": device, "commit": commit}
+
+
+@pytest.fixture
+def copied(complete, tmp_path) -> Path:
+    return Path(shutil.copytree(complete, tmp_path / "copy"))
+
+
+def test_the_page_names_every_start_of_every_run(copied):
+    starts = [
+        environment_of({"id": "a" * 40, "dirty": False}, "2026-01-02", "H200"),
+        environment_of({"id": "b" * 40, "dirty": True}, "2026-01-05", "L4"),
+        environment_of({"id": "c" * 40, "dirty": None, "told": True}, "2026-02-01", "L4"),
+        environment_of(None, "2026-02-01", "L4"),
+    ]
+    for path in copied.glob("*/*/report.json"):
+        change(path, environments=starts)
+    for path in copied.glob("*/*/scores.json"):
+        change(path, environments=starts[1:2])
+    page = collect(copied, "semi-synthetic").markdown()
+    for line in (
+        f"- Software: normal-guidance 9.9, commit {'a' * 12}, torch 3.0; "
+        f"normal-guidance 9.9, commit {'b' * 12} with uncommitted changes, torch 3.0; "
+        f"normal-guidance 9.9, commit {'c' * 12} (as told), torch 3.0; "
+        "normal-guidance 9.9, installed, torch 3.0\n",
+        "- Machine: H200, float32; L4, float32\n",
+        "- Date: 2026-01-02 to 2026-02-01\n",
+    ):
+        assert line in page
+
+
+def test_first_reports_with_one_environment_are_still_told(copied):
+    for path in (*copied.glob("*/*/report.json"), *copied.glob("*/*/scores.json")):
+        (start,) = json.loads(path.read_text())["environments"]
+        date, old = start.pop("date"), json.loads(path.read_text())
+        del old["environments"]
+        path.write_text(json.dumps({**old, "environment": start, "options": {**old["options"], "date": date}}))
+    assert collect(copied, "semi-synthetic").markdown() == (copied / "tables.md").read_text()
+
+
+def test_results_in_the_documentation_can_be_collected():
+    folder = Path(__file__).parents[2] / "docs" / "results" / "runs" / "semi-synthetic"
+    results = collect(folder, "semi-synthetic")
+    assert "ng" in rows(results)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for date in results.about["dates"])
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("mean/1001/report.json", {"options": []}),
+        ("mean/1001/report.json", {"data": None}),
+        ("mean/1001/report.json", {"environments": [{}]}),
+        ("mean/1001/report.json", {"execution": {}}),
+        ("ceiling/1001/scores.json", {"scores": {}}),
+        ("ceiling/1001/scores.json", {"scores": {"ceiling": {"auroc": 0.5}}}),
+        ("centered_gaussian/1001/scores.json", {"environments": 3}),
+    ],
+)
+def test_files_of_another_shape_are_named(copied, trained, file, changes):
+    change(copied / file, **changes)
+    for attempt in (lambda: collect(copied, "semi-synthetic"), lambda: run(copied, "centered_gaussian", "mean", "max")):
+        with pytest.raises(UserError, match=f"{file} is damaged or none of ours .*; delete it, or give another folder"):
+            attempt()
+    assert trained == []
+
+
+def test_settings_of_another_shape_are_named(tmp_path):
+    reproduce_sensitivity(study(tmp_path, "ng", seeds=(1001,)), make_grid=small_sensitivity)
+    change(tmp_path / "sensitivity" / "ng" / "1001" / "config.json", configs=[{}])
+    with pytest.raises(UserError, match=r"config\.json is damaged or none of ours \(KeyError"):
+        collect_sensitivity(tmp_path, "semi-synthetic", "ng")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -313,7 +435,7 @@ def test_sensitivity_has_a_winner_for_each_setting(tmp_path, trained):
     (results,) = reproduce_sensitivity(study(tmp_path, "ng"), make_grid=small_sensitivity).values()
     folder = tmp_path / "sensitivity"
     assert {path.name for path in folder.iterdir()} == {"ng", *(f"ng{suffix}" for suffix in SUFFIXES)}
-    (table,) = results.tables
+    table = results.table
     settings = [("forward_kl", 0.1), ("forward_kl", 1.0), ("reverse_kl", 0.1), ("reverse_kl", 1.0)]
     assert [(row.divergence, row.weight) for row in table.rows] == settings
     assert table.seeds == (1001, 2001)
@@ -344,7 +466,7 @@ def test_settings_without_a_winner_are_named_and_left_out(tmp_path):
         return (*grid(base, lr=[0.1], l1=[0.0]), *(bad if base.seed == 2001 else (replace(bad[0], lr=0.1),)))
 
     (results,) = reproduce_sensitivity(study(tmp_path, "ng"), make_grid=partly_hopeless).values()
-    assert [row.divergence for row in results.tables[0].rows] == ["forward_kl"]
+    assert [row.divergence for row in results.table.rows] == ["forward_kl"]
     assert results.notes == ("reverse_kl, λ 1: left out, no epoch could be selected for 1 of 2 seeds",)
 
 
@@ -353,8 +475,10 @@ def test_sensitivity_without_any_winner_still_says_so(tmp_path):
         return grid(base, lr=[HOPELESS], l1=[0.0])
 
     (results,) = reproduce_sensitivity(study(tmp_path, "ng", seeds=(1001,)), make_grid=hopeless).values()
-    assert results.tables == ()
+    assert results.table is None
     assert results.csv() == ""
+    assert json.loads(results.json())["tables"] == []
+    assert results.latex().count(r"% \usepackage") == 1
     assert "left out" in results.markdown()
 
 
@@ -374,8 +498,10 @@ def test_mistakes_are_found_before_anything_is_drawn(tmp_path):
     with pytest.raises(UserError, match="seed 7 is none of semi-synthetic's; choose among 1001, 2001, 3001"):
         study(tmp_path, "ng", seeds=(7,))
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file is a file; name a folder"):
-        study(tmp_path / "file", "ng")
+    for folder in (tmp_path / "file", tmp_path / "file" / "deep"):
+        undrawn = replace(study(folder, "ng"), dataset=replace(TINY, draw=pytest.fail))
+        with pytest.raises(UserError, match="is, or lies under, a file; name a folder"):
+            reproduce(undrawn, make_grid=small_grid)
 
 
 def test_untrained_rows_of_the_real_data_are_the_published_ones(tmp_path):
@@ -387,7 +513,7 @@ def test_untrained_rows_of_the_real_data_are_the_published_ones(tmp_path):
         return SemiSynthetic(part, part, part)
 
     data = replace(DATASETS["semi-synthetic"], draw=test_only)
-    (tables,) = reproduce(Study(data, tmp_path, ("centered_gaussian",), (1001,))).tables
+    tables = reproduce(Study(data, tmp_path, ("centered_gaussian",), (1001,))).table
     gaussian, ceiling = (row.scores[0] for row in tables.rows)
     assert gaussian.localization_auroc == pytest.approx(0.7046, abs=5e-5)
     assert ceiling.localization_auroc == pytest.approx(0.88212, abs=5e-6)

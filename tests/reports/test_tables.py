@@ -1,5 +1,6 @@
 """Tables against numbers worked out by hand, and each format read back by something else."""
 
+import errno
 import io
 import json
 import math
@@ -18,25 +19,32 @@ from normal_guidance.evaluation.scores import Scores
 from normal_guidance.reports.tables import Comparison, digits, paper_tables, sensitivity_table
 
 NAN = math.nan
-SEEDS = [1001, 2001, 3001]
 
 
 def scores(*numbers: float | None) -> Scores:
     return Scores(*numbers, localized=507, left_out=2)
 
 
-GAUSSIAN = [scores(0.7046, 0.56, None, None), scores(0.6688, 0.57, None, None), scores(0.6938, 0.58, None, None)]
-GUIDED = [scores(0.6, 0.4, 0.75, 0.75), scores(0.7, 0.4, 0.75, 0.76), scores(0.8, 0.4, 0.756, 0.77)]
-ORACLE = [
-    scores(0.88212, 0.82, 0.80088, 0.81),
-    scores(0.8799, 0.825, 0.81505, 0.82),
-    scores(0.88979, 0.83, 0.81303, 0.81),
-]
-TABLES = paper_tables({"ceiling": ORACLE, "ng": GUIDED, "centered_gaussian": GAUSSIAN}, SEEDS, "semi-synthetic")
+GAUSSIAN = {
+    1001: scores(0.7046, 0.56, None, None),
+    2001: scores(0.6688, 0.57, None, None),
+    3001: scores(0.6938, 0.58, None, None),
+}
+GUIDED = {
+    1001: scores(0.6, 0.4, 0.75, 0.75),
+    2001: scores(0.7, 0.4, 0.75, 0.76),
+    3001: scores(0.8, 0.4, 0.756, 0.77),
+}
+ORACLE = {
+    1001: scores(0.88212, 0.82, 0.80088, 0.81),
+    2001: scores(0.8799, 0.825, 0.81505, 0.82),
+    3001: scores(0.88979, 0.83, 0.81303, 0.81),
+}
+TABLES = paper_tables({"ceiling": ORACLE, "ng": GUIDED, "centered_gaussian": GAUSSIAN}, "semi-synthetic")
 SENSITIVITY = {
-    ("squared_error", 1.0): [scores(0.80, 0.70, 0.92, 0.91), scores(0.82, 0.70, 0.92, 0.91)],
-    ("forward_kl", 10.0): [scores(0.87, 0.75, 0.91, 0.91), scores(0.89, 0.75, 0.91, 0.91)],
-    ("forward_kl", 0.1): [scores(0.84, NAN, 0.90, 0.9104), scores(0.84, 0.70, 0.90, 0.9104)],
+    ("squared_error", 1.0): {1: scores(0.80, 0.70, 0.92, 0.91), 2: scores(0.82, 0.70, 0.92, 0.91)},
+    ("forward_kl", 10.0): {2: scores(0.89, 0.75, 0.91, 0.91), 1: scores(0.87, 0.75, 0.91, 0.91)},
+    ("forward_kl", 0.1): {1: scores(0.84, NAN, 0.90, 0.9104), 2: scores(0.84, 0.70, 0.90, 0.9104)},
 }
 
 # ----------------------------------------------------------------------------------------------------
@@ -162,8 +170,9 @@ def test_markdown_of_every_seed_has_what_is_published_of_it():
     assert len(cells) == 1 + 9
 
 
-def test_another_dataset_has_no_published_columns_and_one_seed_no_sample_sd():
-    markdown = paper_tables({"ceiling": ORACLE[:1], "max": GUIDED[:1]}, [7], "my_ct").markdown()
+def test_another_dataset_has_no_published_columns_and_one_seed_no_sd():
+    table = paper_tables({"ceiling": {7: ORACLE[1001]}, "max": {7: GUIDED[1001]}}, "my_ct")
+    markdown = table.markdown()
     assert "Published" not in markdown
     assert "Inside" not in markdown
     assert "Mean ± sample sd over 1 seed (7).\n" in markdown
@@ -174,17 +183,36 @@ def test_another_dataset_has_no_published_columns_and_one_seed_no_sample_sd():
         "| Max pooling          | .750 ± - |\n"
         "| Supervised reference | .801 ± - |\n"
     ) in markdown
+    assert "| Max pooling          | .600 ± - |\n" in markdown  # .000 would be the population sd
+    assert markdown.count(" ± .") == 0
+    assert [cell.ours.sd == cell.ours.sd for cell in table.rows[0].cells] == [False] * 4
 
 
 def test_a_seed_without_a_number_leaves_the_method_without_one():
-    table = paper_tables({"max": [GUIDED[0], scores(NAN, 0.4, 0.7, 0.7)]}, [1, 2], "head-ct")
+    table = paper_tables({"max": {1: GUIDED[1001], 2: scores(NAN, 0.4, 0.7, 0.7)}}, "head-ct")
     assert "| Max pooling |    - | .286 ± .004 |          - |           - |" in table.markdown()
 
 
 def test_all_methods_stand_in_the_order_of_the_paper():
     results = dict.fromkeys(reversed(METHODS), GUIDED)
-    rows = paper_tables(results, SEEDS, "chest-ct").rows
+    rows = paper_tables(results, "chest-ct").rows
     assert [row.title for row in rows] == [method.title for method in METHODS.values()]
+
+
+def test_a_row_with_fewer_seeds_says_so():
+    fewer = {seed: ORACLE[seed] for seed in (3001, 1001)}
+    table = paper_tables({"ng": GUIDED, "ceiling": fewer}, "semi-synthetic")
+    guided, oracle = table.rows
+    assert (table.seeds, guided.seeds, oracle.seeds) == ((1001, 2001, 3001), (1001, 2001, 3001), (1001, 3001))
+    assert oracle.cells[0].values == (0.88212, 0.88979)
+    page = table.markdown()
+    assert page.count("| Bayes oracle (2 of 3 seeds) | ") == 4
+    assert "(Bayes oracle: population sd, as in the paper) over 3 seeds (1001, 2001, 3001)." in page
+    assert page.count("| ABMIL + Normal Guidance     | ") == 4
+    assert page.split("### Every seed")[1].count("| Bayes oracle ") == 2
+    seeds = {record["method"]: record["seeds"] for record in json.loads(table.json())["tables"]}
+    assert seeds == {"ng": [1001, 2001, 3001], "ceiling": [1001, 3001]}
+    assert r"Bayes oracle (2 of 3 seeds) & .886 $\pm$ .004 & " in table.latex()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -217,8 +245,8 @@ def check_latex(text: str) -> None:
 
 @pytest.mark.parametrize("dataset", ["semi-synthetic", r"50%_{ct} & $x^2$ #1 ~a|b<c>\d"])
 def test_latex_is_well_formed(dataset):
-    check_latex(paper_tables({"centered_gaussian": GAUSSIAN, "ng": GUIDED}, SEEDS, dataset).latex())
-    check_latex(sensitivity_table(SENSITIVITY, [1, 2], dataset).latex())
+    check_latex(paper_tables({"centered_gaussian": GAUSSIAN, "ng": GUIDED}, dataset).latex())
+    check_latex(sensitivity_table(SENSITIVITY, dataset).latex())
 
 
 @pytest.mark.parametrize("broken", ["5% better", r"\begin{table}", "a_b", "$x", "{"])
@@ -232,8 +260,8 @@ def test_latex_rows():
     assert latex.count(r"\toprule") == latex.count(r"\begin{table}[ht]") == 5
     assert r"ABMIL + Normal Guidance & .700 $\pm$ .082 & .541 $\pm$ .055 & +.159 & no \\" in latex
     assert r"\caption{Localization AUROC, semi-synthetic. Mean $\pm$ population sd over" in latex
-    assert r"50\%" in paper_tables({"ng": GUIDED}, SEEDS, "50%").latex()
-    minus = paper_tables({"ng": GUIDED}, SEEDS, "head-ct").latex()
+    assert r"50\%" in paper_tables({"ng": GUIDED}, "50%").latex()
+    minus = paper_tables({"ng": GUIDED}, "head-ct").latex()
     assert r"ABMIL + Normal Guidance & .700 $\pm$ .082 & .871 $\pm$ .002 & $-$.171 & no \\" in minus
     assert latex.count(r"\resizebox{\linewidth}{!}{\begin{tabular}") == latex.count(r"\end{tabular}}") == 1
 
@@ -270,21 +298,20 @@ def test_csv_gives_back_every_digit():
 
 
 def test_csv_has_the_same_columns_for_every_dataset():
-    other = read_csv(paper_tables({"max": GUIDED[:1]}, [7], "a, b").csv())
+    other = read_csv(paper_tables({"max": {7: GUIDED[1001]}}, "a, b").csv())
     assert list(other) == list(read_csv(TABLES.csv()))
     assert set(other["dataset"]) == {"a, b"}
     assert other["published_mean"].isna().all()
-    assert other["ours_sd"].isna().tolist() == [False, False, True, True]
+    assert other["ours_sd"].isna().all()
 
 
 def test_json_round_trip():
     data = json.loads(TABLES.json())
-    results: dict[str, list[Scores]] = {}
+    results: dict[str, dict[int, Scores]] = {}
     for record in data["per_seed"]:
         fields = {name: record[name] for name in (*METRICS, "localized", "left_out")}
-        results.setdefault(record["method"], []).append(Scores(**fields))
-    first = data["tables"][0]
-    assert paper_tables(results, first["seeds"], first["dataset"]) == TABLES
+        results.setdefault(record["method"], {})[record["seed"]] = Scores(**fields)
+    assert paper_tables(results, data["tables"][0]["dataset"]) == TABLES
 
 
 def test_json_is_the_csv_with_the_seeds():
@@ -303,7 +330,7 @@ def test_json_is_the_csv_with_the_seeds():
 
 def test_json_writes_nan_as_null():
     data = json.loads(
-        paper_tables({"max": [scores(NAN, 0.4, 0.7, 0.7)]}, [1], "head-ct").json(),
+        paper_tables({"max": {1: scores(NAN, 0.4, 0.7, 0.7)}}, "head-ct").json(),
         parse_constant=lambda name: pytest.fail(f"{name} is not JSON"),
     )
     assert data["tables"][0]["ours_mean"] is None
@@ -311,7 +338,7 @@ def test_json_writes_nan_as_null():
     assert data["tables"][2]["ours_sd"] is None
 
 
-@pytest.mark.parametrize("table", [TABLES, sensitivity_table(SENSITIVITY, [1, 2], "head-ct")])
+@pytest.mark.parametrize("table", [TABLES, sensitivity_table(SENSITIVITY, "head-ct")])
 def test_write(tmp_path: Path, table):
     paths = table.write(tmp_path / "deep", "results.v1")
     assert [path.name for path in paths] == ["results.v1.md", "results.v1.tex", "results.v1.csv", "results.v1.json"]
@@ -325,18 +352,19 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monke
     (tmp_path / "t.md").write_text("old")
 
     def full(*_: object) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match=r"t\.md cannot be written \(No space left on device\); choose another folder"):
         TABLES.write(tmp_path, "t")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "old")]
 
 
 def test_a_file_is_no_folder(tmp_path: Path):
     (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="is a file; name a folder"):
-        TABLES.write(tmp_path / "out", "t")
+    for folder in (tmp_path / "out", tmp_path / "out" / "deep"):
+        with pytest.raises(UserError, match="is, or lies under, a file; name a folder"):
+            TABLES.write(folder, "t")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -345,7 +373,7 @@ def test_a_file_is_no_folder(tmp_path: Path):
 
 
 def test_sensitivity_beside_the_paper_exactly():
-    assert sensitivity_table(SENSITIVITY, [1, 2], "head-ct").markdown() == (
+    assert sensitivity_table(SENSITIVITY, "head-ct").markdown() == (
         "### Sensitivity to divergence and λ, head-ct\n\n"
         "ABMIL + Normal Guidance, mean ± sd over 2 seeds (1, 2): population sd for localization, sample sd for scans. "
         "The best of ours is bold.\n\n"
@@ -363,14 +391,23 @@ def test_sensitivity_beside_the_paper_exactly():
 
 
 def test_sensitivity_elsewhere_stands_alone():
-    table = sensitivity_table(SENSITIVITY, [1, 2], "chest-ct")
+    table = sensitivity_table(SENSITIVITY, "chest-ct")
     assert "Published" not in table.markdown()
     assert r"Forward KL & 10 & \textbf{.880 $\pm$ .010} & \textbf{.750 $\pm$ .000} & .910" in table.latex()
     assert r"\resizebox" not in table.latex()
 
 
+def test_sensitivity_of_another_method_has_its_name_and_nothing_published():
+    table = sensitivity_table(SENSITIVITY, "head-ct", "mhng")
+    assert "Published" not in table.markdown()
+    assert f"\n{METHODS['mhng'].title}, mean ± sd over 2 seeds" in table.markdown()
+    assert METHODS["ng"].title not in table.markdown() + table.latex()
+    assert {record["method"] for record in json.loads(table.json())["tables"]} == {"mhng"}
+    assert read_csv(table.csv())["published_mean"].isna().all()
+
+
 def test_sensitivity_csv_and_json_agree():
-    table = sensitivity_table(SENSITIVITY, [1, 2], "head-ct")
+    table = sensitivity_table(SENSITIVITY, "head-ct")
     frame, records = read_csv(table.csv()), json.loads(table.json())["tables"]
     assert frame["lambda"].tolist() == [record["lambda"] for record in records] == [0.1, 10, 1] * 4
     assert frame["best"].tolist()[:3] == ["no", "yes", "no"]
@@ -389,28 +426,32 @@ def test_sensitivity_csv_and_json_agree():
 
 
 @pytest.mark.parametrize(
-    ("results", "seeds", "message"),
+    ("results", "message"),
     [
-        ({"amil": GUIDED}, SEEDS, r"method 'amil' is unknown; choose one of .*abmil.*ceiling"),
-        ({"ng": GUIDED[:2]}, SEEDS, r"'ng' has 2 scores for 3 seeds \[1001, 2001, 3001\]"),
-        ({"ng": GUIDED}, [1, 1, 2], "give each seed once"),
-        ({}, SEEDS, "got 0 results and 3 seeds"),
-        ({"ng": []}, [], "got 1 results and 0 seeds"),
-        ({"ng": [GUIDED[0], GAUSSIAN[0]]}, [1, 2], "'ng' has scan_auroc for 1 of 2 seeds"),
+        ({"amil": GUIDED}, r"method 'amil' is unknown; choose one of .*abmil.*ceiling"),
+        ({}, "a table needs results, got none"),
+        ({"ng": {}}, "'ng' has no scores; give one a seed"),
+        ({"ng": {1: GUIDED[1001], 2: GAUSSIAN[1001]}}, "'ng' has scan_auroc for 1 of 2 seeds"),
     ],
 )
-def test_mistakes_are_named(results, seeds, message):
+def test_mistakes_are_named(results, message):
     with pytest.raises(UserError, match=message):
-        paper_tables(results, seeds, "head-ct")
+        paper_tables(results, "head-ct")
 
 
 @pytest.mark.parametrize(
-    ("results", "message"),
+    ("results", "method", "message"),
     [
-        ({("kl", 1.0): GUIDED}, "divergence 'kl' is unknown; choose one of forward_kl"),
-        ({("forward_kl", 1.0): GUIDED[:1]}, "has 1 scores for 3 seeds"),
+        ({("kl", 1.0): GUIDED}, "ng", "divergence 'kl' is unknown; choose one of forward_kl"),
+        (
+            {**SENSITIVITY, ("reverse_kl", 1.0): {1: GUIDED[1001]}},
+            "ng",
+            r"\('reverse_kl', 1.0\) has seeds \[1\], not \[1, 2\]; give the same for all",
+        ),
+        (SENSITIVITY, "abmil", "method 'abmil' has no guidance to vary; choose one of ng, mhng"),
+        (SENSITIVITY, "nng", "method 'nng' has no guidance to vary"),
     ],
 )
-def test_mistakes_of_sensitivity_are_named(results, message):
+def test_mistakes_of_sensitivity_are_named(results, method, message):
     with pytest.raises(UserError, match=message):
-        sensitivity_table(results, SEEDS, "head-ct")
+        sensitivity_table(results, "head-ct", method)

@@ -1,6 +1,9 @@
 """A run's folder: one writer, one identity, a state that is whole or refused, and files that rebuild the model."""
 
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +17,7 @@ from safetensors.torch import load_file
 
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
+from normal_guidance.training import run as run_module
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.run import (
     StateFile,
@@ -21,11 +25,14 @@ from normal_guidance.training.run import (
     group_names,
     history_table,
     identity_of,
+    is_begun,
     load_winner,
     open_run,
     write_history,
+    write_json,
     write_winners,
 )
+from normal_guidance.training.selection import group_of
 from normal_guidance.training.sweep import Execution, Sweep, sweep
 
 HOLD = """
@@ -81,6 +88,37 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
             begin(path, identity())
 
 
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(UserError, match=r"/proc/run cannot be made \(No such file or directory\); choose another"):
+        begin(Path("/proc/run"), identity())
+
+
+def fail(number: int) -> Any:
+    """A function that fails as the system does."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "message"),
+    [
+        (fcntl, "flock", r"cannot be locked \(Permission denied\); choose another folder"),
+        (Path, "open", r"cannot be written \(Permission denied\); choose another folder"),
+        (Path, "iterdir", r"cannot be read \(Permission denied\); choose another folder"),
+    ],
+)
+def test_a_folder_that_may_not_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, message: str
+) -> None:
+    """Which nobody may for the one reason or the other; the tests may run as root, who may everything."""
+    monkeypatch.setattr(owner, name, fail(errno.EACCES))
+    with pytest.raises(UserError, match=message):
+        begin(tmp_path, identity())
+
+
 # ----------------------------------------------------------------------------------------------------
 # One identity
 # ----------------------------------------------------------------------------------------------------
@@ -126,6 +164,37 @@ def test_a_run_that_saved_nothing_may_be_begun_anew(tmp_path: Path) -> None:
         begin(tmp_path, identity())
 
 
+def test_a_run_begun_anew_keeps_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    """Results without state and report: they may be of anything."""
+    stale = ["best.json", "best.safetensors", "best-a.json", "best-a.safetensors", "history.parquet"]
+    with open_run(tmp_path, identity()):
+        for name in (*stale, "predictions.parquet"):
+            (tmp_path / name).write_bytes(b"of an earlier run")
+    with open_run(tmp_path, identity(epochs=7)):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "lock"]
+    begin(tmp_path, identity(epochs=7))
+    (tmp_path / "best.json").write_bytes(b"killed before its report")
+    with open_run(tmp_path, identity(epochs=7)):
+        assert (tmp_path / "best.json").exists()
+
+
+def test_what_is_begun_can_be_told_without_touching_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert not is_begun(folder, identity())
+    assert not folder.exists()
+    begin(folder, identity())
+    (folder / ".config.json.0123.partial").write_bytes(b"a draft")
+    files = sorted(folder.iterdir())
+    assert is_begun(folder, identity())
+    assert is_begun(folder, {"configs": identity()["configs"]})  # the rest is not compared
+    with pytest.raises(UserError, match=r"configs\.0\.seed was 0, now it is 3"):
+        is_begun(folder, {"configs": identity(seed=3)["configs"]})
+    assert sorted(folder.iterdir()) == files
+    (folder / "config.json").unlink()
+    (folder / "state.safetensors").unlink()
+    assert not is_begun(folder, identity())  # killed while it wrote its first file
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -160,6 +229,17 @@ def test_departures_name_other_grids() -> None:
     assert identity_of(grid(Config("ng")), Execution(), {})["departures"] == {}
     other = identity_of(grid(Config("ng"), lr=[0.5], guidance_weight=[10.0, 1.0]), Execution(), {})
     assert other["departures"] == {"lr": [0.5], "guidance_weight": [1.0, 10.0]}
+
+
+def test_departures_name_missing_pairs() -> None:
+    whole = grid(Config("ng"), guidance_weight=[1.0, 10.0])
+    diagonal = [config for i, config in enumerate(grid(Config("ng"))) if i // 4 % 4 == i % 4]
+    assert len({config.lr for config in diagonal}) * len({config.l1 for config in diagonal}) == 32
+    assert identity_of(diagonal, Execution(), {})["departures"] == {"pairs": "8 of 32 (l1, lr)"}
+    # All pairs are there, but not in every group.
+    assert identity_of(whole[:-1], Execution(), {})["departures"]["pairs"] == "31 of 32 (l1, lr)"
+    assert "pairs" not in identity_of(whole, Execution(), {})["departures"]
+    assert "pairs" not in identity_of([Config("ng")], Execution(), {})["departures"]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -247,6 +327,33 @@ def test_time_and_restarts_are_counted(tmp_path: Path) -> None:
     assert second.resumed == 1
 
 
+def test_environments_of_all_starts_are_kept(tmp_path: Path) -> None:
+    for commit, expected in (("a", ["a"]), ("b", ["a", "b"]), ("a", ["a", "b"]), ("c", ["a", "b", "c"])):
+        state = StateFile(tmp_path / "state", "run", environment={"commit": {"id": commit}})
+        state.load()
+        assert state.environments == [{"commit": {"id": one}} for one in expected]
+        state.save({"a": torch.zeros(1)}, {})
+    lost = StateFile(tmp_path / "state", "run", environment={"commit": {"id": "d"}})
+    lost.load()  # killed before it saved: nothing of what it trained is left
+    assert len(StateFile(tmp_path / "state", "run").environments) == 0
+    again = StateFile(tmp_path / "state", "run")
+    again.load()
+    assert [one["commit"]["id"] for one in again.environments] == ["a", "b", "c"]
+
+
+def test_a_state_that_does_not_say_where_it_comes_from_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    state = StateFile(tmp_path / "state", "run")
+    save = run_module._write_tensors
+    monkeypatch.setattr(run_module, "_write_tensors", lambda *a: save(*a[:2], _without(a[2], "environments")))
+    state.save({"a": torch.zeros(1)}, {})
+    with pytest.raises(UserError, match="does not say 'environments': an older version wrote it; copy it again, or"):
+        state.load()
+
+
+def _without(content: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key != name}
+
+
 # ----------------------------------------------------------------------------------------------------
 # Results
 # ----------------------------------------------------------------------------------------------------
@@ -292,15 +399,25 @@ def test_diverged_configurations_stay_in_the_history(result: Sweep) -> None:
     history[0:, 1] = float("inf")
     assert diverged(result) == 0
     assert diverged(replace(result, history=history)) == 2
+    history[-1, 3, 2] = float("nan")  # by the last step: the loss was taken before it
+    assert diverged(replace(result, history=history, trained=torch.full_like(result.trained, len(history)))) == 4
     assert history_table(replace(result, history=history)).num_rows == int(result.trained.sum())
     whole = replace(result, trained=torch.full_like(result.trained, len(history)))
     assert history_table(whole).num_rows == history.shape[0] * history.shape[1]
 
 
-def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> None:
-    write_winners(tmp_path, result, features=8)
+def finish(folder: Path, result: Sweep) -> None:
+    """Winners, and the report that says which there are."""
+    write_winners(folder, result, features=8)
     names = group_names(result.configs)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+    groups = [names[group_of(winner.config)] for winner in result.winners]
+    write_json(folder / "report.json", {"winners": [{"group": group} for group in groups]})
+
+
+def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> None:
+    finish(tmp_path, result)
+    names = group_names(result.configs)
+    assert sorted(path.name for path in tmp_path.glob("best*")) == sorted(
         f"best-{name}.{kind}" for name in names.values() for kind in ("json", "safetensors")
     )
     bags = shifted_mean(5, 3, features=8)
@@ -320,15 +437,15 @@ def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> 
 def test_every_kind_of_model_is_rebuilt(method: str, tmp_path: Path) -> None:
     scans = shifted_mean(16, 1, features=8)
     trained = sweep([Config(method, epochs=1, batch_size=8, train_above_val=False)], scans, scans)
-    write_winners(tmp_path, trained, features=8)
+    finish(tmp_path, trained)
     weights = trained.winners[0].weights
     assert all(torch.equal(p, weights[name]) for name, p in load_winner(tmp_path).named_parameters())
 
 
 def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no best\.json; give the folder of a complete run"):
+    with pytest.raises(UserError, match=r"is no complete run: report\.json is missing; give the folder of one"):
         load_winner(tmp_path)
-    write_winners(tmp_path, result, features=8)
+    finish(tmp_path, result)
     with pytest.raises(UserError, match=r"choose a group: forward_kl-lambda1.0-seed0, squared_error-lambda1.0-seed0"):
         load_winner(tmp_path)
     about = tmp_path / "best-forward_kl-lambda1.0-seed0.json"
@@ -338,3 +455,24 @@ def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
     about.with_suffix(".safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="damaged or none of ours"):
         load_winner(tmp_path, "forward_kl-lambda1.0-seed0")
+    (tmp_path / "report.json").write_text('{"winners": [1]}')
+    with pytest.raises(UserError, match=r"report\.json is damaged"):
+        load_winner(tmp_path)
+
+
+def test_files_of_another_run_are_no_winners(result: Sweep, tmp_path: Path) -> None:
+    """What the report does not name is not loaded, and what the result does not have is not kept."""
+    finish(tmp_path, result)
+    kept = group_names(result.configs)[group_of(result.winners[0].config)]
+    write_json(tmp_path / "report.json", {"winners": [{"group": kept}]})
+    assert load_winner(tmp_path, kept) is not None
+    with pytest.raises(UserError, match=f"has no winner 'squared_error-lambda1.0-seed0': choose a group: {kept}$"):
+        load_winner(tmp_path, "squared_error-lambda1.0-seed0")
+    write_json(tmp_path / "report.json", {"winners": [{"group": ""}]})
+    with pytest.raises(UserError, match=f"has no winner '{kept}': leave the group out"):
+        load_winner(tmp_path, kept)
+    write_json(tmp_path / "report.json", {"winners": []})
+    with pytest.raises(UserError, match="it selected no epoch; give a run that did"):
+        load_winner(tmp_path, kept)
+    write_winners(tmp_path, replace(result, winners=result.winners[:1]), features=8)
+    assert sorted(path.name for path in tmp_path.glob("best*")) == [f"best-{kept}.json", f"best-{kept}.safetensors"]

@@ -1,5 +1,6 @@
 """The sweep gives the numbers of the plain loop in `fit`, for every configuration, by either engine."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -143,6 +144,72 @@ def test_too_little_memory_halves_the_chunk(train: Bags, val: Bags, monkeypatch:
     torch.testing.assert_close(result.history, sweep(configs, train, val, EXACT).history)
 
 
+class Memory:
+    """A checkpoint that keeps everything in memory."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[dict[str, Tensor], dict[str, object]]] = []
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, object]] | None:
+        return self.saved[-1] if self.saved else None
+
+    def save(self, tensors: dict[str, Tensor], about: dict[str, object]) -> None:
+        self.saved.append(({name: tensor.clone() for name, tensor in tensors.items()}, dict(about)))
+
+    def due(self, epochs: int, seconds: float) -> bool:
+        return epochs >= 2
+
+
+@pytest.mark.parametrize("message", [None, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
+def test_memory_that_runs_out_midway_costs_the_epochs_since_the_last_state(
+    message: str | None, train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[int, int]] = []
+    train_epoch = PackedEngine.train_epoch
+
+    def out_of_memory_in_epoch_6(self: PackedEngine, order: Tensor) -> tuple[Tensor, Tensor]:
+        trained.append((len(self.stack.configs), len(trained) + 1))
+        if len(trained) == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory") if message is None else RuntimeError(message)
+        return train_epoch(self, order)
+
+    configs = small_grid("ng", epochs=8)
+    want = sweep(configs, train, val, EXACT)
+    monkeypatch.setattr(PackedEngine, "train_epoch", out_of_memory_in_epoch_6)
+    got = sweep(configs, train, val, EXACT, checkpoint=Memory())
+    assert got.chunks == (2, 2)
+    assert [size for size, _ in trained] == [4] * 6 + [2] * 4 + [2] * 4, "both halves go on behind epoch 4"
+    torch.testing.assert_close(got.history, want.history)
+    assert got.best_epoch.tolist() == want.best_epoch.tolist()
+
+
+def test_other_errors_are_not_taken_for_want_of_memory(train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Engine:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(sweep_module, "_make_engine", broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        sweep(small_grid("ng"), train, val, EXACT)
+
+
+@pytest.mark.parametrize("engine", ["packed", "slotted"])
+def test_a_finished_engine_is_freed_before_the_next(engine: str, train: Bags, val: Bags) -> None:
+    made: list[weakref.ref[Engine]] = []
+    alive: list[int] = []
+    make = sweep_module._make_engine
+
+    def count(*arguments: object) -> Engine:
+        alive.append(sum(one() is not None for one in made))
+        engine = make(*arguments)
+        made.append(weakref.ref(engine))
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_module, "_make_engine", count)
+        sweep(small_grid("ng", epochs=1), train, val, replace(EXACT, engine=engine, chunk=1))
+    assert alive == [0, 0, 0, 0]
+
+
 def test_one_configuration_too_large_is_the_users_error(
     train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +236,7 @@ def test_each_group_has_its_winner(train: Bags, val: Bags) -> None:
 
 def test_a_configuration_that_diverges_leaves_the_others_alone(train: Bags, val: Bags) -> None:
     good = Config("abmil", lr=0.01, epochs=4, batch_size=16)
-    mad = replace(good, lr=1e300)
+    mad = replace(good, lr=1e308)
     result = sweep([good, mad], train, val, EXACT)
     assert result.history[-1, 1].isnan().any()
     assert result.best_epoch[1] <= 1
@@ -198,6 +265,26 @@ def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
     assert len(want.history) < 60, "patience did not end it, so nothing was tested"
     assert (~result.history[:, 0, 0].isnan()).sum() == len(want.history)
     assert result.best_epoch[0] == (want.best.number if want.best else 0)
+
+
+def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:
+    configs = grid(Config("abmil", epochs=60, batch_size=16, patience=4), lr=[0.3, 0.1, 0.03], l1=[0.01, 0.0])
+    fits = [fit(config, train, val) for config in configs]
+    assert len({len(one.history) for one in fits}) > 1, "all ended together, so nothing was tested"
+    for execution in (EXACT, replace(EXACT, chunk=2)):
+        result = sweep(configs, train, val, execution)
+        assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "nobody was left behind"
+        assert result.trained.tolist() == [len(one.history) for one in fits]
+        assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
+        assert (~result.history[:, :, 0].isnan()).sum(0).tolist() == result.trained.tolist()
+
+
+def test_half_precision_features_are_pooled_in_full_precision(train: Bags, val: Bags) -> None:
+    configs = small_grid("mean")
+    half, full = [
+        [bags.to(dtype=torch.float16).to(dtype=d) for bags in (train, val)] for d in (torch.float16, torch.float32)
+    ]
+    torch.testing.assert_close(sweep(configs, *half).history, sweep(configs, *full).history, rtol=0, atol=0)
 
 
 def test_whoever_watches_is_told(train: Bags, val: Bags) -> None:
@@ -248,10 +335,53 @@ def test_scans_that_cannot_be_trained_on(train: Bags, val: Bags) -> None:
         sweep([config], train, val[val.labels == 0])
 
 
-@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "tf32"}, {"chunk": 0}])
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"precision": "tf32"},
+        {"precision": "fp8"},
+        {"engine": "steam"},
+        {"device": "quantum"},
+        {"chunk": 0},
+    ],
+)
 def test_executions_that_cannot_be(options: dict[str, object]) -> None:
     with pytest.raises(UserError):
         Execution(**options)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lr", float("inf")),
+        ("lr", float("nan")),
+        ("momentum", -3.0),
+        ("clip_norm", 0.0),
+        ("seed", 1.5),
+        ("seed", 10**20),
+        ("seed", -1),
+        ("patience", True),
+        ("patience", 0),
+        ("epochs", 2.0),
+    ],
+)
+def test_configurations_that_cannot_be(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"{field} is"):
+        Config("ng", **{field: value})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_one_is_one() -> None:
+    assert repr(Config("ng", lr=1)) == repr(Config("ng", lr=1.0))
+
+
+def test_slots_for_very_many_batches() -> None:
+    lengths = torch.full((200,), 3)
+    orders = (torch.arange(200) for _ in range(90_000))
+    assert slot_numbers(lengths, 1, orders, classes=3) == (64,)
 
 
 def test_pooled_scans_are_one_row_each(train: Bags) -> None:

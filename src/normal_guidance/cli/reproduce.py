@@ -7,6 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.cli.options import (
+    Chunk,
+    Device,
+    Epochs,
+    Patience,
+    Precision,
+    Renormalize,
+    check_guidance,
+    choose_execution,
+    parse_list,
+)
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,18 +35,12 @@ def reproduce(
         typer.Option(help="Comma-separated names (nguide methods), or all. Default: all; with --sensitivity: ng."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of the paper's partitions.")] = "1001,2001,3001",
-    epochs: Annotated[int, typer.Option(min=1)] = 1000,
-    patience: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many epochs without a better one. Default: never.")
-    ] = None,
-    renormalize: Annotated[
-        bool, typer.Option("--renormalize/--no-renormalize", help="Guide class-token rows made to sum to one.")
-    ] = True,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: cuda if there is one.")] = None,
-    precision: Annotated[
-        str, typer.Option(help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32, bf16.")
-    ] = "auto",
-    chunk: Annotated[int | None, typer.Option(min=1, help="Configurations trained together at most.")] = None,
+    epochs: Epochs = 1000,
+    patience: Patience = None,
+    renormalize: Renormalize = True,
+    device: Device = None,
+    precision: Precision = "auto",
+    chunk: Chunk = None,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="The study of divergences and lambdas in place of the four tables.")
     ] = False,
@@ -45,7 +50,6 @@ def reproduce(
     Started again, the command goes on where it was. Other methods or seeds with the same OUT fill up the same tables.
     """
     from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.cli.sweep import choose_execution, parse_list
     from normal_guidance.reports import reproduce as studies
     from normal_guidance.training.config import Config
 
@@ -57,6 +61,7 @@ def reproduce(
         protocol=Config("ng", epochs=epochs, patience=patience, renormalize=renormalize),
         execution=choose_execution(device, precision, chunk),
     )
+    check_guidance(study.methods, [] if renormalize else ["--no-renormalize"])
     console = make_console()
     if sensitivity:
         results = studies.reproduce_sensitivity(study, listener=_listener(console))
@@ -78,7 +83,6 @@ def _dataset(name: str) -> Dataset:
 
 def _methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
     """All that the study can take, unless named; sensitivity is ABMIL's, as in the paper, unless more is asked for."""
-    from normal_guidance.cli.sweep import parse_list
     from normal_guidance.core.models import METHODS
 
     if text is None and sensitivity:
@@ -95,7 +99,7 @@ def _listener(console: Console) -> Listener:
 
     def finished(title: str, run: Run) -> None:
         # `outcome` would name an option that this command does not have.
-        lines = outcome(run) if run.winners else [f"{run.report['note']}; the tables leave it out"]
+        lines = outcome(run) if run.winners else [f"{run.note}; the tables leave it out"]
         for line in lines:
             say(console, f"{title}: {line}")
 

@@ -187,7 +187,8 @@ class Bags:
 
     def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
         """The packed features of the chosen scans, one after the other."""
-        return self._select(scans.tolist()).features
+        starts = self._starts
+        return torch.cat([self.features[:0], *(self.features[starts[i] : starts[i + 1]] for i in scans.tolist())])
 
     @cached_property
     def layout(self) -> Layout:

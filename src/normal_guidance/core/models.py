@@ -129,9 +129,10 @@ class MaxPooling(nn.Module):
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         maximum, argmax = _bag_maximum(rows, layout)
-        count = rows.new_zeros(layout.bags, layout.longest).scatter_add(1, argmax, torch.ones_like(maximum))
+        maximum = maximum.to(self.classifier.weight.dtype)
+        count = maximum.new_zeros(layout.bags, layout.longest).scatter_add(1, argmax, torch.ones_like(maximum))
         log_a = layout.hide((count / rows.shape[1]).log())
-        return _predict(linear(self.classifier, maximum).squeeze(-1), log_a[:, None], layout)
+        return _predict(self.classifier(maximum).squeeze(-1), log_a[:, None], layout)
 
 
 def _bag_maximum(

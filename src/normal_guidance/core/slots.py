@@ -117,6 +117,11 @@ class SlottedLayout(Layout):
 
 
 def rows_to_bags(stop: Int[Tensor, "*steps bags"], rows: int) -> Int[Tensor, "*steps rows"]:
-    """For each row the bag it belongs to, given where bags stop; the number of bags for rows behind the last one."""
+    """For each row the bag it belongs to, given where bags stop; the number of bags for rows behind the last one.
+
+    Example:
+        >>> rows_to_bags(torch.tensor([2, 5]), 6).tolist()
+        [0, 0, 1, 1, 1, 2]
+    """
     row = torch.arange(rows, device=stop.device).expand(*stop.shape[:-1], rows)
     return torch.searchsorted(stop, row.contiguous(), right=True)

@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.fit import predict
 from normal_guidance.training.run import (
+    PREDICTION_TABLE,
     REPORT,
     SAVE_EPOCHS,
     SAVE_SECONDS,
@@ -37,6 +39,7 @@ from normal_guidance.training.run import (
     diverged,
     group_names,
     identity_of,
+    is_begun,
     open_run,
     read_json,
     winner_file,
@@ -47,14 +50,14 @@ from normal_guidance.training.run import (
     write_winners,
 )
 from normal_guidance.training.selection import group_of
-from normal_guidance.training.sweep import Execution, Sweep, sweep
+from normal_guidance.training.stack import initial_model
+from normal_guidance.training.sweep import Execution, Sweep, current_device, sweep
 from normal_guidance.training.watch import Progress
 
 Data = Bags | FeatureStore
 
-NOTHING_SELECTED = (
-    "no configuration had an epoch whose training AUROC was above its validation AUROC: none was selected"
-)
+NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
+"""What reading a JSON file of another shape than ours ends in."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,11 @@ class Run:
     folder: Path
     winners: tuple[Selected, ...]
     """Empty where no epoch of any configuration could be selected."""
+    note: str | None
+    """Why there are no winners."""
+    all_diverged: bool
+    seconds: float
+    """Over all starts."""
     report: Mapping[str, Any]
 
 
@@ -95,8 +103,9 @@ def run_sweep(
 ) -> Run:
     """Trains all configurations, scores the winners on the test scans and writes everything to `folder`.
 
-    Started again with the same arguments, a killed run goes on from its last state, `save_epochs` epochs or
-    `save_seconds` back at most, and a complete one is only loaded.  `options` are copied to the report.
+    Started again with the same arguments, a killed run goes on from its last state, which is `save_epochs` epochs or
+    `save_seconds` back at most, plus the epoch it was in; a complete one is only loaded.  `options` are copied to the
+    report.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -111,17 +120,44 @@ def run_sweep(
         >>> run.winners[0].test.scan_auroc > 0.8
         True
     """
-    check_together(configs)
     execution = execution or Execution()
-    parts = {"train": train, "val": val} | ({} if test is None else {"test": test})
-    identity = identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
-    with open_run(folder, identity) as run:
+    with open_run(folder, _identity(configs, train, val, test, execution)) as run:
         if not run.complete:
-            state = run.state(save_epochs, save_seconds)
+            state = run.state(save_epochs, save_seconds, environment(execution))
             result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
-            scored = {part: scans for part, scans in parts.items() if part != "train"}
+            scored = {"val": val} | ({} if test is None else {"test": test})
             _finish(run, result, scored, execution, state, dict(options or {}))
     return load_run(folder)
+
+
+def check_sweep(
+    folder: str | Path,
+    configs: Sequence[Config],
+    train: Data,
+    val: Data,
+    test: Data | None = None,
+    execution: Execution | None = None,
+) -> None:
+    """Refuses what `run_sweep` would refuse of a model or a folder, at once: its turn may come hours later.
+
+    Example:
+        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> scans = shifted_mean(4, seed=1, features=12)
+        >>> check_sweep("nowhere", [Config("transmil")], scans, scans)
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: TransMIL: features (12) must be a multiple of heads (8)
+    """
+    identity = _identity(configs, train, val, test, execution or Execution())
+    initial_model(configs[0], train.width)
+    is_begun(folder, identity)
+
+
+def _identity(
+    configs: Sequence[Config], train: Data, val: Data, test: Data | None, execution: Execution
+) -> dict[str, Any]:
+    check_together(configs)
+    parts = {"train": train, "val": val} | ({} if test is None else {"test": test})
+    return identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
 
 
 def load_run(folder: str | Path) -> Run:
@@ -138,10 +174,17 @@ def load_run(folder: str | Path) -> Run:
         raise UserError(f"{folder} is no complete run: {REPORT} is missing; start the run again with the same command")
     report = read_json(folder / REPORT)
     try:
-        winners = tuple(_selected(winner) for winner in report["winners"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / REPORT} is damaged ({error!r}); copy the run again") from error
-    return Run(folder, winners, report)
+        counts = report["configurations"]
+        return Run(
+            folder=folder,
+            winners=tuple(_selected(winner) for winner in report["winners"]),
+            note=report["note"],
+            all_diverged=counts["diverged"] == counts["trained"],
+            seconds=float(report["seconds"]["total"]),
+            report=report,
+        )
+    except NOT_OURS as error:
+        raise UserError(f"{folder / REPORT} is damaged or no report ({error!r}); copy the run again") from error
 
 
 def _selected(winner: Mapping[str, Any]) -> Selected:
@@ -181,10 +224,10 @@ def _finish(
         tables.append(prediction_table(scans, prediction, part=part, group=name))
         if part == "test":
             scores[name] = _scores(scans, prediction)
-    write_table(run.path / "predictions.parquet", pa.concat_tables(tables))
+    write_table(run.path / PREDICTION_TABLE, pa.concat_tables(tables))
     times = {**result.seconds, "total": state.seconds}
     written = report(
-        run.identity, result, scores, environment(execution), seconds=times, resumed=state.resumed, options=options
+        run.identity, result, scores, state.environments, seconds=times, resumed=state.resumed, options=options
     )
     write_json(run.path / REPORT, written)
     (run.path / STATE).unlink(missing_ok=True)
@@ -195,12 +238,13 @@ def _predictions(
 ) -> list[tuple[str, str, Data, Prediction]]:
     """Group, part, scans and predictions, on the host, of every winner for every part."""
     names, made = group_names(result.configs), []
-    for winner in result.winners:
-        width = next(iter(parts.values())).width
-        model = winner_model(winner.config, width, winner.weights).to(execution.device)
-        for part, scans in parts.items():
-            prediction = Prediction(*(field.cpu() for field in predict(model, scans)))
-            made.append((names[group_of(winner.config)], part, scans, prediction))
+    with current_device(execution.device):
+        for winner in result.winners:
+            width = next(iter(parts.values())).width
+            model = winner_model(winner.config, width, winner.weights).to(execution.device)
+            for part, scans in parts.items():
+                prediction = Prediction(*(field.cpu() for field in predict(model, scans)))
+                made.append((names[group_of(winner.config)], part, scans, prediction))
     return made
 
 
@@ -228,7 +272,7 @@ def report(
     identity: Mapping[str, Any],
     result: Sweep,
     scores: Mapping[str, Scores],
-    environment: Mapping[str, Any],
+    environments: Sequence[Mapping[str, Any]],
     *,
     seconds: Mapping[str, float],
     resumed: int,
@@ -251,7 +295,7 @@ def report(
     return {
         "format": identity["format"],
         "winners": winners,
-        "note": None if winners else NOTHING_SELECTED,
+        "note": None if winners else _why_nothing(result),
         "configurations": {
             "trained": len(result.configs),
             "selectable": int((result.best_epoch > 0).sum()),
@@ -264,8 +308,29 @@ def report(
         "seconds": dict(seconds),
         "resumed": resumed,
         "options": dict(options),
-        "environment": dict(environment),
+        "environments": [dict(one) for one in environments],
     }
+
+
+def _why_nothing(result: Sweep) -> str:
+    """Why no epoch was selected: NaN is never selected, and the protocol may ask for training AUROC above."""
+    lost, count = diverged(result), len(result.configs)
+    reasons = [f"{lost} of {count} configurations diverged"] if lost else []
+    if lost < count:
+        reasons.insert(0, "no configuration had an epoch whose training AUROC was above its validation AUROC")
+    return f"{', '.join(reasons)}: none was selected"
+
+
+def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where a run was started, one entry for each distinct commit, machine or date; the first reports knew one only.
+
+    Example:
+        >>> environments_of({"environment": {"torch": "2.11.0"}, "options": {"date": "2026-11-15"}})
+        [{'date': '2026-11-15', 'torch': '2.11.0'}]
+    """
+    if "environments" in report:
+        return [dict(one) for one in report["environments"]]
+    return [{"date": report["options"].get("date"), **report["environment"]}]
 
 
 def _for_json(scores: Scores) -> dict[str, Any]:
@@ -279,7 +344,7 @@ def _from_json(scores: Mapping[str, Any]) -> Scores:
 
 
 def environment(execution: Execution) -> dict[str, Any]:
-    """Versions, commit and machine that a run was made with.
+    """Date, versions, commit and machine that a run is started with.
 
     Example:
         >>> environment(Execution())["normal_guidance"] == __version__
@@ -287,6 +352,7 @@ def environment(execution: Execution) -> dict[str, Any]:
     """
     cuda = torch.device(execution.device).type == "cuda"
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "normal_guidance": __version__,
         "commit": checkout(Path(__file__).parents[1]),
         "python": platform.python_version(),
@@ -309,10 +375,11 @@ def checkout(package: Path) -> dict[str, Any] | None:
     """Commit of the checkout that a package lies in, and whether its files differ from it; None for an installed one.
 
     A package installed somewhere inside another project's checkout is not part of it: its files are not tracked.  Where
-    the code has come without its repository, in a container say, the variable NGUIDE_COMMIT names the commit.
+    the code has come without its repository, in a container say, the variable NGUIDE_COMMIT names the commit.  It is
+    believed over git, since a stale repository may lie beside a copied tree, and marked as told.
     """
     if told := os.environ.get("NGUIDE_COMMIT"):
-        return {"id": told, "dirty": False}
+        return {"id": told, "dirty": None, "told": True}
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", *arguments]

@@ -15,35 +15,53 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.metrics import mean_and_sd
 from normal_guidance.core.models import METHODS, CenteredGaussian
 from normal_guidance.data.synthetic import SEEDS, SemiSynthetic, bayes_scan_scores, bayes_slice_scores, semi_synthetic
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import CEILING, METRICS, Choice, published_choice, published_sd_kind
-from normal_guidance.evaluation.runs import Run, Selected, environment, load_run, run_sweep
+from normal_guidance.evaluation.runs import (
+    NOT_OURS,
+    Run,
+    Selected,
+    environment,
+    environments_of,
+    load_run,
+    run_sweep,
+)
 from normal_guidance.evaluation.scores import Scores, score
 from normal_guidance.features.store import fingerprint_of
-from normal_guidance.files import write_atomically
 from normal_guidance.reports.tables import (
     LATEX_HEAD,
     RULE,
     TITLES,
+    Grid,
     PaperTables,
     SensitivityTable,
-    digits,
+    mean_sd,
+    over_seeds,
     paper_tables,
     sensitivity_table,
+    write_page,
 )
 from normal_guidance.training.config import Config, grid, sensitivity_grid
 from normal_guidance.training.fit import predict
-from normal_guidance.training.run import CONFIG, REPORT, read_json, write_json
+from normal_guidance.training.run import (
+    CONFIG,
+    REPORT,
+    identity_of,
+    is_begun,
+    make_folder,
+    read_json,
+    write_json,
+)
 from normal_guidance.training.selection import group_of
+from normal_guidance.training.stack import initial_model
 from normal_guidance.training.sweep import Execution
 from normal_guidance.training.watch import Progress
 
@@ -52,6 +70,9 @@ SENSITIVITY = "sensitivity"
 
 PUBLISHED_FORM, LOG_DENSITY = "published form", "log-density"
 """How Centered Gaussian is scored: the first is its row of the tables, the second is told in the notes."""
+
+FORMS = {CEILING: (CEILING,), "centered_gaussian": (PUBLISHED_FORM, LOG_DENSITY)}
+"""What is not trained, and the names of its scores."""
 
 Watch = Callable[[Progress], None]
 
@@ -123,8 +144,6 @@ class Study:
             if seed not in self.dataset.seeds:
                 known = ", ".join(map(str, self.dataset.seeds))
                 raise UserError(f"seed {seed} is none of {self.dataset.name}'s; choose among {known}")
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UserError(f"{self.folder} is a file; name a folder for the study")
 
     def config(self, method: str, seed: int) -> Config:
         """The protocol for one run; `renormalize` means something only where there is guidance."""
@@ -166,7 +185,7 @@ def reproduce(
         ...     results = reproduce(study)
         ...     sorted(path.name for path in Path(folder).iterdir())
         ['ceiling', 'mean', 'tables.csv', 'tables.json', 'tables.md', 'tables.tex']
-        >>> [row.title for row in results.tables[0].rows]
+        >>> [row.title for row in results.table.rows]
         ['Mean pooling', 'Bayes oracle']
     """
     listener = listener or Listener()
@@ -204,24 +223,24 @@ class _Job:
 
     title: str
     folder: Path
-    seed: int
     configs: tuple[Config, ...]
 
-    def is_done(self, dataset: str) -> bool:
-        """Whether the folder holds this run, complete; another complete run is refused.
+    @property
+    def seed(self) -> int:
+        return self.configs[0].seed
 
-        How it was computed does not matter here, so a folder can be told about on any machine.
+    def is_done(self, study: Study) -> bool:
+        """Whether the folder holds this run, complete; another one, complete or begun, is refused.
+
+        How a complete one was computed does not matter here, so a folder can be told about on any machine.
         """
-        if not (self.folder / REPORT).is_file():
-            return False
-        _check_dataset(self.folder, read_json(self.folder / REPORT), dataset)
-        before, now = read_json(self.folder / CONFIG)["configs"], [asdict(config) for config in self.configs]
-        if before != now:
-            what = _difference(before, now)
-            raise UserError(
-                f"{self.folder} holds another run: {what}; give another folder, or the options it began with"
-            )
-        return True
+        found = _load(self.configs[0].method, self.seed, self.folder)
+        if found is not None:
+            found.check_dataset(study.dataset.name)
+        identity = identity_of(self.configs, study.execution, {})
+        compared = ("configs",) if found else ("configs", "execution")
+        is_begun(self.folder, {name: identity[name] for name in compared})
+        return found is not None
 
 
 def _jobs(
@@ -235,7 +254,6 @@ def _jobs(
         _Job(
             title=f"{title}{method}, seed {seed}",
             folder=folder / method / str(seed),
-            seed=seed,
             configs=tuple(make_grid(study.config(method, seed))),
         )
         for seed in study.seeds
@@ -243,43 +261,35 @@ def _jobs(
     ]
 
 
-def _check_dataset(folder: Path, report: Mapping[str, Any], dataset: str) -> None:
-    other = report["options"].get("dataset")
-    if other != dataset:
-        raise UserError(f"{folder} is about {other or 'other scans'}, not {dataset}; give another folder")
-
-
-def _difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    if len(before) != len(now):
-        return f"{len(before)} configurations, not {len(now)}"
-    pairs = ((old, new, name) for old, new in zip(before, now, strict=True) for name in new)
-    return next(
-        f"{name} was {old.get(name)}, now it is {new[name]}" for old, new, name in pairs if old.get(name) != new[name]
-    )
-
-
 def _train(study: Study, jobs: Sequence[_Job], listener: Listener, untrained: Sequence[str] = ()) -> None:
     # All folders are looked at before hours go into the first.
-    lacking = [job for job in jobs if not job.is_done(study.dataset.name)]
+    lacking = [job for job in jobs if not job.is_done(study)]
+    unscored = [(seed, method) for seed in study.seeds for method in untrained if not _is_scored(study, method, seed)]
+    make_folder(study.folder)
     for seed in study.seeds:
-        _train_seed(study, seed, [job for job in lacking if job.seed == seed], listener, untrained)
+        _train_seed(study, seed, lacking, [method for of_seed, method in unscored if of_seed == seed], listener)
 
 
-def _train_seed(study: Study, seed: int, jobs: Sequence[_Job], listener: Listener, untrained: Sequence[str]) -> None:
+def _is_scored(study: Study, method: str, seed: int) -> bool:
+    found = _load(method, seed, study.folder / method / str(seed))
+    if found is not None:
+        found.check_dataset(study.dataset.name)
+    return found is not None
+
+
+def _train_seed(study: Study, seed: int, lacking: Sequence[_Job], unscored: Sequence[str], listener: Listener) -> None:
     """One seed's scans are drawn if something needs them, and gone when this returns."""
-    name, draw = study.dataset.name, cache(study.dataset.draw)
-    for method in untrained:
-        path = study.folder / method / str(seed) / SCORES
-        if path.is_file():
-            _check_dataset(path.parent, read_json(path), name)
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, _score_untrained(study, method, draw(seed).test))
+    draw, jobs = cache(study.dataset.draw), [job for job in lacking if job.seed == seed]
+    for job in lacking if jobs else ():
+        initial_model(job.configs[0], draw(seed).train.width)  # refuses what cannot be built, of later seeds too
+    for method in unscored:
+        folder = study.folder / method / str(seed)
+        make_folder(folder)
+        write_json(folder / SCORES, _score_untrained(study, method, draw(seed).test))
     for job in jobs:
-        options = {"dataset": name, "date": datetime.now(UTC).date().isoformat()}
-        parts = draw(seed)
+        options = {"dataset": study.dataset.name}
         with listener.watching(job.title) as watch:
-            run = run_sweep(job.folder, job.configs, *parts, study.execution, options=options, watch=watch)
+            run = run_sweep(job.folder, job.configs, *draw(seed), study.execution, options=options, watch=watch)
         listener.finished(job.title, run)
 
 
@@ -291,9 +301,9 @@ def _score_untrained(study: Study, method: str, test: Bags) -> dict[str, Any]:
         models = {form: CenteredGaussian(published=published) for form, published in forms.items()}
         scores = {form: score(test, predict(model, test).slice_scores) for form, model in models.items()}
     return {
-        "options": {"dataset": study.dataset.name, "date": datetime.now(UTC).date().isoformat()},
+        "options": {"dataset": study.dataset.name},
         "data": {"test": {"scans": len(test), "fingerprint": fingerprint_of({"test": test})}},
-        "environment": environment(Execution()),
+        "environments": [environment(Execution())],
         "scores": {form: asdict(one) for form, one in scores.items()},
     }
 
@@ -347,8 +357,8 @@ class Results:
     dataset: str
     method: str | None
     """Whose sensitivity it is; None for the paper's four tables."""
-    tables: tuple[PaperTables, ...] | tuple[SensitivityTable, ...]
-    """One for each set of seeds, the largest first."""
+    table: PaperTables | SensitivityTable | None
+    """None where nothing has scores."""
     chosen: tuple[Chosen, ...]
     notes: tuple[str, ...]
     about: Mapping[str, Any]
@@ -356,37 +366,33 @@ class Results:
     def markdown(self) -> str:
         """A page of documentation as it is."""
         head = [f"# {self.title}", "", *(f"- {line}" for line in self._about_lines()), ""]
-        tables = [
-            part for table in self.tables for part in (f"## {_over(table.seeds)}\n", self._named(table.markdown()))
-        ]
+        tables = ["## Tables", "", self.table.markdown()] if self.table else []
         rows = [one.cells(one.setting if self.method else METHODS[one.method].title) for one in self.chosen]
         header = ("Setting" if self.method else "Method", *CHOSEN_HEADER)
-        chosen = ["## What validation chose", "", *_markdown_table(header, rows), ""] if rows else []
+        chosen = [Grid("What validation chose", "", header, rows).markdown(level=2)] if rows else []
         notes = ["## Notes", "", *(f"- {note}" for note in self.notes), ""] if self.notes else []
         return "\n".join([*head, *tables, *chosen, *notes])
 
     def latex(self) -> str:
         r"""The tables for `\input`; what they were computed with stands above them as comments."""
         comments = [f"% {line}" for line in (self.title, *self._about_lines(), *self.notes)]
-        tables = [self._named(table.latex()).removeprefix(LATEX_HEAD) for table in self.tables]
-        return "\n".join([*comments, LATEX_HEAD, *tables])
+        return "\n".join([*comments, self.table.latex() if self.table else LATEX_HEAD])
 
     def csv(self) -> str:
         """One line per number and all its digits."""
-        first, *others = [table.csv() for table in self.tables] or [""]
-        return first + "".join(text.partition("\n")[2] for text in others)  # one header for all
+        return self.table.csv() if self.table else ""
 
     def json(self) -> str:
         """Everything, for computing."""
-        parts = [json.loads(table.json()) for table in self.tables]
-        merged = {name: [record for part in parts for record in part.get(name, [])] for name in ("tables", "per_seed")}
+        numbers = json.loads(self.table.json()) if self.table else {}
         chosen = [asdict(one) | {"published": one.published and one.published._asdict()} for one in self.chosen]
         content = {
             "dataset": self.dataset,
             "method": self.method,
             "about": dict(self.about),
             "rule": RULE,
-            **merged,
+            "tables": numbers.get("tables", []),
+            "per_seed": numbers.get("per_seed", []),
             "chosen": chosen,
             "notes": self.notes,
         }
@@ -394,12 +400,7 @@ class Results:
 
     def write(self, folder: Path, stem: str) -> list[Path]:
         """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
-        texts = {".md": self.markdown(), ".tex": self.latex(), ".csv": self.csv(), ".json": self.json()}
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = [folder / f"{stem}{suffix}" for suffix in texts]
-        for path, text in zip(paths, texts.values(), strict=True):
-            write_atomically(path, text.encode())
-        return paths
+        return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
 
     def _about_lines(self) -> list[str]:
         about = self.about
@@ -411,15 +412,11 @@ class Results:
             f"Departures from the paper's protocol: {_departures_line(about['departures'])}",
         ]
 
-    def _named(self, text: str) -> str:
-        # The sensitivity table's caption knows the paper's method only.
-        return text if self.method is None else text.replace(METHODS["ng"].title, METHODS[self.method].title)
-
 
 def collect(folder: str | Path, dataset: str) -> Results:
     """The paper's tables of every complete run of `dataset` in a study's folder, whoever asked for it.
 
-    Methods that have been run with other seeds than the rest stand in tables of their own, which say their seeds.
+    Methods that have been run with fewer seeds than others say so in their rows.
 
     Example:
         >>> collect("nowhere", "semi-synthetic")
@@ -435,17 +432,14 @@ def collect(folder: str | Path, dataset: str) -> Results:
     for one in found:
         if (scores := one.scores) is not None:
             by_method[one.method][one.seed] = scores
-    by_seeds: dict[tuple[int, ...], dict[str, list[Scores]]] = defaultdict(dict)
-    for method, of_seed in by_method.items():
-        by_seeds[tuple(sorted(of_seed))][method] = [of_seed[seed] for seed in sorted(of_seed)]
-    order = sorted(by_seeds, key=lambda seeds: (-len(seeds), seeds))
+    table = paper_tables(by_method, dataset) if by_method else None
     return Results(
         title=f"{dataset.capitalize()}: the paper's tables, reproduced",
         dataset=dataset,
         method=None,
-        tables=tuple(paper_tables(by_seeds[seeds], seeds, dataset) for seeds in order),
+        table=table,
         chosen=tuple(_chosen(found, dataset)),
-        notes=(*_unselected(found), *_seeds_note(order), *_gaussian_note(found, dataset)),
+        notes=(*_unselected(found), *_seeds_note(table), *_gaussian_note(found, dataset)),
         about=_about(found),
     )
 
@@ -455,40 +449,56 @@ def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> Result
     found = list(_found(Path(folder) / SENSITIVITY, dataset, (method,)))
     if not found:
         raise UserError(f"{folder} holds no complete sensitivity run of {method} on {dataset}; run it first")
-    results: dict[tuple[str, float], list[Scores]] = defaultdict(list)
+    results: dict[tuple[str, float], dict[int, Scores]] = defaultdict(dict)
     for one in found:
         for winner in one.winners:
             if winner.test is not None:
-                results[winner.config.divergence, winner.config.guidance_weight].append(winner.test)
-    seeds = [one.seed for one in found]
-    complete = {setting: scores for setting, scores in results.items() if len(scores) == len(seeds)}
+                results[winner.config.divergence, winner.config.guidance_weight][one.seed] = winner.test
+    complete = {setting: of_seeds for setting, of_seeds in results.items() if len(of_seeds) == len(found)}
     return Results(
         title=f"{dataset.capitalize()}: sensitivity of {METHODS[method].title}",
         dataset=dataset,
         method=method,
-        tables=(sensitivity_table(complete, seeds, dataset),) if complete else (),
+        table=sensitivity_table(complete, dataset, method) if complete else None,
         chosen=tuple(_chosen(found, dataset)),
-        notes=tuple(_left_out(sorted(_settings(found) - set(complete)), results, len(seeds))),
+        notes=tuple(_left_out(sorted(_settings(found) - set(complete)), results, len(found))),
         about=_about(found, axes=("divergence", "guidance_weight")),
     )
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What is complete for one method and seed: a run's report, or the scores of what is not trained."""
+    """What is complete for one method and seed: a run, or the scores of what is not trained."""
 
     method: str
     seed: int
     folder: Path
-    report: Mapping[str, Any]
-    winners: tuple[Selected, ...] = ()
+    dataset: str | None
+    test: str | None
+    """Fingerprint of the test scans."""
+    run: Run | None
+    forms: Mapping[str, Scores]
+    """Of what is not trained; the first is its row of the tables."""
+    departures: Mapping[str, Any]
+    software: tuple[str, ...]
+    machines: tuple[str, ...]
+    dates: tuple[str, ...]
+    """Of every start."""
+
+    @property
+    def winners(self) -> tuple[Selected, ...]:
+        return self.run.winners if self.run else ()
 
     @property
     def scores(self) -> Scores | None:
         """None where no epoch could be selected."""
-        if "scores" in self.report:
-            return Scores(**next(iter(self.report["scores"].values())))
+        if self.run is None:
+            return next(iter(self.forms.values()))
         return self.winners[0].test if self.winners else None
+
+    def check_dataset(self, name: str) -> None:
+        if self.dataset != name:
+            raise UserError(f"{self.folder} is about {self.dataset or 'other scans'}, not {name}; give another folder")
 
 
 def _found(folder: Path, dataset: str, methods: Sequence[str]) -> Iterator[_Found]:
@@ -497,24 +507,42 @@ def _found(folder: Path, dataset: str, methods: Sequence[str]) -> Iterator[_Foun
         seeds = sorted(int(path.name) for path in (folder / method).glob("*") if path.name.isdecimal())
         for seed in seeds:
             one = _load(method, seed, folder / method / str(seed))
-            if one is not None and one.report["options"].get("dataset") == dataset:
+            if one is not None and one.dataset == dataset:
                 yield one
 
 
 def _load(method: str, seed: int, folder: Path) -> _Found | None:
-    if (folder / SCORES).is_file():
-        return _Found(method, seed, folder, read_json(folder / SCORES))
-    if (folder / REPORT).is_file():
-        run = load_run(folder)
-        return _Found(method, seed, folder, run.report, run.winners)
-    return None
+    """None where nothing is complete; a file of another shape is refused here, so that nothing stumbles over it."""
+    path = folder / (SCORES if method in FORMS else REPORT)
+    if not path.is_file():
+        return None
+    run = None if method in FORMS else load_run(folder)
+    content = read_json(path) if run is None else run.report
+    try:
+        starts = environments_of(content)
+        how = f", {content['execution']['precision']}" if run else ""
+        return _Found(
+            method=method,
+            seed=seed,
+            folder=folder,
+            dataset=content["options"].get("dataset"),
+            test=content["data"].get("test", {}).get("fingerprint"),
+            run=run,
+            forms={form: Scores(**content["scores"][form]) for form in FORMS.get(method, ())},
+            departures=content["departures"] if run else {},
+            software=tuple(map(_software, starts)),
+            machines=tuple(f"{start['device']}{how}" for start in starts),
+            dates=tuple(str(start["date"]) for start in starts),
+        )
+    except NOT_OURS as error:
+        raise UserError(f"{path} is damaged or none of ours ({error!r}); delete it, or give another folder") from error
 
 
 def _check_same_scans(found: Sequence[_Found]) -> None:
     first: dict[int, _Found] = {}
     for one in found:
         other = first.setdefault(one.seed, one)
-        if one.report["data"]["test"]["fingerprint"] != other.report["data"]["test"]["fingerprint"]:
+        if one.test != other.test:
             raise UserError(
                 f"{one.folder} and {other.folder} were scored on different test scans; delete one and run it again"
             )
@@ -522,7 +550,9 @@ def _check_same_scans(found: Sequence[_Found]) -> None:
 
 def _chosen(found: Sequence[_Found], dataset: str) -> Iterator[Chosen]:
     for one in found:
-        for winner in one.winners:
+        if one.run is None:
+            continue
+        for winner in one.run.winners:
             config, guided = winner.config, METHODS[one.method].guided
             standard = group_of(config) == group_of(Config(one.method, seed=config.seed))
             yield Chosen(
@@ -534,18 +564,24 @@ def _chosen(found: Sequence[_Found], dataset: str) -> Iterator[Chosen]:
                 lr=config.lr,
                 epoch=winner.epoch,
                 val_auroc=winner.val_auroc,
-                seconds=one.report["seconds"]["total"],
+                seconds=one.run.seconds,
                 published=published_choice(one.method, dataset, one.seed) if standard else None,
             )
 
 
 def _settings(found: Sequence[_Found]) -> set[tuple[str, float]]:
-    configs = [config for one in found for config in read_json(one.folder / CONFIG)["configs"]]
-    return {(config["divergence"], config["guidance_weight"]) for config in configs}
+    settings = set()
+    for one in found:
+        path = one.folder / CONFIG
+        try:
+            settings |= {(config["divergence"], config["guidance_weight"]) for config in read_json(path)["configs"]}
+        except NOT_OURS as error:
+            raise UserError(f"{path} is damaged or none of ours ({error!r}); copy the run again") from error
+    return settings
 
 
 def _left_out(
-    settings: Sequence[tuple[str, float]], results: Mapping[tuple[str, float], Sequence[Scores]], seeds: int
+    settings: Sequence[tuple[str, float]], results: Mapping[tuple[str, float], Mapping[int, Scores]], seeds: int
 ) -> Iterator[str]:
     for setting in settings:
         missing = seeds - len(results.get(setting, ()))
@@ -554,30 +590,30 @@ def _left_out(
 
 def _unselected(found: Sequence[_Found]) -> list[str]:
     return [
-        f"{METHODS[one.method].title}, seed {one.seed}: {one.report['note']}; the tables leave it out"
+        f"{METHODS[one.method].title}, seed {one.seed}: {one.run.note}; the tables leave it out"
         for one in found
-        if one.scores is None
+        if one.run and one.scores is None
     ]
 
 
-def _seeds_note(order: Sequence[Sequence[int]]) -> list[str]:
-    if len(order) < 2:
+def _seeds_note(table: PaperTables | None) -> list[str]:
+    if table is None or all(row.seeds == table.seeds for row in table.rows):
         return []
     return [
-        "Not every method has been run, or has a selected epoch, for the same seeds: means are over the seeds that "
-        "there are, and methods with other seeds stand in tables of their own."
+        "Not every method has been run, or has a selected epoch, for every seed: means are over the seeds that there "
+        "are, and rows with fewer say so."
     ]
 
 
 def _gaussian_note(found: Sequence[_Found], dataset: str) -> list[str]:
-    scores = [Scores(**one.report["scores"][LOG_DENSITY]) for one in found if one.method == "centered_gaussian"]
+    scores = [one.forms[LOG_DENSITY] for one in found if one.method == "centered_gaussian"]
     if not scores:
         return []
     texts = []
     for metric in METRICS[:2]:
         kind = published_sd_kind(metric, "centered_gaussian", dataset)
-        number = mean_and_sd([getattr(one, metric) for one in scores], kind)
-        texts.append(f"{TITLES[metric]} {digits(number.mean)} ± {digits(number.sd)} ({kind} sd)")
+        number = over_seeds([getattr(one, metric) for one in scores], kind)
+        texts.append(f"{TITLES[metric]} {mean_sd(number)} ({kind} sd)")
     return [
         "Centered Gaussian is scored in the form behind the published figure: positions linspace(1, S-1, S), the "
         f"density in float64, ties where it underflows. By its log-density, without ties: {', '.join(texts)}."
@@ -586,30 +622,28 @@ def _gaussian_note(found: Sequence[_Found], dataset: str) -> list[str]:
 
 def _about(found: Sequence[_Found], axes: Sequence[str] = ()) -> dict[str, Any]:
     """What the numbers were computed with; `axes` are what the study varies, no departures."""
-    runs = [one for one in found if "execution" in one.report]
+    runs = [one for one in found if one.run]
     departures: dict[str, dict[str, Any]] = defaultdict(dict)
     for one in runs:
-        own = {name: value for name, value in one.report["departures"].items() if name not in axes}
+        own = {name: value for name, value in one.departures.items() if name not in axes}
         departures[one.method][str(one.seed)] = own
     return {
-        "software": sorted({_software(one.report["environment"]) for one in found}),
-        "machines": sorted({_machine(one.report) for one in runs or found}),
-        "dates": sorted({one.report["options"]["date"] for one in found}),
+        "software": sorted({name for one in found for name in one.software}),
+        "machines": sorted({name for one in runs or found for name in one.machines}),
+        "dates": sorted({date for one in found for date in one.dates}),
         "runs": len(runs),
-        "seconds": sum(one.report["seconds"]["total"] for one in runs),
+        "seconds": sum(one.run.seconds for one in runs if one.run),
         "departures": departures,
     }
 
 
 def _software(versions: Mapping[str, Any]) -> str:
     commit = versions["commit"]
-    where = f"commit {commit['id'][:12]}{' with uncommitted changes' * commit['dirty']}" if commit else "installed"
+    where = "installed"
+    if commit:
+        how = " (as told)" if commit.get("told") else " with uncommitted changes" if commit["dirty"] else ""
+        where = f"commit {commit['id'][:12]}{how}"
     return f"normal-guidance {versions['normal_guidance']}, {where}, torch {versions['torch']}"
-
-
-def _machine(report: Mapping[str, Any]) -> str:
-    execution = report.get("execution")
-    return report["environment"]["device"] + (f", {execution['precision']}" if execution else "")
 
 
 def _departures_line(departures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -621,19 +655,3 @@ def _departures_line(departures: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
             seeds = [seed for seed in texts if texts[seed] == text]
             runs_of[text].append(method if len(seeds) == len(texts) else f"{method} seed {', '.join(seeds)}")
     return "; ".join(f"{text} ({', '.join(runs)})" for text, runs in runs_of.items() if text) or "none"
-
-
-def _over(seeds: Sequence[int]) -> str:
-    return f"Over seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (f"{cell:{side}{width}}" for cell, side, width in zip(cells, sides, widths, strict=True))
-        return f"| {' | '.join(padded)} |"
-
-    sides = "<" + ">" * (len(widths) - 1)
-    rule = [f":{'-' * (widths[0] + 1)}", *(f"{'-' * (width + 1)}:" for width in widths[1:])]
-    return [line(header), f"|{'|'.join(rule)}|", *map(line, rows)]

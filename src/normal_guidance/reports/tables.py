@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from normal_guidance.evaluation.published import (
 )
 from normal_guidance.evaluation.scores import Scores
 from normal_guidance.files import write_atomically
+from normal_guidance.training.run import make_folder
 
 TITLES: dict[Metric, str] = {
     "localization_auroc": "Localization AUROC",
@@ -78,7 +79,7 @@ class Comparison:
     @property
     def ours(self) -> MeanSd | None:
         """Mean and sd over the seeds."""
-        return mean_and_sd(self.values, self.sd_kind) if self.values else None
+        return over_seeds(self.values, self.sd_kind) if self.values else None
 
     @property
     def difference(self) -> float | None:
@@ -106,6 +107,17 @@ class Comparison:
         }
 
 
+def over_seeds(values: Sequence[float], kind: SdKind) -> MeanSd:
+    """Mean and sd; one seed has no sd of either kind, for 0 would look like agreement.
+
+    Example:
+        >>> over_seeds([0.7], "population").sd
+        nan
+    """
+    number = mean_and_sd(values, kind)
+    return number if len(values) > 1 else replace(number, sd=math.nan)
+
+
 def digits(value: float | None) -> str:
     """Three digits as a reader rounds: a half goes up, however the binary fraction falls; no -.000, and "-" for NaN.
 
@@ -125,7 +137,13 @@ def _thousandths(value: float) -> int:
     return math.floor(round(value * 1000, 9) + 0.5)
 
 
-def _mean_sd(number: MeanSd | None) -> str:
+def mean_sd(number: MeanSd | None) -> str:
+    """As the paper prints it, "-" where there is no number.
+
+    Example:
+        >>> mean_sd(MeanSd(0.689, 0.0151, "population")), mean_sd(over_seeds([0.689], "population")), mean_sd(None)
+        ('.689 ± .015', '.689 ± -', '-')
+    """
     if number is None or math.isnan(number.mean):
         return NOTHING
     return f"{digits(number.mean)} ± {digits(number.sd)}"
@@ -151,6 +169,7 @@ class MethodRow:
 
     method: str
     title: str
+    seeds: tuple[int, ...]
     scores: tuple[Scores, ...]
     cells: tuple[Comparison, ...]
 
@@ -161,15 +180,16 @@ class PaperTables:
 
     dataset: str
     seeds: tuple[int, ...]
+    """Of all rows together."""
     rows: tuple[MethodRow, ...]
 
     def markdown(self) -> str:
         """Four tables and the seeds, for GitHub."""
-        return "\n".join(map(_markdown, self._grids()))
+        return "\n".join(grid.markdown() for grid in self._grids())
 
     def latex(self) -> str:
         r"""The same for `\input`, with booktabs and graphicx."""
-        return "\n".join([LATEX_HEAD, *map(_latex, self._grids())])
+        return "\n".join([LATEX_HEAD, *(grid.latex() for grid in self._grids())])
 
     def csv(self) -> str:
         """One line per table and method."""
@@ -182,36 +202,47 @@ class PaperTables:
 
     def write(self, folder: Path, stem: str) -> list[Path]:
         """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
-        return _write(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
+        return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
 
     def _records(self) -> Iterator[tuple[dict[str, object], Comparison]]:
         for i, metric in enumerate(METRICS):
             for row in self.rows:
                 cell, key = row.cells[i], {"dataset": self.dataset, "table": metric, "method": row.method}
-                yield key | cell.record() | {"seeds": self.seeds}, cell
+                yield key | cell.record() | {"seeds": row.seeds}, cell
 
     def _seed_records(self) -> Iterator[dict[str, Any]]:
         for row in self.rows:
-            for seed, scores in zip(self.seeds, row.scores, strict=True):
+            for seed, scores in zip(row.seeds, row.scores, strict=True):
                 known = {f"published_{m}": published_seed(m, row.method, self.dataset, seed) for m in METRICS}
                 yield {"method": row.method, "seed": seed} | asdict(scores) | known
 
-    def _grids(self) -> Iterator[_Grid]:
+    def _grids(self) -> Iterator[Grid]:
         for i, metric in enumerate(METRICS):
-            yield self._grid(metric, [(row.title, row.cells[i]) for row in self.rows])
+            yield self._grid(metric, [row.cells[i] for row in self.rows])
         yield self._seed_grid()
 
-    def _grid(self, metric: Metric, rows: Sequence[tuple[str, Comparison]]) -> _Grid:
-        header, cells = ["Method", "Ours"], [[title, _mean_sd(cell.ours)] for title, cell in rows]
-        caption = f"{_sd_note(metric, rows)} over {_count_seeds(self.seeds)}."
-        if any(cell.published for _, cell in rows):
+    def _grid(self, metric: Metric, column: Sequence[Comparison]) -> Grid:
+        header = ["Method", "Ours"]
+        cells = [[self._label(row), mean_sd(cell.ours)] for row, cell in zip(self.rows, column, strict=True)]
+        caption = f"{self._sd_note(metric, column)} over {_count_seeds(self.seeds)}."
+        if any(cell.published for cell in column):
             header += ["Published", "Difference", "Inside 2 sd"]
             caption = f"{caption} {RULE}"
-            for shown, (_, cell) in zip(cells, rows, strict=True):
-                shown += [_mean_sd(cell.published), _signed(cell.difference), _yes_no(cell.inside_2_sd)]
-        return _Grid(f"{TITLES[metric]}, {self.dataset}", caption, header, cells)
+            for shown, cell in zip(cells, column, strict=True):
+                shown += [mean_sd(cell.published), _signed(cell.difference), _yes_no(cell.inside_2_sd)]
+        return Grid(f"{TITLES[metric]}, {self.dataset}", caption, header, cells)
 
-    def _seed_grid(self) -> _Grid:
+    def _label(self, row: MethodRow) -> str:
+        """The title, and how many seeds are behind the row where others have more."""
+        fewer = f" ({len(row.seeds)} of {len(self.seeds)} seeds)" if len(row.seeds) < len(self.seeds) else ""
+        return f"{row.title}{fewer}"
+
+    def _sd_note(self, metric: Metric, column: Sequence[Comparison]) -> str:
+        usual, pairs = PUBLISHED_SD[metric.partition("_")[0]], zip(self.rows, column, strict=True)
+        others = [f"{row.title}: {cell.sd_kind} sd" for row, cell in pairs if cell.sd_kind != usual]
+        return f"Mean ± {usual} sd" + (f" ({', '.join(others)}, as in the paper)" if others else "")
+
+    def _seed_grid(self) -> Grid:
         records, titles = list(self._seed_records()), {row.method: row.title for row in self.rows}
         columns: list[tuple[str, str]] = []
         for metric in METRICS:
@@ -229,45 +260,40 @@ class PaperTables:
             "are missing or all of one class."
             + (" Published: from the authors' notebooks." if len(columns) > 4 else "")
         )
-        return _Grid(f"Every seed, {self.dataset}", caption, header, rows)
+        return Grid(f"Every seed, {self.dataset}", caption, header, rows)
 
 
-def paper_tables(results: Mapping[str, Sequence[Scores]], seeds: Sequence[int], dataset: str) -> PaperTables:
-    """The paper's tables of `results`: method or "ceiling" -> one `Scores` a seed, in the order of `seeds`.
+def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> PaperTables:
+    """The paper's tables of `results`: method or "ceiling" -> seed -> `Scores`.
 
-    Methods come in the order of `METHODS`; those without results are not shown. Published numbers stand beside ours
-    where the paper has this dataset ("semi-synthetic", "head-ct", "chest-ct", "abdomen-ct").
+    Methods come in the order of `METHODS`; those without results are not shown, and those with fewer seeds than others
+    say so. Published numbers stand beside ours where the paper has this dataset ("semi-synthetic", "head-ct",
+    "chest-ct", "abdomen-ct").
 
     Example:
-        >>> scores = [Scores(0.86, 0.52, 0.67, 0.47, localized=368, left_out=0)]
-        >>> print(paper_tables({"ng": scores}, [1001], "chest-ct").markdown())
+        >>> one, other = (Scores(value, 0.52, 0.67, 0.47, localized=368, left_out=0) for value in (0.86, 0.88))
+        >>> print(paper_tables({"abmil": {1001: one}, "ng": {1001: one, 2001: other}}, "chest-ct").markdown())
         ### Localization AUROC, chest-ct
         ...
         | Method                  |        Ours |   Published | Difference | Inside 2 sd |
         |:------------------------|------------:|------------:|-----------:|------------:|
-        | ABMIL + Normal Guidance | .860 ± .000 | .866 ± .005 |      -.006 |         yes |
+        | ABMIL (1 of 2 seeds)    |    .860 ± - | .558 ± .086 |      +.302 |          no |
+        | ABMIL + Normal Guidance | .870 ± .010 | .866 ± .005 |      +.004 |         yes |
         ...
     """
-    _check_results(results, seeds)
+    _check_results(results)
     names = (*METHODS, CEILING)
     if unknown := [method for method in results if method not in names]:
         raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(names)}")
-    rows = [
-        MethodRow(method, _title(method, dataset), tuple(results[method]), _compare(results[method], method, dataset))
-        for method in names
-        if method in results
-    ]
-    return PaperTables(dataset, tuple(seeds), tuple(rows))
+    seeds = tuple(sorted({seed for of_seeds in results.values() for seed in of_seeds}))
+    rows = [_row(method, results[method], dataset) for method in names if method in results]
+    return PaperTables(dataset, seeds, tuple(rows))
 
 
-def _title(method: str, dataset: str) -> str:
-    if method == CEILING:
-        return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
-    return METHODS[method].title
-
-
-def _compare(scores: Sequence[Scores], method: str, dataset: str) -> tuple[Comparison, ...]:
-    return tuple(
+def _row(method: str, of_seeds: Mapping[int, Scores], dataset: str) -> MethodRow:
+    seeds = tuple(sorted(of_seeds))
+    scores = tuple(of_seeds[seed] for seed in seeds)
+    cells = tuple(
         Comparison(
             metric,
             _values(scores, metric, method),
@@ -276,12 +302,13 @@ def _compare(scores: Sequence[Scores], method: str, dataset: str) -> tuple[Compa
         )
         for metric in METRICS
     )
+    return MethodRow(method, _title(method, dataset), seeds, scores, cells)
 
 
-def _sd_note(metric: Metric, rows: Sequence[tuple[str, Comparison]]) -> str:
-    usual = PUBLISHED_SD[metric.partition("_")[0]]
-    others = [f"{title}: {cell.sd_kind} sd" for title, cell in rows if cell.sd_kind != usual]
-    return f"Mean ± {usual} sd" + (f" ({', '.join(others)}, as in the paper)" if others else "")
+def _title(method: str, dataset: str) -> str:
+    if method == CEILING:
+        return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
+    return METHODS[method].title
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -300,19 +327,20 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class SensitivityTable:
-    """How ABMIL + Normal Guidance depends on divergence and lambda; made by `sensitivity_table`."""
+    """How a guided method depends on divergence and lambda; made by `sensitivity_table`."""
 
     dataset: str
+    method: str
     seeds: tuple[int, ...]
     rows: tuple[SettingRow, ...]
 
     def markdown(self) -> str:
         """For GitHub, the best of each column in bold."""
-        return _markdown(self._grid())
+        return self._grid().markdown()
 
     def latex(self) -> str:
         r"""The same for `\input`, with booktabs and graphicx."""
-        return "\n".join([LATEX_HEAD, _latex(self._grid())])
+        return "\n".join([LATEX_HEAD, self._grid().latex()])
 
     def csv(self) -> str:
         """One line per metric and setting."""
@@ -325,7 +353,7 @@ class SensitivityTable:
 
     def write(self, folder: Path, stem: str) -> list[Path]:
         """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
-        return _write(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
+        return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
 
     def _best(self, i: int) -> list[bool]:
         """Which rows print the highest mean of metric i: equal in print is equal to the reader."""
@@ -336,10 +364,11 @@ class SensitivityTable:
     def _records(self) -> Iterator[tuple[dict[str, object], Comparison]]:
         for i, metric in enumerate(METRICS):
             for row, best in zip(self.rows, self._best(i), strict=True):
-                key = {"dataset": self.dataset, "table": metric, "divergence": row.divergence, "lambda": row.weight}
-                yield key | row.cells[i].record() | {"best": best, "seeds": self.seeds}, row.cells[i]
+                key = {"dataset": self.dataset, "table": metric, "method": self.method}
+                setting = {"divergence": row.divergence, "lambda": row.weight}
+                yield key | setting | row.cells[i].record() | {"best": best, "seeds": self.seeds}, row.cells[i]
 
-    def _grid(self) -> _Grid:
+    def _grid(self) -> Grid:
         header = ["Divergence", "λ"]
         rows = [[_DIVERGENCE_TITLES[row.divergence], f"{row.weight:g}"] for row in self.rows]
         bold: set[tuple[int, int]] = set()
@@ -349,44 +378,59 @@ class SensitivityTable:
             beside = any(row.cells[i].published for row in self.rows)
             header += ["Published"] * beside
             for shown, row in zip(rows, self.rows, strict=True):
-                shown += [_mean_sd(row.cells[i].ours), *([_mean_sd(row.cells[i].published)] * beside)]
+                shown += [mean_sd(row.cells[i].ours), *([mean_sd(row.cells[i].published)] * beside)]
         caption = (
-            f"ABMIL + Normal Guidance, mean ± sd over {_count_seeds(self.seeds)}: population sd for localization, "
+            f"{METHODS[self.method].title}, mean ± sd over {_count_seeds(self.seeds)}: population sd for localization, "
             "sample sd for scans. The best of ours is bold."
         )
-        return _Grid(f"Sensitivity to divergence and λ, {self.dataset}", caption, header, rows, frozenset(bold))
+        return Grid(f"Sensitivity to divergence and λ, {self.dataset}", caption, header, rows, frozenset(bold))
 
 
 def sensitivity_table(
-    results: Mapping[tuple[str, float], Sequence[Scores]], seeds: Sequence[int], dataset: str
+    results: Mapping[tuple[str, float], Mapping[int, Scores]], dataset: str, method: str = "ng"
 ) -> SensitivityTable:
-    """The sensitivity of ABMIL + Normal Guidance: (divergence, lambda) -> one `Scores` a seed, in their order.
+    """The sensitivity of a guided method: (divergence, lambda) -> seed -> `Scores`, the same seeds for all.
 
-    Divergences come in the order of `DIVERGENCES`, lambda ascending. Published numbers stand beside ours for
-    "head-ct", the paper's one dataset here.
+    Divergences come in the order of `DIVERGENCES`, lambda ascending. Published numbers stand beside ours for "ng" on
+    "head-ct", all that the paper has.
 
     Example:
-        >>> scores = [Scores(0.86, 0.74, 0.92, 0.91, localized=1480, left_out=0)] * 2
-        >>> table = sensitivity_table({("forward_kl", 10.0): scores, ("forward_kl", 1.0): scores}, [1, 2], "my-ct")
+        >>> scores = dict.fromkeys([1, 2], Scores(0.86, 0.74, 0.92, 0.91, localized=1480, left_out=0))
+        >>> table = sensitivity_table({("forward_kl", 10.0): scores, ("forward_kl", 1.0): scores}, "my-ct")
         >>> [(row.divergence, row.weight) for row in table.rows]
         [('forward_kl', 1.0), ('forward_kl', 10.0)]
     """
-    _check_results(results, seeds)
+    _check_results(results)
+    if method not in METHODS or not METHODS[method].guided:
+        guided = ", ".join(name for name in METHODS if METHODS[name].guided)
+        raise UserError(f"method {method!r} has no guidance to vary; choose one of {guided}")
     order: list[str] = list(DIVERGENCES)
     if unknown := [divergence for divergence, _ in results if divergence not in order]:
         raise UserError(f"divergence {unknown[0]!r} is unknown; choose one of {', '.join(order)}")
+    seeds = tuple(sorted(next(iter(results.values()))))
+    for setting, of_seeds in results.items():
+        if tuple(sorted(of_seeds)) != seeds:
+            # Otherwise the best setting would be the one with the kindest seeds.
+            raise UserError(
+                f"{setting} has seeds {sorted(of_seeds)}, not {list(seeds)}; give the same for all settings"
+            )
     settings = sorted(results, key=lambda setting: (order.index(setting[0]), setting[1]))
-    rows = [SettingRow(*setting, _compare_setting(results[setting], setting, dataset)) for setting in settings]
-    return SensitivityTable(dataset, tuple(seeds), tuple(rows))
+    rows = []
+    for setting in settings:
+        scores = [results[setting][seed] for seed in seeds]
+        rows.append(SettingRow(*setting, _compare_setting(scores, setting, dataset, method)))
+    return SensitivityTable(dataset, method, seeds, tuple(rows))
 
 
-def _compare_setting(scores: Sequence[Scores], setting: tuple[str, float], dataset: str) -> tuple[Comparison, ...]:
+def _compare_setting(
+    scores: Sequence[Scores], setting: tuple[str, float], dataset: str, method: str
+) -> tuple[Comparison, ...]:
     return tuple(
         Comparison(
             metric,
             _values(scores, metric, str(setting)),
-            published_sd_kind(metric, "ng", dataset),
-            published_sensitivity(metric, dataset, *setting),
+            published_sd_kind(metric, method, dataset),
+            published_sensitivity(metric, dataset, *setting) if method == "ng" else None,
         )
         for metric in METRICS
     )
@@ -397,14 +441,12 @@ def _compare_setting(scores: Sequence[Scores], setting: tuple[str, float], datas
 # ----------------------------------------------------------------------------------------------------
 
 
-def _check_results(results: Mapping[Any, Sequence[Scores]], seeds: Sequence[int]) -> None:
-    if not results or not seeds:
-        raise UserError(f"a table needs results and seeds, got {len(results)} results and {len(seeds)} seeds")
-    if len(set(seeds)) < len(seeds):
-        raise UserError(f"seeds {list(seeds)} repeat: their sd would come out too small; give each seed once")
-    for name, scores in results.items():
-        if len(scores) != len(seeds):
-            raise UserError(f"{name!r} has {len(scores)} scores for {len(seeds)} seeds {list(seeds)}; give one a seed")
+def _check_results(results: Mapping[Any, Mapping[int, Scores]]) -> None:
+    if not results:
+        raise UserError("a table needs results, got none; score at least one method")
+    for name, of_seeds in results.items():
+        if not of_seeds:
+            raise UserError(f"{name!r} has no scores; give one a seed, or leave it out")
 
 
 def _values(scores: Sequence[Scores], metric: Metric, name: str) -> tuple[float, ...]:
@@ -441,8 +483,18 @@ _LATEX = {
 
 
 @dataclass(frozen=True)
-class _Grid:
-    """A table of plain texts, before any markup; `bold` holds (row, column)."""
+class Grid:
+    """A table of plain texts, before any markup; `bold` holds (row, column), and the caption may be empty.
+
+    Example:
+        >>> print(Grid("Chosen", "", ["Method", "lr"], [["NG", "0.1"]]).markdown(level=2))
+        ## Chosen
+        <BLANKLINE>
+        | Method |  lr |
+        |:-------|----:|
+        | NG     | 0.1 |
+        <BLANKLINE>
+    """
 
     title: str
     caption: str
@@ -450,49 +502,50 @@ class _Grid:
     rows: Sequence[Sequence[str]]
     bold: frozenset[tuple[int, int]] = frozenset()
 
-    def marked(self, mark: Callable[[str], str], bold: str) -> list[list[str]]:
+    def markdown(self, level: int = 3) -> str:
+        """For GitHub, under a heading of this level."""
+        lines = [list(map(_escape_markdown, self.header)), *self._marked(_escape_markdown, "**{}**")]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        sides = ["<"] + [">"] * (len(widths) - 1)
+        padded = [
+            [f"{text:{side}{width}}" for text, side, width in zip(line, sides, widths, strict=True)] for line in lines
+        ]
+        rule = [f":{'-' * (widths[0] + 1)}", *(f"{'-' * (width + 1)}:" for width in widths[1:])]
+        header, *body = (f"| {' | '.join(line)} |" for line in padded)
+        head = [f"{'#' * level} {_escape_markdown(self.title)}", ""]
+        caption = [_escape_markdown(self.caption), ""] if self.caption else []
+        return "\n".join([*head, *caption, header, f"|{'|'.join(rule)}|", *body, ""])
+
+    def latex(self) -> str:
+        """With booktabs, and graphicx where it is wide."""
+        header, *body = (
+            " & ".join(line) + r" \\"
+            for line in [list(map(_escape_latex, self.header)), *self._marked(_escape_latex, r"\textbf{{{}}}")]
+        )
+        shrink, close = (r"\resizebox{\linewidth}{!}{", "}") if len(self.header) > WIDEST else ("", "")
+        return "\n".join(
+            [
+                r"\begin{table}[ht]",
+                r"\centering",
+                rf"\caption{{{_escape_latex(f'{self.title}. {self.caption}')}}}",
+                rf"{shrink}\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
+                r"\toprule",
+                header,
+                r"\midrule",
+                *body,
+                r"\bottomrule",
+                rf"\end{{tabular}}{close}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def _marked(self, mark: Callable[[str], str], bold: str) -> list[list[str]]:
         """The rows with every text marked up, and those in `bold` put into a pattern such as "**{}**"."""
         return [
             [bold.format(mark(text)) if (r, c) in self.bold else mark(text) for c, text in enumerate(row)]
             for r, row in enumerate(self.rows)
         ]
-
-
-def _markdown(grid: _Grid) -> str:
-    lines = [list(map(_escape_markdown, grid.header)), *grid.marked(_escape_markdown, "**{}**")]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    sides = ["<"] + [">"] * (len(widths) - 1)
-    padded = [
-        [f"{text:{side}{width}}" for text, side, width in zip(line, sides, widths, strict=True)] for line in lines
-    ]
-    rule = [f":{'-' * (widths[0] + 1)}", *(f"{'-' * (width + 1)}:" for width in widths[1:])]
-    header, *body = (f"| {' | '.join(line)} |" for line in padded)
-    title, caption = _escape_markdown(grid.title), _escape_markdown(grid.caption)
-    return "\n".join([f"### {title}", "", caption, "", header, f"|{'|'.join(rule)}|", *body, ""])
-
-
-def _latex(grid: _Grid) -> str:
-    header, *body = (
-        " & ".join(line) + r" \\"
-        for line in [list(map(_escape_latex, grid.header)), *grid.marked(_escape_latex, r"\textbf{{{}}}")]
-    )
-    shrink, close = (r"\resizebox{\linewidth}{!}{", "}") if len(grid.header) > WIDEST else ("", "")
-    return "\n".join(
-        [
-            r"\begin{table}[ht]",
-            r"\centering",
-            rf"\caption{{{_escape_latex(f'{grid.title}. {grid.caption}')}}}",
-            rf"{shrink}\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}",
-            r"\toprule",
-            header,
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            rf"\end{{tabular}}{close}",
-            r"\end{table}",
-            "",
-        ]
-    )
 
 
 def _escape_markdown(text: str) -> str:
@@ -533,12 +586,14 @@ def _without_nan(value: object) -> object:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _write(folder: Path, stem: str, markdown: str, latex: str, csv: str, json: str) -> list[Path]:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; name a folder for {stem}")
-    folder.mkdir(parents=True, exist_ok=True)
+def write_page(folder: Path, stem: str, markdown: str, latex: str, csv: str, json: str) -> list[Path]:
+    """Writes `stem`.md, .tex, .csv and .json, each whole or not at all; the folder is made if need be."""
+    make_folder(folder)
     texts = {".md": markdown, ".tex": latex, ".csv": csv, ".json": json}
     paths = [folder / f"{stem}{suffix}" for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
-        write_atomically(path, text.encode())
+        try:
+            write_atomically(path, text.encode())
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder") from error
     return paths

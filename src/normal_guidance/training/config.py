@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import product
@@ -21,6 +22,19 @@ AXES = ("lr", "l1", "guidance_weight", "divergence", "seed")
 """What may differ between configurations that are trained together; all else is one protocol for all."""
 
 
+RANGES: tuple[tuple[str, int | float, int | float], ...] = (
+    ("lr", 0.0, math.inf),
+    ("l1", 0.0, math.inf),
+    ("guidance_weight", 0.0, math.inf),
+    ("momentum", 0.0, 1.0),
+    ("clip_norm", 1e-12, math.inf),
+    ("epochs", 1, math.inf),
+    ("batch_size", 1, math.inf),
+    ("seed", 0, 2**63 - 1),
+)
+"""What a field may be; finite, and whole where the least is."""
+
+
 @dataclass(frozen=True)
 class Config:
     """One configuration: `lr` and `l1` are a point of the paper's grid, the other defaults are its protocol.
@@ -35,6 +49,10 @@ class Config:
         patience: stop after so many epochs without a better one; None is the paper's protocol: train all epochs.
         train_above_val: only an epoch whose training AUROC is above its validation AUROC can be selected.
         seed: of the initial weights, and (of the first configuration, in a sweep) of the order of the scans.
+
+    Example:
+        >>> Config("mhng", lr=0.1, l1=1e-3).guidance()
+        NormalGuidance(weight=1.0, divergence='forward_kl', renormalize=True)
     """
 
     method: str
@@ -55,11 +73,18 @@ class Config:
         if self.method not in METHODS or not METHODS[self.method].scores_scans:
             trainable = ", ".join(name for name, method in METHODS.items() if method.scores_scans)
             raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")
-        for name, least in (("lr", 0.0), ("l1", 0.0), ("epochs", 1), ("batch_size", 1), ("clip_norm", 0.0)):
-            _check_number(name, getattr(self, name), least)
-        if self.patience is not None:
-            _check_number("patience", self.patience, 1)
         NormalGuidance(self.guidance_weight, self.divergence)  # refuses what it cannot use, guided or not
+        for name, least, most in RANGES:
+            value = getattr(self, name)
+            if not least <= value <= most or math.isinf(value):
+                limits = f"at least {least}, and finite" if math.isinf(most) else f"from {least} to {most}"
+                raise UserError(f"{name} is {value}; it must be {limits}")
+            if isinstance(least, int) and not _is_whole(value):
+                raise UserError(f"{name} is {value}; it must be a whole number")
+            if isinstance(least, float):
+                object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same configuration
+        if self.patience is not None and not (_is_whole(self.patience) and self.patience >= 1):
+            raise UserError(f"patience is {self.patience}; give a whole number of epochs, at least 1")
 
     def guidance(self) -> NormalGuidance | None:
         """The guidance term, for the methods that have one."""
@@ -68,11 +93,8 @@ class Config:
         return NormalGuidance(self.guidance_weight, self.divergence, renormalize=self.renormalize)
 
 
-def _check_number(name: str, value: int | float, least: int | float) -> None:
-    if not value >= least:
-        raise UserError(f"{name} is {value}; it must be at least {least}")
-    if isinstance(least, int) and not isinstance(value, int):
-        raise UserError(f"{name} is {value}; it must be a whole number")
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def grid(
@@ -103,7 +125,12 @@ def grid(
 
 
 def sensitivity_grid(base: Config) -> tuple[Config, ...]:
-    """The paper's grid for each divergence and each of its lambdas."""
+    """The paper's grid for each divergence and each of its lambdas.
+
+    Example:
+        >>> len(sensitivity_grid(Config("ng")))
+        288
+    """
     return grid(base, divergence=list(DIVERGENCES), guidance_weight=GUIDANCE_WEIGHTS)
 
 

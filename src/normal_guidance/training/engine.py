@@ -1,7 +1,7 @@
 """Two ways to train a stack of configurations for an epoch, with the same numbers.
 
 `PackedEngine` runs anywhere, as it stands.  `SlottedEngine` keeps shapes fixed, so that one compiled step, recorded as
-a CUDA graph, serves every batch: about ten times faster on a GPU.  Neither pays for padding.
+a CUDA graph, serves every batch.  Neither pays for padding.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Engine:
 
     def _weight(self, parameter: Tensor) -> Tensor:
         is_matrix = parameter.ndim == 3 and min(parameter.shape[1:]) > 1
-        return parameter.to(row_dtype(self.precision)) if is_matrix else parameter.detach()
+        return (parameter.to(row_dtype(self.precision)) if is_matrix else parameter).detach()
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
         """One epoch over the scans in this order, whole batches only: mean loss, and AUROC of the running logits."""
@@ -186,6 +186,7 @@ class SlottedEngine(Engine):
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._val_logits: Tensor | None = None
         self._val_graph: torch.cuda.CUDAGraph | None = None
+        self._pool: Any = None
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
         steps, bags = self.plan.lengths.shape
@@ -206,7 +207,7 @@ class SlottedEngine(Engine):
             if self._val_graph is None:
                 self._evaluate()  # compiles
                 self._val_graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self._val_graph):
+                with self._capture(self._val_graph):
                     self._val_logits = self._evaluate()
             self._val_graph.replay()
             assert self._val_logits is not None
@@ -225,22 +226,28 @@ class SlottedEngine(Engine):
         """The step as a graph; the trial steps that compiling and recording need leave no trace."""
         state = [*self.parameters.values(), *self.momenta.values(), self.step, self.losses, self.logits]
         before = [tensor.detach().clone() for tensor in state]
+        step = self.step.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        step = self.step.clone()
         with torch.cuda.stream(stream):
             for _ in range(2):
                 self._train_step(rows)
                 self.step.copy_(step)  # the next batch may need more slots, or not exist
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with self._capture(graph):
             self._train_step(rows)
         with torch.no_grad():
             for tensor, value in zip(state, before, strict=True):
                 tensor.copy_(value)
         self.refresh()
         return graph
+
+    def _capture(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+        """Graphs are replayed one after another, so they share memory; a thread may copy batches meanwhile."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
 
     def _train_step(self, rows: int) -> None:
         plan = self.plan.narrow(rows)
@@ -275,7 +282,8 @@ class SlottedEngine(Engine):
         dtype = row_dtype(self.precision)
         needed = int(scans.lengths.sum()) * scans.width * dtype.itemsize
         if self.streamed is None and self.device.type == "cuda":
-            streamed = needed > RESIDENT_SHARE * torch.cuda.mem_get_info(self.device)[0]
+            cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            streamed = needed > RESIDENT_SHARE * (torch.cuda.mem_get_info(self.device)[0] + cached)
         else:
             streamed = bool(self.streamed)
         if streamed:
@@ -286,10 +294,17 @@ class SlottedEngine(Engine):
 def slot_numbers(
     lengths: Int[Tensor, "scans"], batch_size: int, orders: Iterator[Tensor], *, classes: int
 ) -> tuple[int, ...]:
-    """How many slots to provide: enough for the largest batch of all epochs, and smaller numbers for the others."""
+    """How many slots to provide: enough for the largest batch of all epochs, and smaller numbers for the others.
+
+    Example:
+        >>> lengths = torch.tensor([20, 20, 20, 100])
+        >>> slot_numbers(lengths, 2, iter([torch.tensor([0, 1, 2, 3])]), classes=2)
+        (64, 128)
+    """
     totals = torch.cat([_batch_totals(lengths, order, batch_size) for order in orders])
-    quantiles = torch.quantile(totals.double(), torch.linspace(1 / classes, 1, classes, dtype=torch.float64))
-    return tuple(sorted({_round_up(math.ceil(value) + batch_size) for value in quantiles.tolist()}))
+    ascending = totals.sort().values
+    largest = [ascending[math.ceil(part * len(ascending) / classes) - 1] for part in range(1, classes + 1)]
+    return tuple(sorted({_round_up(int(value) + batch_size) for value in largest}))
 
 
 def _batch_totals(lengths: Tensor, order: Tensor, batch_size: int) -> Tensor:

@@ -53,7 +53,8 @@ def pool_scans(scans: Scans, pool: Callable[[Tensor], Tensor]) -> Bags:
         >>> pool_scans(bags, lambda rows: rows.mean(0)).features.flatten().tolist()
         [2.0, 5.0]
     """
-    rows = [pool(scans.rows(torch.tensor([number]))) for number in range(len(scans.lengths))]
+    dtype = torch.promote_types(scans.dtype, torch.float32)  # a mean of half-precision numbers is not one itself
+    rows = [pool(scans.rows(torch.tensor([number])).to(dtype)) for number in range(len(scans.lengths))]
     return Bags(torch.stack(rows), torch.ones_like(scans.lengths), scans.labels)
 
 
@@ -226,6 +227,11 @@ class Streamed:
 
 
 def batched(scans: Int[Tensor, "scans"], size: int, filler: int) -> Int[Tensor, "steps size"]:
-    """Batches of `size` scans, the last one filled up."""
+    """Batches of `size` scans, the last one filled up.
+
+    Example:
+        >>> batched(torch.arange(3), 2, filler=9).tolist()
+        [[0, 1], [2, 9]]
+    """
     missing = -len(scans) % size
     return torch.cat([scans, scans.new_full((missing,), filler)]).reshape(-1, size)

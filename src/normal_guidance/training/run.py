@@ -21,11 +21,12 @@ import os
 import socket
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,9 +47,14 @@ FORMAT = 1
 """Version of the layout on disk; a folder of another version is refused."""
 
 SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0
-"""The state is saved after so many epochs or seconds, whichever comes first: that much is lost at most."""
+"""The state is saved after so many epochs or seconds, whichever comes first.
+
+It is looked at after an epoch: a killed run loses that much at most, plus the epoch being trained.
+"""
 
 LOCK, CONFIG, STATE, REPORT = "lock", "config.json", "state.safetensors", "report.json"
+HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
+WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -79,23 +85,48 @@ def lock_folder(folder: Path) -> Iterator[None]:
         normal_guidance.errors.UserError: /... is being written by process ... on ...; wait until it ends, or choose
         another folder
     """
+    make_folder(folder)
+    with _held(folder):
+        yield
+
+
+def _held(folder: Path) -> TextIO:
+    """The open file that holds the lock."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"{folder} is, or lies under, a file; name a folder for the run") from error
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        file = (folder / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+    except OSError as error:
+        with file:
+            if not isinstance(error, BlockingIOError):
+                raise UserError(f"{folder} cannot be locked ({error.strerror}); choose another folder") from error
             file.seek(0)
             holder = file.read() or "another process"
             raise UserError(
                 f"{folder} is being written by {holder}; wait until it ends, or choose another folder"
             ) from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        yield
+    return file
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it; where that cannot be, the user chose the wrong one.
+
+    Example:
+        >>> make_folder(Path("/dev/null/run"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: /dev/null/run is, or lies under, a file; name a folder
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"{folder} is, or lies under, a file; name a folder") from error
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
 
 
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,13 +153,18 @@ def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[s
     }
 
 
-def _other_grid(configs: Sequence[Config]) -> dict[str, list[Any]]:
-    """The axes whose values are not the paper's; guidance counts only where there is any."""
+def _other_grid(configs: Sequence[Config]) -> dict[str, Any]:
+    """The axes whose values are not the paper's, and whether pairs are missing; guidance counts where there is any."""
     paper: dict[str, Sequence[Any]] = {"lr": LEARNING_RATES, "l1": L1_STRENGTHS}
     if METHODS[configs[0].method].guided:
         paper |= {"guidance_weight": (1.0,), "divergence": ("forward_kl",)}
     values = {axis: sorted({getattr(config, axis) for config in configs}) for axis in paper}
-    return {axis: found for axis, found in values.items() if found != sorted(paper[axis])}
+    other: dict[str, Any] = {axis: found for axis, found in values.items() if found != sorted(paper[axis])}
+    pairs: dict[tuple[object, ...], set[tuple[float, float]]] = defaultdict(set)
+    for config in configs:
+        pairs[group_of(config)].add((config.l1, config.lr))
+    least, full = min(map(len, pairs.values())), len(values["lr"]) * len(values["l1"])
+    return other | ({"pairs": f"{least} of {full} (l1, lr)"} if least < full else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,10 +178,15 @@ class RunFolder:
     def complete(self) -> bool:
         return (self.path / REPORT).exists()
 
-    def state(self, save_epochs: int = SAVE_EPOCHS, save_seconds: float = SAVE_SECONDS) -> StateFile:
-        """Where the sweep keeps its state."""
-        text = json.dumps(self.identity, sort_keys=True)
-        return StateFile(self.path / STATE, hashlib.sha256(text.encode()).hexdigest(), save_epochs, save_seconds)
+    def state(
+        self,
+        save_epochs: int = SAVE_EPOCHS,
+        save_seconds: float = SAVE_SECONDS,
+        environment: Mapping[str, Any] | None = None,
+    ) -> StateFile:
+        """Where the sweep keeps its state; `environment` is that of this start."""
+        run = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        return StateFile(self.path / STATE, run, save_epochs, save_seconds, environment)
 
 
 @contextmanager
@@ -171,30 +212,62 @@ def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[RunFol
 
 def _clean(folder: Path) -> None:
     """What a killed process had begun to write: a state may be gigabytes, and nobody will ever finish it."""
-    for draft in folder.glob(".*.partial"):
-        draft.unlink()
+    _forget(folder, ".*.partial")
 
 
 def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
     """Enters what the run is, once; a run that has saved something is only compared."""
-    path = folder / CONFIG
-    begun = (folder / STATE).exists() or (folder / REPORT).exists()
-    if path.exists():
-        before = read_json(path)
-        if before.get("format") != FORMAT:
-            raise UserError(
-                f"{path}: format {before.get('format')!r}, but this version of normal-guidance reads format {FORMAT}; "
-                "install the version that began the run, or choose another folder"
-            )
-        if begun:
-            return _compare(folder, before, identity)
-    elif others := sorted(file.name for file in folder.iterdir() if file.name != LOCK):
-        raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is no run; choose another folder")
-    return write_json(path, identity)
+    if not is_begun(folder, identity):
+        # Results whose state and report are gone: nobody could tell which run they are of.
+        _forget(folder, *WINNERS, HISTORY_TABLE, PREDICTION_TABLE)
+        write_json(folder / CONFIG, identity)
+
+
+def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
+    """Whether the folder holds something of this run; another run in it is refused, and nothing is written.
+
+    `identity` may be a part of what `identity_of` makes: only that is compared.
+
+    Example:
+        >>> is_begun("nowhere", identity_of([Config("ng")], Execution(), {}))
+        False
+    """
+    folder = Path(folder)
+    names, path = _names_in(folder), folder / CONFIG
+    if CONFIG not in names:
+        if others := sorted(name for name in names if name != LOCK and not name.endswith(".partial")):
+            raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is no run; choose another folder")
+        return False
+    before = read_json(path)
+    if before.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: format {before.get('format')!r}, but this version of normal-guidance reads format {FORMAT}; "
+            "install the version that began the run, or choose another folder"
+        )
+    begun = not names.isdisjoint((STATE, REPORT))
+    if begun:
+        _compare(folder, before, identity)
+    return begun
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return {file.name for file in folder.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}); choose another folder") from error
+
+
+def _forget(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        for file in folder.glob(pattern):
+            file.unlink()
 
 
 def _compare(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    old, new = dict(_leaves(before)), dict(_leaves(json.loads(json.dumps(now))))
+    old = dict(_leaves({name: before.get(name) for name in now}))
+    new = dict(_leaves(json.loads(json.dumps(now))))
     missing = object()
     different = [name for name in (old | new) if old.get(name, missing) != new.get(name, missing)]
     if different:
@@ -237,7 +310,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class StateFile:
-    """The sweep's `Checkpoint` in a file, which belongs to one run and says how long that has taken so far.
+    """The sweep's `Checkpoint` in a file, which belongs to one run and says how long and where that has run so far.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -250,7 +323,12 @@ class StateFile:
     """
 
     def __init__(
-        self, path: Path, run: str, save_epochs: int = SAVE_EPOCHS, save_seconds: float = SAVE_SECONDS
+        self,
+        path: Path,
+        run: str,
+        save_epochs: int = SAVE_EPOCHS,
+        save_seconds: float = SAVE_SECONDS,
+        environment: Mapping[str, Any] | None = None,
     ) -> None:
         for name, value in (("save_epochs", save_epochs), ("save_seconds", save_seconds)):
             if not value > 0:
@@ -259,6 +337,8 @@ class StateFile:
         self.save_epochs, self.save_seconds = save_epochs, save_seconds
         self.resumed = 0
         """How often the run went on from a saved state."""
+        self.environments = [] if environment is None else [dict(environment)]
+        """The distinct ones of all starts that the state comes from, this one last unless it was among them."""
         self._seconds_before, self._begin = 0.0, time.monotonic()
 
     @property
@@ -275,6 +355,7 @@ class StateFile:
             "crc32": _checksum(tensors),
             "seconds": self.seconds,
             "resumed": self.resumed,
+            "environments": self.environments,
             "sweep": dict(about),
         }
         _write_tensors(self.path, tensors, kept)
@@ -285,9 +366,13 @@ class StateFile:
         tensors, kept = _read_tensors(self.path)
         if not isinstance(kept, dict) or kept.get("run") != self.run:
             raise UserError(f"{self.path} is of another run; {_AFRESH}")
+        if missing := [name for name in ("crc32", "seconds", "resumed", "environments", "sweep") if name not in kept]:
+            raise UserError(f"{self.path} does not say {missing[0]!r}: an older version wrote it; {_AFRESH}")
         if kept["crc32"] != _checksum(tensors):
             raise UserError(f"{self.path} is damaged (its checksum is wrong); {_AFRESH}")
         self.resumed = kept["resumed"] + 1
+        before = kept["environments"]
+        self.environments = [*before, *(one for one in self.environments if one not in before)]
         self._seconds_before, self._begin = kept["seconds"], time.monotonic()
         return tensors, kept["sweep"]
 
@@ -348,10 +433,10 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 
 def diverged(result: Sweep) -> int:
-    """Configurations whose loss left the numbers."""
-    loss = result.history[:, :, HISTORY.index("loss")]
-    trained = torch.arange(1, len(loss) + 1)[:, None] <= result.trained
-    return int((trained & ~loss.isfinite()).any(0).sum())
+    """Configurations whose loss or scores left the numbers, the last epoch's scores included."""
+    lost = ~result.history.isfinite().all(2)
+    trained = torch.arange(1, len(lost) + 1)[:, None] <= result.trained
+    return int((trained & lost).any(0).sum())
 
 
 def history_table(result: Sweep) -> pa.Table:
@@ -402,7 +487,7 @@ def winner_file(group: str) -> str:
 
 def write_history(folder: Path, result: Sweep) -> None:
     """Writes history.parquet."""
-    write_table(folder / "history.parquet", history_table(result))
+    write_table(folder / HISTORY_TABLE, history_table(result))
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -411,6 +496,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
     """Writes the winners' weights and what `load_winner` needs to know."""
+    _forget(folder, *WINNERS)  # a start that was killed here may have had others: CUDA does not promise the same bits
     names = group_names(result.configs)
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
@@ -440,20 +526,28 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
     Example:
         >>> load_winner("nowhere")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere has no best.json; give the folder of a complete run that selected an
-        epoch
+        normal_guidance.errors.UserError: nowhere is no complete run: report.json is missing; give the folder of one
     """
     folder = Path(folder)
+    if not (folder / REPORT).is_file():
+        raise UserError(f"{folder} is no complete run: {REPORT} is missing; give the folder of one")
+    groups = _winning_groups(folder / REPORT)
+    if group not in groups:
+        action = f"choose a group: {', '.join(groups)}" if any(groups) else "leave the group out"
+        nothing = "it selected no epoch; give a run that did"
+        raise UserError(f"{folder} has no winner {group or 'without a group'!r}: {action if groups else nothing}")
     path = folder / f"{winner_file(group)}.json"
-    if not path.is_file():
-        others = sorted(file.stem.removeprefix("best-") for file in folder.glob("best-*.json"))
-        action = f"choose a group: {', '.join(others)}" if others else ""
-        raise UserError(
-            f"{folder} has no {path.name}; {action or 'give the folder of a complete run that selected an epoch'}"
-        )
     about = read_json(path)
     weights, _ = _read_tensors(path.with_suffix(".safetensors"))
     try:
         return winner_model(Config(**about["config"]), about["features"], weights)
     except (KeyError, TypeError, RuntimeError, StopIteration) as error:
         raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
+
+
+def _winning_groups(path: Path) -> list[str]:
+    """Groups that have a winner, by the report: files of others may lie beside it."""
+    try:
+        return [str(winner["group"]) for winner in read_json(path)["winners"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); copy the run again") from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from normal_guidance.training.config import Config
@@ -16,7 +16,12 @@ from normal_guidance.training.stack import Parameters
 
 
 def group_of(config: Config) -> tuple[object, ...]:
-    """What selection does not choose among: the best lr and l1 are picked for each of these."""
+    """What selection does not choose among: the best lr and l1 are picked for each of these.
+
+    Example:
+        >>> group_of(Config("ng", lr=0.1)) == group_of(Config("ng", lr=0.01, l1=1.0))
+        True
+    """
     return (config.divergence, config.guidance_weight, config.seed)
 
 
@@ -35,17 +40,19 @@ class Winner:
 class Selection:
     """The best epoch of each configuration so far, its weights included, on the device."""
 
-    def __init__(self, engine: Engine, train_above_val: bool) -> None:
+    def __init__(self, engine: Engine, train_above_val: bool = True, patience: int | None = None) -> None:
         count, device = len(engine.stack.configs), engine.device
-        self.train_above_val = train_above_val
+        self.train_above_val, self.patience = train_above_val, patience
         self.epoch = torch.zeros(count, dtype=torch.int64, device=device)
         self.val = torch.full((count,), -math.inf, dtype=torch.float64, device=device)
         self.weights = {name: torch.zeros_like(p) for name, p in engine.parameters.items()}
 
     @torch.no_grad()
     def update(self, epoch: int, train: Tensor, val: Tensor, parameters: Parameters) -> None:
-        """The first of equally good epochs stays; NaN is never better."""
+        """The first of equally good epochs stays; NaN is never better; who has run out of patience chooses no more."""
         better: Bool[Tensor, "configs"] = val > self.val
+        if self.patience is not None:
+            better = better & (epoch - self.epoch <= self.patience)
         if self.train_above_val:
             better = better & (train > val)
         self.epoch = torch.where(better, epoch, self.epoch)
@@ -54,6 +61,17 @@ class Selection:
             chosen = better.reshape(-1, *[1] * (kept.ndim - 1))
             torch.where(chosen, parameters[name], kept, out=kept)
 
-    def waited(self, epoch: int, patience: int) -> bool:
-        """Whether no configuration has had a better epoch for `patience` epochs."""
-        return bool((epoch - self.epoch >= patience).all())
+    def trained(self, epoch: int) -> Int64[Tensor, "configs"]:
+        """Epochs that count for each configuration after this one: those before its patience ended.
+
+        Others of its chunk may need more, and take it along; what it then does changes nothing.
+        """
+        if self.patience is None:
+            return torch.full_like(self.epoch, epoch)
+        return (self.epoch + self.patience).clamp_max(epoch)
+
+    def over(self, epoch: int) -> list[bool]:
+        """Which configurations have run out of patience."""
+        if self.patience is None:
+            return [False] * len(self.epoch)
+        return (epoch - self.epoch >= self.patience).tolist()

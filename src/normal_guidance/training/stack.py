@@ -132,6 +132,14 @@ def descend(
 
     `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken.  Returns
     the value of the L1 term before the step.
+
+    Example:
+        >>> theta, velocity = {"w": torch.tensor([[1.0], [1.0]])}, {"w": torch.zeros(2, 1)}
+        >>> rates = {"lr": torch.tensor([0.1, 1.0]), "l1": torch.zeros(2)}
+        >>> descend(theta, [torch.full((2, 1), 0.5)], velocity, **rates, momentum=0.9, clip_norm=1.0)
+        tensor([0., 0.])
+        >>> theta["w"].flatten()
+        tensor([0.9500, 0.5000])
     """
 
     def per_config(values: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,40 +33,63 @@ class Checkpoint(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Finished:
-    """One chunk, trained to the end."""
+class Chunk:
+    """Configurations that are trained together, and how far they are."""
 
-    epochs: int
-    """All, or until patience ended."""
+    members: tuple[int, ...]
+    """Their numbers in the sweep."""
+    epoch: int = 0
+    training: Mapping[str, Tensor] = field(default_factory=dict)
+    """What `collect` gathered after that epoch."""
+
+    def part(self, places: Sequence[int]) -> Chunk:
+        """Some of the members, where they are: configurations never meet, so each has all it needs."""
+        index = torch.tensor(places)
+        training = {
+            name: tensor if name == "generator" else tensor[:, index] if name == "history" else tensor[index]
+            for name, tensor in self.training.items()
+        }
+        return Chunk(tuple(self.members[place] for place in places), self.epoch, training)
+
+    def halves(self) -> tuple[Chunk, Chunk]:
+        cut = (len(self.members) + 1) // 2
+        return self.part(range(cut)), self.part(range(cut, len(self.members)))
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """Configurations trained to their end."""
+
+    members: tuple[int, ...]
     history: Tensor
     best_epoch: Tensor
+    trained: Tensor
     best_val: Tensor
     best: Parameters
 
 
 @dataclass(frozen=True, eq=False)
 class SweepState:
-    """A sweep at the end of an epoch: finished configurations, and the chunk in training if it has begun."""
+    """A sweep at the end of an epoch: what is known of the finished configurations, and the chunks still to train."""
 
     configs: tuple[Config, ...]
-    sizes: tuple[int, ...]
-    """Configurations in each chunk still to train, the present one first."""
+    pending: tuple[Chunk, ...]
+    """The present one first."""
     history: Tensor
     best_epoch: Tensor
     trained: Tensor
     winners: tuple[Winner, ...] = ()
     chunks: tuple[int, ...] = ()
-    epoch: int = 0
-    training: Mapping[str, Tensor] = field(default_factory=dict)
+    """How many configurations finished together."""
 
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
         """Nothing trained yet; at most `chunk` configurations will be trained together."""
-        count, size = len(configs), min(chunk or len(configs), len(configs))
-        sizes = (*[size] * (count // size), *([count % size] if count % size else []))
-        empty = torch.empty(configs[0].epochs, 0, len(HISTORY), dtype=torch.float64)
-        none = torch.empty(0, dtype=torch.int64)
-        return cls(tuple(configs), sizes, history=empty, best_epoch=none, trained=none)
+        count = len(configs)
+        pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
+        unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
+        none = torch.zeros(count, dtype=torch.int64)
+        return cls(tuple(configs), tuple(pending), history=unknown, best_epoch=none, trained=none)
 
     def restored(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> SweepState:
         """The state that `tensors` and `about` were taken of."""
@@ -73,13 +97,15 @@ class SweepState:
             Winner(self.configs[w["number"]], w["number"], w["epoch"], w["val_auroc"], _part(tensors, f"winner{i}."))
             for i, w in enumerate(about["winners"])
         )
+        pending = tuple(
+            Chunk(tuple(chunk["members"]), chunk["epoch"], _part(tensors, f"chunk{i}."))
+            for i, chunk in enumerate(about["pending"])
+        )
         return replace(
             self,
-            sizes=tuple(about["sizes"]),
+            pending=pending,
             chunks=tuple(about["chunks"]),
-            epoch=about["epoch"],
             winners=winners,
-            training=_part(tensors, "training."),
             history=tensors["history"],
             best_epoch=tensors["best_epoch"],
             trained=tensors["trained"],
@@ -90,53 +116,66 @@ class SweepState:
         parts = {"history": self.history, "best_epoch": self.best_epoch, "trained": self.trained}
         for i, winner in enumerate(self.winners):
             parts |= _named(f"winner{i}.", winner.weights)
-        return parts | _named("training.", self.training)
+        for i, chunk in enumerate(self.pending):
+            parts |= _named(f"chunk{i}.", chunk.training)
+        return parts
 
     def about(self) -> dict[str, Any]:
         """What `restored` needs beside tensors."""
         winners = [{"number": w.number, "epoch": w.epoch, "val_auroc": w.val_auroc} for w in self.winners]
-        return {"sizes": self.sizes, "chunks": self.chunks, "epoch": self.epoch, "winners": winners}
+        pending = [{"members": chunk.members, "epoch": chunk.epoch} for chunk in self.pending]
+        return {"pending": pending, "chunks": self.chunks, "winners": winners}
 
     @property
     def done(self) -> int:
-        """Configurations that are finished."""
-        return len(self.best_epoch)
+        """How many configurations are finished."""
+        return len(self.configs) - sum(len(chunk.members) for chunk in self.pending)
 
-    def next_chunk(self) -> int | None:
-        return self.sizes[0] if self.sizes else None
+    def present(self) -> tuple[Config, ...]:
+        """Configurations of the chunk to train now."""
+        return tuple(self.configs[number] for number in self.pending[0].members)
 
-    def finish(self, finished: Finished) -> SweepState:
-        chunk = self.configs[self.done : self.done + self.sizes[0]]
+    def after(self, epoch: int, training: Mapping[str, Tensor]) -> SweepState:
+        """The present chunk at the end of an epoch."""
+        return replace(self, pending=(replace(self.pending[0], epoch=epoch, training=training), *self.pending[1:]))
+
+    def halved(self, error: Exception) -> SweepState:
+        """The present chunk as two, because it did not fit."""
+        if len(self.pending[0].members) == 1:
+            raise UserError(
+                "one configuration alone does not fit the device's memory; use a smaller batch size or another device"
+            ) from error
+        return replace(self, pending=(*self.pending[0].halves(), *self.pending[1:]))
+
+    def finish(self, finished: Finished, rest: Chunk | None) -> SweepState:
+        """Members of the present chunk done; the rest of it goes on."""
+        members = torch.tensor(finished.members)
         winners = {group_of(winner.config): winner for winner in self.winners}
-        for i, config in enumerate(chunk):
-            value = finished.best_val[i].item()
-            rival = winners.get(group_of(config))
-            if finished.best_epoch[i] and (rival is None or value > rival.val_auroc):
-                weights = {name: stacked[i].clone() for name, stacked in finished.best.items()}
-                epoch = int(finished.best_epoch[i])
-                winners[group_of(config)] = Winner(config, self.done + i, epoch, value, weights)
+        for place, number in enumerate(finished.members):
+            if not finished.best_epoch[place]:
+                continue
+            group = group_of(self.configs[number])
+            winners[group] = max(filter(None, (winners.get(group), self._candidate(finished, place))), key=_merit)
         return replace(
             self,
-            sizes=self.sizes[1:],
-            chunks=(*self.chunks, len(chunk)),
-            history=torch.cat([self.history, finished.history], 1),
-            best_epoch=torch.cat([self.best_epoch, finished.best_epoch]),
-            trained=torch.cat([self.trained, torch.full_like(finished.best_epoch, finished.epochs)]),
+            pending=(*([] if rest is None else [rest]), *self.pending[1:]),
+            chunks=(*self.chunks, len(members)),
+            history=self.history.index_copy(1, members, finished.history),
+            best_epoch=self.best_epoch.index_copy(0, members, finished.best_epoch),
+            trained=self.trained.index_copy(0, members, finished.trained),
             winners=tuple(sorted(winners.values(), key=lambda winner: winner.number)),
-            epoch=0,
-            training={},
         )
 
+    def _candidate(self, finished: Finished, place: int) -> Winner:
+        number = finished.members[place]
+        weights = {name: stacked[place].clone() for name, stacked in finished.best.items()}
+        epoch, value = int(finished.best_epoch[place]), finished.best_val[place].item()
+        return Winner(self.configs[number], number, epoch, value, weights)
 
-def halve(state: SweepState, error: torch.OutOfMemoryError) -> SweepState:
-    """The present chunk as two, from the start."""
-    size = state.sizes[0]
-    if size == 1:
-        raise UserError(
-            "one configuration alone does not fit the device's memory; use a smaller batch size or another device"
-        ) from error
-    halves = (size - size // 2, size // 2)
-    return replace(state, sizes=(*halves, *state.sizes[1:]), epoch=0, training={})
+
+def _merit(winner: Winner) -> tuple[float, int]:
+    """Validation AUROC; of equals, the first configuration."""
+    return winner.val_auroc, -winner.number
 
 
 class Keeper:
@@ -146,6 +185,8 @@ class Keeper:
         self.checkpoint = checkpoint
         self.seconds = {"training": 0.0, "evaluation": 0.0, "saving": 0.0}
         self.epochs, self.at = 0, time.monotonic()
+        self.last: SweepState | None = None
+        """What was saved last: where a chunk that no longer fits goes on."""
 
     def resume(self, fresh: SweepState) -> SweepState:
         """The state where the run stopped, if it had begun."""
@@ -154,7 +195,8 @@ class Keeper:
             return fresh
         tensors, about = loaded
         self.seconds |= about["seconds"]
-        return fresh.restored(tensors, about)
+        self.last = fresh.restored(tensors, about)
+        return self.last
 
     def is_due(self) -> bool:
         """Asked once an epoch."""
@@ -164,14 +206,14 @@ class Keeper:
     def save(self, state: SweepState) -> None:
         if self.checkpoint is None:
             return
-        begin = time.monotonic()
+        begin, self.last = time.monotonic(), state
         self.checkpoint.save(state.tensors(), {**state.about(), "seconds": self.seconds})
         self.epochs, self.at = 0, time.monotonic()
         self.seconds["saving"] += self.at - begin
 
 
 def collect(engine: Engine, selection: Selection, history: Tensor, generator: Tensor) -> dict[str, Tensor]:
-    """Everything that the rest of the training depends on, on the host."""
+    """Everything that the rest of the training depends on, copied to the host: training goes on in place."""
     parts = {
         **_named("parameters.", engine.parameters),
         **_named("momenta.", engine.momenta),
@@ -181,7 +223,7 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
         "history": history,
         "generator": generator,
     }
-    return {name: tensor.detach().cpu() for name, tensor in parts.items()}
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in parts.items()}
 
 
 @torch.no_grad()

@@ -9,10 +9,12 @@ The numbers are those of `training.fit`, one configuration at a time; `tests/tra
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float64, Int64
@@ -32,8 +34,11 @@ from normal_guidance.training.engine import (
 from normal_guidance.training.feed import Scans, pool_scans
 from normal_guidance.training.selection import Selection, Winner
 from normal_guidance.training.stack import Stack
-from normal_guidance.training.state import HISTORY, Checkpoint, Finished, Keeper, SweepState, collect, halve, restore
+from normal_guidance.training.state import HISTORY, Checkpoint, Chunk, Finished, Keeper, SweepState, collect, restore
 from normal_guidance.training.watch import Clock, Progress, Watch
+
+WORTH_LEAVING = 50
+"""Epochs that must be left for half a chunk, out of patience, to be left behind: on CUDA the rest compiles anew."""
 
 SLOT_CLASSES = 3
 """Numbers of slots among which a batch finds the smallest that holds it; each costs a recorded graph."""
@@ -48,6 +53,10 @@ class Execution:
         precision: of the products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
         engine: "packed" runs anywhere; "slotted" is compiled; None takes slotted on CUDA and packed elsewhere.
         chunk: configurations trained together at most; halved by itself when the device's memory does not suffice.
+
+    Example:
+        >>> Execution(device="cpu").slotted
+        False
     """
 
     device: str = "cpu"
@@ -56,6 +65,16 @@ class Execution:
     chunk: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value, known in (
+            ("precision", self.precision, get_args(Precision)),
+            ("engine", self.engine, ("packed", "slotted", None)),
+        ):
+            if value not in known:
+                raise UserError(f"{name} {value!r} is unknown; choose one of {', '.join(map(str, known))}")
+        try:
+            torch.device(self.device)
+        except RuntimeError as error:
+            raise UserError(f"device {self.device!r} is unknown; give cpu, cuda or cuda:1") from error
         if self.precision in ("tf32", "bf16") and torch.device(self.device).type != "cuda":
             raise UserError(f"precision {self.precision} is for CUDA; on {self.device} use float32")
         if self.chunk is not None and self.chunk < 1:
@@ -72,11 +91,11 @@ class Sweep:
 
     configs: tuple[Config, ...]
     history: Float64[Tensor, "epochs configs three"]
-    """`HISTORY` of every epoch and configuration; NaN behind the epoch at which patience ended."""
+    """`HISTORY` of every epoch and configuration; NaN behind the epoch at which its patience ended."""
     best_epoch: Int64[Tensor, "configs"]
     """The selected epoch of each configuration, from 1; 0 where none could be selected."""
     trained: Int64[Tensor, "configs"]
-    """Epochs that each configuration was trained: all, or until patience ended for its whole chunk."""
+    """Epochs that count for each configuration: all, or until its patience ended."""
     winners: tuple[Winner, ...]
     """One for each group that differs in lr and l1 only; a group without a selectable epoch has none."""
     chunks: tuple[int, ...]
@@ -114,17 +133,17 @@ def sweep(
     state = SweepState.begin(configs, execution.chunk)
     keeper = Keeper(checkpoint)
     state = keeper.resume(state)
-    while (size := state.next_chunk()) is not None:
-        chunk = configs[state.done : state.done + size]
-        try:
-            with matrix_precision(execution.precision):
-                finished = _train_chunk(chunk, train, val, execution, state, keeper, Watch(watch, state, train))
-        except torch.OutOfMemoryError as error:
-            state = halve(state, error)
-            torch.cuda.empty_cache()
-            continue
-        state = state.finish(finished)
-        keeper.save(state)
+    with matrix_precision(execution.precision), current_device(execution.device):
+        while state.pending:
+            try:
+                finished, rest = _train_chunk(state, train, val, execution, keeper, Watch(watch, state, train))
+                state = state.finish(finished, rest)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                state = (keeper.last or state).halved(error)
+            release_memory()
+            keeper.save(state)
     return Sweep(
         configs=tuple(configs),
         history=state.history,
@@ -134,6 +153,32 @@ def sweep(
         chunks=state.chunks,
         seconds=keeper.seconds,
     )
+
+
+def current_device(device: str) -> contextlib.AbstractContextManager[object]:
+    """Streams, events and graphs are those of this device, also where it is not the first."""
+    return torch.cuda.device(device) if torch.device(device).type == "cuda" else contextlib.nullcontext()
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, said by torch's own error, by a library's in other words, or by one that hid it.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
+        (True, False)
+    """
+    if error is None:
+        return False
+    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    found = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+    return found or is_out_of_memory(error.__context__)
+
+
+def release_memory() -> None:
+    """A finished engine refers to itself through what it compiled: only the collector frees it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _check_scans(config: Config, train: Scans, val: Scans) -> None:
@@ -176,25 +221,22 @@ def _make_engine(configs: Sequence[Config], train: Scans, val: Scans, execution:
 
 
 def _train_chunk(
-    configs: Sequence[Config],
-    train: Scans,
-    val: Scans,
-    execution: Execution,
-    state: SweepState,
-    keeper: Keeper,
-    watch: Watch,
-) -> Finished:
+    state: SweepState, train: Scans, val: Scans, execution: Execution, keeper: Keeper, watch: Watch
+) -> tuple[Finished, Chunk | None]:
+    """The present chunk from where it is to its end, or until so many ran out of patience that the rest leaves them."""
+    configs, chunk = state.present(), state.pending[0]
     config, seed = configs[0], state.configs[0].seed
     engine = _make_engine(configs, train, val, execution, seed)
-    selection = Selection(engine, config.train_above_val)
+    selection = Selection(engine, config.train_above_val, config.patience)
     history = torch.full(
         (config.epochs, len(configs), len(HISTORY)), math.nan, dtype=torch.float64, device=engine.device
     )
-    if state.training:
-        restore(engine, selection, history, state.training)
-    orders = _orders(len(train.lengths), seed, state.training.get("generator"))
-    clock, epoch = Clock(engine.device, keeper.seconds), state.epoch
-    for epoch in range(state.epoch + 1, config.epochs + 1):
+    if chunk.training:
+        restore(engine, selection, history, chunk.training)
+    orders = _orders(len(train.lengths), seed, chunk.training.get("generator"))
+    clock = Clock(engine.device, keeper.seconds)
+    epoch, over, generator = chunk.epoch, [False] * len(configs), torch.empty(0)
+    for epoch in range(chunk.epoch + 1, config.epochs + 1):
         order, generator = next(orders)
         loss, train_auroc = engine.train_epoch(order)
         clock.mark("training")
@@ -203,18 +245,29 @@ def _train_chunk(
         selection.update(epoch, train_auroc, val_auroc, engine.parameters)
         clock.mark("evaluation")
         watch(epoch, selection.val)
-        if config.patience is not None and selection.waited(epoch, config.patience):
+        over = selection.over(epoch)
+        if all(over) or (2 * sum(over) >= len(over) and config.epochs - epoch >= WORTH_LEAVING):
             break
         if keeper.is_due() and epoch < config.epochs:
             clock.settle()
-            training = collect(engine, selection, history, generator)
-            keeper.save(replace(state, epoch=epoch, training=training))
+            keeper.save(state.after(epoch, collect(engine, selection, history, generator)))
             clock.mark(None)
     clock.settle()
+    reached = Chunk(chunk.members, epoch, collect(engine, selection, history, generator))
+    staying = [] if epoch == config.epochs else [place for place, done in enumerate(over) if not done]
+    leaving = [place for place in range(len(over)) if place not in staying]
+    finished = _finish(reached.part(leaving), selection.trained(epoch).cpu()[leaving])
+    return finished, reached.part(staying) if staying else None
+
+
+def _finish(chunk: Chunk, trained: Tensor) -> Finished:
+    """What the members of a chunk leave; epochs behind the end of their patience do not count."""
+    history, numbers = chunk.training["history"], torch.arange(1, len(chunk.training["history"]) + 1)
     return Finished(
-        epochs=epoch,
-        history=history.cpu(),
-        best_epoch=selection.epoch.cpu(),
-        best_val=selection.val.cpu(),
-        best={name: tensor.cpu() for name, tensor in selection.weights.items()},
+        members=chunk.members,
+        history=torch.where((numbers[:, None] <= trained)[:, :, None], history, math.nan),
+        best_epoch=chunk.training["best_epoch"],
+        trained=trained,
+        best_val=chunk.training["best_val"],
+        best={name.removeprefix("best."): t for name, t in chunk.training.items() if name.startswith("best.")},
     )

@@ -39,14 +39,14 @@ class Watch:
         self.watch, self.state = watch, state
         self.slices = int(train.lengths.sum())
         self.begin = self.last = time.monotonic()
-        self.first_epoch = state.epoch
+        self.first_epoch = state.pending[0].epoch
 
     def __call__(self, epoch: int, best_val: Tensor) -> None:
         config, now = self.state.configs[0], time.monotonic()
         if self.watch is None or (now - self.last < self.SECONDS and epoch < config.epochs):
             return
         self.last = now
-        size, total = self.state.sizes[0], len(self.state.configs)
+        size, total = len(self.state.pending[0].members), len(self.state.configs)
         before = max((winner.val_auroc for winner in self.state.winners), default=-math.inf)
         elapsed = max(now - self.begin, 1e-9)
         self.watch(

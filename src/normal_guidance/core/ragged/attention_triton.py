@@ -255,7 +255,7 @@ def _single_forward_kernel(
 ):  # fmt: skip
     """A bag that is one tile: queries, keys and values are all under way before the first is needed."""
     head, config = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    bag, row, length, _ = _place(first, lengths, tile_bag, bag_tile, bags, BLOCK, SINGLE)
+    _bag, row, length, _ = _place(first, lengths, tile_bag, bag_tile, bags, BLOCK, SINGLE)
     FEATURES: tl.constexpr = HEADS * D
     STRIDE: tl.constexpr = 3 * FEATURES
     qkv += config * rows * STRIDE + row * STRIDE + head * D

@@ -1,0 +1,93 @@
+"""What `nguide sweep` and `nguide reproduce` share: options, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from normal_guidance.errors import UserError
+
+if TYPE_CHECKING:
+    from normal_guidance.training.sweep import Execution
+
+T = TypeVar("T")
+
+Epochs = Annotated[int, typer.Option(min=1)]
+Patience = Annotated[
+    int | None, typer.Option(min=1, help="Stop after so many epochs without a better one. Default: never.")
+]
+Renormalize = Annotated[
+    bool, typer.Option("--renormalize/--no-renormalize", help="Guide class-token rows made to sum to one.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: cuda if there is one.")]
+Precision = Annotated[str, typer.Option(help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32, bf16.")]
+Chunk = Annotated[int | None, typer.Option(min=1, help="Configurations trained together at most.")]
+
+
+def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
+    """The values of an option that takes several, separated by commas.
+
+    Example:
+        >>> parse_list("--lr", "0.1, 0.01", float)
+        [0.1, 0.01]
+    """
+    values: list[T] = []
+    for word in text.split(","):
+        try:
+            value = kind(word.strip())
+        except ValueError as error:
+            raise UserError(f"{option} {text}: {word.strip()!r} is no {kind.__name__}; write 1,2,3") from error
+        if value in values or value == "":
+            raise UserError(f"{option} {text}: {word.strip()!r} is empty or given twice; give each value once")
+        values.append(value)
+    return values
+
+
+def choose_execution(device: str | None, precision: str, chunk: int | None = None) -> Execution:
+    """Where and how to compute; what the machine does not have is an error.
+
+    Example:
+        >>> choose_execution("cpu", "auto").precision
+        'float32'
+    """
+    import torch
+
+    from normal_guidance.training.sweep import Execution
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind, index = torch.device(device).type, torch.device(device).index or 0
+    except RuntimeError as error:
+        raise UserError(f"--device {device} is unknown; give cpu, cuda or cuda:1") from error
+    there = {"cpu": 1, "cuda": torch.cuda.device_count()}.get(kind, 0)
+    if index >= there:
+        others = f"cuda:0 to cuda:{there - 1}" if kind == "cuda" and there else "cpu"
+        raise UserError(f"--device {device}: this machine or torch has none; use {others}")
+    automatic = "tf32" if kind == "cuda" else "float32"
+    chosen = automatic if precision == "auto" else precision
+    match chosen:
+        case "float32" | "tf32" | "bf16":
+            return Execution(device, chosen, chunk=chunk)
+    raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")
+
+
+def check_guidance(methods: Sequence[str], given: Sequence[str]) -> None:
+    """Refuses options of guidance, as they were given, where no method has any use for them.
+
+    Example:
+        >>> check_guidance(["abmil"], ["--divergence reverse_kl"])
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: --divergence reverse_kl: none of abmil is guided; add one of ng, mhng to
+        --methods, or leave the option out
+    """
+    from normal_guidance.core.models import METHODS
+
+    guided = [name for name, method in METHODS.items() if method.guided]
+    if given and set(methods).isdisjoint(guided):
+        raise UserError(
+            f"{given[0]}: none of {', '.join(methods)} is guided; add one of {', '.join(guided)} to --methods, or "
+            "leave the option out"
+        )

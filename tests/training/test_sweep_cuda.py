@@ -1,0 +1,91 @@
+"""The compiled engine on a GPU trains as the plain one does on the CPU; runs without conftest, too."""
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.training.config import Config, grid
+from normal_guidance.training.engine import SlottedEngine, matrix_precision, slot_numbers
+from normal_guidance.training.stack import Stack
+from normal_guidance.training.sweep import Execution, sweep
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+FEATURES = 64
+TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "bf16": 3e-2}
+"""Of the loss after three epochs, absolute."""
+
+
+def scans() -> tuple[Bags, Bags]:
+    return tuple(shifted_mean(n, seed, features=FEATURES, max_slices=70, shift=2.0) for seed, n in ((1, 150), (2, 70)))
+
+
+def configs(method: str, **options: object) -> tuple[Config, ...]:
+    return grid(Config(method, **{"epochs": 3, "batch_size": 32, **options}), lr=[0.1, 0.01], l1=[0.01, 0.0])
+
+
+@pytest.mark.parametrize("precision", list(TOLERANCE))
+@pytest.mark.parametrize("method", ["mean", "ng", "smap", "mhng", "smtp"])
+def test_a_gpu_trains_as_the_cpu_does(method: str, precision: str) -> None:
+    train, val = scans()
+    want = sweep(configs(method), train, val)
+    got = sweep(configs(method), train, val, Execution("cuda", precision))
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+    assert (got.history[:, :, 2] - want.history[:, :, 2]).abs().max() < 10 * TOLERANCE[precision]
+
+
+class Slow:
+    """Scans from a disk that is in no hurry: the thread that reads is still at work when a graph is recorded."""
+
+    def __init__(self, bags: Bags) -> None:
+        self.lengths, self.labels, self.width, self.dtype, self.bags = (
+            bags.lengths,
+            bags.labels,
+            bags.width,
+            bags.dtype,
+            bags,
+        )
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return self.bags.rows(numbers)
+
+
+def test_streamed_features_train_as_resident_ones_do() -> None:
+    train, val = scans()
+    orders = [torch.randperm(len(train), generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    slots = slot_numbers(train.lengths, 32, iter(orders), classes=3)
+    found = []
+    for source, streamed in (((train, val), False), ((Slow(train), Slow(val)), True)):
+        with matrix_precision("float32"):
+            stack = Stack.of(configs("ng"), FEATURES, "cuda")
+            engine = SlottedEngine(stack, *source, 32, "float32", slots, streamed=streamed)
+            found.append([(*engine.train_epoch(order), engine.val_auroc().clone()) for order in orders])
+    for resident, stream in zip(*found, strict=True):
+        for a, b in zip(resident, stream, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("method", ["ng", "mhng"])
+def test_two_runs_and_a_resumed_one(method: str) -> None:
+    """How far runs on one GPU are apart is a measurement for LOG.md; here only that it is rounding."""
+    train, val = scans()
+    first, second = (sweep(configs(method), train, val, Execution("cuda", "tf32")) for _ in range(2))
+    print(f"{method}: largest difference between two runs {(first.history - second.history).abs().max():.1e}")
+    torch.testing.assert_close(first.history, second.history, rtol=0, atol=1e-4)
+
+
+def test_too_little_memory_halves_the_chunk() -> None:
+    train, val = scans()
+    free, _ = torch.cuda.mem_get_info()
+    hog = torch.empty(int(free * 0.97), dtype=torch.uint8, device="cuda")
+    try:
+        result = sweep(configs("mhng", epochs=1)[:2] * 16, train, val, Execution("cuda", "tf32"))
+    finally:
+        del hog
+        torch.cuda.empty_cache()
+    assert sum(result.chunks) == 32
