@@ -197,11 +197,13 @@ class SmAP(nn.Module):
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         projected = F.linear(rows, self.hidden.normalized_weight().to(rows.dtype))
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
-        smooth = self.sm(torch.cat([projected, evidence[:, None]], dim=1), layout)
-        hidden = torch.tanh(smooth[:, :-1] + self.hidden.bias)
+        width = projected.shape[1]
+        unused = rows.new_zeros(len(rows), -(width + 1) % 4)  # an odd width would cost matrix units their wide loads
+        smooth = self.sm(torch.cat([projected, evidence[:, None], unused], dim=1), layout)
+        hidden = torch.tanh(smooth[:, :width] + self.hidden.bias)
         weight = self.score.normalized_weight()
         scores = matvec(hidden.to(weight.dtype), weight[0]) + self.score.bias
-        return _attend_and_classify(scores, smooth[:, -1], self.classifier.bias, layout)
+        return _attend_and_classify(scores, smooth[:, width], self.classifier.bias, layout)
 
 
 class TransMIL(nn.Module):
