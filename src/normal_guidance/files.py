@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from normal_guidance.errors import UserError
@@ -104,3 +105,35 @@ def _refuse_what_is_there(path: Path) -> None:
     if path.exists():
         kind = "folder that is not empty" if path.is_dir() else "file"
         raise UserError(f"{path} is a {kind}; choose another name, or move or delete it first")
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it; where that cannot be, the user chose the wrong one.
+
+    Example:
+        >>> make_folder(Path("/dev/null/run"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: /dev/null/run is, or lies under, a file; name a folder
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"{folder} is, or lies under, a file; name a folder") from error
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object, atomically."""
+    write_atomically(path, json.dumps(content, indent=2).encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run's folder; anything else is damage."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); copy the run again, or delete its folder") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: no JSON object; copy the run again, or delete its folder")
+    return content

@@ -24,9 +24,10 @@ from normal_guidance.evaluation.predictions import prediction_table
 from normal_guidance.evaluation.runs import Run, check_sweep, checkout, environments_of, load_run, run_sweep
 from normal_guidance.evaluation.scores import score
 from normal_guidance.features.store import FeatureStore, write_store
+from normal_guidance.training.checkpoint import StateFile
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.fit import predict
-from normal_guidance.training.run import StateFile, load_winner
+from normal_guidance.training.results import load_winner
 from normal_guidance.training.sweep import Execution
 
 Sets = tuple[Bags, Bags, Bags]

@@ -119,8 +119,8 @@ class Killer:
     ) -> bool:
         """One start of a run; whether it was killed, by the clock or at a call."""
         from normal_guidance.evaluation.runs import run_sweep
+        from normal_guidance.training.checkpoint import StateFile
         from normal_guidance.training.config import Config, grid
-        from normal_guidance.training.run import StateFile
         from normal_guidance.training.sweep import Execution
 
         base = Config(method, epochs=epochs, batch_size=8, patience=patience, train_above_val=False)
@@ -167,12 +167,12 @@ class Killer:
 
     def in_a_state(self) -> list[str]:
         """A kill with half of a state's tensors written."""
-        from normal_guidance.training import run
+        from normal_guidance.training import checkpoint
 
-        self.attempt("half", "ng", 24, die=(run.StateFile, "due", SAVE_EPOCHS + 1))
-        tensors = len(run._read_tensors(self.folder / "half" / "state.safetensors")[0])
+        self.attempt("half", "ng", 24, die=(checkpoint.StateFile, "due", SAVE_EPOCHS + 1))
+        tensors = len(checkpoint.read_tensors(self.folder / "half" / "state.safetensors")[0])
         # Each one is looked at when it is loaded, when the next state's checksum is made, and when it is written.
-        self.attempt("half", "ng", 24, die=(run, "_raw", 2 * tensors + tensors // 2))
+        self.attempt("half", "ng", 24, die=(checkpoint, "_raw", 2 * tensors + tensors // 2))
         assert any((self.folder / "half").glob(".state.safetensors.*.partial"))
         self.attempt("half", "ng", 24)
         return differences(self.folder / "ng-whole", self.folder / "half")
@@ -181,11 +181,11 @@ class Killer:
         """What the comparison shows when a run goes on from a state that is not quite its own."""
         import torch
 
-        from normal_guidance.training.run import StateFile, _read_tensors
+        from normal_guidance.training.checkpoint import StateFile, read_tensors
 
         self.attempt("tampered", "ng", 24, die=(StateFile, "due", 10))
         path = self.folder / "tampered" / "state.safetensors"
-        tensors, about = _read_tensors(path)
+        tensors, about = read_tensors(path)
         still = {name: torch.zeros_like(t) if ".momenta." in f".{name}" else t.clone() for name, t in tensors.items()}
         StateFile(path, about["run"]).save(still, about["sweep"])
         self.attempt("tampered", "ng", 24)
@@ -193,7 +193,7 @@ class Killer:
 
     def seldom_saved(self) -> list[str]:
         """The log of a run that is killed before it was ever saved."""
-        from normal_guidance.training.run import StateFile
+        from normal_guidance.training.checkpoint import StateFile
 
         self.attempt("seldom", "ng", 24, save_epochs=50, die=(StateFile, "due", 10))
         self.attempt("seldom", "ng", 24, save_epochs=50)

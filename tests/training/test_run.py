@@ -17,21 +17,19 @@ from safetensors.torch import load_file
 
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
-from normal_guidance.training import run as run_module
+from normal_guidance.files import write_json
+from normal_guidance.training import checkpoint
+from normal_guidance.training.checkpoint import StateFile
 from normal_guidance.training.config import Config, grid
-from normal_guidance.training.run import (
-    StateFile,
+from normal_guidance.training.results import (
     diverged,
     group_names,
     history_table,
-    identity_of,
-    is_begun,
     load_winner,
-    open_run,
     write_history,
-    write_json,
     write_winners,
 )
+from normal_guidance.training.run import identity_of, is_begun, open_run
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.sweep import Execution, Sweep, sweep
 
@@ -343,8 +341,8 @@ def test_environments_of_all_starts_are_kept(tmp_path: Path) -> None:
 
 def test_a_state_that_does_not_say_where_it_comes_from_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     state = StateFile(tmp_path / "state", "run")
-    save = run_module._write_tensors
-    monkeypatch.setattr(run_module, "_write_tensors", lambda *a: save(*a[:2], _without(a[2], "environments")))
+    save = checkpoint.write_tensors
+    monkeypatch.setattr(checkpoint, "write_tensors", lambda *a: save(*a[:2], _without(a[2], "environments")))
     state.save({"a": torch.zeros(1)}, {})
     with pytest.raises(UserError, match="does not say 'environments': an older version wrote it; copy it again, or"):
         state.load()

@@ -26,29 +26,20 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS, prediction_table
 from normal_guidance.evaluation.scores import Scores, score
 from normal_guidance.features.store import FeatureStore, fingerprint_of
+from normal_guidance.files import read_json, write_json
+from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.fit import predict
-from normal_guidance.training.run import (
-    PREDICTION_TABLE,
-    REPORT,
-    SAVE_EPOCHS,
-    SAVE_SECONDS,
-    STATE,
-    RunFolder,
-    StateFile,
+from normal_guidance.training.results import (
     diverged,
     group_names,
-    identity_of,
-    is_begun,
-    open_run,
-    read_json,
     winner_file,
     winner_model,
     write_history,
-    write_json,
     write_table,
     write_winners,
 )
+from normal_guidance.training.run import PREDICTION_TABLE, REPORT, STATE, RunFolder, identity_of, is_begun, open_run
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.stack import initial_model
 from normal_guidance.training.sweep import Execution, Sweep, current_device, sweep

@@ -36,6 +36,7 @@ from normal_guidance.evaluation.runs import (
 )
 from normal_guidance.evaluation.scores import Scores, score
 from normal_guidance.features.store import fingerprint_of
+from normal_guidance.files import make_folder, read_json, write_json
 from normal_guidance.reports.tables import (
     LATEX_HEAD,
     RULE,
@@ -51,15 +52,7 @@ from normal_guidance.reports.tables import (
 )
 from normal_guidance.training.config import Config, grid, sensitivity_grid
 from normal_guidance.training.fit import predict
-from normal_guidance.training.run import (
-    CONFIG,
-    REPORT,
-    identity_of,
-    is_begun,
-    make_folder,
-    read_json,
-    write_json,
-)
+from normal_guidance.training.run import CONFIG, REPORT, identity_of, is_begun
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.stack import initial_model
 from normal_guidance.training.sweep import Execution

@@ -30,8 +30,7 @@ from normal_guidance.evaluation.published import (
     published_sensitivity,
 )
 from normal_guidance.evaluation.scores import Scores
-from normal_guidance.files import write_atomically
-from normal_guidance.training.run import make_folder
+from normal_guidance.files import make_folder, write_atomically
 
 TITLES: dict[Metric, str] = {
     "localization_auroc": "Localization AUROC",
