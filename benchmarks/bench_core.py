@@ -27,14 +27,11 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +47,7 @@ from floor import FLOORS, gigaflop, runner
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.models import FEATURES, METHODS, build_model
+from report import machine, names
 from textbook import MODELS as TEXTBOOK
 from textbook import loss as textbook_loss
 
@@ -351,38 +349,6 @@ def print_table(console: Console, rows: list[Row], batch: Batch, repeats: int) -
     console.print(table)
 
 
-def machine(threads: int) -> dict[str, Any]:
-    """What a figure must name: processor, versions, commit, how busy the machine was, date."""
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    git = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return {
-        "cpu": models[0].partition(":")[2].strip() if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": git.stdout.strip() or None,
-        "load": os.getloadavg()[0],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def names(table: Iterable[str]) -> Callable[[str], list[str]]:
-    """An argument type: comma-separated names out of a table."""
-    known = list(table)
-
-    def parse(text: str) -> list[str]:
-        chosen = text.split(",")
-        unknown = [name for name in chosen if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} unknown; choose from {','.join(known)}")
-        return chosen
-
-    return parse
-
-
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time one training step of every model beside three yardsticks.")
     parser.add_argument("--shapes", type=names(SHAPES), default=list(SHAPES), help="batch shapes: head,chest")
@@ -398,7 +364,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> None:
     options = parse_arguments(arguments)
     console = Console(width=170)
-    about = machine(options.threads)
+    about = machine("cpu")
     console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     started = time.perf_counter()
     lengths = {shape: SHAPES[shape][1](options.bags or SHAPES[shape][0]) for shape in options.shapes}

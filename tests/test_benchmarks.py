@@ -108,7 +108,7 @@ def test_the_benchmark_ends_with_one_json_line():
     *table, last = run.stdout.splitlines()
     report = json.loads(last)
     assert report.keys() == {"benchmark", "machine", "options", "seconds", "rows", "goals"}
-    assert report["machine"].keys() == {"cpu", "cores", "threads", "torch", "python", "commit", "load", "date"}
+    assert report["machine"].keys() >= {"cpu", "cores", "threads", "torch", "python", "commit", "load", "date"}
     (row,) = report["rows"]
     assert (row["shape"], row["model"], row["counterpart"]) == ("head", "abmil", "ABMIL")
     assert row["ms"].keys() == row["min_ms"].keys() == {"ours", "floor", "torchmil", "loop"}

@@ -231,7 +231,7 @@ def test_a_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def at(epoch: int, best: float = 0.75) -> Progress:
-    return Progress(epoch, 100, 0, 32, best, 1.5e6, 10.0, epoch / 100)
+    return Progress(epoch, 100, 0, best, 1.5e6, epoch / 100)
 
 
 def test_progress_is_told_in_words() -> None:

@@ -22,10 +22,8 @@ class Progress:
     epoch: int
     epochs: int
     first_config: int
-    configs: int
     best_val_auroc: float
     slices_per_second: float
-    seconds: float
     done: float
     """Share of the whole sweep."""
 
@@ -54,10 +52,8 @@ class Watch:
                 epoch=epoch,
                 epochs=config.epochs,
                 first_config=self.state.done,
-                configs=size,
                 best_val_auroc=max(before, best_val.max().item()),
                 slices_per_second=size * self.slices * (epoch - self.first_epoch) / elapsed,
-                seconds=elapsed,
                 done=(self.state.done + size * epoch / config.epochs) / total,
             )
         )

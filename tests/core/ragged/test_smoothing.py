@@ -4,14 +4,13 @@ Needs torch and pytest alone: `pytest --noconftest tests/core/ragged/test_smooth
 some tests start in a process of their own: `compiled [cuda]` or, with TRITON_INTERPRET=1, `interpreted`.
 """
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 import torch
+from in_a_process import assert_compiled_equals_eager, let_interpreter_loop, run_as_script
 from torch import Tensor
 from torch.func import vmap
 
@@ -136,26 +135,13 @@ def test_dtypes() -> None:
     assert kernel.grad.dtype == torch.float32
 
 
-def _run_here(*arguments: str, **environment: str) -> None:
-    """A part of this file as a script: dynamo cannot trace this process's shape checks, nor Triton change its mode."""
-    run = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "largest difference" in run.stdout
-
-
 def test_compiled_equals_eager() -> None:
-    _run_here("compiled")
+    run_as_script(__file__, "compiled")
 
 
 @needs_triton
 def test_kernels_equal_float64_in_tritons_interpreter() -> None:
-    _run_here("interpreted", TRITON_INTERPRET="1")
+    run_as_script(__file__, "interpreted", TRITON_INTERPRET="1")
 
 
 def compiled(device: str = "cpu") -> None:
@@ -166,24 +152,7 @@ def compiled(device: str = "cpu") -> None:
     def step(rows: Tensor, kernel: Tensor, first: Tensor, count: Tensor) -> Tensor:
         return vmap(smooth, (0, 0, None, None, None))(rows.tanh(), kernel, first, count, LONGEST).sin().sum()
 
-    want = torch.autograd.grad(step(*leaves, first, count), leaves)
-    got = torch.autograd.grad(torch.compile(step, fullgraph=True)(*leaves, first, count), leaves)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-    print(f"largest difference {max((o - w).abs().max().item() for o, w in zip(got, want, strict=True)):.1e}")
-
-
-def let_interpreter_loop() -> None:
-    """Triton 3.6's interpreter takes a loop's end by int(array of one), which numpy 2.4 refuses."""
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patched(tensor: type, scope: object) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patched
+    assert_compiled_equals_eager(step, leaves, first, count)
 
 
 def interpreted() -> None:
@@ -304,7 +273,7 @@ def test_cuda_graph_replays_with_other_bags() -> None:
 
 @needs_cuda
 def test_cuda_compiled_equals_eager() -> None:
-    _run_here("compiled", "cuda")
+    run_as_script(__file__, "compiled", "cuda")
 
 
 if __name__ == "__main__":

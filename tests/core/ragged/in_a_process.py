@@ -1,0 +1,47 @@
+"""What the tests of the ragged operations share: parts of a test file run as a script, and checks that they end with.
+
+Dynamo cannot trace a process whose shapes are checked, and Triton cannot change its mode once imported.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def run_as_script(file: str, *arguments: str, **environment: str) -> None:
+    """A part of a test file in a process of its own, which must end well and say how far it was off."""
+    run = subprocess.run(
+        [sys.executable, file, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "largest difference" in run.stdout
+
+
+def assert_compiled_equals_eager(step: Callable[..., Tensor], leaves: Sequence[Tensor], *rest: Tensor) -> None:
+    """Gradients of a compiled sum, against the same without the compiler."""
+    want = torch.autograd.grad(step(*leaves, *rest), leaves)
+    got = torch.autograd.grad(torch.compile(step, fullgraph=True)(*leaves, *rest), leaves)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    print(f"largest difference {max((o - w).abs().max().item() for o, w in zip(got, want, strict=True)):.1e}")
+
+
+def let_interpreter_loop() -> None:
+    """Triton 3.6's interpreter takes a loop's end by int(array of one), which numpy 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def patched(tensor: type, scope: object) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
