@@ -187,9 +187,9 @@ def _depthwise(
 class Block(nn.Module):
     """The parameters of one transformer block without MLP, x + MHA(LN(x)), and its two parts.
 
-    LayerNorm's scale and shift are folded into the input projection, W (γ n + β) + b = (W γ) n + (W β + b): the
-    normalised rows n then hold no parameters, so features without a gradient need none through the projection either
-    (a third of its work), and configurations trained together share n.
+    `folded_projection` has LayerNorm's scale and shift in the input projection, W (γ n + β) + b = (W γ) n + (W β + b):
+    the normalised rows n then hold no parameters, so features without a gradient need none through the projection
+    either (a third of its work), and configurations trained together share n.  It pays where there are many rows.
     """
 
     def __init__(self, features: int, heads: int) -> None:
