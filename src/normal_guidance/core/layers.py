@@ -34,11 +34,13 @@ def linear(layer: nn.Linear, rows: Float[Tensor, "*rows inputs"]) -> Float[Tenso
     return F.linear(rows, layer.weight.to(rows.dtype), layer.bias.to(rows.dtype))
 
 
-def matvec(matrix: Float[Tensor, "rows columns"], vector: Float[Tensor, "columns"]) -> Float[Tensor, "rows"]:
+def matvec(
+    matrix: Float[Tensor, "*parts rows columns"], vector: Float[Tensor, "*parts columns"]
+) -> Float[Tensor, "*parts rows"]:
     """Matrix times vector.  A compiler makes it part of whatever else passes over the matrix; without one, BLAS."""
     if torch.compiler.is_compiling():
-        return (matrix * vector).sum(-1)
-    return matrix.to(vector.dtype) @ vector
+        return (matrix * vector[..., None, :]).sum(-1)
+    return (matrix.to(vector.dtype) @ vector[..., None]).squeeze(-1)
 
 
 class Sm(nn.Module):
@@ -207,11 +209,11 @@ class Block(nn.Module):
         weight, bias = self.attention.in_proj_weight, self.attention.in_proj_bias
         assert weight is not None
         assert bias is not None
-        return weight * self.norm.weight, bias + matvec(weight, self.norm.bias)
-
-    def project_out(self, heads_joined: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows features"]:
-        """The output projection of multi-head attention."""
-        return linear(self.attention.out_proj, heads_joined)
+        # One copy of scale and shift for each head: their gradients, sums over all outputs, are then summed head by
+        # head first, which keeps a GPU busy where one long sum for each feature does not.
+        parts = weight.view(3 * self.heads, -1, weight.shape[1])
+        scale, shift = (vector.expand(len(parts), -1) for vector in (self.norm.weight, self.norm.bias))
+        return (parts * scale[:, None]).flatten(0, 1), bias + matvec(parts, shift).flatten()
 
 
 class SelfAttention(nn.Module):
@@ -235,12 +237,12 @@ class SelfAttention(nn.Module):
         """MHA's output for the rows of `tokens`: class token first in each bag."""
         n, weight, bias = self.block.normalize(rows), *self.block.folded_projection()
         weight, bias = weight.to(rows.dtype), bias.to(rows.dtype)
-        projected_token = F.linear(self.block.normalize(token).to(rows.dtype), weight, bias)
+        projected_token = matvec(weight, self.block.normalize(token)[0].to(rows.dtype)) + bias
         if isinstance(layout, SlottedLayout):
-            return self._in_slots(n, weight, bias, projected_token[0], layout)
+            return self._in_slots(n, weight, bias, projected_token, layout)
         projected = F.linear(n, weight, bias)
-        joined = attend(layout.prepend(projected_token, projected), tokens, self.block.heads)
-        return self.block.project_out(joined)
+        joined = attend(layout.prepend(projected_token[None], projected), tokens, self.block.heads)
+        return linear(self.block.attention.out_proj, joined)
 
     def _in_slots(self, n: Rows, weight: Tensor, bias: Tensor, token: Tensor, layout: SlottedLayout) -> Rows:
         projected = project(*with_bias(n, weight, bias))
@@ -301,27 +303,31 @@ class ClassAttention(nn.Module):
     ) -> tuple[Float[Tensor, "bags features"], Float[Tensor, "bags heads longest"]]:
         """MHA's output for row 0 (or the rows mixed by `mix`), and log-attention of row 0, its own entry included."""
         heads, features = self.block.heads, tokens.shape[1]
+        width = features // heads
         weight, bias = self.block.attention.in_proj_weight, self.block.attention.in_proj_bias
         assert weight is not None
         assert bias is not None
-        w_q, w_k, w_v = weight.view(3, heads, features // heads, features)
-        b_q, _, b_v = bias.view(3, heads, features // heads)  # keys' bias adds a constant to a row: softmax drops it
+        w_q, w_k, w_v = weight.split(features)
+        b_q, _, b_v = bias.split(features)  # keys' bias adds a constant to a row: softmax drops it
         scale, shift = self.block.norm.weight, self.block.norm.bias  # of few rows here, so they are not folded
         n = self.block.normalize(tokens)
 
         count = 1 if mix is None else mix.shape[1]
         first = layout.take_first(n)[:, None] if mix is None else take_rows(n, layout.first_rows(count))
         first = (first * scale + shift).to(weight.dtype)
-        q = torch.einsum("bqm,hdm->bqhd", first, w_q) + b_q
-        u = torch.einsum("bqhd,hdm->bqhm", q.to(weight.dtype), w_k) * scale * (features // heads) ** -0.5
-        scores = layout.dot(u.flatten(1, 2).to(n.dtype), n)  # without shift, which adds a constant again
+        q = layout.project(first.flatten(0, 1), w_q) + b_q
+        q = q.to(weight.dtype).reshape(-1, heads, width)
+        w_k, w_v = (w.view(heads, width, features) for w in (w_k, w_v))
+        u = torch.einsum("bhd,hdm->bhm", q, w_k).reshape(layout.bags, count * heads, features) * scale * width**-0.5
+        scores = layout.dot(u.to(n.dtype).contiguous(), n)  # without shift, which adds a constant again
         log_rows = layout.log_softmax(scores).reshape(layout.bags, count, heads, layout.longest)
         a = log_rows.exp()
         a = a[:, 0] if mix is None else (a * mix[:, :, None, None]).sum(1)
 
         pooled = layout.pool(a, n) * scale + shift  # a sums to one, mixed or not
-        values = torch.einsum("bhm,hdm->bhd", pooled.to(weight.dtype), w_v) + b_v
-        return self.block.project_out(values.flatten(1).to(weight.dtype)), log_rows[:, 0]
+        values = layout.project(pooled.to(weight.dtype).movedim(1, 0), w_v).movedim(0, 1).flatten(1) + b_v
+        out = self.block.attention.out_proj
+        return layout.project(values.to(weight.dtype), out.weight) + out.bias, log_rows[:, 0]
 
 
 class SpectralLinear(nn.Linear):

@@ -175,6 +175,12 @@ class Layout:
             return self.pad_index[:, 0]
         return torch.arange(self.bags, device=self.lengths.device) * self.longest
 
+    def project(
+        self, rows: Float[Tensor, "*parts rows inputs"], weight: Float[Tensor, "*parts outputs inputs"]
+    ) -> Float[Tensor, "*parts rows outputs"]:
+        """Every row times the transposed weight."""
+        return rows @ weight.mT
+
     def dot(
         self, queries: Float[Tensor, "bags queries features"], rows: Float[Tensor, "rows features"]
     ) -> Float[Tensor, "bags queries longest"]:

@@ -105,6 +105,11 @@ class SlottedLayout(Layout):
             return super().take_first(rows)
         return dense.take_first(rows, self.first, self.bag, self.is_token())
 
+    def project(
+        self, rows: Float[Tensor, "*parts rows inputs"], weight: Float[Tensor, "*parts outputs inputs"]
+    ) -> Float[Tensor, "*parts rows outputs"]:
+        return dense.project(rows, weight)
+
     def dot(
         self, queries: Float[Tensor, "bags queries features"], rows: Float[Tensor, "rows features"]
     ) -> Float[Tensor, "bags queries longest"]:

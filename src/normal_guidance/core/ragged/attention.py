@@ -41,7 +41,7 @@ def attend(
     token = token.to(qkv.dtype)
     if qkv.ndim == 2:
         out, _ = _attend(qkv[None], token[None], first, lengths, heads, longest)
-        return out[0]
+        return out.squeeze(0)
     out, _ = _attend(qkv, token, first, lengths, heads, longest)
     return out
 

@@ -44,7 +44,7 @@ def depthwise(
     """
     if weight.shape[-1] % 2 == 0:
         raise ValueError(f"a kernel of {weight.shape[-1]} taps has no middle one; pad it to an odd number")
-    return stacked_depthwise(rows[None], weight[None], bias[None], first, lengths, longest)[0]
+    return stacked_depthwise(rows[None], weight[None], bias[None], first, lengths, longest).squeeze(0)
 
 
 @torch.library.custom_op("normal_guidance::ragged_depthwise", mutates_args=())

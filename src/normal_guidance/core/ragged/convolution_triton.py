@@ -91,7 +91,7 @@ def _blocks(
     """What the kernels are compiled for: a group is the rows whose registers fit, a chunk is the rows of a program."""
     configurations, count, features = rows.shape
     group, block = 16 // rows.element_size(), min(FEATURES, max(32, triton.next_power_of_2(features)))
-    chunk = 128
+    chunk = 64
     while chunk > group and configurations * triton.cdiv(count, chunk) * triton.cdiv(features, block) < ENOUGH_PROGRAMS:
         chunk //= 2
     sizes = {"M": features, "K": weight.shape[2], "GROUP": group, "CHUNK": chunk, "BLOCK_M": block}

@@ -15,15 +15,17 @@ from normal_guidance.core.ragged.products import vmap_over_configurations
 
 
 def project(
-    rows: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]
-) -> Float[Tensor, "rows outputs"]:
-    """Every row times the transposed weight: a linear layer without bias.
+    rows: Float[Tensor, "*parts rows inputs"], weight: Float[Tensor, "*parts outputs inputs"]
+) -> Float[Tensor, "*parts rows outputs"]:
+    """Every row times the transposed weight: a linear layer without bias.  `parts` is one dimension or absent.
 
     Example:
         >>> project(torch.ones(2, 3), torch.tensor([[1.0, 2.0, 3.0]])).tolist()
         [[6.0], [6.0]]
     """
-    return stacked_project(rows[None], weight[None])[0]
+    if rows.ndim == 3:
+        return stacked_project(rows, weight)
+    return stacked_project(rows[None], weight[None]).squeeze(0)
 
 
 def with_bias(
@@ -58,7 +60,7 @@ def take_first(
         >>> take_first(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2]), bag, is_first).tolist()
         [[1.0], [3.0]]
     """
-    return stacked_take_first(rows[None], first, bag, is_first)[0]
+    return stacked_take_first(rows[None], first, bag, is_first).squeeze(0)
 
 
 @torch.library.custom_op("normal_guidance::stacked_project", mutates_args=())

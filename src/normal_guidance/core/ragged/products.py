@@ -43,7 +43,7 @@ def dot(
         raise TypeError(
             f"queries are {queries.dtype} and rows {rows.dtype}; cast one, so that the product is of one kind"
         )
-    return stacked_dot(queries[None], rows[None], first, count, longest)[0]
+    return stacked_dot(queries[None], rows[None], first, count, longest).squeeze(0)
 
 
 def pool(
@@ -62,7 +62,7 @@ def pool(
         tensor([[[1.]],
                 [[5.]]])
     """
-    return stacked_pool(weights[None], rows[None], first, count)[0]
+    return stacked_pool(weights[None], rows[None], first, count).squeeze(0)
 
 
 def spread(
@@ -79,7 +79,7 @@ def spread(
         >>> spread(torch.ones(2, 1, 2), torch.tensor([[[1.0]], [[10.0]]]), first, count, rows=4).flatten().tolist()
         [1.0, 10.0, 10.0, 0.0]
     """
-    return stacked_spread(weights[None], queries[None], first, count, rows)[0]
+    return stacked_spread(weights[None], queries[None], first, count, rows).squeeze(0)
 
 
 @torch.library.custom_op("normal_guidance::ragged_dot", mutates_args=())
@@ -188,6 +188,7 @@ def _dot_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _pool_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    gradient = gradient.contiguous()  # here, where a compiler makes it part of what went before
     weights, rows, first, count = ctx.saved_tensors
     for_weights, for_rows = ctx.needs_input_grad[:2]
     return (

@@ -38,7 +38,7 @@ def smooth(
         >>> smooth(rows, kernel, torch.tensor([0, 3]), torch.tensor([3, 1]), longest=3).flatten().tolist()
         [2.0, 2.0, 2.0, 8.0]
     """
-    return stacked_smooth(rows[None], kernel[None], first, count, longest, False)[0]
+    return stacked_smooth(rows[None], kernel[None], first, count, longest, False).squeeze(0)
 
 
 @torch.library.custom_op("normal_guidance::ragged_smooth", mutates_args=())
