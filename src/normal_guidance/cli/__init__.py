@@ -13,8 +13,10 @@ from typer.core import TyperGroup
 
 from normal_guidance import __version__
 from normal_guidance.cli.demo import demo
+from normal_guidance.cli.describe import describe
 from normal_guidance.cli.methods import methods
 from normal_guidance.cli.reproduce import reproduce
+from normal_guidance.cli.split import audit, split
 from normal_guidance.cli.sweep import sweep
 from normal_guidance.errors import UserError
 
@@ -65,5 +67,5 @@ def nguide(
     """Find the slices that matter in a 3D medical scan when only the whole scan carries a label."""
 
 
-for command in (demo, methods, sweep, reproduce):
+for command in (demo, split, audit, describe, methods, sweep, reproduce):
     app.command()(command)

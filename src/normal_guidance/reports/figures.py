@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
@@ -66,3 +68,26 @@ def _draw_scan(panel: Axes, scan: AttendedScan, guided: str | None) -> None:
             panel.plot(slices, reference / peak, color=color, ls="--", lw=1, label=f"{method}: normal reference")
     panel.set(title=scan.title, xlabel="slice", xlim=(1, len(first)), ylim=(0, 1.05))
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def draw_density(densities: Mapping[str, Float[np.ndarray, "bins"]], path: Path) -> Path:
+    """Where in a scan the positive slices lie: density over the relative position, one panel a dataset or part.
+
+    Example:
+        >>> import tempfile
+        >>> draw_density({"head CT": np.ones(20)}, Path(tempfile.mkdtemp()) / "density.png").name
+        'density.png'
+    """
+    figure = Figure(figsize=(3.2 * len(densities), 2.6), layout="constrained")
+    panels = figure.subplots(1, len(densities), squeeze=False, sharey=True)[0]
+    for panel, (title, density), color in zip(panels, densities.items(), cycle(COLORS), strict=False):
+        edges = np.linspace(0, 1, len(density) + 1)
+        panel.stairs(density, edges, fill=True, color=color, alpha=0.35)
+        panel.stairs(density, edges, color=color, lw=1.4)
+        panel.axhline(1, color="0.5", lw=0.8, ls=":")  # what slices that lie anywhere alike would show
+        panel.set(title=title, xlabel="slice / slices of the scan", xlim=(0, 1))
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("density of positive slices")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path

@@ -1,0 +1,53 @@
+"""`nguide describe`: the paper's tables and density figure about a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from normal_guidance.cli.split import Index
+from normal_guidance.errors import UserError
+
+
+def describe(
+    index: Index,
+    split: Annotated[Path | None, typer.Option(help="File of nguide split: describe its parts, too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for description.md, .json and density.png.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Describe indexed scans: lengths, blocks of positive slices, where these lie."""
+    import json
+
+    from normal_guidance.data.description import describe as describe_scans
+    from normal_guidance.data.manifest import read_manifest
+    from normal_guidance.data.splits import PARTS, read_split
+    from normal_guidance.files import make_folder, write_atomically, write_json
+    from normal_guidance.reports.description import description_tables
+
+    manifest = read_manifest(index)
+    found = {"all": describe_scans(manifest)}
+    if split is not None:
+        part_of = dict(zip((table := read_split(split)).scan_ids, table.parts, strict=True))
+        missing = [scan for scan in manifest.scan_ids if scan not in part_of]
+        if missing:
+            raise UserError(f"{split} has no part for scan {missing[0]!r} ({len(missing)} such scans); split again")
+        for part in PARTS:
+            numbers = [n for n, scan in enumerate(manifest.scan_ids) if part_of[scan] == part]
+            if numbers:
+                found[part] = describe_scans(manifest.take(numbers))
+    page = "\n".join(grid.markdown() for grid in description_tables(str(manifest.about["source"]), found))
+    values = {part: description.to_dict() for part, description in found.items()}
+    typer.echo(json.dumps(values, indent=2) if json_ else page)
+    if out is not None:
+        from normal_guidance.reports.figures import draw_density
+
+        make_folder(out)
+        write_atomically(out / "description.md", page.encode())
+        write_json(out / "description.json", values)
+        densities = {part: one.density for part, one in found.items() if one.positive_slices}
+        if densities:
+            draw_density(densities, out / "density.png")

@@ -1,0 +1,88 @@
+"""`nguide split` and `nguide audit`: parts by patient, and the proof that they share nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normal_guidance.cli.options import parse_list
+from normal_guidance.errors import UserError
+
+if TYPE_CHECKING:
+    from normal_guidance.data.splits import Split
+
+Index = Annotated[Path, typer.Argument(help="The folder that nguide index made.", show_default=False)]
+
+
+def split(
+    index: Index,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for split-SEED.csv.", show_default=False)],
+    seeds: Annotated[str, typer.Option(help="One split for each.")] = "1001,2001,3001",
+    proportions: Annotated[str, typer.Option(help="Training, validation and test patients.")] = "4:1:1",
+) -> None:
+    """Split scans into train, val and test: by patient, stratified by label.
+
+    No patient is in two parts. The same seed gives the same split.
+    """
+    from normal_guidance.data.manifest import read_manifest
+    from normal_guidance.data.splits import split_scans, write_split
+    from normal_guidance.files import make_folder
+
+    shares = _proportions(proportions)
+    manifest = read_manifest(index)
+    make_folder(out)
+    for seed in parse_list("--seeds", seeds, int):
+        found = split_scans(manifest.scan_ids, manifest.patient_ids, manifest.labels.tolist(), seed, shares)
+        path = out / f"split-{seed}.csv"
+        write_split(path, found)
+        typer.echo(f"{path}: {_counts(found)}")
+
+
+def audit(
+    index: Index,
+    splits: Annotated[list[Path], typer.Argument(help="Files that nguide split made.", show_default=False)],
+    store: Annotated[
+        Path | None, typer.Option(help="Feature store: also look for copies of a scan under another name.")
+    ] = None,
+) -> None:
+    """Prove that the parts of splits share no patient, scan or slice.
+
+    Fails with the first thing that two parts share.
+    """
+    from normal_guidance.data.manifest import read_manifest
+    from normal_guidance.data.splits import audit as audit_split
+    from normal_guidance.data.splits import read_split
+
+    manifest = read_manifest(index)
+    checksums = None if store is None else _checksums(store)
+    for path in splits:
+        found = read_split(path)
+        try:
+            compared = audit_split(found, manifest, checksums)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+        typer.echo(f"{path}: no overlap; compared {', '.join(f'{n:,} {what}' for what, n in compared.items())}")
+        typer.echo(f"  {_counts(found)}")
+
+
+def _proportions(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(":")]
+    except ValueError as error:
+        raise UserError(f"--proportions {text}: write whole numbers, as in 4:1:1") from error
+
+
+def _counts(found: Split) -> str:
+    return ", ".join(
+        f"{part} {counts['scans']:,} scans ({counts['positive']:,} positive) of {counts['patients']:,} patients"
+        for part, counts in found.counts().items()
+    )
+
+
+def _checksums(store: Path) -> dict[str, str]:
+    from normal_guidance.features.store import open_store
+
+    scans = open_store(store).scans
+    return dict(zip(scans["scan_id"].tolist(), scans["sha256"].tolist(), strict=True))

@@ -1,0 +1,128 @@
+"""What is odd about scans and slices, and what was done about it: the lines of problems.csv.
+
+A problem never stops the other scans.  `KINDS` is the complete list; code that finds a new one adds it there.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from normal_guidance.errors import UserError
+from normal_guidance.files import write_atomically
+
+KINDS = {
+    # Files
+    "unreadable": "The file cannot be read as an image.",
+    "no_image": "The file is no image (a report, a directory record, text, ...).",
+    "localizer": "A localizer or scout, which is no slice of the scan.",
+    "secondary_capture": "A secondary capture or another derived picture, which is no slice of the scan.",
+    "wrong_modality": "Not CT.",
+    "unsafe_path": "The path leads out of its folder or archive.",
+    # Geometry
+    "no_position": "No position in space: ordered by InstanceNumber.",
+    "no_order": "Neither position nor InstanceNumber: ordered by file name.",
+    "duplicate": "Two slices at the same position.",
+    "gap": "Slices are missing: the step between two neighbours is larger than the usual one.",
+    "uneven": "Steps between slices differ without a slice missing.",
+    "tilt": "Gantry tilt: slices are sheared against each other.",
+    "mixed_orientation": "Slices of different orientation in one series.",
+    "mixed_size": "Slices of different size or pixel spacing in one series.",
+    "mixed_series": "Several series where one was expected.",
+    "one_slice": "The series has one slice.",
+    "multi_frame": "One file holds several slices.",
+    # Pixels
+    "intercept": "The rescale intercept does not fit the stored values (RSNA 2019).",
+    "bits": "BitsStored or PixelRepresentation do not fit the stored values (RSNA 2023).",
+    "no_rescale": "Rescale slope or intercept is missing or impossible.",
+    # Labels
+    "label_without_image": "A label whose image is not there.",
+    "image_without_label": "An image without a label.",
+    "double_label": "The same label more than once.",
+    "conflicting_label": "Labels that contradict each other.",
+    "label_mismatch": "Slice labels that do not fit the slices or the scan's label.",
+    "indeterminate": "An exam that its readers called indeterminate; it counts as negative.",
+    "incomplete_organ": "A series that does not show the whole organ.",
+    "double_scan": "The same scan more than once.",
+    "failed": "The scan could not be processed.",
+}
+"""What may be odd."""
+
+
+class Problem(NamedTuple):
+    """One line of problems.csv.
+
+    Example:
+        >>> Problem("A17", "A17/003.dcm", "duplicate", "same position as A17/002.dcm", "left out")
+        Problem(scan_id='A17', file='A17/003.dcm', kind='duplicate', detail='same position as A17/002.dcm',
+        action='left out')
+    """
+
+    scan_id: str
+    """Empty where no scan could be told."""
+    file: str
+    """Relative to the root; empty for the scan as a whole."""
+    kind: str
+    """One of `KINDS`."""
+    detail: str
+    """The values that were found."""
+    action: str
+    """What was done about it."""
+
+
+class UnreadableError(ValueError):
+    """An image that cannot be used; caught where scans are read, and recorded.
+
+    Example:
+        >>> raise UnreadableError("localizer", "ImageType is ORIGINAL\\\\PRIMARY\\\\LOCALIZER")
+        Traceback (most recent call last):
+        normal_guidance.data.problems.UnreadableError: localizer: ImageType is ORIGINAL\\PRIMARY\\LOCALIZER
+    """
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail = kind, detail
+
+    def __reduce__(self) -> tuple[type[UnreadableError], tuple[str, str]]:
+        return type(self), (self.kind, self.detail)  # so that worker processes can raise it
+
+
+def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
+    """Writes problems.csv, sorted, so that two runs give the same file."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Problem._fields)
+    writer.writerows(sorted(_one_line(problem) for problem in problems))
+    write_atomically(path, text.getvalue().encode())
+
+
+def _one_line(problem: Problem) -> Problem:
+    """Messages of decoders may have line breaks, bytes that are no text, or be very long."""
+    words = (" ".join(field.split()) for field in problem)
+    return Problem(*(word.encode("utf-8", "replace").decode()[:500] for word in words))
+
+
+def read_problems(path: str | Path) -> list[Problem]:
+    """The lines of problems.csv."""
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); index the scans again") from error
+    if tuple(header) != Problem._fields:
+        raise UserError(f"{path} has the columns {', '.join(header)}; index the scans again")
+    return [Problem(*row) for row in rows]
+
+
+def summarize(problems: Iterable[Problem]) -> dict[str, int]:
+    """How many there are of each kind, the most frequent first.
+
+    Example:
+        >>> summarize(Problem("A", "", kind, "", "") for kind in ("tilt", "gap", "gap"))
+        {'gap': 2, 'tilt': 1}
+    """
+    return dict(Counter(problem.kind for problem in problems).most_common())

@@ -1,0 +1,220 @@
+"""Training, validation and test scans, by patient: 4:1:1, stratified by the patient's label.
+
+A patient's label is that of most of their scans; ties count as negative.  One sixth of the patients is held out for
+testing, then one fifth of the rest for validation, both by scikit-learn's `train_test_split`, as the paper's authors
+do.  A split is a csv file with the columns scan_id, patient_id, label and part; `audit` proves that its parts share
+nothing.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from sklearn.model_selection import train_test_split
+
+from normal_guidance.data.manifest import Manifest
+from normal_guidance.errors import UserError
+from normal_guidance.files import write_atomically
+
+PARTS = ("train", "val", "test")
+"""What a scan may be used for."""
+
+PROPORTIONS = (4, 1, 1)
+"""The paper's, in the order of `PARTS`."""
+
+COLUMNS = ("scan_id", "patient_id", "label", "part")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Which part every scan belongs to.
+
+    Example:
+        >>> split = split_scans(["a", "b", "c"] * 8, [f"P{n}" for n in range(24)], [0, 1] * 12, seed=1001)
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: scan 'a' is there 8 times; give each scan once
+    """
+
+    scan_ids: tuple[str, ...]
+    patient_ids: tuple[str, ...]
+    labels: tuple[int, ...]
+    parts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        times: dict[str, int] = defaultdict(int)
+        for scan in self.scan_ids:
+            times[scan] += 1
+        often = max(times, key=lambda scan: times[scan], default="")
+        if times and times[often] > 1:
+            raise UserError(f"scan {often!r} is there {times[often]} times; give each scan once")
+        unknown = set(self.parts) - set(PARTS)
+        if unknown:
+            raise UserError(f"part {min(unknown)!r} is unknown; choose one of {', '.join(PARTS)}")
+        _refuse_overlap(self.patient_ids, self.parts, "patient")
+
+    def __len__(self) -> int:
+        return len(self.scan_ids)
+
+    def numbers(self, part: str) -> list[int]:
+        """Where the scans of a part are."""
+        return [number for number, own in enumerate(self.parts) if own == part]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Patients, scans and positive scans of each part."""
+        return {
+            part: {
+                "patients": len({self.patient_ids[n] for n in self.numbers(part)}),
+                "scans": len(self.numbers(part)),
+                "positive": sum(self.labels[n] for n in self.numbers(part)),
+            }
+            for part in PARTS
+        }
+
+
+def split_scans(
+    scan_ids: Sequence[str],
+    patient_ids: Sequence[str],
+    labels: Iterable[int],
+    seed: int,
+    proportions: Sequence[int] = PROPORTIONS,
+) -> Split:
+    """The scans, split by patient.
+
+    Example:
+        >>> patients = [f"P{n // 2}" for n in range(48)]
+        >>> split = split_scans([f"S{n}" for n in range(48)], patients, [n // 2 % 2 for n in range(48)], seed=1001)
+        >>> [counts["patients"] for counts in split.counts().values()]
+        [16, 4, 4]
+    """
+    if len(proportions) != len(PARTS) or min(proportions) < 1:
+        raise UserError(f"proportions {':'.join(map(str, proportions))}: give three whole numbers above 0, as in 4:1:1")
+    labels = [int(label) for label in labels]
+    label_of = patient_labels(patient_ids, labels)
+    train, val, test = proportions
+    patients = sorted(label_of)
+    rest, testing = _draw(patients, label_of, test / (train + val + test), seed)
+    training, validating = _draw(rest, label_of, val / (train + val), seed)
+    part_of = {
+        **dict.fromkeys(training, "train"),
+        **dict.fromkeys(validating, "val"),
+        **dict.fromkeys(testing, "test"),
+    }
+    parts = tuple(part_of[patient] for patient in patient_ids)
+    return Split(tuple(scan_ids), tuple(patient_ids), tuple(labels), parts)
+
+
+def patient_labels(patient_ids: Sequence[str], labels: Sequence[int]) -> dict[str, int]:
+    """The label that most of a patient's scans have; ties count as negative.
+
+    Example:
+        >>> patient_labels(["A", "A", "B", "B", "B"], [0, 1, 1, 1, 0])
+        {'A': 0, 'B': 1}
+    """
+    scans: dict[str, list[int]] = defaultdict(list)
+    for patient, label in zip(patient_ids, labels, strict=True):
+        scans[patient].append(label)
+    return {patient: int(2 * sum(own) > len(own)) for patient, own in scans.items()}
+
+
+def _draw(patients: Sequence[str], label_of: Mapping[str, int], share: float, seed: int) -> tuple[list[str], list[str]]:
+    labels = [label_of[patient] for patient in patients]
+    try:
+        rest, drawn = train_test_split(list(patients), test_size=share, random_state=seed, stratify=labels)
+    except ValueError as error:
+        positive = sum(labels)
+        raise UserError(
+            f"{positive} positive and {len(labels) - positive} negative patients cannot be split so that every part "
+            f"has both ({error}); add patients"
+        ) from error
+    return rest, drawn
+
+
+# ----------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------
+
+
+def write_split(path: str | Path, split: Split) -> None:
+    """Writes a split as csv."""
+    columns = (split.scan_ids, split.patient_ids, split.labels, split.parts)
+    text = io.StringIO()
+    pd.DataFrame(dict(zip(COLUMNS, columns, strict=True))).to_csv(text, index=False, lineterminator="\n")
+    write_atomically(path, text.getvalue().encode())
+
+
+def read_split(path: str | Path) -> Split:
+    """Reads a split; one whose parts share a patient is refused.
+
+    Example:
+        >>> read_split("nowhere.csv")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere.csv cannot be read ([Errno 2] No such file or directory:
+        'nowhere.csv'); make it with nguide split
+    """
+    try:
+        # Ids stay as they are written: 007 is no number, and NA is no missing value.
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        missing = [name for name in COLUMNS if name not in table]
+        if missing:
+            raise UserError(f"no column {missing[0]!r}, only {', '.join(map(str, table))}; make it with nguide split")
+        scan_ids, patient_ids, labels, parts = (tuple(table[name]) for name in COLUMNS)
+        return Split(scan_ids, patient_ids, tuple(map(int, labels)), parts)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); make it with nguide split") from error
+
+
+# ----------------------------------------------------------------------------------------------------
+# Audit
+# ----------------------------------------------------------------------------------------------------
+
+
+def audit(split: Split, manifest: Manifest, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
+    """Proves that the parts of a split share no patient, no scan, no file and, given checksums of the scans' features,
+    no copy of a scan under another name; returns how much of each was compared, and raises what it finds.
+    """
+    listed, have = set(split.scan_ids), set(manifest.scan_ids)
+    for scans, problem in ((listed - have, "is not in the manifest"), (have - listed, "is in no part")):
+        if scans:
+            raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
+    part_of = dict(zip(split.scan_ids, split.parts, strict=True))
+    parts = [part_of[scan] for scan in manifest.scan_ids]
+    patient_of = dict(zip(split.scan_ids, split.patient_ids, strict=True))
+    other = [s for s, p in zip(manifest.scan_ids, manifest.patient_ids, strict=True) if patient_of[s] != p]
+    if other:
+        raise UserError(
+            f"scan {other[0]!r} belongs to another patient in the manifest than in the split ({len(other)} such "
+            "scans); make the split again"
+        )
+    _refuse_overlap(manifest.patient_ids, parts, "patient")
+    files, file_parts = _slices(manifest, parts)
+    _refuse_overlap(files, file_parts, "slice")
+    compared = {"scans": len(have), "patients": len(set(manifest.patient_ids)), "slices": len(files)}
+    if checksums is None:
+        return compared
+    absent = have - set(checksums)
+    known = [scan for scan in manifest.scan_ids if scan not in absent]
+    _refuse_overlap([checksums[scan] for scan in known], [part_of[scan] for scan in known], "checksum")
+    return {**compared, "checksums": len(known)}
+
+
+def _slices(manifest: Manifest, parts: Sequence[str]) -> tuple[list[tuple[str, int]], list[str]]:
+    """File and frame of every slice, and the part of its scan."""
+    of_scan = (manifest.table[name].combine_chunks() for name in ("files", "frames"))
+    files, frames = (column.flatten().to_pylist() for column in of_scan)
+    repeated = [part for part, length in zip(parts, manifest.lengths.tolist(), strict=True) for _ in range(length)]
+    return list(zip(files, frames, strict=True)), repeated
+
+
+def _refuse_overlap(ids: Sequence[object], parts: Sequence[str], what: str) -> None:
+    part_of: dict[object, str] = {}
+    for one, part in zip(ids, parts, strict=True):
+        before = part_of.setdefault(one, part)
+        if before != part:
+            raise UserError(f"{what} {one!r} is in part {before!r} and in part {part!r}; a {what} belongs to one part")

@@ -1,0 +1,105 @@
+"""The manifest keeps every field, refuses what it cannot read, and stays small."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
+from normal_guidance.data.problems import KINDS, Problem, UnreadableError, read_problems, summarize, write_problems
+from normal_guidance.errors import UserError
+
+
+def row(number: int, slices: int = 3, **more: object) -> ScanRow:
+    values: dict[str, object] = {
+        "scan_id": f"S{number}",
+        "patient_id": f"P{number // 2}",
+        "label": number % 2,
+        "slice_labels": np.array([number % 2] * slices, np.int8),
+        "kind": "dicom",
+        "files": tuple(f"S{number}/{i}.dcm" for i in range(slices)),
+        "frames": (0,) * slices,
+        "positions": tuple(2.5 * i for i in range(slices)),
+        "rows": 512,
+        "columns": 384,
+        "pixel_spacing": (0.5, 0.75),
+        "slice_spacing": 2.5,
+        "orientation": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0),
+        "modality": "CT",
+        "transfer_syntax": "1.2.840.10008.1.2.1",
+        "extra": json.dumps({"any_injury": 1}),
+    }
+    return ScanRow(**{**values, **more})  # type: ignore[arg-type]
+
+
+def same(a: ScanRow, b: ScanRow) -> bool:
+    return all(
+        np.array_equal(getattr(a, f.name), getattr(b, f.name))
+        if f.name == "slice_labels"
+        else getattr(a, f.name) == getattr(b, f.name)
+        for f in fields(ScanRow)
+    )
+
+
+def test_every_field_comes_back(tmp_path: Path) -> None:
+    bare = row(1, slice_labels=None, pixel_spacing=None, slice_spacing=None, orientation=None)
+    rows = [row(0), bare, *(row(n, slices=n) for n in range(2, 1500, 100))]
+    written = write_manifest(tmp_path / "manifest.parquet", rows, {"source": "folder", "root": "/data"})
+    read = read_manifest(tmp_path)
+    assert read.root == Path("/data")
+    assert read.about["source"] == "folder"
+    for manifest in (written, read):
+        assert len(manifest) == len(rows)
+        assert all(same(a, b) for a, b in zip(manifest, rows, strict=True))
+    assert same(read[2], rows[2])
+    assert same(read.take([2, 0])[1], rows[0])
+    assert read.lengths.tolist() == [len(one) for one in rows]
+    assert read.labels.tolist() == [one.label for one in rows]
+    assert "1402 slices" in repr(read.take([len(rows) - 1])) or "slices" in repr(read)
+
+
+def test_more_scans_than_a_piece_and_none(tmp_path: Path) -> None:
+    rows = [row(n, slices=1) for n in range(2100)]
+    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "folder", "root": "."})
+    assert read_manifest(tmp_path).scan_ids == [one.scan_id for one in rows]
+    empty = write_manifest(tmp_path / "empty.parquet", [], {"source": "folder", "root": "."})
+    assert (len(empty), repr(empty), list(empty)) == (0, "Manifest(no scans)", [])
+
+
+def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.parquet"
+    with pytest.raises(UserError, match="scan 'S1' is there twice"):
+        write_manifest(path, [row(1), row(1)], {"source": "folder", "root": "."})
+    assert not path.exists()
+    with pytest.raises(UserError, match="run nguide index first"):
+        read_manifest(tmp_path)
+    path.write_bytes(b"no parquet")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_manifest(tmp_path)
+    pq.write_table(pa.table({"scan_id": ["A"]}), path)
+    with pytest.raises(UserError, match="format None"):
+        read_manifest(tmp_path)
+
+
+def test_problems_are_sorted_and_survive_odd_text(tmp_path: Path) -> None:
+    odd = Problem("B", "b.dcm", "unreadable", 'line\nbreak, "quotes", \udce4', "left out")
+    write_problems(tmp_path / "problems.csv", [odd, Problem("A", "", "gap", "x" * 900, "kept")])
+    first, second = read_problems(tmp_path / "problems.csv")
+    assert (first.scan_id, len(first.detail)) == ("A", 500)
+    assert second.detail == 'line break, "quotes", ?'
+    assert summarize([first, second]) == {"gap": 1, "unreadable": 1}
+    assert {first.kind, second.kind} <= set(KINDS)
+    (tmp_path / "problems.csv").write_text("a,b\n")
+    with pytest.raises(UserError, match="columns a, b"):
+        read_problems(tmp_path / "problems.csv")
+
+
+def test_an_unreadable_image_can_be_raised_in_a_worker() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(UnreadableError("localizer", "ImageType")))
+    assert (error.kind, error.detail, str(error)) == ("localizer", "ImageType", "localizer: ImageType")
