@@ -231,3 +231,16 @@ def test_chest_lengths_are_as_the_goal_has_them(monkeypatch):
     lengths = bench.chest_lengths(100_000, torch.Generator().manual_seed(0))
     assert (lengths.min(), lengths.max()) == (63, 1083)
     assert lengths.double().mean() == pytest.approx(246, abs=1)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The index
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_index_benchmark_reports_every_step():
+    run = run_benchmark("--slices 3000", "bench_index.py")
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert [step["step"] for step in report["steps"]] == ["write", "open", "walk", "split", "audit", "describe"]
+    assert set(report["goals"].values()) == {True}
