@@ -24,6 +24,7 @@ README = ROOT / "README.md"
 LAYERS = (
     ("errors",),
     ("files",),
+    ("folders",),
     ("core",),
     ("data",),
     ("features",),

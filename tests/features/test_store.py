@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from normal_guidance.core.bags import UNKNOWN, Bags
@@ -90,7 +91,7 @@ def test_parts_come_back_exactly(tmp_path):
 def test_the_files_are_what_other_programs_expect(tmp_path):
     """safetensors' own loader and a plain parquet reader see the scans, without this package."""
     bags = make("a", [3, 1, 4])
-    write_store(tmp_path / "store", bags, provenance={"é": 1}, shard_bytes=4 * 24)
+    write_store(tmp_path / "store", bags, provenance={"é": 1}, recipe="8e1f", shard_bytes=4 * 24)
     table = pq.read_table(tmp_path / "store" / "index.parquet")
     assert table.schema.equals(INDEX)
     assert table.column_names == list(Row._fields)
@@ -102,8 +103,11 @@ def test_the_files_are_what_other_programs_expect(tmp_path):
         assert row["slice_labels"] == (None if bag.slice_labels is None else bag.slice_labels.tolist())
     assert table["shard"].to_pylist() == [0, 0, 1]
     about = json.loads((tmp_path / "store" / "store.json").read_text())
-    assert (about["format"], about["features"], about["dtype"]) == (1, FEATURES, "float32")
-    assert about["provenance"] == {"é": 1}
+    assert (about["format"], about["features"], about["dtype"]) == (2, FEATURES, "float32")
+    assert (about["provenance"], about["recipe"]) == ({"é": 1}, "8e1f")
+    for shard in sorted((tmp_path / "store").glob("*.safetensors")):
+        with safe_open(shard, framework="pt") as file:
+            assert file.metadata() == {"recipe": "8e1f"}
 
 
 def test_features_start_on_a_page_and_nothing_follows_them(tmp_path):
@@ -281,7 +285,7 @@ def other_tensor(**tensors):
     [
         ("store.json", Path.unlink, "is no feature store: store.json is missing; give a folder that write_store made"),
         ("store.json", fill, r"store.json is damaged \(.*copy the store again"),
-        ("store.json", change_json(format=2), "format 2, but this version of normal-guidance reads format 1; install"),
+        ("store.json", change_json(format=3), "format 3, but this version of normal-guidance reads formats up to 2"),
         ("store.json", change_json(dtype="int4"), r"store.json is damaged \(KeyError\('int4'\)\)"),
         ("store.json", change_json(features=7), "index.parquet and store.json are not of one store"),
         ("index.parquet", Path.unlink, r"index.parquet cannot be read \(.*No such file.*copy the store again"),
@@ -315,6 +319,52 @@ def test_damage_is_noticed_and_named(tmp_path, file, damage, message):
     damage(store.folder / file)
     with pytest.raises(UserError, match=message):
         open_store(store.folder)
+
+
+def test_a_shard_of_another_recipe_is_not_mixed_in(tmp_path):
+    """Same sizes, same dtype: nothing else would tell that an encoder saw these scans that the others did not."""
+    bags = make("a", [3, 2])
+    one = write_store(tmp_path / "one", bags, provenance={}, recipe="8e1f", shard_bytes=1)
+    other = write_store(tmp_path / "other", bags, provenance={}, recipe="77aa", shard_bytes=1)
+    plain = write_store(tmp_path / "plain", bags, provenance={}, shard_bytes=1)
+    name = "features-00001.safetensors"
+    for store, found in ((other, "77aa"), (plain, "unknown")):
+        (one.folder / name).write_bytes((store.folder / name).read_bytes())
+        with pytest.raises(
+            UserError, match=rf"00001.* by another encoder or .* \(recipe {found}, not 8e1f\); features"
+        ):
+            open_store(one.folder)
+
+
+def test_a_store_of_format_1_is_read(tmp_path):
+    store = write(tmp_path)
+    about = store.folder / "store.json"
+    old = {name: value for name, value in json.loads(about.read_text()).items() if name != "recipe"}
+    about.write_text(json.dumps(old | {"format": 1}))
+    for shard in store.folder.glob("*.safetensors"):
+        save_file(load_file(shard), shard)  # without metadata
+    assert_same(open_store(store.folder).bags(), store.bags())
+    assert open_store(store.folder).recipe == ""
+
+
+def test_a_flipped_bit_is_found_where_it_is(tmp_path):
+    store = write(tmp_path, shard_bytes=8 * 24)
+    assert store.damaged() == []
+    shard = store.folder / "features-00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    damaged = open_store(store.folder)  # opening does not look at features
+    last = damaged.scans[damaged.scans["shard"] == 1]["scan_id"].tolist()[-1]
+    assert damaged.damaged() == [last]
+    assert damaged.select([last]).damaged() == [last]
+    assert damaged.select([scan for scan in damaged.scan_ids if scan != last]).damaged() == []
+
+
+def test_other_files_come_with_the_store(tmp_path):
+    store = write(tmp_path, files={"report.json": b"{}"})
+    assert (store.folder / "report.json").read_bytes() == b"{}"
+    assert open_store(store.folder).fingerprint == store.fingerprint
 
 
 # ----------------------------------------------------------------------------------------------------

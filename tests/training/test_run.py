@@ -135,9 +135,9 @@ def test_the_same_run_goes_on(tmp_path: Path) -> None:
     [
         (identity(epochs=7), r"configs\.0\.epochs was 1000, now it is 7 \(2 more differences\)"),
         (identity(seed=3), r"configs\.0\.seed was 0, now it is 3 \(1 more differences\)"),
-        ({**identity(), "data": {"train": "a", "val": "c"}}, r"data\.val was b, now it is c; give another folder"),
-        ({**identity(), "data": {"train": "a", "val": "b", "test": "d"}}, r"data\.test was absent, now it is d"),
-        ({**identity(), "configs": identity()["configs"][:1]}, r"configs\.1\.method was ng, now it is absent"),
+        ({**identity(), "data": {"train": "a", "val": "c"}}, r"data\.val was 'b', now it is 'c'; give another folder"),
+        ({**identity(), "data": {"train": "a", "val": "b", "test": "d"}}, r"data\.test was absent, now it is 'd'"),
+        ({**identity(), "configs": identity()["configs"][:1]}, r"configs\.1\.method was 'ng', now it is absent"),
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, other: dict[str, Any], message: str) -> None:

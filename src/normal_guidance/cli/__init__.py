@@ -14,10 +14,15 @@ from typer.core import TyperGroup
 from normal_guidance import __version__
 from normal_guidance.cli.demo import demo
 from normal_guidance.cli.describe import describe
+from normal_guidance.cli.encode import encode
+from normal_guidance.cli.index import index
 from normal_guidance.cli.methods import methods
+from normal_guidance.cli.phantom import phantom
 from normal_guidance.cli.reproduce import reproduce
 from normal_guidance.cli.split import audit, split
+from normal_guidance.cli.store import store_app
 from normal_guidance.cli.sweep import sweep
+from normal_guidance.cli.weights import weights_app
 from normal_guidance.errors import UserError
 
 # Must be set before torch is imported.  OpenMP's threads spin while they wait; where cores are shared (containers,
@@ -67,5 +72,7 @@ def nguide(
     """Find the slices that matter in a 3D medical scan when only the whole scan carries a label."""
 
 
-for command in (demo, split, audit, describe, methods, sweep, reproduce):
+for command in (demo, phantom, index, split, audit, describe, encode, methods, sweep, reproduce):
     app.command()(command)
+app.add_typer(store_app, name="store")
+app.add_typer(weights_app, name="weights")

@@ -33,6 +33,7 @@ KINDS = {
     "mixed_orientation": "Slices of different orientation in one series.",
     "mixed_size": "Slices of different size or pixel spacing in one series.",
     "mixed_series": "Several series where one was expected.",
+    "no_series": "No SeriesInstanceUID, so that its scan cannot be told.",
     "one_slice": "The series has one slice.",
     "multi_frame": "One file holds several slices.",
     # Pixels
@@ -42,11 +43,14 @@ KINDS = {
     # Labels
     "label_without_image": "A label whose image is not there.",
     "image_without_label": "An image without a label.",
+    "bad_row": "A line of a label table that cannot be read.",
     "double_label": "The same label more than once.",
     "conflicting_label": "Labels that contradict each other.",
     "label_mismatch": "Slice labels that do not fit the slices or the scan's label.",
     "indeterminate": "An exam that its readers called indeterminate; it counts as negative.",
     "incomplete_organ": "A series that does not show the whole organ.",
+    "no_patient": "No patient id: the scan counts as a patient of its own.",
+    "mixed_patient": "Several patients in one series.",
     "double_scan": "The same scan more than once.",
     "failed": "The scan could not be processed.",
 }

@@ -1,9 +1,12 @@
 """The files of a feature store: what they hold, and how they are written and read.
 
-    store.json                   format, number of features, dtype, provenance, fingerprint
+    store.json                   format, number of features, dtype, provenance, recipe, fingerprint
     index.parquet                one row per scan: who, label, part, where its slices lie, their checksum
-    features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards
+    features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards; the
+                                 metadata name the recipe, too
 
+The recipe is a hash of what turned scans into features: the encoder's weights and the preprocessing.  It is the same
+in all files of a store, or they are not of one store.
 `normal_guidance.features.store` is what to use; this is what it is made of.
 """
 
@@ -28,8 +31,11 @@ from torch import Tensor
 from normal_guidance.errors import UserError
 from normal_guidance.files import sync, write_atomically
 
-FORMAT = 1
-"""Version of the layout on disk; a store of another version is refused."""
+FORMAT = 2
+"""Version of the layout on disk."""
+
+FORMATS = (1, 2)
+"""Versions that are read; a store of another one is refused.  Version 1 had no recipe."""
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 """Number formats that features are stored in, by the name that store.json gives them."""
@@ -79,6 +85,7 @@ class About(NamedTuple):
     features: int
     dtype: torch.dtype
     provenance: dict[str, Any]
+    recipe: str
     fingerprint: str
 
 
@@ -106,13 +113,15 @@ def read_about(folder: Path) -> About:
     try:
         fields = json.loads(path.read_bytes())
         version = fields["format"]
-        if version == FORMAT:
-            return About(fields["features"], DTYPES[fields["dtype"]], fields["provenance"], fields["fingerprint"])
+        if version in FORMATS:
+            recipe = fields["recipe"] if version > 1 else ""
+            dtype = DTYPES[fields["dtype"]]
+            return About(fields["features"], dtype, fields["provenance"], recipe, fields["fingerprint"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error!r}); {AGAIN}") from error
     raise UserError(
-        f"{path}: format {version!r}, but this version of normal-guidance reads format {FORMAT}; install the version "
-        "that wrote the store, or write the store again"
+        f"{path}: format {version!r}, but this version of normal-guidance reads formats up to {FORMAT}; install the "
+        "version that wrote the store, or write the store again"
     )
 
 
@@ -141,7 +150,7 @@ def index_rows(scans: pd.DataFrame) -> list[Row]:
 
 
 def write_shards(
-    folder: Path, scans: Iterable[tuple[Row, Tensor]], shard_bytes: int
+    folder: Path, scans: Iterable[tuple[Row, Tensor]], shard_bytes: int, recipe: str
 ) -> tuple[list[Row], int, torch.dtype]:
     """Writes all scans as they come; returns their rows, now with places, the number of features and their dtype."""
     rows: list[Row] = []
@@ -153,7 +162,7 @@ def write_shards(
                 opened.close()
                 shard, end = shard + 1, 0
                 path = folder / _shard_name(shard)
-                file = opened.enter_context(_shard_file(path, features.shape[1], features.dtype))
+                file = opened.enter_context(_shard_file(path, features.shape[1], features.dtype, recipe))
             file.write(raw_bytes(features))
             rows.append(row._replace(shard=shard, first_row=end))
             end += row.slices
@@ -161,7 +170,7 @@ def write_shards(
 
 
 @contextmanager
-def _shard_file(path: Path, features: int, dtype: torch.dtype) -> Iterator[BinaryIO]:
+def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> Iterator[BinaryIO]:
     """A safetensors file to append slices to: the header, which needs their number, is written last.
 
     safetensors' own writer takes whole tensors, that is, a shard in memory.
@@ -172,9 +181,10 @@ def _shard_file(path: Path, features: int, dtype: torch.dtype) -> Iterator[Binar
         size = file.tell() - HEADER_BYTES
         slices = size // (features * dtype.itemsize)
         tensor = {"dtype": SAFETENSORS_NAMES[dtype], "shape": [slices, features], "data_offsets": [0, size]}
+        header = {"__metadata__": {"recipe": recipe}, "features": tensor}
         length = HEADER_BYTES - 8  # after the 8 bytes that hold this length
         file.seek(0)
-        file.write(length.to_bytes(8, "little") + json.dumps({"features": tensor}).encode().ljust(length))
+        file.write(length.to_bytes(8, "little") + json.dumps(header).encode().ljust(length))
         sync(file)
 
 
@@ -183,32 +193,38 @@ def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
     return features.view(torch.uint8).flatten().numpy().data
 
 
-def map_shards(folder: Path, scans: pd.DataFrame, features: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The features of all shards, unread, if the files hold what the index says."""
+def map_shards(folder: Path, scans: pd.DataFrame, about: About) -> tuple[Tensor, ...]:
+    """The features of all shards, unread, if the files hold what the index and store.json say."""
     place = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
     wrong = scans["scan_id"][place != scans["first_row"]].tolist()
     if wrong:
         raise UserError(f"{folder}: by index.parquet, scan {wrong[0]!r} does not follow the one before it; {AGAIN}")
     slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
     return tuple(
-        _map_shard(folder / _shard_name(number), (count, features), dtype)
+        _map_shard(folder / _shard_name(number), (count, about.features), about)
         for number, count in enumerate(slices.tolist())
     )
 
 
-def _map_shard(path: Path, shape: tuple[int, int], dtype: torch.dtype) -> Float[Tensor, "slices features"]:
+def _map_shard(path: Path, shape: tuple[int, int], about: About) -> Float[Tensor, "slices features"]:
     """safetensors gives a view of the file, mapped to memory; a page is read when it is first touched."""
     try:
         with safe_open(path, framework="pt") as file:
             shard: Tensor = file.get_tensor("features")
+            recipe = (file.metadata() or {}).get("recipe", "")
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing; {AGAIN}") from error
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} is damaged ({error}); {AGAIN}") from error
-    if (tuple(shard.shape), shard.dtype) != (shape, dtype):
+    if recipe != about.recipe:
+        raise UserError(
+            f"{path} was made by another encoder or preprocessing than the store (recipe {recipe[:12] or 'unknown'}, "
+            f"not {about.recipe[:12] or 'unknown'}); features of two recipes do not mix: {AGAIN}"
+        )
+    if (tuple(shard.shape), shard.dtype) != (shape, about.dtype):
         raise UserError(
             f"{path} holds {tuple(shard.shape)} numbers of {dtype_name(shard.dtype)}, but by the index {shape} of "
-            f"{dtype_name(dtype)}; {AGAIN}"
+            f"{dtype_name(about.dtype)}; {AGAIN}"
         )
     return shard
 

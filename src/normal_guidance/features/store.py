@@ -40,7 +40,7 @@ from normal_guidance.features.files import (
     write_index,
     write_shards,
 )
-from normal_guidance.files import folder_atomically
+from normal_guidance.files import folder_atomically, write_atomically
 
 SHARD_BYTES = 2**30
 """Largest shard, unless one scan alone is larger: files that are easy to copy and to map."""
@@ -59,6 +59,7 @@ class FeatureStore:
         width: features per slice.
         dtype: what the features are stored in.
         provenance: how the features were made, as `write_store` was told.
+        recipe: a hash of the encoder and the preprocessing; empty if nobody said.
         shards: the memory-mapped features, all of them.
 
     Example:
@@ -82,6 +83,7 @@ class FeatureStore:
     width: int
     dtype: torch.dtype
     provenance: Mapping[str, Any]
+    recipe: str
     shards: tuple[Float[Tensor, "_ features"], ...]
 
     def __len__(self) -> int:
@@ -124,7 +126,7 @@ class FeatureStore:
         training is not tested on a stranger.  The folder is left as it is.
         """
         where = "the mapping" if isinstance(parts, Mapping) else str(parts)
-        part_of = dict(parts) if isinstance(parts, Mapping) else _read_parts(Path(parts))
+        part_of = dict(parts) if isinstance(parts, Mapping) else read_parts(Path(parts))
         for scan, name in part_of.items():
             _check_part(name, f"{where}: scan {scan!r}: ")
         have, given = set(self.scan_ids), set(part_of)
@@ -135,7 +137,7 @@ class FeatureStore:
             if scans:
                 raise UserError(f"{where}: scan {min(scans)!r} {problem} ({len(scans)} such scans); {action}")
         names = [part_of[scan] for scan in self.scan_ids]
-        _check_patients({}, self.patient_ids, names)
+        check_patients({}, self.patient_ids, names)
         return self._view(self.scans.assign(part=pd.Series(names, dtype=object, index=self.scans.index)))
 
     def rows(
@@ -166,6 +168,11 @@ class FeatureStore:
             scan_ids=self.scan_ids,
             patient_ids=self.patient_ids,
         )
+
+    def damaged(self) -> list[str]:
+        """The scans whose features are not those that were written: reads all of them, and hashes them again."""
+        checksums = zip(self.scan_ids, self.scans["sha256"].tolist(), self._features_of, strict=True)
+        return [scan for scan, sha256, features in checksums if _checksum(features) != sha256]
 
     @cached_property
     def lengths(self) -> Int[Tensor, "scans"]:
@@ -247,8 +254,10 @@ def write_store(
     bags: Bags | Iterable[tuple[str | None, Bags]],
     *,
     provenance: Mapping[str, Any],
+    recipe: str = "",
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
+    files: Mapping[str, bytes] | None = None,
 ) -> FeatureStore:
     """Writes scans to a new store and opens it.
 
@@ -258,8 +267,10 @@ def write_store(
             by one: a pair is let go when the next one has come.  Scan ids are unique over all of them, and no patient
             is in two parts.
         provenance: anything that JSON can hold, for whoever wonders where the features came from.
+        recipe: a hash of the encoder and the preprocessing, which every file of the store is marked with.
         dtype: what to store the features in; as they are if left out.
         shard_bytes: where to start a new file.
+        files: what else lies in the folder, by name, such as a report.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -274,9 +285,12 @@ def write_store(
     _check_provenance(provenance)
     scans = _scans([(None, bags)] if isinstance(bags, Bags) else bags, dtype)
     with folder_atomically(folder) as draft:
-        rows, features, dtype = write_shards(draft, scans, shard_bytes)
+        rows, features, dtype = write_shards(draft, scans, shard_bytes, recipe)
         write_index(draft, rows)
-        write_about(draft, About(features, dtype, dict(provenance), fingerprint_rows(rows, features, dtype)))
+        fingerprint = fingerprint_rows(rows, features, dtype)
+        write_about(draft, About(features, dtype, dict(provenance), recipe, fingerprint))
+        for name, content in (files or {}).items():
+            write_atomically(draft / name, content)
     return open_store(folder)
 
 
@@ -327,7 +341,7 @@ def _checked(parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None
             )
         part_of_scan |= dict.fromkeys(bags.scan_ids, part)
         if part is not None:
-            _check_patients(part_of_patient, bags.patient_ids, [part] * len(bags))
+            check_patients(part_of_patient, bags.patient_ids, [part] * len(bags))
         yield part, bags
     if first is None:
         raise UserError("there is no scan to store; give at least one")
@@ -371,8 +385,15 @@ def _check_part(name: str, where: str = "") -> None:
         raise UserError(f"{where}part {name!r} is unknown; choose one of {', '.join(PARTS)}")
 
 
-def _check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
-    """Enters the patients' parts into `part_of`, where nobody may have another part."""
+def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
+    """Enters the patients' parts into `part_of`, where nobody may have another part.
+
+    Example:
+        >>> check_patients({}, ["Ann", "Ann"], ["train", "test"])
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: patient 'Ann' has scans in part 'train' and in part 'test'; put all scans of
+        a patient into one part
+    """
     for patient, part in zip(patients, parts, strict=True):
         before = part_of.setdefault(patient, part)
         if before != part:
@@ -402,8 +423,12 @@ def _row(bag: Bag, part: str | None, features: Float[Tensor, "slices features"])
         slices=len(features),
         slice_labels=None if bag.slice_labels is None else bag.slice_labels.cpu().numpy().astype(np.int8),
         part=part,
-        sha256=hashlib.sha256(raw_bytes(features)).hexdigest(),
+        sha256=_checksum(features),
     )
+
+
+def _checksum(features: Float[Tensor, "slices features"]) -> str:
+    return hashlib.sha256(raw_bytes(features)).hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -429,11 +454,12 @@ def open_store(folder: str | Path) -> FeatureStore:
             f"{folder}: index.parquet and store.json are not of one store (fingerprints {fingerprint[:12]} and "
             f"{about.fingerprint[:12]}); {AGAIN}"
         )
-    shards = map_shards(folder, scans, about.features, about.dtype)
-    return FeatureStore(folder, scans, about.features, about.dtype, about.provenance, shards)
+    shards = map_shards(folder, scans, about)
+    return FeatureStore(folder, scans, about.features, about.dtype, about.provenance, about.recipe, shards)
 
 
-def _read_parts(path: Path) -> dict[str, str]:
+def read_parts(path: Path) -> dict[str, str]:
+    """Every scan's part, from a .csv or .parquet with the columns scan_id and part."""
     if path.suffix not in (".csv", ".parquet"):
         raise UserError(f"{path}: a table of parts is a .csv or .parquet file with the columns scan_id and part")
     try:

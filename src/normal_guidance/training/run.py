@@ -14,23 +14,21 @@ Every file is written atomically: whenever the process dies, the folder is one t
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
-from normal_guidance.files import make_folder, read_json, write_json
+from normal_guidance.files import read_json, write_json
+from normal_guidance.folders import LOCK, difference, lock_folder
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import L1_STRENGTHS, LEARNING_RATES, Config, departures
 from normal_guidance.training.selection import group_of
@@ -39,54 +37,13 @@ from normal_guidance.training.sweep import Execution
 FORMAT = 1
 """Version of the layout on disk; a folder of another version is refused."""
 
-LOCK, CONFIG, STATE, REPORT = "lock", "config.json", "state.safetensors", "report.json"
+CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
 
 # ----------------------------------------------------------------------------------------------------
 # Whose folder it is
 # ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder, which is made if need be; the lock dies with the process.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder, lock_folder(Path(folder)):
-        ...     with lock_folder(Path(folder)):
-        ...         pass
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: /... is being written by process ... on ...; wait until it ends, or choose
-        another folder
-    """
-    make_folder(folder)
-    with _held(folder):
-        yield
-
-
-def _held(folder: Path) -> TextIO:
-    """The open file that holds the lock."""
-    try:
-        file = (folder / LOCK).open("a+", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-    except OSError as error:
-        with file:
-            if not isinstance(error, BlockingIOError):
-                raise UserError(f"{folder} cannot be locked ({error.strerror}); choose another folder") from error
-            file.seek(0)
-            holder = file.read() or "another process"
-            raise UserError(
-                f"{folder} is being written by {holder}; wait until it ends, or choose another folder"
-            ) from error
-    return file
 
 
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,24 +183,9 @@ def forget(folder: Path, *patterns: str) -> None:
 
 
 def _compare(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    old = dict(_leaves({name: before.get(name) for name in now}))
-    new = dict(_leaves(json.loads(json.dumps(now))))
-    missing = object()
-    different = [name for name in (old | new) if old.get(name, missing) != new.get(name, missing)]
-    if different:
-        name = different[0]
-        more = f" ({len(different) - 1} more differences)" if len(different) > 1 else ""
+    found = difference({name: before.get(name) for name in now}, now)
+    if found:
         raise UserError(
-            f"{folder} holds another run: {name} was {old.get(name, 'absent')}, now it is {new.get(name, 'absent')}"
-            f"{more}; give another folder (--out), or the data and options that the run began with"
+            f"{folder} holds another run: {found}; give another folder (--out), or the data and options that the run "
+            "began with"
         )
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """("configs.0.lr", 0.1) and so on."""
-    if isinstance(value, Mapping | list):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, inner in items:
-            yield from _leaves(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value

@@ -1,0 +1,180 @@
+"""From scans to features: the whole stage beside the bare encoder on the same batches; a table, then one JSON line.
+
+    python benchmarks/bench_encode.py [--device cpu|cuda] [--encoder vit-b16|efficientnet-lite0] [--scans 8] ...
+
+Phantom head scans are written as uncompressed DICOM of 512 x 512 pixels, indexed and encoded into a store: reading,
+decoding, windowing, resizing, encoding, writing, all of it.  The bare encoder is given the same batches, preprocessed
+beforehand.  Both run in turns.  `decode` is what one worker alone reads and prepares.  vit-b16 has random weights,
+which are as fast as others.
+
+Goal: the stage reaches at least .9 of the bare encoder's slices per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from normal_guidance.data.indexing import index
+from normal_guidance.data.manifest import Manifest, read_manifest
+from normal_guidance.data.phantom.dataset import write_phantom
+from normal_guidance.data.volumes import read_volume
+from normal_guidance.features.encoders import Encoder, load_encoder
+from normal_guidance.features.extraction import encode
+from normal_guidance.features.machine import Options
+from normal_guidance.features.preprocessing import Preprocessing, Statistics
+from report import machine
+
+GOAL = 0.9
+WINDOW = (-100.0, 300.0)
+STATISTICS = Statistics((0.0,), (100.0,))
+
+
+def random_vit(path: Path) -> Path:
+    """Random weights of ViT-B/16 under torchvision's names."""
+    width, wide = 768, 3072
+    shapes = {
+        "conv_proj.weight": (width, 3, 16, 16),
+        "conv_proj.bias": (width,),
+        "class_token": (1, 1, width),
+        "encoder.pos_embedding": (1, 197, width),
+        "encoder.ln.weight": (width,),
+        "encoder.ln.bias": (width,),
+    }
+    for number in range(12):
+        layer = f"encoder.layers.encoder_layer_{number}."
+        for name, rows, columns in (
+            ("self_attention.in_proj_", 3 * width, width),
+            ("self_attention.out_proj.", width, width),
+            ("mlp.0.", wide, width),
+            ("mlp.3.", width, wide),
+        ):
+            shapes |= {f"{layer}{name}weight": (rows, columns), f"{layer}{name}bias": (rows,)}
+        for name in ("ln_1", "ln_2"):
+            shapes |= {f"{layer}{name}.weight": (width,), f"{layer}{name}.bias": (width,)}
+    generator = torch.Generator().manual_seed(0)
+    save_file({name: 0.02 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}, path)
+    return path
+
+
+def make_scans(folder: Path, scans: int) -> Manifest:
+    write_phantom("rsna-ich", folder / "scans", scans=scans, size=512)
+    index("rsna-ich", folder / "scans", folder / "index")
+    return read_manifest(folder / "index")
+
+
+def time_decoding(manifest: Manifest, preprocessing: Preprocessing) -> tuple[float, list[torch.Tensor]]:
+    """Seconds that one process needs for all scans, and the images."""
+    images, begin = [], time.perf_counter()
+    for row in manifest:
+        volume, _ = read_volume(row, manifest.root)
+        images.append(torch.from_numpy(preprocessing.apply(volume)))
+    return time.perf_counter() - begin, images
+
+
+def time_encoder(encoder: Encoder, images: torch.Tensor, batch_size: int) -> float:
+    begin = time.perf_counter()
+    for batch in images.split(batch_size):
+        encoder.encode(batch)
+    return time.perf_counter() - begin
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time the encoding of scans beside the bare encoder.")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32", choices=["float32", "tf32", "bf16"])
+    parser.add_argument("--encoder", default="vit-b16", choices=["vit-b16", "efficientnet-lite0"])
+    parser.add_argument("--scans", type=int, default=8)
+    parser.add_argument("--copies", type=int, default=1, help="read every scan so many times, under other names")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of the encoder on the CPU")
+    parser.add_argument("--commit", help="to report where the code has come without its repository")
+    return parser.parse_args(arguments)
+
+
+def copied(manifest: Manifest, copies: int) -> Manifest:
+    """The same scans again and again: drawing phantoms takes longer than reading them."""
+    import pyarrow as pa
+
+    tables = []
+    for number in range(copies):
+        names = pa.array([f"{scan}-{number}" for scan in manifest.scan_ids])
+        tables.append(manifest.table.set_column(0, "scan_id", names))
+    return Manifest(pa.concat_tables(tables), manifest.about)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse_arguments(arguments)
+    torch.set_num_threads(options.threads)
+    about = machine(options.device, options.commit)
+    print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        load = partial(load_encoder, "efficientnet-lite0", offline=True)
+        if options.encoder == "vit-b16":
+            load = partial(
+                load_encoder, "vit-b16-imagenet", weights=random_vit(folder / "vit.safetensors"), offline=True
+            )
+        encoder = load(device=options.device, precision=options.precision)
+        preprocessing = Preprocessing(windows=(WINDOW,), size=encoder.size, statistics=STATISTICS)
+        manifest = make_scans(folder, options.scans)
+        slices = int(manifest.lengths.sum()) * options.copies
+        seconds, images = time_decoding(manifest, preprocessing)
+        decoding = seconds * options.copies
+        batches = torch.cat(images).repeat(options.copies, 1, 1, 1)
+        time_encoder(encoder, batches[: 2 * options.batch_size], options.batch_size)  # to warm up
+        settings = Options(batch_size=options.batch_size, device=options.device, precision=options.precision)
+        bare, whole = [], []
+        for turn in range(options.repeats):
+            bare.append(time_encoder(encoder, batches, options.batch_size))
+            begin = time.perf_counter()
+            outcome = encode(
+                copied(manifest, options.copies),
+                load,
+                folder / f"store-{turn}",
+                preprocessing=Preprocessing(windows=(WINDOW,)),
+                read=read_volume,
+                statistics=STATISTICS,
+                options=settings,
+                workers=options.workers,
+            )
+            everything = time.perf_counter() - begin
+            whole.append(outcome.seconds)
+            print(
+                f"turn {turn}: bare {bare[-1]:.2f} s, stage {whole[-1]:.2f} s, all of it {everything:.2f} s",
+                flush=True,
+            )
+    rates = {
+        "bare encoder": slices / statistics.median(bare),
+        "whole stage": slices / statistics.median(whole),
+        "decode, one process": slices / decoding,
+    }
+    for name, rate in rates.items():
+        print(f"{name:<22}{rate:>10.1f} slices/s")
+    share = rates["whole stage"] / rates["bare encoder"]
+    print(f"{'met   ' if share >= GOAL else 'MISSED'}  share of the bare encoder's rate at least {GOAL}: {share:.3f}")
+    report = {
+        "benchmark": "encode",
+        "machine": about,
+        "options": vars(options),
+        "slices": slices,
+        "slices_per_s": rates,
+    }
+    print(json.dumps({**report, "share": share, "bare_s": bare, "stage_s": whole, "met": share >= GOAL}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""`nguide index`: a folder of scans and its labels become a manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from normal_guidance.data.indexing import Index, Progress
+
+MOST_WORKERS = 8
+"""More processes than this seldom read one disk faster."""
+
+
+def index(
+    source: Annotated[str, typer.Argument(help="rsna-ich, rsna-pe, rsna-at (as Kaggle distributes them) or folder.")],
+    root: Annotated[Path, typer.Argument(help="Folder that holds the images and, but for folder, the label tables.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for manifest.parquet, problems.csv, report.json.")],
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of folder: .csv or .parquet with scan_id, path (relative to ROOT), label, and optionally patient_id, "
+            "slice_labels (0 0 1 1), slice_ranges (12-20;31-33, from 0) or mask (NIfTI)."
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Of rsna-at: image (rows of image_level_labels_2024.csv, as in the paper; default) or patient "
+            "(any_injury)."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that read headers; 0: none but this one. Default: by cores.")
+    ] = None,
+) -> None:
+    """Index scans: find them, order their slices by geometry, join their labels, and report whatever is odd.
+
+    The same files give the same manifest, whatever the number of workers.
+    """
+    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.data.indexing import check_options
+    from normal_guidance.data.indexing import index as make_index
+
+    check_options(source, table, labels)
+    console = make_console()
+    count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
+    with _watch(console, f"{source} in {root}") as watch:
+        made = make_index(source, root, out, table=table, labels=labels, workers=count, watch=watch)
+    for line in summary(made, out):
+        say(console, line)
+
+
+def summary(made: Index, out: Path) -> list[str]:
+    """What there is, what is odd about it, and what to do next."""
+    counts = made.report["counts"]
+    scans, positive, sliced = counts["scans"], counts["positive"], counts["with_slice_labels"]
+    lines = [
+        f"{scans:,} scans, {counts['slices']:,} slices, {counts['patients']:,} patients",
+        f"{positive:,} positive scans ({100 * positive / scans:.1f} %), {sliced:,} with slice labels",
+    ]
+    problems = counts["problems"]
+    if problems:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in problems.items())
+        lines.append(f"Problems: {kinds}; see {out / 'problems.csv'}")
+    else:
+        lines.append("No problems")
+    lines.append(f"Manifest: {out / 'manifest.parquet'} ({made.report['seconds']:g} s)")
+    lines.append(f"Next: nguide split {out} -o SPLIT.parquet, then nguide encode {out} --encoder NAME -o STORE")
+    return lines
+
+
+@contextmanager
+def _watch(console: Console, title: str) -> Iterator[Callable[[Progress], None]]:
+    """A live bar on a terminal; elsewhere one line, for log files."""
+    from normal_guidance.cli.progress import say
+
+    if not console.is_terminal:
+        say(console, f"{title}: begins")
+        yield lambda now: None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(title, total=None, note="begins")
+        yield lambda now: bars.update(
+            task,
+            total=None if now.done is None else 1.0,
+            completed=now.done or 0.0,
+            note=f"{now.files:,} files, {now.scans:,} scans",
+        )

@@ -1,0 +1,76 @@
+"""`nguide store`: shows and verifies feature stores, and converts them from and to other formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from normal_guidance.errors import UserError
+
+store_app = typer.Typer(
+    help="Show, verify, import and export feature stores.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Store = Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE", show_default=False)]
+Form = Annotated[
+    str, typer.Option("--format", "-f", help="npz, hdf5 or torchmil.", metavar="FORMAT", show_default=False)
+]
+
+
+@store_app.command()
+def show(store: Store) -> None:
+    """What a store holds, and how it was made; reads no features."""
+    from normal_guidance.features.store import open_store
+
+    opened = open_store(store)
+    typer.echo(repr(opened))
+    typer.echo(f"recipe: {opened.recipe or 'unknown'}")
+    typer.echo(f"fingerprint: {opened.fingerprint}")
+    typer.echo(json.dumps(opened.provenance, indent=2))
+
+
+@store_app.command()
+def verify(store: Store) -> None:
+    """Read every feature and compare each scan's sha256 with the index; fails if one is damaged."""
+    from normal_guidance.features.store import open_store
+
+    opened = open_store(store)
+    damaged = opened.damaged()
+    if damaged:
+        raise UserError(
+            f"{store}: {len(damaged)} of {len(opened)} scans are damaged: {', '.join(damaged[:10])}"
+            f"{', ...' if len(damaged) > 10 else ''}; copy the store again, or encode it again"
+        )
+    typer.echo(f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features, all as they were written")
+
+
+@store_app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="Folder or file of another format.", show_default=False)],
+    form: Form,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The store to write.", show_default=False)],
+) -> None:
+    """Write a store from npz files, HDF5 or torchmil's folders."""
+    from normal_guidance.features.convert import import_store
+
+    typer.echo(f"{out}: {import_store(source, out, form)!r}")
+
+
+@store_app.command()
+def export(
+    store: Store,
+    form: Form,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder, or for hdf5 file, to write.", show_default=False)],
+) -> None:
+    """Write a store as npz files, HDF5 or torchmil's folders."""
+    from normal_guidance.features.convert import export_store
+    from normal_guidance.features.store import open_store
+
+    opened = open_store(store)
+    export_store(opened, out, form)
+    typer.echo(f"{out}: {len(opened)} scans as {form}")

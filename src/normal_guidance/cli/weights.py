@@ -1,0 +1,58 @@
+"""``nguide weights``: shows, imports and checks the pretrained weights of the named encoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class _ListByDefault(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: the class differs between releases of typer
+        return super().parse_args(ctx, args or ["list"])
+
+
+weights_app = typer.Typer(
+    cls=_ListByDefault,
+    help="Show, import and check the pretrained weights of encoders; without a command: list.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@weights_app.command("list")
+def list_weights() -> None:
+    """Which weights there are, and where they lie; reads none of them."""
+    from normal_guidance.features.weights import KNOWN_WEIGHTS, cache_folder, find_weights
+
+    for name, known in KNOWN_WEIGHTS.items():
+        file = find_weights(name)
+        where = f"in {file}" if file else f"not on this machine; nguide weights import {name} {known.file}"
+        typer.echo(f"{name}: {known.source}, {known.mib} MiB, {where}")
+    typer.echo(f"cache: {cache_folder()} (NGUIDE_CACHE chooses another)")
+
+
+@weights_app.command("import")
+def import_(
+    name: Annotated[str, typer.Argument(help="One of `nguide weights list`.", metavar="NAME")],
+    file: Annotated[Path, typer.Argument(help="The published file, downloaded elsewhere.", metavar="FILE")],
+) -> None:
+    """Copy a weights file into the cache, if its sha256 is the published one."""
+    from normal_guidance.features.weights import import_weights
+
+    typer.echo(f"{name}: {import_weights(name, file)}")
+
+
+@weights_app.command("check")
+def check() -> None:
+    """Compare the sha256 of each weights file with the published one; fails if one is damaged."""
+    from normal_guidance.errors import UserError
+    from normal_guidance.features.weights import check_weights
+
+    found = check_weights()
+    for one in found:
+        typer.echo(f"{one.name}: {one.state} ({', '.join(str(part) for part in (one.file, one.detail) if part)})")
+    damaged = [str(one.file) for one in found if one.state == "damaged"]
+    if damaged:
+        raise UserError(f"{', '.join(damaged)}: damaged; delete it and import it again (nguide weights import)")

@@ -1,0 +1,220 @@
+"""Files in folders and in zip archives under one kind of name; nothing is ever extracted.
+
+    scans/A17/003.dcm            a file below the root
+    scans/B02.zip!B02/003.dcm    a member of an archive below the root
+
+Names come from strangers: whatever would lead out of the root is refused, when files are listed and when they are
+read.  What cannot be used is reported and left out, and never stops the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from normal_guidance.data.problems import Problem, UnreadableError
+from normal_guidance.errors import UserError
+
+MEMBER_BYTES = 2**30
+"""Largest member of an archive that is read, by the size that it declares; a larger one may be a zip bomb."""
+
+ARCHIVES = 4
+"""Archives that stay open, so that reading a scan does not parse its archive's directory for every slice."""
+
+SEPARATOR = "!"
+"""Between an archive and its member."""
+
+LEFT = "left out"
+"""What is done about every problem found here."""
+
+_SUFFIX = ".zip"
+
+Report = Callable[[Problem], object]
+
+
+def list_files(root: Path, report: Report | None = None) -> Iterator[str]:
+    """All regular files below `root` as relative posix paths, sorted; those in zip archives as 'a.zip!member'.
+
+    Symbolic links to files below the root count as files; links to folders below it are not followed, as their files
+    are listed anyway.  Links that lead out of the root, unsafe, encrypted or too large members and broken archives
+    are left out, and `report` is told.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     for name in ("b.dcm", "a.dcm"):
+        ...         _ = Path(folder, name).write_bytes(b"")
+        ...     list(list_files(Path(folder)))
+        ['a.dcm', 'b.dcm']
+    """
+    if not root.is_dir():
+        raise UserError(f"{root} is no folder; name the folder that holds the scans")
+    tell: Report = report or (lambda problem: None)
+    real_root = root.resolve()
+    pending = [""]
+    while pending:  # no recursion: folders may be nested deeper than Python's stack
+        name = pending.pop()
+        if not name or name.endswith("/"):
+            pending.extend(sorted(_entries(root, real_root, name, tell), reverse=True))
+        elif name.endswith(SEPARATOR):
+            yield from list_members(root / name[:-1], name, tell)
+        else:
+            yield name
+
+
+def locate(root: Path, file: str) -> Path | bytes:
+    """What `read_header` and `read_pixels` take: the path of a file in a folder, the content of one in an archive.
+
+    Raises UnreadableError, 'unsafe_path' where the name leads out of the root.
+
+    Example:
+        >>> locate(Path("/tmp"), "../etc/passwd")
+        Traceback (most recent call last):
+        normal_guidance.data.problems.UnreadableError: unsafe_path: ../etc/passwd: leads out of its folder
+    """
+    archive, member = _split(file)
+    if _is_unsafe(archive) or (member is not None and _is_unsafe(member)):
+        raise UnreadableError("unsafe_path", f"{file}: leads out of its folder")
+    path = root / archive
+    try:
+        below, there = _is_below(path, root.resolve()), path.is_file()
+    except (OSError, ValueError) as error:  # too long for the disk, or no UTF-8
+        raise UnreadableError("unreadable", f"{ascii(file)}: no name of a file: {error}") from error
+    if not below:
+        raise UnreadableError("unsafe_path", f"{file}: a link leads out of {root}")
+    if not there:
+        raise UnreadableError("unreadable", f"{file}: {archive} is not there, or no file")
+    return path if member is None else _read_member(path, member, file)
+
+
+def read_bytes(root: Path, file: str) -> bytes:
+    """The content of a file that `list_files` named; raises as `locate` does."""
+    found = locate(root, file)
+    if isinstance(found, bytes):
+        return found
+    try:
+        return found.read_bytes()
+    except OSError as error:
+        raise UnreadableError("unreadable", f"{file}: {error.strerror}") from error
+
+
+# ----------------------------------------------------------------------------------------------------
+# Folders
+# ----------------------------------------------------------------------------------------------------
+
+
+def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterator[str]:
+    """Of one folder: files, folders with '/' and archives with '!' at the end, so that they sort as their files do."""
+    try:
+        entries = list(os.scandir(root / folder))
+    except OSError as error:
+        report(Problem("", folder.rstrip("/"), "unreadable", f"the folder cannot be listed: {error.strerror}", LEFT))
+        return
+    for entry in entries:
+        name = folder + entry.name
+        if not _is_text(name):
+            report(Problem("", ascii(name), "unreadable", "the name is no UTF-8", LEFT))
+        elif entry.is_symlink() and (problem := _problem_of_link(Path(entry.path), name, real_root)):
+            report(problem)
+        elif entry.is_dir(follow_symlinks=False):
+            yield f"{name}/"
+        elif entry.is_file():
+            yield f"{name}{SEPARATOR}" if name.lower().endswith(_SUFFIX) else name
+
+
+def _problem_of_link(path: Path, name: str, real_root: Path) -> Problem | None:
+    if not _is_below(path, real_root):
+        return Problem("", name, "unsafe_path", f"a link to {os.readlink(path)}, which is not below the root", LEFT)
+    return None if path.exists() else Problem("", name, "unreadable", "a link that leads nowhere", LEFT)
+
+
+def _is_below(path: Path, real_root: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(real_root)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_unsafe(name: str) -> bool:
+    """Absolute, or with a step upwards, by the rules of any system."""
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    return not parts or "\0" in name or ".." in parts or parts[0] == "/" or parts[0][1:2] == ":"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Archives
+# ----------------------------------------------------------------------------------------------------
+
+
+def _split(file: str) -> tuple[str, str | None]:
+    """The archive and the member of 'a.zip!member'; other names have no member."""
+    place = file.lower().find(_SUFFIX + SEPARATOR)
+    if place < 0:
+        return file, None
+    end = place + len(_SUFFIX)
+    return file[:end], file[end + 1 :]
+
+
+def list_members(path: Path, prefix: str, report: Report) -> Iterator[str]:
+    """The members of an archive that can be read, behind a prefix such as 'scans/A17.zip!'; others are reported."""
+    try:
+        infos = _archive(path).infolist()
+    except Exception as error:  # zipfile raises much besides BadZipFile when an archive is damaged
+        report(Problem("", prefix[:-1], "unreadable", f"the archive cannot be read: {error}", LEFT))
+        return
+    seen: set[str] = set()
+    for info in sorted(infos, key=lambda info: info.filename):
+        if info.is_dir():
+            continue
+        problem = _problem_of_member(info)
+        if problem is None and info.filename in seen:
+            problem = "unreadable", "the archive has two members of this name"
+        if problem is None:
+            yield prefix + info.filename
+        else:
+            report(Problem("", prefix + info.filename, *problem, LEFT))
+        seen.add(info.filename)
+
+
+def _problem_of_member(info: zipfile.ZipInfo) -> tuple[str, str] | None:
+    if _is_unsafe(info.filename):
+        return "unsafe_path", "the member's name leads out of its archive"
+    if info.flag_bits & 0x1:
+        return "unreadable", "the member is encrypted"
+    if info.file_size > MEMBER_BYTES:
+        return "unreadable", f"the member declares {info.file_size:,} bytes, more than {MEMBER_BYTES:,}"
+    return None
+
+
+def _read_member(path: Path, member: str, file: str) -> bytes:
+    try:
+        archive = _archive(path)
+        info = archive.getinfo(member)
+        problem = _problem_of_member(info)
+        if problem is None:
+            return archive.read(info)  # never more than the size declared: zipfile stops there
+    except KeyError as error:
+        raise UnreadableError("unreadable", f"{file}: the archive has no such member") from error
+    except Exception as error:  # wrong checksum, unknown compression, damage of any kind
+        raise UnreadableError("unreadable", f"{file}: {error}") from error
+    kind, detail = problem
+    raise UnreadableError(kind, f"{file}: {detail}")
+
+
+def _archive(path: Path) -> zipfile.ZipFile:
+    """An open archive; one that was replaced is opened anew, and processes do not share a file's position."""
+    state = path.stat()
+    return _open_archive(path, state.st_mtime_ns, state.st_size, os.getpid())
+
+
+@lru_cache(maxsize=ARCHIVES)
+def _open_archive(path: Path, modified: int, size: int, process: int) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)

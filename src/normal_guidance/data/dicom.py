@@ -1,0 +1,237 @@
+"""DICOM files: what a header says about its slices, which files are no slices at all, and pixels in HU.
+
+Headers are read without the pixels.  A value that is missing or no number is None: whoever needs it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normal_guidance.data.dicom_files import (
+    NATIVE,
+    Dataset,
+    Elements,
+    integer,
+    number,
+    numbers,
+    read_elements,
+    refusing,
+    sequence,
+    text,
+    uid_name,
+    unsigned,
+)
+from normal_guidance.data.pixels import read_pixels
+from normal_guidance.data.problems import UnreadableError
+
+__all__ = ["Header", "Triple", "exclusion", "read_header", "read_pixels"]
+
+Triple = tuple[float, float, float]
+
+SAME_DIRECTION = 1e-3
+"""Largest difference between direction cosines of frames that count as parallel."""
+
+SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+"""SOP class; those of its multi-frame variants begin with it, followed by a dot."""
+
+_POSITION, _ORIENTATION, _SPACING, _THICKNESS = 0x00200032, 0x00200037, 0x00280030, 0x00180050
+_SHARED, _PER_FRAME = 0x52009229, 0x52009230
+_PLANE_POSITION, _PLANE_ORIENTATION, _PIXEL_MEASURES = 0x00209113, 0x00209116, 0x00289110
+
+_GEOMETRY = (_POSITION, _ORIENTATION, _SPACING, _THICKNESS, _SHARED, _PER_FRAME)
+_IDENTITY = (0x00080008, 0x00080016, 0x00080018, 0x00080060, 0x0008103E, 0x00100020, 0x0020000D, 0x0020000E, 0x00200013)
+_SIZE = (0x00181120, 0x00280002, 0x00280008, 0x00280010, 0x00280011, 0x00280100)
+_TAGS = (*_IDENTITY, *_SIZE, *_GEOMETRY)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says about its slice, or its slices; plain values, cheap to send between processes.
+
+    Example:
+        >>> Header("A17/003.dcm", position=(-120.0, -120.0, 35.0)).position[2]
+        35.0
+    """
+
+    file: str
+    sop_uid: str = ""
+    series_uid: str = ""
+    study_uid: str = ""
+    patient_id: str = ""
+    modality: str = ""
+    image_type: tuple[str, ...] = ()
+    instance_number: int | None = None
+    rows: int = 0
+    columns: int = 0
+    frames: int = 1
+    transfer_syntax: str = ""
+    """UID."""
+    position: Triple | None = None
+    """ImagePositionPatient; of a multi-frame file that has it per frame, the first frame's."""
+    orientation: tuple[float, ...] | None = None
+    """ImageOrientationPatient: direction cosines of a row and of a column."""
+    pixel_spacing: tuple[float, float] | None = None
+    """mm between rows, mm between columns."""
+    thickness: float | None = None
+    tilt: float | None = None
+    """GantryDetectorTilt in degrees."""
+    frame_positions: tuple[Triple, ...] | None = None
+    """Of a multi-frame file, every frame's ImagePositionPatient; None unless all frames have one."""
+    frame_orientation: tuple[float, ...] | None = None
+    """Of a multi-frame file, the orientation that all its frames share; files whose frames differ are refused."""
+    description: str = ""
+    """SeriesDescription."""
+    sop_class: str = ""
+    """UID."""
+    samples: int = 1
+    """SamplesPerPixel: 3 in colour."""
+
+
+def read_header(content: bytes | Path, file: str) -> Header:
+    """Reads a header and leaves the pixels alone; `file` is only a name.
+
+    Raises UnreadableError: 'no_image' for what is no DICOM file or has no pixels, 'unreadable' for damage (a file cut
+    off, also in the middle of uncompressed pixels), 'mixed_orientation' for a multi-frame file of several planes.
+
+    Example:
+        >>> read_header(b"scan_id,label", "labels.csv")
+        Traceback (most recent call last):
+        normal_guidance.data.problems.UnreadableError: no_image: not a DICOM file
+    """
+    with refusing():
+        elements = read_elements(content, _TAGS)
+        dataset = elements.dataset
+        header = Header(
+            file=file,
+            sop_uid=text(dataset, 0x00080018),
+            series_uid=text(dataset, 0x0020000E),
+            study_uid=text(dataset, 0x0020000D),
+            patient_id=text(dataset, 0x00100020),
+            modality=text(dataset, 0x00080060).upper(),
+            image_type=tuple(word.strip().upper() for word in text(dataset, 0x00080008).split("\\") if word.strip()),
+            instance_number=integer(dataset, 0x00200013),
+            rows=unsigned(dataset, 0x00280010) or 0,
+            columns=unsigned(dataset, 0x00280011) or 0,
+            frames=_frames(dataset),
+            transfer_syntax=elements.syntax,
+            description=text(dataset, 0x0008103E),
+            sop_class=text(dataset, 0x00080016) or text(dataset.file_meta, 0x00020002),
+            samples=unsigned(dataset, 0x00280002) or 1,
+            tilt=number(dataset, 0x00181120),
+            **_geometry(dataset),
+        )
+        _check_pixels(header, elements)
+        return header
+
+
+def _frames(dataset: Dataset) -> int:
+    """NumberOfFrames; 0 as some writers have it for a single image, and nonsense, count as one frame."""
+    return max(1, integer(dataset, 0x00280008) or 1)
+
+
+def _check_pixels(header: Header, elements: Elements) -> None:
+    """There are pixels, and where their length is known, all of them."""
+    stated = bool(header.rows and header.columns)
+    if elements.left < 8:  # reading did not stop at the tag of the pixels
+        if elements.left < 0 or stated or header.modality == "CT":
+            raise UnreadableError("unreadable", "the file ends before its pixels")
+        raise UnreadableError("no_image", f"no pixels: {uid_name(header.sop_class) or 'neither Rows nor PixelData'}")
+    if not stated:
+        raise UnreadableError("no_image", f"(0028,0010) Rows x (0028,0011) Columns is {header.rows} x {header.columns}")
+    bits = unsigned(elements.dataset, 0x00280100) or 0
+    needed = header.rows * header.columns * header.frames * header.samples * bits // 8
+    if header.transfer_syntax in NATIVE and elements.left < needed:
+        raise UnreadableError(
+            "unreadable",
+            f"{header.frames} x {header.rows} x {header.columns} pixels of {bits} bits are {needed:,} bytes, but the "
+            f"file has {elements.left:,}",
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Geometry
+# ----------------------------------------------------------------------------------------------------
+
+
+def _geometry(dataset: Dataset) -> dict[str, Any]:
+    """Position, orientation, spacing and thickness, of the file or of its frames."""
+    found: dict[str, Any] = {
+        "position": numbers(dataset, _POSITION, 3),
+        "orientation": numbers(dataset, _ORIENTATION, 6),
+        "pixel_spacing": _positive(numbers(dataset, _SPACING, 2)),
+        "thickness": number(dataset, _THICKNESS),
+    }
+    if _PER_FRAME not in dataset and _SHARED not in dataset:
+        return found
+    shared = sequence(dataset, _SHARED)[:1]
+    groups = sequence(dataset, _PER_FRAME)
+    measures = _macro(groups[:1] + shared, _PIXEL_MEASURES)
+    if measures is not None:
+        found["pixel_spacing"] = _positive(numbers(measures, _SPACING, 2))
+        found["thickness"] = number(measures, _THICKNESS)
+    found["frame_orientation"] = _one_orientation(_of_frames(groups, shared, _PLANE_ORIENTATION, _ORIENTATION, 6))
+    positions = _of_frames(groups, shared, _PLANE_POSITION, _POSITION, 3)
+    if positions and len(positions) == _frames(dataset) and None not in positions:
+        found["frame_positions"] = positions
+        found["position"] = positions[0]
+    found["orientation"] = found["frame_orientation"] or found["orientation"]
+    return found
+
+
+def _of_frames(
+    groups: Sequence[Dataset], shared: list[Dataset], macro: int, tag: int, count: int
+) -> tuple[tuple[float, ...] | None, ...]:
+    """One value per frame: the frame's own, or the one that all frames share."""
+    macros = (_macro([group, *shared], macro) for group in groups or shared)
+    return tuple(None if found is None else numbers(found, tag, count) for found in macros)
+
+
+def _macro(groups: Sequence[Dataset], tag: int) -> Dataset | None:
+    """The first item of a functional group's sequence, in the first group that has one."""
+    return next((items[0] for group in groups if (items := sequence(group, tag))), None)
+
+
+def _one_orientation(orientations: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None:
+    known = [orientation for orientation in orientations if orientation is not None]
+    for other in known[1:]:
+        if max(abs(a - b) for a, b in zip(known[0], other, strict=True)) > SAME_DIRECTION:
+            raise UnreadableError(
+                "mixed_orientation", f"frames of one file have the orientations {known[0]} and {other}"
+            )
+    return known[0] if known else None
+
+
+def _positive(spacing: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    return spacing if spacing and min(spacing) > 0 else None
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is no slice
+# ----------------------------------------------------------------------------------------------------
+
+
+def exclusion(header: Header) -> UnreadableError | None:
+    r"""Why an image is no slice of a CT scan: secondary_capture, wrong_modality or localizer; None if it may be one.
+
+    A secondary image without an orientation is taken for a screenshot; reformatted slices, which have one, may pass.
+    An image that does not say its modality passes, too: files that were made anonymous sometimes do not.
+
+    Example:
+        >>> exclusion(Header("1.dcm", modality="CT", image_type=("ORIGINAL", "PRIMARY", "LOCALIZER")))
+        UnreadableError('localizer: ImageType is ORIGINAL\\PRIMARY\\LOCALIZER')
+    """
+    image_type = "\\".join(header.image_type)
+    if header.sop_class == SECONDARY_CAPTURE or header.sop_class.startswith(f"{SECONDARY_CAPTURE}."):
+        return UnreadableError("secondary_capture", f"SOPClassUID is {uid_name(header.sop_class)}")
+    if header.samples != 1:
+        return UnreadableError("secondary_capture", f"in colour: SamplesPerPixel is {header.samples}")
+    if header.modality not in ("CT", ""):
+        return UnreadableError("wrong_modality", f"Modality is {header.modality}")
+    if {"LOCALIZER", "SCOUT", "TOPOGRAM"} & set(header.image_type):
+        return UnreadableError("localizer", f"ImageType is {image_type}")
+    if "SECONDARY" in header.image_type[1:2] and header.orientation is None:
+        return UnreadableError("secondary_capture", f"ImageType is {image_type}, without ImageOrientationPatient")
+    return None

@@ -1,0 +1,209 @@
+"""DICOM files as raw elements: what headers and pixels have in common.
+
+pydicom finds the elements; their values are parsed here, because real files hold numbers that are no numbers, and
+because it is several times faster: one header takes under a millisecond.  Whatever goes wrong inside a file is an
+`UnreadableError`, never another exception.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from normal_guidance.data.problems import UnreadableError
+from normal_guidance.errors import UserError
+
+try:
+    from pydicom import Dataset as Dataset  # for the modules that build on this one
+    from pydicom import dcmread
+    from pydicom.dataelem import RawDataElement
+    from pydicom.uid import UID
+except ImportError as error:
+    raise UserError("reading DICOM needs pydicom; pip install 'normal-guidance[dicom]'") from error
+
+IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
+DEFLATED = "1.2.840.10008.1.2.1.99"
+NATIVE = (IMPLICIT, EXPLICIT, BIG_ENDIAN, DEFLATED)
+"""Transfer syntaxes without compression of the pixels."""
+
+INFLATED_BYTES = 2**30
+"""Most that a deflated file may grow to: deflate packs up to a thousand zeros into a byte."""
+
+TEXT_BYTES = 1024
+"""Longest value that is taken for text or numbers; longer ones are damage."""
+
+_FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")
+"""How a file without the DICOM prefix may begin: with group 0002 or 0008, little endian."""
+
+
+class Elements(NamedTuple):
+    """Some elements of a file."""
+
+    dataset: Dataset
+    syntax: str
+    """Transfer syntax UID."""
+    left: int
+    """Bytes between where reading stopped and the end of the file; negative where the file ends too early."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turns whatever a parser or decoder raises into an UnreadableError, and keeps its warnings quiet."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pydicom warns of each odd value; what matters is checked here
+            yield
+    except (UnreadableError, UserError):
+        raise
+    except Exception as error:  # decoders raise anything, RecursionError and MemoryError included
+        raise UnreadableError("unreadable", f"{type(error).__name__}: {error}") from error
+
+
+def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = False) -> Elements:
+    """The elements with these tags, as raw as they are; stops before the pixels unless they are asked for.
+
+    To be called within `refusing`.
+    """
+    with _opened(content) as file:
+        head = file.read(2048)
+        _check_is_dicom(head)
+        size = file.seek(0, os.SEEK_END)
+        deflated = DEFLATED.encode() in head
+        source = file
+        if deflated:
+            source = _inflated(file)
+            size = source.seek(0, os.SEEK_END)
+        source.seek(0)
+        dataset = dcmread(source, stop_before_pixels=not pixels, force=True, specific_tags=list(tags))
+        left = size - source.tell()
+    return Elements(dataset, DEFLATED if deflated else _syntax(dataset), left)
+
+
+def _opened(content: bytes | Path) -> io.BufferedIOBase:
+    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+
+
+def _check_is_dicom(head: bytes) -> None:
+    if not head:
+        raise UnreadableError("unreadable", "the file is empty")
+    if head[128:132] != b"DICM" and head[:2] not in _FIRST_GROUPS:
+        raise UnreadableError("no_image", "not a DICOM file")
+
+
+def _inflated(file: io.BufferedIOBase) -> io.BytesIO:
+    """A deflated file as an explicit little endian one; pydicom would inflate without limit."""
+    file.seek(0)
+    content = file.read()
+    if content[132:140] != b"\x02\x00\x00\x00UL\x04\x00":
+        raise UnreadableError("unreadable", "deflated, but (0002,0000) FileMetaInformationGroupLength is missing")
+    end = 144 + int.from_bytes(content[140:144], "little")
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    dataset = inflater.decompress(content[end:], INFLATED_BYTES)
+    if inflater.unconsumed_tail:
+        raise UnreadableError("unreadable", f"inflates to more than {INFLATED_BYTES:,} bytes")
+    if not inflater.eof:
+        raise UnreadableError("unreadable", "the deflated data set ends too early")
+    deflated, explicit = DEFLATED.encode(), EXPLICIT.encode().ljust(len(DEFLATED), b"\0")
+    return io.BytesIO(content[:end].replace(deflated, explicit) + dataset)
+
+
+def _syntax(dataset: Any) -> str:
+    """From (0002,0010); where it is missing, from how pydicom found the elements written."""
+    stated = dataset.file_meta.get("TransferSyntaxUID")
+    if stated:
+        return str(stated)
+    implicit, little_endian = dataset.original_encoding
+    return IMPLICIT if implicit else EXPLICIT if little_endian else BIG_ENDIAN
+
+
+class Raw(NamedTuple):
+    """An element's value as it is in the file."""
+
+    value: bytes
+    length: int
+    """As the file states it."""
+    little_endian: bool
+
+
+def raw(dataset: Dataset, tag: int) -> Raw | None:
+    """An element as it is in the file, None where it is missing, empty or a sequence."""
+    element = dataset.get_item(tag) if tag in dataset else None
+    if not isinstance(element, RawDataElement) or not element.value:
+        return None
+    return Raw(element.value, element.length, element.is_little_endian)
+
+
+def text(dataset: Dataset, tag: int) -> str:
+    """A value as text without padding, '' where there is none."""
+    element = raw(dataset, tag)
+    if element is None:
+        return ""
+    value = element.value[:TEXT_BYTES]
+    if value.isascii():
+        return value.decode("ascii").strip(" \0")
+    try:
+        return str(dataset[tag].value).strip(" \0")[:TEXT_BYTES]  # decodes by SpecificCharacterSet
+    except Exception:
+        return value.decode("latin-1").strip(" \0")
+
+
+def numbers(dataset: Dataset, tag: int, count: int) -> tuple[float, ...] | None:
+    """Decimal strings; None unless there are `count` of them and all are finite.
+
+    Example:
+        >>> dataset = Dataset()
+        >>> dataset[0x00280030] = RawDataElement(0x00280030, "DS", 12, b"0.5\\\\ .25 \\\\1", 0, False, True)
+        >>> numbers(dataset, 0x00280030, 3), numbers(dataset, 0x00280030, 2)
+        ((0.5, 0.25, 1.0), None)
+    """
+    words = text(dataset, tag).split("\\")
+    try:
+        values = tuple(float(word) for word in words)
+    except ValueError:
+        return None
+    return values if len(values) == count and all(map(math.isfinite, values)) else None
+
+
+def number(dataset: Dataset, tag: int) -> float | None:
+    """One decimal string."""
+    values = numbers(dataset, tag, 1)
+    return values[0] if values else None
+
+
+def integer(dataset: Dataset, tag: int) -> int | None:
+    """One integer string; '3.0' counts as 3."""
+    value = number(dataset, tag)
+    return int(value) if value is not None and value == int(value) else None
+
+
+def unsigned(dataset: Dataset, tag: int) -> int | None:
+    """One unsigned short (US), for instance Rows."""
+    element = raw(dataset, tag)
+    if element is None or len(element.value) < 2:
+        return None
+    return int.from_bytes(element.value[:2], "little" if element.little_endian else "big")
+
+
+def sequence(dataset: Dataset, tag: int) -> list[Dataset]:
+    """The items of a sequence, none where it is missing."""
+    if tag not in dataset:
+        return []
+    items = dataset[tag].value
+    return list(items) if items and dataset[tag].VR == "SQ" else []
+
+
+def uid_name(uid: str) -> str:
+    """What a UID stands for, with the UID where pydicom does not know it.
+
+    Example:
+        >>> uid_name("1.2.840.10008.1.2.4.70")
+        'JPEG Lossless, Non-Hierarchical, First-Order Prediction (Process 14 [Selection Value 1])'
+    """
+    return UID(uid).name

@@ -1,0 +1,383 @@
+"""Slices in the order of the body, from what their headers say, and what is odd about that order.
+
+Only the position along the slice normal orders slices.  InstanceNumber may run against it, start anywhere or repeat;
+it is the fallback, and a fallback is always reported.  Nothing here reads files.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from normal_guidance.data.dicom import Header
+
+DUPLICATE_MM = 0.01
+"""Slices nearer to each other than this are at the same position: scanners write positions to .001 mm or finer."""
+
+SPACING_MM = 0.01
+"""Pixel spacings that differ by more are different; rounding in headers is finer."""
+
+ORIENTATION_DEGREES = 1.0
+"""Slices whose rows or columns point further apart are of different orientation."""
+
+TILT_DEGREES = 1.0
+"""Slices whose positions run along a line further from their normal are sheared against each other."""
+
+GAP_STEPS = 1.5
+"""A step longer than this many usual ones has lost a slice."""
+
+GAP_SHARE = 0.25
+"""Where more than one step and this share of them would be gaps, nothing is lost: the scan has two spacings."""
+
+UNEVEN_SHARE = 0.1
+"""Steps that differ from the usual one by more than this share of it are uneven."""
+
+FARTHEST_MM = 1e6
+"""Positions farther from the origin are damage."""
+
+AXES_TOLERANCE = 0.01
+"""How far direction cosines may be from unit length and from a right angle before they are no directions at all."""
+
+
+class Finding(NamedTuple):
+    """Something odd; `Problem` without the scan, which the geometry does not know.
+
+    Example:
+        >>> Finding("3.dcm", "duplicate", "same position as 2.dcm: -31 mm", "left out").kind
+        'duplicate'
+    """
+
+    file: str
+    kind: str
+    detail: str
+    action: str
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The slices of one scan in order.
+
+    Example:
+        >>> from normal_guidance.data.dicom import Header
+        >>> axial = {"orientation": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), "rows": 512, "columns": 512}
+        >>> order_slices([Header(f"{i}.dcm", position=(0.0, 0.0, 5.0 - i), **axial) for i in range(2)])
+        Ordered(slices=(('1.dcm', 0), ('0.dcm', 0)), positions=(4.0, 5.0), spacing=1.0,
+        orientation=(1.0, 0.0, 0.0, 0.0, 1.0, 0.0), rows=512, columns=512, pixel_spacing=None, findings=(),
+        located=True)
+    """
+
+    slices: tuple[tuple[str, int], ...]
+    """File and frame of every slice."""
+    positions: tuple[float, ...]
+    """mm along the slice normal, ascending; slice numbers where no position is known."""
+    spacing: float | None
+    """The usual step in mm; None for one slice, or where no position is known."""
+    orientation: tuple[float, ...] | None
+    rows: int
+    columns: int
+    pixel_spacing: tuple[float, float] | None
+    findings: tuple[Finding, ...]
+    located: bool
+    """Whether `positions` are mm."""
+
+
+class _Slice(NamedTuple):
+    header: Header
+    frame: int
+    position: tuple[float, float, float] | None
+    orientation: tuple[float, ...] | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.header.file} frame {self.frame}" if self.header.frames > 1 else self.header.file
+
+    @property
+    def rank(self) -> tuple[float, tuple[tuple[int, int | str], ...], int]:
+        """By InstanceNumber, files without one last, then by file name, then by frame."""
+        number = self.header.instance_number
+        return (math.inf if number is None else float(number), natural(self.header.file), self.frame)
+
+
+def order_slices(headers: Sequence[Header]) -> Ordered:
+    """Orders the slices of one scan by their position along the slice normal, ascending.
+
+    Slices of the rarer size, pixel spacing or orientation are left out, and so are all but one at the same position:
+    the one with the lowest InstanceNumber stays.  If a slice has no position, all are ordered by InstanceNumber, in the
+    direction of the positions that are known, or else by file name.
+
+    Example:
+        >>> from normal_guidance.data.dicom import Header
+        >>> axial, z = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), (0.0, 5.0, 15.0, 20.0, 5.0, 25.0, 30.0)
+        >>> headers = [Header(f"{i}.dcm", position=(0.0, 0.0, z[i]), orientation=axial) for i in range(7)]
+        >>> ordered = order_slices(headers)
+        >>> ordered.positions
+        (0.0, 5.0, 15.0, 20.0, 25.0, 30.0)
+        >>> for finding in ordered.findings:
+        ...     print(*finding, sep="; ")
+        4.dcm; duplicate; same position as 1.dcm: 5 mm; left out
+        2.dcm; gap; 10 mm from 1.dcm to 2.dcm, usually 5 mm: 1 missing; kept
+    """
+    findings: list[Finding] = []
+    slices = sorted(_expand(headers, findings), key=lambda one: one.rank)
+    slices = _keep_majority(slices, "mixed_size", _same_size(), _size_text, findings)
+    oriented = [one for one in slices if one.orientation is not None]
+    if len(oriented) == len(slices):
+        slices = oriented = _keep_majority(slices, "mixed_orientation", _same_direction(), _direction_text, findings)
+    orientation = oriented[0].orientation if oriented else None
+    heights = _heights(slices, orientation)
+    reason = _why_not_by_position(slices, heights)
+    if reason:
+        slices = _order_by_number(slices, heights, reason, findings)
+        positions = [float(number) for number in range(len(slices))]
+    else:
+        slices, positions = _order_by_position(slices, heights, findings)
+        _check_steps(slices, positions, findings)
+        _check_tilt(slices, orientation, findings)
+    if len(slices) == 1:
+        findings.append(Finding(slices[0].header.file, "one_slice", "no other slice of this series", "kept"))
+    first = slices[0].header
+    return Ordered(
+        slices=tuple((one.header.file, one.frame) for one in slices),
+        positions=tuple(positions),
+        spacing=None if reason or len(positions) < 2 else round(float(np.median(np.diff(positions))), 4),
+        orientation=orientation,
+        rows=first.rows,
+        columns=first.columns,
+        pixel_spacing=first.pixel_spacing,
+        findings=tuple(findings),
+        located=not reason,
+    )
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """A key that sorts numbers in names as numbers.
+
+    Example:
+        >>> sorted(["10.dcm", "9.dcm", "a.dcm"], key=natural)
+        ['9.dcm', '10.dcm', 'a.dcm']
+    """
+    words = re.findall(r"[0-9]+|[^0-9]+", name)
+    numbered = ((0, int(word)) if word[0] in "0123456789" and len(word) < 4000 else (1, word) for word in words)
+    return *numbered, (-1, name)  # shorter names first; 1 and 01 are not the same
+
+
+def normal_of(orientation: Sequence[float]) -> np.ndarray:
+    """The direction that slices are stacked in: row direction x column direction.
+
+    Example:
+        >>> normal_of((1.0, 0.0, 0.0, 0.0, 1.0, 0.0)).tolist()
+        [0.0, 0.0, 1.0]
+    """
+    normal = np.cross(np.asarray(orientation[:3], float), np.asarray(orientation[3:], float))
+    return normal / np.linalg.norm(normal)
+
+
+def _expand(headers: Sequence[Header], findings: list[Finding]) -> list[_Slice]:
+    slices = []
+    for header in headers:
+        if header.frames > 1:
+            findings.append(Finding(header.file, "multi_frame", f"{header.frames} frames", "each frame is a slice"))
+            places: Sequence[tuple[float, float, float] | None] = header.frame_positions or (None,) * header.frames
+            orientation = _directions(header.frame_orientation or header.orientation)
+        else:
+            places = (header.position,)
+            orientation = _directions(header.orientation)
+        for frame, place in enumerate(places):
+            known = place is not None and all(abs(value) < FARTHEST_MM for value in place)  # NaN is not below
+            slices.append(_Slice(header, frame, place if known else None, orientation))
+    return slices
+
+
+def _directions(values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    """Direction cosines, if that is what they are: two unit vectors at a right angle."""
+    if values is None or len(values) != 6 or not all(abs(value) < 2 for value in values):  # NaN is not below 2
+        return None
+    row, column = np.array(values[:3], float), np.array(values[3:], float)
+    products = np.array([row @ row - 1, column @ column - 1, row @ column])
+    return values if np.abs(products).max() <= AXES_TOLERANCE else None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Majorities
+# ----------------------------------------------------------------------------------------------------
+
+
+def _keep_majority(
+    slices: list[_Slice],
+    kind: str,
+    group_of: Callable[[_Slice], Hashable],
+    text: Callable[[_Slice], str],
+    findings: list[Finding],
+) -> list[_Slice]:
+    """The slices of the largest group, of the earliest of those as large; the others are reported file by file."""
+    groups = [group_of(one) for one in slices]
+    (largest, _), *others = Counter(groups).most_common()
+    if not others:
+        return slices
+    kept = [one for one, group in zip(slices, groups, strict=True) if group == largest]
+    for one, group in zip(slices, groups, strict=True):
+        if group != largest:
+            detail = f"{text(one)}, but most slices of the scan: {text(kept[0])}"
+            findings.append(Finding(one.header.file, kind, detail, "left out"))
+    return kept
+
+
+def _same_size() -> Callable[[_Slice], Hashable]:
+    seen: list[tuple[int, int, tuple[float, float] | None]] = []
+
+    def group_of(one: _Slice) -> int:
+        header = one.header
+        for number, (rows, columns, spacing) in enumerate(seen):
+            if (rows, columns) == (header.rows, header.columns) and _near(spacing, header.pixel_spacing):
+                return number
+        seen.append((header.rows, header.columns, header.pixel_spacing))
+        return len(seen) - 1
+
+    return group_of
+
+
+def _near(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    """Spacings that are the same as far as is known."""
+    return one is None or other is None or all(abs(a - b) <= SPACING_MM for a, b in zip(one, other, strict=True))
+
+
+def _same_direction() -> Callable[[_Slice], Hashable]:
+    seen: list[np.ndarray] = []
+    limit = math.cos(math.radians(ORIENTATION_DEGREES))
+
+    def group_of(one: _Slice) -> int:
+        axes = np.array(one.orientation, float).reshape(2, 3)
+        for number, other in enumerate(seen):
+            if ((axes * other).sum(1) >= limit * np.linalg.norm(axes, axis=1) * np.linalg.norm(other, axis=1)).all():
+                return number
+        seen.append(axes)
+        return len(seen) - 1
+
+    return group_of
+
+
+def _size_text(one: _Slice) -> str:
+    spacing = one.header.pixel_spacing
+    pixels = "pixels" if spacing is None else f"pixels of {spacing[0]:g} x {spacing[1]:g} mm"
+    return f"{one.header.rows} x {one.header.columns} {pixels}"
+
+
+def _direction_text(one: _Slice) -> str:
+    return "orientation " + "\\".join(f"{value:.4g}" for value in one.orientation or ())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Order
+# ----------------------------------------------------------------------------------------------------
+
+
+def _heights(slices: Sequence[_Slice], orientation: tuple[float, ...] | None) -> list[float | None]:
+    """mm along the normal, to the micrometre: rounding errors must not order what headers call equal."""
+    if orientation is None:
+        return [None] * len(slices)
+    normal = normal_of(orientation)
+    places = (one.position for one in slices)
+    return [None if place is None else round(float(np.dot(place, normal)), 3) + 0.0 for place in places]
+
+
+def _why_not_by_position(slices: Sequence[_Slice], heights: Sequence[float | None]) -> str:
+    without = [one for one in slices if one.orientation is None]
+    if without:
+        return _missing("ImageOrientationPatient", without, len(slices))
+    without = [one for one, height in zip(slices, heights, strict=True) if height is None]
+    if without:
+        return _missing("ImagePositionPatient", without, len(slices))
+    if len(slices) > 2 and len(set(heights)) == 1:  # two may be one slice sent twice; more are a header that lies
+        return f"ImagePositionPatient: all {len(slices)} slices are at {heights[0]:g} mm"
+    return ""
+
+
+def _missing(tag: str, without: Sequence[_Slice], total: int) -> str:
+    return f"{tag} is missing or impossible in {len(without)} of {total} slices, first in {without[0].name}"
+
+
+def _order_by_number(
+    slices: list[_Slice], heights: Sequence[float | None], reason: str, findings: list[Finding]
+) -> list[_Slice]:
+    """By InstanceNumber, or frame number in one file; `slices` come sorted by these and then by name."""
+    numbers = {one.header.file: one.header.instance_number for one in slices}
+    if len(numbers) > 1 and None in numbers.values():
+        action = "ordered by file name: InstanceNumber is missing, too"
+        findings.append(Finding("", "no_order", reason, action))
+        return sorted(slices, key=lambda one: (natural(one.header.file), one.frame))
+    known = [height for height in heights if height is not None]
+    ups = np.sign(np.diff(known)).sum()
+    by = "InstanceNumber" if len(numbers) > 1 else "frame number"
+    twice = len(numbers) - len(set(numbers.values()))
+    note = f", file name where it repeats ({twice} times)" if twice else ""
+    direction = ", descending as the known positions do" if ups < 0 else ""
+    findings.append(Finding("", "no_position", reason, f"ordered by {by}{direction}{note}"))
+    return slices[::-1] if ups < 0 else slices
+
+
+def _order_by_position(
+    slices: Sequence[_Slice], heights: Sequence[float | None], findings: list[Finding]
+) -> tuple[list[_Slice], list[float]]:
+    """Slices come sorted by InstanceNumber, and sorting is stable: of duplicates the first has the lowest number."""
+    pairs = [(height, one) for height, one in zip(heights, slices, strict=True) if height is not None]
+    groups: list[list[tuple[float, _Slice]]] = []
+    for pair in sorted(pairs, key=lambda pair: pair[0]):
+        if groups and pair[0] - groups[-1][0][0] < DUPLICATE_MM:
+            groups[-1].append(pair)
+        else:
+            groups.append([pair])
+    kept = [min(group, key=lambda pair: pair[1].rank) for group in groups]
+    for group, (height, best) in zip(groups, kept, strict=True):
+        for _, one in group:
+            if one is not best:
+                detail = f"same position as {best.name}: {height:g} mm"
+                detail = detail if one.header.frames == 1 else f"frame {one.frame}: {detail}"
+                findings.append(Finding(one.header.file, "duplicate", detail, "left out"))
+    return [one for _, one in kept], [height for height, _ in kept]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is odd about the order
+# ----------------------------------------------------------------------------------------------------
+
+
+def _check_steps(slices: Sequence[_Slice], positions: Sequence[float], findings: list[Finding]) -> None:
+    if len(positions) < 3:
+        return
+    steps = np.diff(positions)
+    usual = float(np.median(steps))
+    gaps = np.flatnonzero(steps > GAP_STEPS * usual)
+    if len(gaps) > max(1, GAP_SHARE * len(steps)):
+        gaps = gaps[:0]
+    for place in gaps.tolist():
+        before, after, step = slices[place], slices[place + 1], float(steps[place])
+        missing = max(1, round(step / usual) - 1)
+        detail = f"{step:g} mm from {before.name} to {after.name}, usually {usual:g} mm: {missing} missing"
+        findings.append(Finding(after.header.file, "gap", detail, "kept"))
+    rest = np.delete(steps, gaps)
+    if np.abs(rest - usual).max() > max(UNEVEN_SHARE * usual, DUPLICATE_MM):
+        detail = f"steps of {rest.min():g} to {rest.max():g} mm, usually {usual:g} mm"
+        findings.append(Finding("", "uneven", detail, "kept"))
+
+
+def _check_tilt(slices: Sequence[_Slice], orientation: tuple[float, ...] | None, findings: list[Finding]) -> None:
+    """The line from the first to the last slice against the normal: a tilted gantry moves it by the tilt's angle."""
+    first, last = slices[0].position, slices[-1].position
+    if first is None or last is None or orientation is None or len(slices) < 2:
+        return
+    line = np.subtract(last, first)
+    along = float(line @ normal_of(orientation))
+    across = math.sqrt(max(0.0, float(line @ line) - along**2))
+    angle = math.degrees(math.atan2(across, along))
+    if angle > TILT_DEGREES:
+        told = slices[0].header.tilt
+        detail = f"{angle:.1f} degrees between the slice normal and the line of positions"
+        detail += "" if told is None else f", GantryDetectorTilt {told:g}"
+        findings.append(Finding("", "tilt", detail, "kept; slices are sheared, not resampled"))

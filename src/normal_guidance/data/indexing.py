@@ -1,0 +1,295 @@
+"""From a folder of scans and its label tables to a manifest.
+
+    manifest.parquet   one row per scan (`normal_guidance.data.manifest`)
+    problems.csv       what was odd, and what was done about it (`normal_guidance.data.problems`)
+    report.json        versions, options, counts, time
+
+Headers are read group by group, so that of most sources only a few scans' headers are in memory at a time.  Manifest
+and problems depend on the files and tables only, not on the number of workers.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normal_guidance import __version__
+from normal_guidance.data.dicom import Header
+from normal_guidance.data.found import Mask, Refusal
+from normal_guidance.data.geometry import Ordered, order_slices
+from normal_guidance.data.manifest import Manifest, ScanRow, write_manifest
+from normal_guidance.data.problems import Problem, summarize, write_problems
+from normal_guidance.data.reading import Found, Wanted, is_nifti, read_all
+from normal_guidance.data.sources import SOURCES, Candidate, Dataset, Group, Options
+from normal_guidance.errors import UserError
+from normal_guidance.files import folder_atomically, write_json
+
+MANIFEST, PROBLEMS, REPORT = "manifest.parquet", "problems.csv", "report.json"
+
+PACKAGES = ("pydicom", "nibabel", "numpy", "pyarrow")
+"""Whose versions the report names."""
+
+WATCH_FILES = 64
+"""`watch` is called once in so many files."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far it is.
+
+    Example:
+        >>> Progress(files=640, scans=2, done=0.1).done
+        0.1
+    """
+
+    files: int
+    scans: int
+    done: float | None
+    """From 0 to 1, about; None where it cannot be told."""
+
+
+Watch = Callable[[Progress], object]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `index` made."""
+
+    manifest: Manifest
+    problems: list[Problem]
+    report: dict[str, Any]
+
+
+def index(
+    source: str,
+    root: str | Path,
+    out: str | Path,
+    *,
+    table: str | Path | None = None,
+    labels: str | None = None,
+    workers: int = 0,
+    watch: Watch | None = None,
+) -> Index:
+    """Reads all headers below a root, orders the slices, joins the labels, and writes the folder `out`.
+
+    Args:
+        source: one of `SOURCES`.
+        root: the folder that holds images and label tables.
+        out: a folder that is empty or not there; it appears when everything is done.
+        table: of `folder`: scan_id, path, label, and what `normal_guidance.data.sources.folder` describes.
+        labels: of `rsna-at`: 'image' (the default) or 'patient'.
+        workers: processes that read headers; 0 reads them in this one.
+        watch: called as files are read.
+
+    Example:
+        >>> index("rsna-mars", ".", "out")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: source 'rsna-mars' is unknown; choose one of rsna-ich, rsna-pe, rsna-at,
+        folder
+    """
+    begin = time.monotonic()
+    options = check_options(source, table, labels)
+    with folder_atomically(out) as draft:
+        problems: list[Problem] = []
+        dataset = SOURCES[source].open(Path(root), options, problems.append)
+        about = {"source": source, "root": str(dataset.root.resolve()), "options": _stated(source, options)}
+        about["version"] = __version__
+        run = _Run(dataset, problems, watch or (lambda progress: None))
+        manifest = write_manifest(draft / MANIFEST, run.rows(workers), about)
+        if not len(manifest):
+            raise UserError(f"{root} has no usable scan; {_why(problems)}")
+        write_problems(draft / PROBLEMS, problems)
+        report = make_report(manifest, problems, run.files, time.monotonic() - begin)
+        write_json(draft / REPORT, report)
+    return Index(manifest, problems, report)
+
+
+def check_options(source: str, table: str | Path | None = None, labels: str | None = None) -> Options:
+    """The options of a source; one that means nothing to it is refused.
+
+    Example:
+        >>> check_options("rsna-pe", labels="patient")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: --labels patient means nothing to rsna-pe; leave it out
+    """
+    if source not in SOURCES:
+        raise UserError(f"source {source!r} is unknown; choose one of {', '.join(SOURCES)}")
+    given = {"table": None if table is None else Path(table), "labels": labels}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    for name, value in chosen.items():
+        if name not in SOURCES[source].options:
+            raise UserError(f"--{name} {value} means nothing to {source}; leave it out")
+    return Options(**chosen)
+
+
+def _stated(source: str, options: Options) -> dict[str, str]:
+    return {name: str(getattr(options, name)) for name in SOURCES[source].options}
+
+
+def _why(problems: Sequence[Problem]) -> str:
+    if not problems:
+        return "no file was found"
+    first = min(problems)
+    counts = ", ".join(f"{kind} {count}" for kind, count in summarize(problems).items())
+    return f"problems: {counts}; for instance {first.file or first.scan_id}: {first.kind}, {first.detail}"
+
+
+def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, seconds: float) -> dict[str, Any]:
+    """What report.json says."""
+    return {
+        **manifest.about,
+        "versions": {"normal_guidance": __version__, "python": platform.python_version(), **_versions()},
+        "counts": {
+            "files": files,
+            "scans": len(manifest),
+            "slices": int(manifest.lengths.sum()),
+            "positive": int(manifest.labels.sum()),
+            "with_slice_labels": len(manifest) - manifest.table["slice_labels"].null_count,
+            "patients": len(set(manifest.patient_ids)),
+            "problems": summarize(problems),
+        },
+        "seconds": round(seconds, 1),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    def of(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    return {package: of(package) for package in PACKAGES}
+
+
+class _Run:
+    """One pass over a dataset; counts as it goes."""
+
+    def __init__(self, dataset: Dataset, problems: list[Problem], watch: Watch) -> None:
+        self.dataset, self.report, self.watch = dataset, problems.append, watch
+        self.files = self.groups = self.scans = 0
+        self.share = _Share()
+        self.seen: set[str] = set()
+
+    def rows(self, workers: int) -> Iterator[ScanRow]:
+        for group, found in self._read(workers):
+            mask = next((one for one in found if isinstance(one, Mask)), None)
+            headers = [one for one in found if isinstance(one, Header)]
+            for refusal in found:
+                if isinstance(refusal, Refusal):
+                    self._refuse(group, refusal)
+            if group.name and not headers:
+                scan_id = self.dataset.scan_of(group, "")
+                detail = f"none of its {len(group.files)} files is a slice"
+                self.report(Problem(scan_id, "", "failed", detail, "left out"))
+            found.clear()  # the headers of a flat folder are gigabytes
+            for candidate in self.dataset.candidates(group, headers):
+                row = self._row(candidate, mask)
+                if row is not None:
+                    self.scans += 1
+                    yield row
+        self.dataset.finish()
+
+    def _read(self, workers: int) -> Iterator[tuple[Group, list[Found]]]:
+        """Groups with what came of their files."""
+        waiting: deque[Group] = deque()
+        found: list[Found] = []
+        for one in read_all(self.dataset.root, self._wanted(waiting), workers):
+            found.append(self.share(one) if isinstance(one, Header) else one)
+            self._count()
+            group = waiting[0]
+            if len(found) == len(group.files) + bool(group.mask):
+                waiting.popleft()
+                self.groups += 1
+                yield group, found
+                found = []
+
+    def _wanted(self, waiting: deque[Group]) -> Iterator[Wanted]:
+        for group in self.dataset.groups():
+            waiting.append(group)
+            yield from map(Wanted, group.files)
+            if group.mask:
+                yield Wanted(group.mask, mask=True)
+
+    def _count(self) -> None:
+        self.files += 1
+        if self.files % WATCH_FILES == 0:
+            done = None
+            if self.dataset.expected_files:
+                done = self.files / self.dataset.expected_files
+            elif self.dataset.expected_groups:
+                done = self.groups / self.dataset.expected_groups
+            self.watch(Progress(self.files, self.scans, None if done is None else min(done, 1.0)))
+
+    def _refuse(self, group: Group, refusal: Refusal) -> None:
+        scan_id = self.dataset.scan_of(group, refusal.series_uid)
+        self.report(Problem(scan_id, refusal.file, refusal.kind, refusal.detail, "left out"))
+
+    def _row(self, candidate: Candidate, mask: Mask | None) -> ScanRow | None:
+        scan_id = candidate.scan_id
+        if scan_id in self.seen:
+            place = candidate.headers[0].file
+            self.report(Problem(scan_id, place, "double_scan", "another scan has this id", "left out"))
+            return None
+        self.seen.add(scan_id)
+        ordered = order_slices(candidate.headers)
+        nifti = is_nifti(ordered.slices[0][0])
+        for finding in ordered.findings:
+            if not (nifti and finding.kind == "multi_frame"):  # every NIfTI file is
+                self.report(Problem(scan_id, *finding))
+        labels = self.dataset.join(candidate, ordered, mask)
+        if labels.label is None:
+            return None
+        return _make_row(candidate, ordered, "nifti" if nifti else "dicom", labels.label, labels.slices)
+
+
+def _make_row(
+    candidate: Candidate, ordered: Ordered, kind: str, label: int, slice_labels: np.ndarray | None
+) -> ScanRow:
+    kept = {file for file, _ in ordered.slices}
+    headers = [header for header in candidate.headers if header.file in kept]
+    return ScanRow(
+        scan_id=candidate.scan_id,
+        patient_id=candidate.patient_id,
+        label=label,
+        slice_labels=slice_labels,
+        kind=kind,
+        files=tuple(file for file, _ in ordered.slices),
+        frames=tuple(frame for _, frame in ordered.slices),
+        positions=ordered.positions,
+        rows=ordered.rows,
+        columns=ordered.columns,
+        pixel_spacing=ordered.pixel_spacing,
+        slice_spacing=ordered.spacing,
+        orientation=ordered.orientation,
+        modality=headers[0].modality or "CT",
+        transfer_syntax=",".join(sorted({header.transfer_syntax for header in headers})),
+        extra=json.dumps(candidate.extra, sort_keys=True),
+    )
+
+
+class _Share:
+    """Headers whose equal values are one object: those of a series differ in file, SOP, number and position only.
+
+    This takes a header from 1.8 to .5 KiB; the flat folder has 752,803.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Any] = {}
+
+    def __call__(self, header: Header) -> Header:
+        own = ("file", "sop_uid", "instance_number", "position", "frame_positions")
+        values = {one.name: getattr(header, one.name) for one in fields(Header)}
+        for name, value in values.items():
+            if name not in own:
+                values[name] = self.known.setdefault((name, value), value)
+        return Header(**values)

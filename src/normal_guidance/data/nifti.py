@@ -1,0 +1,121 @@
+"""NIfTI files as axial slices, with positions and orientation as DICOM has them.
+
+The volume is turned to the closest canonical orientation: slices from the feet to the head, rows from front to back,
+columns from the patient's right to the left, so that slices look as axial DICOM slices do whatever way the file was
+written.  NIfTI's axes point right, anterior and superior, DICOM's left, posterior and superior.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from normal_guidance.data.dicom import Header
+from normal_guidance.data.dicom_files import refusing
+from normal_guidance.data.problems import UnreadableError
+from normal_guidance.errors import UserError
+
+try:
+    import nibabel
+    from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+except ImportError as error:
+    raise UserError("reading NIfTI needs nibabel; pip install 'normal-guidance[dicom]'") from error
+
+EXPANSION = 1100
+"""Most that gzip can pack, about 1032 to 1, and some room: a file that promises more is damaged."""
+
+SUFFIXES = (".nii", ".nii.gz")
+"""How the names of NIfTI files end."""
+
+_GZIP = b"\x1f\x8b"
+_NIFTI_2 = (b"\x1c\x02\x00\x00", b"\x00\x00\x02\x1c")
+"""How NIfTI-2 begins: with its header's 540 bytes; NIfTI-1 has 348."""
+
+
+def read_nifti_header(content: bytes | Path, file: str) -> Header:
+    """The geometry of a volume, as a multi-frame DICOM file would state it; `frames` counts the slices.
+
+    Positions, orientation and pixel spacing are those of the slices that `read_nifti` returns.  NIfTI does not say
+    its modality; CT is assumed.
+    """
+    with _named(file), _image(content) as image:
+        lps = np.diag([-1.0, -1.0, 1.0, 1.0]) @ image.affine @ inv_ornt_aff(_turn(image), image.shape[:3])
+        across, down, along = lps[:3, :3].T
+        columns, rows, slices = (image.shape[int(axis)] for axis in np.argsort(_turn(image)[:, 0]))
+        positions = tuple(tuple((lps[:3, 3] + k * along).tolist()) for k in range(slices))
+        widths = np.linalg.norm(down), np.linalg.norm(across)
+        orientation = tuple((across / widths[1]).tolist()) + tuple((down / widths[0]).tolist())
+        return Header(
+            file=file,
+            modality="CT",
+            rows=rows,
+            columns=columns,
+            frames=slices,
+            position=positions[0],
+            orientation=orientation,
+            pixel_spacing=(float(widths[0]), float(widths[1])),
+            frame_positions=positions,
+            frame_orientation=orientation,
+        )
+
+
+def read_nifti(content: bytes | Path, file: str = "") -> Float32[np.ndarray, "slices rows columns"]:
+    """The volume in its own units (HU for CT), scaled as its header says; raises UnreadableError where it cannot."""
+    with _named(file or str(content)[:100]), _image(content) as image:
+        volume = apply_orientation(np.asarray(image.get_fdata(dtype=np.float32)), _turn(image))
+        volume = np.ascontiguousarray(volume.reshape(volume.shape[:3]).transpose(2, 1, 0))
+        bad = int((~np.isfinite(volume)).sum())
+        if bad:
+            raise UnreadableError("unreadable", f"{bad} of {volume.size} voxels are no finite numbers")
+        return volume
+
+
+@contextmanager
+def _named(file: str) -> Iterator[None]:
+    try:
+        with refusing():
+            yield
+    except UnreadableError as error:
+        raise UnreadableError(error.kind, f"{file}: {error.detail}") from error
+
+
+@contextmanager
+def _image(content: bytes | Path) -> Iterator[Any]:
+    """An open image of three dimensions, its voxels not read yet."""
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        zipped = file.read(2) == _GZIP
+        available = file.seek(0, os.SEEK_END) * (EXPANSION if zipped else 1)
+        file.seek(0)
+        stream: Any = gzip.GzipFile(fileobj=file) if zipped else file
+        start = stream.read(4)
+        stream.seek(0)
+        image = (nibabel.Nifti2Image if start in _NIFTI_2 else nibabel.Nifti1Image).from_stream(stream)
+        _check(image, available)
+        yield image
+
+
+def _check(image: Any, available: int) -> None:
+    shape, dtype = image.shape, image.get_data_dtype()
+    if len(shape) < 3 or any(size != 1 for size in shape[3:]) or min(shape) < 1:
+        raise UnreadableError("unreadable", f"the shape is {' x '.join(map(str, shape))}; a volume has 3 dimensions")
+    if dtype.kind not in "iuf":
+        raise UnreadableError("unreadable", f"voxels are {dtype}, no single numbers")
+    needed = int(image.dataobj.offset) + math.prod(shape) * dtype.itemsize
+    if needed > available:
+        raise UnreadableError("unreadable", f"{needed:,} bytes of header and voxels cannot be in a file of this size")
+    if not np.isfinite(image.affine).all() or abs(np.linalg.det(image.affine[:3, :3])) < 1e-9:
+        raise UnreadableError("unreadable", "the affine is no map from voxels to space")
+
+
+def _turn(image: Any) -> np.ndarray:
+    """How to flip and exchange the axes so that they point left, posterior and superior."""
+    return ornt_transform(io_orientation(image.affine), axcodes2ornt(("L", "P", "S")))

@@ -1,0 +1,324 @@
+"""The pixels of DICOM files in Hounsfield units, with the repairs that two public data sets need.
+
+Decoders are chosen here, one per transfer syntax, so that the result does not depend on what else is installed and no
+GPL plugin is needed: pydicom itself for uncompressed data and RLE, OpenJPEG for JPEG 2000, GDCM for JPEG and JPEG-LS.
+Decoders are native code that believes its input, so sizes are compared with the header before anything is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Integer
+
+from normal_guidance.data.codestreams import Codestream, decode_gdcm, parse_codestream
+from normal_guidance.data.dicom_files import (
+    NATIVE,
+    Dataset,
+    Elements,
+    integer,
+    number,
+    raw,
+    read_elements,
+    refusing,
+    sequence,
+    text,
+    uid_name,
+    unsigned,
+)
+from normal_guidance.data.problems import UnreadableError
+from normal_guidance.errors import UserError
+
+PYDICOM = (*NATIVE, "1.2.840.10008.1.2.5")
+"""Uncompressed, and RLE lossless."""
+
+OPENJPEG = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (90, 91, 201, 202, 203))
+"""JPEG 2000, and high-throughput JPEG 2000."""
+
+GDCM = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 57, 70, 80, 81))
+"""JPEG baseline, JPEG lossless (any predictor, first predictor), JPEG-LS (lossless, near lossless)."""
+
+FREE_BYTES, EXPANSION = 2**28, 200
+"""An image of more bytes than `FREE_BYTES` is refused if its compressed pixels are `EXPANSION` times smaller."""
+
+RESCALE_LIMIT = 1e6
+"""Slopes and intercepts beyond are damage: CT numbers have five digits."""
+
+WRONG_INTERCEPT, WRAP, RIGHT_INTERCEPT = -100.0, 4096, -1000
+"""Twelve unsigned bits with an intercept above the first are numbers that wrapped at the second (RSNA 2019)."""
+
+_SHARED, _PER_FRAME, _TRANSFORMATION, _SLOPE, _INTERCEPT = 0x52009229, 0x52009230, 0x00289145, 0x00281053, 0x00281052
+_PIXELS = 0x7FE00010
+_LAYOUT = (0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011, 0x00280100, 0x00280101, 0x00280103)
+_TAGS = (*_LAYOUT, _SLOPE, _INTERCEPT, _SHARED, _PER_FRAME, _PIXELS)
+
+Notes = list[tuple[str, str]]
+"""What was odd: a kind of `normal_guidance.data.problems.KINDS` and the values that were found."""
+
+
+class _Image(NamedTuple):
+    """What decoding needs to know."""
+
+    syntax: str
+    frames: int
+    rows: int
+    columns: int
+    allocated: int
+    """Bits that a pixel takes in the file."""
+    stored: int
+    """Bits of them that count."""
+    signed: bool
+    photometric: str
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(f"{'i' if self.signed else 'u'}{self.allocated // 8}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.frames, self.rows, self.columns
+
+    @property
+    def bytes(self) -> int:
+        return self.frames * self.rows * self.columns * self.allocated // 8
+
+
+def read_pixels(
+    content: bytes | Path, file: str, *, repair: bool = True
+) -> tuple[Float32[np.ndarray, "frames rows columns"], Notes]:
+    r"""Every frame in Hounsfield units, HU = slope * stored + intercept, and what was odd as (kind, detail).
+
+    Slope and intercept may differ from frame to frame.  Two repairs are made and noted where they change something:
+
+    'bits' (RSNA 2023): bits above BitsStored are set that should not count, or the sign bit was not carried into them;
+    shifting left and right by BitsAllocated - BitsStored mends both.
+
+    'intercept' (RSNA 2019): BitsStored 12, PixelRepresentation 0 and an intercept above -100 cannot show air.  Such
+    values are negative numbers that wrapped at 4096; adding 1000 and taking the remainder by 4096 brings them back,
+    with the intercept -1000.
+
+    Reference: public recipes of the competitions on Kaggle: Howard, 2019, "Some DICOM gotchas to be aware of" (RSNA
+    Intracranial Hemorrhage Detection), and the one for PixelRepresentation 1 in RSNA 2023 Abdominal Trauma Detection.
+
+    Args:
+        content: of the file, or its path.
+        file: its name, for messages.
+        repair: without it, stored bits and intercept are taken as they are.
+
+    Raises UnreadableError where the pixels cannot be decoded.
+    """
+    try:
+        with refusing():
+            elements = read_elements(content, _TAGS, pixels=True)
+            image = _image(elements)
+            stored = _decode(image, _pixel_bytes(elements.dataset, image))
+            notes: Notes = []
+            if repair:
+                stored = _repair_bits(stored, image, notes)
+            return _to_hu(stored, image, _rescales(elements.dataset, image.frames, notes), notes, repair), notes
+    except UnreadableError as error:
+        raise UnreadableError(error.kind, f"{file}: {error.detail}") from error
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the header says
+# ----------------------------------------------------------------------------------------------------
+
+
+def _image(elements: Elements) -> _Image:
+    dataset = elements.dataset
+    rows, columns = unsigned(dataset, 0x00280010), unsigned(dataset, 0x00280011)
+    allocated = unsigned(dataset, 0x00280100)
+    stored = unsigned(dataset, 0x00280101) or allocated
+    samples = unsigned(dataset, 0x00280002) or 1
+    if not rows or not columns:
+        raise UnreadableError("no_image", f"(0028,0010) Rows x (0028,0011) Columns is {rows} x {columns}")
+    if samples != 1:
+        raise UnreadableError("unreadable", f"(0028,0002) SamplesPerPixel is {samples}, but a CT image has 1")
+    if allocated not in (8, 16, 32) or stored is None or stored > allocated:
+        raise UnreadableError(
+            "unreadable", f"(0028,0100) BitsAllocated is {allocated}, (0028,0101) BitsStored is {stored}"
+        )
+    return _Image(
+        syntax=elements.syntax,
+        frames=max(1, integer(dataset, 0x00280008) or 1),
+        rows=rows,
+        columns=columns,
+        allocated=allocated,
+        stored=stored,
+        signed=unsigned(dataset, 0x00280103) == 1,
+        photometric=text(dataset, 0x00280004) or "MONOCHROME2",
+    )
+
+
+def _pixel_bytes(dataset: Dataset, image: _Image) -> bytes:
+    element = raw(dataset, _PIXELS)
+    if element is None:
+        raise UnreadableError("unreadable", "(7FE0,0010) PixelData is missing, empty or cut off")
+    content = element.value
+    native = image.syntax in NATIVE
+    if (native and image.bytes > len(content)) or (image.bytes > max(FREE_BYTES, EXPANSION * len(content))):
+        raise UnreadableError(
+            "unreadable",
+            f"{image.frames} x {image.rows} x {image.columns} pixels of {image.allocated} bits are {image.bytes:,} "
+            f"bytes, but PixelData has {len(content):,}",
+        )
+    if not native and element.length != 0xFFFFFFFF:
+        raise UnreadableError("unreadable", f"PixelData is not encapsulated, but TransferSyntax is {image.syntax}")
+    return content
+
+
+def _rescales(dataset: Dataset, frames: int, notes: Notes) -> list[tuple[float, float]]:
+    """Slope and intercept of every frame: the frame's own, those that the frames share, or the file's."""
+    shared = sequence(dataset, _SHARED)[:1]
+    groups = sequence(dataset, _PER_FRAME)
+    if len(groups) != frames:
+        return [_rescale(_transformation(shared, dataset), notes)] * frames
+    return [_rescale(_transformation([group, *shared], dataset), notes) for group in groups]
+
+
+def _transformation(groups: Iterable[Dataset], otherwise: Dataset) -> Dataset:
+    return next((items[0] for group in groups if (items := sequence(group, _TRANSFORMATION))), otherwise)
+
+
+def _rescale(dataset: Dataset, notes: Notes) -> tuple[float, float]:
+    slope, intercept = number(dataset, _SLOPE), number(dataset, _INTERCEPT)
+    good_slope = slope if slope and abs(slope) <= RESCALE_LIMIT else 1.0
+    good_intercept = intercept if intercept is not None and abs(intercept) <= RESCALE_LIMIT else 0.0
+    if (slope, intercept) != (good_slope, good_intercept):
+        note = (
+            "no_rescale",
+            f"(0028,1053) RescaleSlope is {text(dataset, _SLOPE) or 'missing'}, (0028,1052) RescaleIntercept is "
+            f"{text(dataset, _INTERCEPT) or 'missing'}; read as {good_slope:g} and {good_intercept:g}",
+        )
+        if note not in notes:  # once, not for every frame
+            notes.append(note)
+    return good_slope, good_intercept
+
+
+# ----------------------------------------------------------------------------------------------------
+# Decoding
+# ----------------------------------------------------------------------------------------------------
+
+
+def _decode(image: _Image, content: bytes) -> Integer[np.ndarray, "frames rows columns"]:
+    """The numbers as they were before compression."""
+    if image.syntax in PYDICOM:
+        return _decode_pydicom(image, content, "pydicom" if image.syntax not in NATIVE else "")
+    if image.syntax in OPENJPEG:
+        if find_spec("openjpeg") is None:
+            raise UserError("JPEG 2000 needs pylibjpeg-openjpeg; pip install 'normal-guidance[dicom]'")
+        list(_codestreams(image, content))  # for its checks
+        return _decode_pydicom(image, content, "pylibjpeg")
+    if image.syntax in GDCM:
+        frames = [
+            decode_gdcm(code, stated, image.syntax, signed=image.signed)
+            for code, stated in _codestreams(image, content)
+        ]
+        return np.stack(frames).astype(image.dtype, copy=False)
+    raise UnreadableError("unreadable", f"transfer syntax {uid_name(image.syntax)} is not supported")
+
+
+def _decode_pydicom(image: _Image, content: bytes, plugin: str) -> Integer[np.ndarray, "frames rows columns"]:
+    from pydicom.pixels.decoders.base import get_decoder
+
+    options: dict[str, Any] = {
+        "rows": image.rows,
+        "columns": image.columns,
+        "number_of_frames": image.frames,
+        "samples_per_pixel": 1,
+        "photometric_interpretation": image.photometric,
+        "pixel_representation": int(image.signed),
+        "bits_allocated": image.allocated,
+        "bits_stored": image.stored,
+        "pixel_keyword": "PixelData",
+        "pixel_vr": "OW" if image.allocated > 8 else "OB",
+        "allow_excess_frames": False,
+    }
+    if image.syntax not in OPENJPEG:
+        options["correct_unused_bits"] = False  # `_repair_bits` does, and notes it
+    if image.syntax in NATIVE:
+        options["view_only"] = True
+    stored, _ = get_decoder(image.syntax).as_array(content, raw=True, decoding_plugin=plugin, **options)
+    return stored.astype(image.dtype, copy=False).reshape(image.shape)
+
+
+def _codestreams(image: _Image, content: bytes) -> Iterable[tuple[bytes, Codestream]]:
+    """Every frame's JPEG stream, whole and of the size that the header says."""
+    from pydicom.encaps import generate_frames
+
+    count = 0
+    for code in generate_frames(content, number_of_frames=image.frames):
+        stated = parse_codestream(code)
+        if (stated.rows, stated.columns) != (image.rows, image.columns):
+            raise UnreadableError(
+                "unreadable",
+                f"the compressed image is {stated.rows} x {stated.columns}, but the header says "
+                f"{image.rows} x {image.columns}",
+            )
+        if stated.bits > image.allocated:
+            raise UnreadableError("unreadable", f"compressed pixels of {stated.bits} bits in {image.allocated} bits")
+        count += 1
+        yield code, stated
+        if count == image.frames:
+            return
+    raise UnreadableError("unreadable", f"PixelData has {count} frames, but (0028,0008) says {image.frames}")
+
+
+# ----------------------------------------------------------------------------------------------------
+# From numbers to HU
+# ----------------------------------------------------------------------------------------------------
+
+
+def _repair_bits(
+    stored: Integer[np.ndarray, "frames rows columns"], image: _Image, notes: Notes
+) -> Integer[np.ndarray, "frames rows columns"]:
+    shift = image.allocated - image.stored
+    if not shift:
+        return stored
+    repaired = np.right_shift(np.left_shift(stored, shift), shift)
+    changed = int((repaired != stored).sum())
+    if changed:
+        notes.append(
+            (
+                "bits",
+                f"BitsStored is {image.stored} of {image.allocated}, PixelRepresentation is {int(image.signed)}, but "
+                f"{changed} of {stored.size} pixels use the other bits",
+            )
+        )
+    return repaired
+
+
+def _to_hu(
+    stored: Integer[np.ndarray, "frames rows columns"],
+    image: _Image,
+    rescales: list[tuple[float, float]],
+    notes: Notes,
+    repair: bool,
+) -> Float32[np.ndarray, "frames rows columns"]:
+    hu = np.empty(image.shape, np.float32)
+    wrapped = 0
+    for frame, pixels, (slope, intercept) in zip(hu, stored, rescales, strict=True):
+        if repair and image.stored == 12 and not image.signed and slope == 1 and intercept > WRONG_INTERCEPT:
+            shifted = (pixels.astype(np.int32) - RIGHT_INTERCEPT) % WRAP
+            wrapped += int((shifted + RIGHT_INTERCEPT != pixels + np.float32(intercept)).sum())
+            pixels, intercept = shifted, RIGHT_INTERCEPT
+        if image.allocated > 16:  # more digits than float32 has, before the intercept makes them smaller
+            frame[:] = pixels * slope + intercept
+        else:
+            frame[:] = pixels
+            frame *= slope
+            frame += intercept
+    if wrapped:
+        notes.append(
+            (
+                "intercept",
+                f"BitsStored is 12, PixelRepresentation is 0, RescaleIntercept is {rescales[0][1]:g}: {wrapped} of "
+                f"{stored.size} pixels were negative numbers that wrapped at {WRAP}",
+            )
+        )
+    return hu

@@ -1,0 +1,39 @@
+"""Where scans and labels come from: the three challenges as Kaggle distributes them, and any folder with a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from normal_guidance.data.sources.common import Candidate, Dataset, Group, Labels, Options, Report
+from normal_guidance.data.sources.folder import FolderScans
+from normal_guidance.data.sources.rsna_at import AbdomenScans
+from normal_guidance.data.sources.rsna_ich import HeadScans
+from normal_guidance.data.sources.rsna_pe import ChestScans
+
+__all__ = ["SOURCES", "Candidate", "Dataset", "Group", "Labels", "Options", "Report", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One kind of dataset.
+
+    Example:
+        >>> SOURCES["rsna-pe"].title
+        'chest CT, RSNA 2020 Pulmonary Embolism'
+    """
+
+    title: str
+    open: Callable[[Path, Options, Report], Dataset]
+    options: tuple[str, ...] = ()
+    """Fields of `Options` that mean something here."""
+
+
+SOURCES = {
+    "rsna-ich": Source("head CT, RSNA 2019 Intracranial Hemorrhage", HeadScans),
+    "rsna-pe": Source("chest CT, RSNA 2020 Pulmonary Embolism", ChestScans),
+    "rsna-at": Source("abdominal CT, RSNA 2023 Abdominal Trauma", AbdomenScans, ("labels",)),
+    "folder": Source("DICOM folders, zips or NIfTI files with a table", FolderScans, ("table",)),
+}
+"""What `nguide index` can read."""

@@ -1,0 +1,273 @@
+"""Any scans with a table of labels: DICOM folders, zip archives or NIfTI files below a root.
+
+The table (.csv or .parquet) has one row per scan:
+
+    scan_id        unique
+    path           relative to the root: a folder, a .zip, a .nii or .nii.gz, or one DICOM file of many frames; a folder
+                   in an archive is written archive.zip!folder
+    label          0 or 1; may be empty where slice labels are given, and is then 1 if one of them is
+    patient_id     optional; otherwise DICOM's PatientID, otherwise the scan is its own patient
+    slice_labels   optional; 0 and 1 in the order of the slices: '0 0 1 1', '[0, 0, 1, 1]' or a list
+    slice_ranges   optional; the positive slices, counted from 0, both ends included: '12-20;31-33'
+    mask           optional; a NIfTI volume whose nonzero slices are positive, matched to the slices by position
+
+Slices are ordered by position along the slice normal, ascending: from the feet to the head in axial scans.  A negative
+scan with an empty cell in a column of slice labels has no positive slice; a positive one's are unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from normal_guidance.data.containers import list_members
+from normal_guidance.data.found import Mask
+from normal_guidance.data.problems import Problem
+from normal_guidance.data.sources.common import (
+    BINARY,
+    Candidate,
+    Group,
+    Labels,
+    Options,
+    Report,
+    largest_series,
+    list_below,
+    patient_of,
+)
+from normal_guidance.data.sources.masks import slices_of_mask
+from normal_guidance.errors import UserError
+
+if TYPE_CHECKING:
+    from normal_guidance.data.dicom import Header
+    from normal_guidance.data.geometry import Ordered
+
+SLICES = ("slice_labels", "slice_ranges", "mask")
+"""Ways to say which slices are positive; a scan may have one of them."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    scan_id: str
+    path: str
+    label: int | None
+    patient_id: str = ""
+    slice_labels: str = ""
+    slice_ranges: str = ""
+    mask: str = ""
+
+
+class FolderScans:
+    """Scans that a table lists."""
+
+    expected_files: int | None = None
+
+    def __init__(self, root: Path, options: Options, report: Report) -> None:
+        if options.table is None:
+            raise UserError("the source folder needs --table FILE (.csv, .parquet) with scan_id, path and label")
+        if not root.is_dir():
+            raise UserError(f"{root} is no folder; give the one that the table's paths are relative to")
+        self.root, self.report = root.resolve(), report
+        columns = _read_table(options.table)
+        self.sliced = not set(SLICES).isdisjoint(columns)
+        self.rows = _rows(options.table, columns, report)
+        self.expected_groups: int | None = len(self.rows)
+
+    def groups(self) -> Iterator[Group]:
+        for row in self.rows.values():
+            files = self._files(row)
+            if files:
+                mask = self._place(row, row.mask) if row.mask else None
+                yield Group(row.scan_id, files, mask or "")
+
+    def _place(self, row: _Row, text: str) -> str | None:
+        """A path of the table relative to the root, or None with a report."""
+        outer, mark, inner = text.partition("!")
+        try:
+            place = (self.root / outer).resolve()
+            there = place.exists()
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, links in a circle
+            self.report(Problem(row.scan_id, text, "label_without_image", f"no path: {error}", "left out"))
+            return None
+        if not place.is_relative_to(self.root) or ".." in PurePosixPath(inner).parts:
+            self.report(Problem(row.scan_id, text, "unsafe_path", f"leads out of {self.root}", "left out"))
+            return None
+        if not there:
+            self.report(Problem(row.scan_id, text, "label_without_image", "no such file or folder", "left out"))
+            return None
+        return place.relative_to(self.root).as_posix() + mark + inner
+
+    def _files(self, row: _Row) -> list[str]:
+        place = self._place(row, row.path)
+        if place is None:
+            return []
+        outer, _, inner = place.partition("!")
+        if (self.root / outer).is_dir():
+            files = list(list_below(self.root, outer, self.report))
+        elif outer.lower().endswith(".zip"):
+            prefix = f"{outer}!{inner.rstrip('/')}/" if inner else f"{outer}!"
+            members = list_members(self.root / outer, f"{outer}!", self.report)
+            files = [file for file in members if file.startswith(prefix) or file == place]
+        else:
+            files = [outer]
+        if not files:
+            self.report(Problem(row.scan_id, row.path, "label_without_image", "no file in it", "left out"))
+        return files
+
+    def scan_of(self, group: Group, series_uid: str) -> str:
+        return group.name
+
+    def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
+        if headers:
+            series = largest_series(group.name, headers, self.report)
+            patient = self.rows[group.name].patient_id or patient_of(group.name, series, self.report)
+            yield Candidate(group.name, patient, series)
+
+    def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
+        row = self.rows[candidate.scan_id]
+        try:
+            slices = self._slices(row, ordered, mask)
+        except ValueError as error:
+            self._mismatch(row, str(error), "slice labels left out")
+            return Labels(self._known(row, row.label), None)
+        label = row.label if slices is None else int(slices.any())
+        if slices is not None and row.label not in (None, label):
+            detail = f"label is {row.label}, but {int(slices.sum())} of {len(slices)} slices are positive"
+            self._mismatch(row, detail, f"scan counts as {row.label}, slice labels left out")
+            return Labels(row.label, None)
+        return Labels(self._known(row, label), slices)
+
+    def _known(self, row: _Row, label: int | None) -> int | None:
+        if label is None:
+            detail = "no label, and no slice labels to tell it from"
+            self.report(Problem(row.scan_id, row.path, "image_without_label", detail, "left out"))
+        return label
+
+    def _mismatch(self, row: _Row, detail: str, action: str) -> None:
+        self.report(Problem(row.scan_id, "", "label_mismatch", detail, action))
+
+    def _slices(self, row: _Row, ordered: Ordered, mask: Mask | None) -> np.ndarray | None:
+        """The labels of the slices in order, or None; a ValueError where they do not fit."""
+        given = [name for name in SLICES if getattr(row, name)]
+        count = len(ordered.slices)
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; give one of them")
+        if not given:
+            return np.zeros(count, np.int8) if self.sliced and row.label == 0 else None
+        if row.mask:
+            return None if mask is None else slices_of_mask(mask, ordered)
+        if row.slice_labels:
+            labels = parse_labels(row.slice_labels)
+            if len(labels) != count:
+                raise ValueError(f"{len(labels)} slice labels for {count} slices")
+            return labels
+        return parse_ranges(row.slice_ranges, count)
+
+    def finish(self) -> None:
+        """Every row was asked for its files."""
+
+
+def parse_labels(text: str) -> np.ndarray:
+    """Slice labels as they stand in a cell.
+
+    Example:
+        >>> parse_labels("[0, 0, 1]").tolist(), parse_labels("0 1 1").tolist()
+        ([0, 0, 1], [0, 1, 1])
+    """
+    words = re.split(r"[\s,;]+", text.strip().strip("[]()").strip())
+    wrong = [word for word in words if word.lower() not in BINARY]
+    if wrong:
+        raise ValueError(f"slice label {wrong[0]!r} is neither 0 nor 1")
+    return np.array([BINARY[word.lower()] for word in words], np.int8)
+
+
+def parse_ranges(text: str, count: int) -> np.ndarray:
+    """Slice labels from ranges of positive slices, counted from 0, both ends included.
+
+    Example:
+        >>> parse_ranges("1-2;4", 6).tolist()
+        [0, 1, 1, 0, 1, 0]
+    """
+    labels = np.zeros(count, np.int8)
+    for word in filter(None, re.split(r"[\s,;]+", text.strip())):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
+        if match is None:
+            raise ValueError(f"slice range {word!r} is none; write 12-20;31-33")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < count:
+            raise ValueError(f"slice range {word!r} does not fit {count} slices, counted from 0 to {count - 1}")
+        labels[first : last + 1] = 1
+    return labels
+
+
+# ----------------------------------------------------------------------------------------------------
+# The table
+# ----------------------------------------------------------------------------------------------------
+
+
+def _read_table(path: Path) -> dict[str, list[str]]:
+    """The columns that are asked for, as text; a list becomes its numbers with spaces between."""
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise UserError(f"--table {path}: the ending is unknown; give a .csv or .parquet file")
+    try:
+        table = pq.read_table(path) if suffix == ".parquet" else _read_csv(path)
+        columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _wanted(table)}
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"--table {path} cannot be read ({error}); write it again") from error
+    for name in ("scan_id", "path"):
+        if name not in columns:
+            raise UserError(f"--table {path} has no column {name}; it has {', '.join(table.column_names)}")
+    if set(columns).isdisjoint({"label", *SLICES}):
+        raise UserError(f"--table {path} has no column label, nor one of {', '.join(SLICES)}; add one")
+    return columns
+
+
+def _wanted(table: pa.Table) -> list[str]:
+    fields = _Row.__dataclass_fields__
+    twice = {name for name in table.column_names if table.column_names.count(name) > 1}
+    if twice & fields.keys():
+        raise ValueError(f"column {min(twice & fields.keys())} is there twice")
+    return [name for name in table.column_names if name in fields]
+
+
+def _read_csv(path: Path) -> pa.Table:
+    names = csv.open_csv(path).schema.names
+    return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())))
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    if isinstance(value, list | tuple):
+        return " ".join(str(int(one)) if isinstance(one, int | float) and one == one else str(one) for one in value)
+    if isinstance(value, bool | float) and value == int(value):  # a column of numbers with gaps is one of floats
+        return str(int(value))
+    return str(value).strip()
+
+
+def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str, _Row]:
+    rows: dict[str, _Row] = {}
+    for number in range(len(columns["scan_id"])):
+        values: dict[str, Any] = {name: column[number] for name, column in columns.items()}
+        scan_id, word = values["scan_id"], values.get("label", "").lower()
+        if not scan_id or not values["path"]:
+            report(Problem(scan_id, path.name, "bad_row", f"row {number + 1}: scan_id or path is empty", "left out"))
+        elif word and word not in BINARY:
+            detail = f"row {number + 1}: label {word!r} is neither 0 nor 1"
+            report(Problem(scan_id, path.name, "bad_row", detail, "left out"))
+        elif scan_id in rows:
+            detail = f"row {number + 1}: scan_id is there twice"
+            report(Problem(scan_id, path.name, "double_scan", detail, "the first row counts"))
+        else:
+            rows[scan_id] = _Row(**{**values, "label": BINARY.get(word)})
+    if not rows:
+        raise UserError(f"--table {path} has no usable row; it needs scan_id, path and a label that is 0 or 1")
+    return rows

@@ -1,0 +1,67 @@
+"""A scan of the manifest as one volume in HU."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+
+from normal_guidance.data.containers import locate
+from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.problems import Problem, UnreadableError
+
+ACTIONS = {
+    "bits": "bits above BitsStored were replaced by the sign",
+    "intercept": "wrapped values were brought back, with the intercept -1000",
+    "no_rescale": "read as the detail says",
+}
+"""What reading does about each kind of odd pixels."""
+
+
+def read_volume(
+    row: ScanRow, root: Path, *, repair: bool = True
+) -> tuple[Float32[np.ndarray, "slices rows columns"], list[Problem]]:
+    """All slices of a scan, in the row's order, and what was odd about their pixels.
+
+    A file that holds several slices is decoded once.
+
+    Raises UnreadableError that names the file where one cannot be decoded, or is not of the row's size: a scan with a
+    slice missing would be another scan.
+    """
+    volume = np.empty((len(row), row.rows, row.columns), np.float32)
+    problems: list[Problem] = []
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, file in enumerate(row.files):
+        places[file].append(place)
+    for file, wanted in places.items():
+        slices, notes = _read_file(row.kind, root, file, repair)
+        frames = [row.frames[place] for place in wanted]
+        _check(slices, frames, row, file)
+        volume[wanted] = slices[frames]
+        problems += [Problem(row.scan_id, file, kind, detail, ACTIONS[kind]) for kind, detail in notes]
+    return volume, problems
+
+
+def _read_file(
+    kind: str, root: Path, file: str, repair: bool
+) -> tuple[Float32[np.ndarray, "slices rows columns"], list[tuple[str, str]]]:
+    content = locate(root, file)
+    if kind == "nifti":
+        from normal_guidance.data.nifti import read_nifti
+
+        return read_nifti(content, file), []
+    from normal_guidance.data.dicom import read_pixels
+
+    return read_pixels(content, file, repair=repair)
+
+
+def _check(slices: Float32[np.ndarray, "slices rows columns"], frames: list[int], row: ScanRow, file: str) -> None:
+    if slices.shape[1:] != (row.rows, row.columns):
+        raise UnreadableError(
+            "unreadable",
+            f"{file}: {slices.shape[1]} x {slices.shape[2]} pixels, but the manifest says {row.rows} x {row.columns}",
+        )
+    if max(frames) >= len(slices) or min(frames) < 0:
+        raise UnreadableError("unreadable", f"{file}: {len(slices)} slices, but the manifest wants slice {max(frames)}")

@@ -1,0 +1,212 @@
+"""From Hounsfield units to what an encoder takes: window, pad to a square, resize, normalise.
+
+The order of the steps is the paper's.  Each window makes a channel.  A slice's result depends on its scan in one
+respect only: the scan's minimum fills the margins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float32
+from torch import Tensor
+
+from normal_guidance.data.problems import UnreadableError
+from normal_guidance.data.windows import apply_windows
+from normal_guidance.errors import UserError
+
+VERSION = 1
+"""Of this module's arithmetic: a change that alters its results raises it, and so the fingerprints."""
+
+SIZE = 224
+"""Rows and columns of an image, unless the encoder wants others."""
+
+MAX_SIDE = 8192
+"""Slices with more rows or columns are refused: CT has 512 to 2048, and a square of 65,535 would take 16 GiB."""
+
+CHUNK_BYTES = 2**26
+"""How much of a scan is padded and resized at once: bounds the memory that a long scan takes."""
+
+
+class Statistics(NamedTuple):
+    """Mean and standard deviation, one value for each channel."""
+
+    mean: tuple[float, ...]
+    sd: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a scan in HU becomes an encoder's input.
+
+    Args:
+        windows: lowest and highest HU of each channel; what lies outside is set to them.  None keeps all.
+        size: rows and columns of the result.
+        statistics: what is subtracted and what is divided by, for each channel; None leaves HU.
+
+    Example:
+        >>> head = Preprocessing(windows=((-100.0, 300.0),), size=2)
+        >>> scan = np.array([[[-2000, 100, 500, 40]]], dtype=np.float32)
+        >>> statistics = head.scan_statistics(scan)
+        >>> statistics
+        Statistics(mean=(-42.4,), sd=(34.3,))
+        >>> head.with_statistics(statistics).apply(scan).shape
+        (1, 1, 2, 2)
+    """
+
+    windows: tuple[tuple[float | int, float | int] | None, ...] = (None,)
+    size: int = SIZE
+    statistics: Statistics | None = None
+
+    def __post_init__(self) -> None:
+        if not self.windows or self.size < 1:
+            raise UserError(f"{len(self.windows)} windows, size {self.size}; give at least one window and one pixel")
+        for window in self.windows:
+            if window is not None and not -math.inf < window[0] < window[1] < math.inf:
+                raise UserError(f"window {window[0]}:{window[1]} is empty or endless; give low:high in HU")
+        if self.statistics is not None:
+            self._check(self.statistics)
+        floats = tuple(None if window is None else (float(window[0]), float(window[1])) for window in self.windows)
+        object.__setattr__(self, "windows", floats)  # 300 and 300.0 are the same window, and have one fingerprint
+
+    def _check(self, statistics: Statistics) -> None:
+        mean, sd = statistics
+        if len(mean) != self.channels or len(sd) != self.channels:
+            raise UserError(f"{len(mean)} means and {len(sd)} sds for {self.channels} channels; give one of each")
+        if not all(map(math.isfinite, (*mean, *sd))) or min(sd) <= 0:
+            raise UserError(
+                f"mean {_words(mean)} and sd {_words(sd)} cannot normalise: the scans are constant after windowing, "
+                "or damaged; look at the scans, or choose a wider window"
+            )
+
+    @property
+    def channels(self) -> int:
+        """One for each window."""
+        return len(self.windows)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of `to_dict` as canonical JSON: tells this from any other preprocessing."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def apply(
+        self, hu: Float32[np.ndarray, "slices rows columns"]
+    ) -> Float32[np.ndarray, "slices {self.channels} {self.size} {self.size}"]:
+        """A scan windowed, padded to a square around its centre with its minimum, resized and normalised.
+
+        Pixels that are no finite numbers, and images too large to be slices, are an `UnreadableError`.
+        """
+        images = self._resized(hu)
+        if self.statistics is not None:
+            mean, sd = (torch.tensor(values)[:, None, None] for values in self.statistics)
+            images.sub_(mean).div_(sd)
+        return images.numpy()
+
+    def scan_statistics(self, hu: Float32[np.ndarray, "slices rows columns"]) -> Statistics:
+        """Mean and sd over the pixels of a scan, windowed, padded and resized, but not normalised."""
+        channels = self._resized(hu).numpy().swapaxes(0, 1)
+        return Statistics(
+            mean=tuple(float(channel.mean(dtype=np.float64)) for channel in channels),
+            sd=tuple(float(channel.std(dtype=np.float64)) for channel in channels),
+        )
+
+    def with_statistics(self, statistics: Statistics) -> Preprocessing:
+        """The same, normalised with the training scans' statistics (`combine_statistics`)."""
+        return replace(self, statistics=statistics)
+
+    def to_unit_range(self) -> Preprocessing:
+        """The same with each window mapped to 0..1: for an `Encoder.unit_range`, which normalises by itself.
+
+        Example:
+            >>> Preprocessing(windows=((-100.0, 300.0),)).to_unit_range().statistics
+            Statistics(mean=(-100.0,), sd=(400.0,))
+        """
+        if any(window is None for window in self.windows):
+            raise UserError(
+                "this encoder takes values between a lowest and a highest HU, but one window is 'none'; give a window, "
+                "for instance head or -1000:1000"
+            )
+        bounds = [window for window in self.windows if window is not None]
+        return replace(
+            self,
+            statistics=Statistics(tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it; `from_dict` is the inverse."""
+        return {
+            "version": VERSION,
+            "windows": [None if window is None else list(window) for window in self.windows],
+            "size": self.size,
+            "mean": None if self.statistics is None else [float(value) for value in self.statistics.mean],
+            "sd": None if self.statistics is None else [float(value) for value in self.statistics.sd],
+        }
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Preprocessing:
+        """What `to_dict` described; another version's description is refused, as the results would differ."""
+        if content.get("version") != VERSION:
+            raise UserError(
+                f"the preprocessing is of version {content.get('version')!r}, this software's is {VERSION}; encode the "
+                "scans again, or install the version that encoded them"
+            )
+        normalised = content["mean"] is not None
+        return Preprocessing(
+            windows=tuple(None if window is None else (window[0], window[1]) for window in content["windows"]),
+            size=content["size"],
+            statistics=Statistics(tuple(content["mean"]), tuple(content["sd"])) if normalised else None,
+        )
+
+    def _resized(self, hu: np.ndarray) -> Float32[Tensor, "slices {self.channels} {self.size} {self.size}"]:
+        slices, rows, columns = hu.shape
+        side = max(rows, columns)
+        if not hu.size or side > MAX_SIDE:
+            raise UnreadableError("failed", f"{slices} slices of {rows} x {columns} pixels (at most {MAX_SIDE})")
+        lowest, highest = hu.min(), hu.max()
+        if not math.isfinite(lowest) or not math.isfinite(highest):
+            raise UnreadableError("failed", "pixels that are no finite numbers")
+        # Clipping is monotone: the minimum's clipped value is the minimum of the clipped scan.
+        margin = torch.from_numpy(apply_windows(np.full((1, 1), lowest), self.windows))
+        images = torch.empty(slices, self.channels, self.size, self.size)
+        step = max(1, CHUNK_BYTES // (4 * self.channels * side * side))
+        for start in range(0, slices, step):
+            windowed = apply_windows(hu[start : start + step], self.windows)
+            images[start : start + step] = self._resize(torch.from_numpy(windowed).swapaxes(0, 1), margin, side)
+        return images
+
+    def _resize(self, windowed: Tensor, margin: Tensor, side: int) -> Tensor:
+        """(slices, channels, rows, columns) centred on a square; an odd line is added below or on the right."""
+        slices, channels, rows, columns = windowed.shape
+        square = margin[None].expand(slices, channels, side, side).contiguous()
+        top, left = (side - rows) // 2, (side - columns) // 2
+        square[:, :, top : top + rows, left : left + columns] = windowed
+        # Slices as a batch of one-channel images: one memory layout, so a slice's bits do not depend on the others.
+        flat = square.view(slices * channels, 1, side, side)
+        resized = F.interpolate(flat, size=(self.size, self.size), mode="bilinear", antialias=True)
+        return resized.view(slices, channels, self.size, self.size)
+
+
+def combine_statistics(scans: Iterable[Statistics]) -> Statistics:
+    """The mean of the scans' means and the mean of their sds, as the paper normalises.
+
+    Example:
+        >>> combine_statistics([Statistics((0.0,), (1.0,)), Statistics((10.0,), (3.0,))])
+        Statistics(mean=(5.0,), sd=(2.0,))
+    """
+    every = list(scans)
+    if not every:
+        raise UserError("there are no training scans to take mean and sd from; give a split with a part 'train'")
+    means, sds = (np.array([one[kind] for one in every], dtype=np.float64) for kind in (0, 1))
+    return Statistics(tuple(means.mean(axis=0).tolist()), tuple(sds.mean(axis=0).tolist()))
+
+
+def _words(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

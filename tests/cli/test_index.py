@@ -1,0 +1,131 @@
+"""`nguide index` on tiny scans: what it prints, what it writes, mistakes in one line, help at once."""
+
+import io
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+from rich.console import Console
+from typer.testing import CliRunner
+
+from normal_guidance.cli import _Commands
+from normal_guidance.cli.index import _watch, index
+from normal_guidance.data.indexing import Progress
+from normal_guidance.data.manifest import read_manifest
+from normal_guidance.data.sources import SOURCES
+
+app = typer.Typer(cls=_Commands)
+app.command()(index)
+app.command("other")(lambda: None)  # with one command, typer would not ask for its name
+
+
+def invoke(*arguments: str | Path):
+    return CliRunner().invoke(app, ["index", *map(str, arguments)])
+
+
+def write_slice(path: Path, z: float) -> None:
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, CTImageStorage
+    meta.MediaStorageSOPInstanceUID = "1.2.3"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = FileDataset(str(path), Dataset(), file_meta=meta, preamble=bytes(128))
+        dataset.SOPClassUID, dataset.SOPInstanceUID, dataset.Modality = CTImageStorage, path.stem, "CT"
+        dataset.SeriesInstanceUID, dataset.StudyInstanceUID = path.parent.name, path.parent.parent.name
+        dataset.ImagePositionPatient, dataset.ImageOrientationPatient = [0, 0, z], [1, 0, 0, 0, 1, 0]
+        dataset.Rows = dataset.Columns = dataset.BitsAllocated = 16
+        dataset.SamplesPerPixel, dataset.PixelRepresentation = 1, 0
+        dataset.PixelData = np.zeros((16, 16), np.uint16).tobytes()
+        dataset.save_as(path, enforce_file_format=True)
+
+
+@pytest.fixture
+def chest(tmp_path) -> Path:
+    """Two exams of four and five slices in the layout of the 2020 challenge, the first with an embolus."""
+    root = tmp_path / "root"
+    rows = []
+    for study, series, labels in (("st1", "se1", "0110"), ("st2", "se2", "00000")):
+        for place, label in enumerate(labels):
+            write_slice(root / f"train/{study}/{series}/{series}{place}.dcm", 2.0 * place)
+            rows.append(f"{study},{series},{series}{place},{label},{int('1' not in labels)},0")
+    header = "StudyInstanceUID,SeriesInstanceUID,SOPInstanceUID,pe_present_on_image,negative_exam_for_pe,indeterminate"
+    (root / "train.csv").write_text("\n".join([header, *rows]) + "\n")
+    return root
+
+
+def test_the_summary_says_what_there_is_and_what_comes_next(chest, tmp_path):
+    out = tmp_path / "out"
+    result = invoke("rsna-pe", chest, "-o", out, "--workers", "0")
+    assert result.exit_code == 0, result.output
+    seconds = json.loads((out / "report.json").read_text())["seconds"]
+    assert result.output.splitlines() == [
+        f"rsna-pe in {chest}: begins",
+        "2 scans, 9 slices, 2 patients",
+        "1 positive scans (50.0 %), 2 with slice labels",
+        "No problems",
+        f"Manifest: {out}/manifest.parquet ({seconds:g} s)",
+        f"Next: nguide split {out} -o SPLIT.parquet, then nguide encode {out} --encoder NAME -o STORE",
+    ]
+    assert read_manifest(out).scan_ids == ["se1", "se2"]
+
+
+def test_problems_are_counted_by_kind(chest, tmp_path):
+    (chest / "train/st2/se2/se22.dcm").write_text("no image")
+    (chest / "train/st1/se1/readme.txt").write_text("no image")
+    result = invoke("rsna-pe", chest, "-o", tmp_path / "out", "--workers", "1")
+    assert result.exit_code == 0, result.output
+    assert f"Problems: no_image 2, gap 1; see {tmp_path}/out/problems.csv\n" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rsna-pet", "{root}", "-o", "{out}"), "source 'rsna-pet' is unknown; choose one of rsna-ich, rsna-pe"),
+        (("rsna-pe", "{out}", "-o", "{out}"), "is no folder; give the folder that holds train.csv and train"),
+        (("rsna-ich", "{root}", "-o", "{out}"), "stage_2_train.csv is not there"),
+        (("rsna-pe", "{root}", "-o", "{root}"), "is a folder that is not empty"),
+        (("rsna-pe", "{root}", "-o", "{out}", "--labels", "patient"), "--labels patient means nothing to rsna-pe"),
+        (("rsna-pe", "{root}", "-o", "{out}", "--table", "x.csv"), "--table x.csv means nothing to rsna-pe"),
+        (("folder", "{root}", "-o", "{out}"), "needs --table FILE"),
+        (("folder", "{root}", "-o", "{out}", "--table", "{root}/train.csv"), "has no column scan_id"),
+        (("rsna-at", "{root}", "-o", "{out}", "--labels", "organ"), "choose one of image, patient"),
+        (("rsna-pe", "{root}", "-o", "{out}", "--workers", "-1"), "--workers"),
+        (("rsna-pe", "{root}"), "--out"),
+    ],
+)
+def test_mistakes_are_said_without_a_traceback(chest, tmp_path, arguments, message):
+    result = invoke(*(word.format(root=chest, out=tmp_path / "out") for word in arguments))
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_names_every_source():
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert all(source in result.output for source in SOURCES)
+
+
+def test_the_module_is_light():
+    heavy = ("torch", "pandas", "pydicom", "pyarrow", "rich.progress")
+    code = f"import sys, normal_guidance.cli.index; print([name for name in {heavy} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_a_terminal_gets_a_bar():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, _environ={"TERM": "xterm"})
+    with _watch(console, "rsna-pe in root") as watch:
+        watch(Progress(640, 3, None))
+        watch(Progress(1280, 7, 0.5))
+    assert "1,280 files, 7 scans" in screen.getvalue()

@@ -1,0 +1,258 @@
+"""Files are found in folders and archives, sorted, and nothing leads out of the root."""
+
+import os
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from normal_guidance.data import containers
+from normal_guidance.data.containers import list_files, locate, read_bytes
+from normal_guidance.data.problems import KINDS, Problem, UnreadableError
+from normal_guidance.errors import UserError
+
+
+def put(path: Path, content: bytes = b"x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def zipped(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def listed(root: Path) -> tuple[list[str], list[Problem]]:
+    problems: list[Problem] = []
+    files = list(list_files(root, problems.append))
+    assert {problem.kind for problem in problems} <= set(KINDS)
+    return files, problems
+
+
+def refused(root: Path, file: str, kind: str, *words: str) -> None:
+    for read in (locate, read_bytes):
+        with pytest.raises(UnreadableError) as caught:
+            read(root, file)
+        assert caught.value.kind == kind
+        assert all(word in caught.value.detail for word in (file, *words))
+
+
+def test_files_in_folders_and_archives_come_sorted_and_read_back(tmp_path):
+    expected = {
+        "a!b.dcm": b"0",
+        "a-1.dcm": b"1",
+        "a.dcm": b"2",
+        "a/2.dcm": b"3",
+        "a/B/1.dcm": b"4",
+        "a/z.zip!deep/1.dcm": b"5",
+        "a/z.zip!deep/2.dcm": b"",
+        "c.ZIP!1.dcm": b"6",
+        "ü.dcm": b"7",
+    }
+    for name, content in expected.items():
+        if ".zip!" not in name.lower():
+            put(tmp_path / name, content)
+    zipped(tmp_path / "a/z.zip", {"deep/2.dcm": b"", "deep/": b"", "deep/1.dcm": b"5"})
+    zipped(tmp_path / "c.ZIP", {"1.dcm": b"6"}, zipfile.ZIP_STORED)
+    (tmp_path / "empty").mkdir()
+
+    files, problems = listed(tmp_path)
+    assert files == sorted(expected)
+    assert problems == []
+    assert {file: read_bytes(tmp_path, file) for file in files} == expected
+    assert locate(tmp_path, "a.dcm") == tmp_path / "a.dcm"
+    assert locate(tmp_path, "c.ZIP!1.dcm") == b"6"
+
+
+def test_nothing_is_extracted(tmp_path):
+    zipped(tmp_path / "z.zip", {"1.dcm": b"1", "../out.dcm": b"2"})
+    for file in list_files(tmp_path):
+        read_bytes(tmp_path, file)
+    assert os.listdir(tmp_path) == ["z.zip"]
+    assert not (tmp_path.parent / "out.dcm").exists()
+
+
+def test_a_root_that_is_no_folder(tmp_path):
+    with pytest.raises(UserError, match="is no folder; name the folder"):
+        list(list_files(tmp_path / "nowhere"))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Links
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_links_that_lead_out_of_the_root_are_reported(tmp_path):
+    put(tmp_path / "outside/secret.dcm")
+    root = tmp_path / "root"
+    put(root / "1.dcm")
+    (root / "file").symlink_to(tmp_path / "outside/secret.dcm")
+    (root / "folder").symlink_to("../outside")
+    (root / "z.zip").symlink_to(zipped(tmp_path / "outside/z.zip", {"1.dcm": b"1"}))
+    files, problems = listed(root)
+    assert files == ["1.dcm"]
+    assert {(problem.file, problem.kind) for problem in problems} == {
+        ("file", "unsafe_path"),
+        ("folder", "unsafe_path"),
+        ("z.zip", "unsafe_path"),
+    }
+    for file in ("file", "folder/secret.dcm", "z.zip!1.dcm"):
+        refused(root, file, "unsafe_path", "link")
+
+
+def test_links_inside_the_root(tmp_path):
+    put(tmp_path / "a/1.dcm", b"1")
+    (tmp_path / "b.dcm").symlink_to("a/1.dcm")
+    (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "broken").symlink_to("nowhere")
+    files, problems = listed(tmp_path)
+    assert files == ["a/1.dcm", "b.dcm"]
+    assert [(problem.file, problem.kind) for problem in problems] == [("broken", "unreadable")]
+    assert read_bytes(tmp_path, "b.dcm") == b"1"
+
+
+def test_a_root_that_is_itself_a_link(tmp_path):
+    put(tmp_path / "real/1.dcm", b"1")
+    (tmp_path / "link").symlink_to("real")
+    assert listed(tmp_path / "link") == (["1.dcm"], [])
+    assert read_bytes(tmp_path / "link", "1.dcm") == b"1"
+
+
+def test_what_is_no_regular_file_is_passed_over(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # reading one would wait for ever
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert listed(tmp_path) == ([], [])
+    refused(tmp_path, "pipe", "unreadable", "no file")
+
+
+def test_names_that_are_no_text_are_reported(tmp_path):
+    os.close(os.open(os.fsencode(tmp_path) + b"/\xff.dcm", os.O_CREAT))
+    files, [problem] = listed(tmp_path)
+    assert files == []
+    assert (problem.kind, problem.detail) == ("unreadable", "the name is no UTF-8")
+    problem.file.encode()
+
+
+def test_a_folder_that_cannot_be_listed_is_reported(tmp_path, monkeypatch):
+    put(tmp_path / "a/1.dcm")
+    put(tmp_path / "b/1.dcm")
+    scandir = os.scandir
+
+    def deny(path):
+        if Path(path).name == "a":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", deny)
+    files, [problem] = listed(tmp_path)
+    assert files == ["b/1.dcm"]
+    assert (problem.file, problem.kind) == ("a", "unreadable")
+    assert "Permission denied" in problem.detail
+
+
+@pytest.mark.parametrize(
+    "file", ["../x.dcm", "a/../../x.dcm", "/etc/passwd", "", "C:\\x", "..\\x", "z.zip!../x", "a\0b"]
+)
+def test_names_that_lead_out_are_never_read(tmp_path, file):
+    zipped(tmp_path / "z.zip", {"../x": b"secret"})
+    put(tmp_path.parent / "x.dcm", b"secret")
+    refused(tmp_path, file, "unsafe_path")
+
+
+def test_missing_files(tmp_path):
+    zipped(tmp_path / "z.zip", {"1.dcm": b"1"})
+    refused(tmp_path, "1.dcm", "unreadable", "not there")
+    refused(tmp_path, "z.zip!2.dcm", "unreadable", "no such member")
+    refused(tmp_path, "y.zip!2.dcm", "unreadable", "not there")
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    put(tmp_path / "1.dcm")
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    with pytest.raises(UnreadableError, match=r"1\.dcm: denied"):
+        read_bytes(tmp_path, "1.dcm")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Archives
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_unsafe_members_are_reported(tmp_path):
+    names = ("../x.dcm", "/abs.dcm", "a/../../y.dcm", "..\\z.dcm", "C:/w.dcm", "good.dcm")
+    zipped(tmp_path / "z.zip", dict.fromkeys(names, b"1"))
+    files, problems = listed(tmp_path)
+    assert files == ["z.zip!good.dcm"]
+    assert {problem.file for problem in problems} == {f"z.zip!{name}" for name in names[:-1]}
+    assert {problem.kind for problem in problems} == {"unsafe_path"}
+    assert {problem.action for problem in problems} == {"left out"}
+
+
+def test_encrypted_members_are_reported(tmp_path):
+    path = zipped(tmp_path / "z.zip", {"1.dcm": b"1"})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # the flag in the archive's directory
+    content[6] |= 1
+    path.write_bytes(content)
+    files, [problem] = listed(tmp_path)
+    assert files == []
+    assert (problem.file, problem.kind, problem.detail) == ("z.zip!1.dcm", "unreadable", "the member is encrypted")
+    refused(tmp_path, "z.zip!1.dcm", "unreadable", "encrypted")
+
+
+def test_bombs_are_reported_and_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(containers, "MEMBER_BYTES", 100_000)
+    zipped(tmp_path / "z.zip", {"bomb.dcm": bytes(100_001), "good.dcm": bytes(100_000)})
+    files, [problem] = listed(tmp_path)
+    assert files == ["z.zip!good.dcm"]
+    assert (problem.file, problem.kind) == ("z.zip!bomb.dcm", "unreadable")
+    assert "100,001 bytes" in problem.detail
+    refused(tmp_path, "z.zip!bomb.dcm", "unreadable", "100,001 bytes")
+    assert len(read_bytes(tmp_path, "z.zip!good.dcm")) == 100_000
+
+
+def test_a_member_that_is_larger_than_it_declares_is_refused(tmp_path):
+    path = zipped(tmp_path / "z.zip", {"1.dcm": bytes(100_000)})
+    content = path.read_bytes().replace((100_000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    path.write_bytes(content)
+    refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
+
+
+def test_damaged_archives_are_reported(tmp_path):
+    put(tmp_path / "a.zip", b"no archive")
+    put(tmp_path / "b.dcm")
+    whole = zipped(tmp_path / "c.zip", {"1.dcm": os.urandom(1000)}).read_bytes()
+    put(tmp_path / "c.zip", whole[:500])
+    files, problems = listed(tmp_path)
+    assert files == ["b.dcm"]
+    assert [(problem.file, problem.kind) for problem in problems] == [("a.zip", "unreadable"), ("c.zip", "unreadable")]
+    refused(tmp_path, "a.zip!1.dcm", "unreadable")
+
+
+def test_members_that_are_damaged_are_refused(tmp_path):
+    path = zipped(tmp_path / "z.zip", {"1.dcm": os.urandom(1000)})
+    content = bytearray(path.read_bytes())
+    content[100] ^= 0xFF
+    path.write_bytes(content)
+    assert listed(tmp_path) == (["z.zip!1.dcm"], [])
+    refused(tmp_path, "z.zip!1.dcm", "unreadable")
+
+
+def test_members_of_the_same_name_are_reported(tmp_path):
+    content = zipped(tmp_path / "z.zip", {"1.dcm": b"1", "2.dcm": b"2"}).read_bytes()
+    put(tmp_path / "z.zip", content.replace(b"2.dcm", b"1.dcm"))
+    files, [problem] = listed(tmp_path)
+    assert files == ["z.zip!1.dcm"]
+    assert "two members" in problem.detail
+
+
+def test_an_archive_that_was_replaced_is_read_anew(tmp_path):
+    zipped(tmp_path / "z.zip", {"1.dcm": b"old"})
+    assert read_bytes(tmp_path, "z.zip!1.dcm") == b"old"
+    zipped(tmp_path / "z.zip", {"1.dcm": b"newer"})
+    assert read_bytes(tmp_path, "z.zip!1.dcm") == b"newer"

@@ -1,0 +1,6 @@
+"""Lets the tests, and the processes that they start, import what lies beside them: fake_scans, working."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,225 @@
+"""The steps from HU to an encoder's input, each against a computation of its own."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from normal_guidance.data.problems import KINDS, UnreadableError
+from normal_guidance.errors import UserError
+from normal_guidance.features import preprocessing
+from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics
+
+HEAD = ((-100.0, 300.0),)
+
+
+def make_scan(slices: int = 3, rows: int = 50, columns: int = 50, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 400, (slices, rows, columns)).astype(np.float32)
+
+
+def triangle_weights(before: int, after: int) -> np.ndarray:
+    """(after, before): antialiased bilinear resizing along one axis, from its definition, in float64."""
+    scale = before / after
+    support = max(scale, 1.0)
+    centres = (np.arange(after) + 0.5) * scale
+    distance = np.abs(np.arange(before) + 0.5 - centres[:, None]) / support
+    weights = np.clip(1 - distance, 0, None)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The steps
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("side", "size"), [(50, 20), (64, 32), (37, 24), (12, 30)])
+def test_resizing_is_the_triangle_filter(side, size):
+    scan = make_scan(rows=side, columns=side)
+    weights = triangle_weights(side, size)
+    expected = weights @ scan.astype(np.float64) @ weights.T
+    np.testing.assert_allclose(Preprocessing(size=size).apply(scan)[:, 0], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(("side", "size"), [(512, 224), (100, 224)])
+def test_resizing_is_pillows(side, size):
+    scan = make_scan(1, side, side)
+    pillow = Image.fromarray(scan[0]).resize((size, size), Image.Resampling.BILINEAR)
+    np.testing.assert_allclose(Preprocessing(size=size).apply(scan)[0, 0], np.asarray(pillow), atol=0.02)  # sd is 400
+
+
+@pytest.mark.parametrize(("rows", "columns", "top", "left"), [(3, 6, 1, 0), (6, 3, 0, 1), (6, 6, 0, 0), (5, 6, 0, 0)])
+def test_a_scan_is_centred_on_a_square_of_its_minimum(rows, columns, top, left):
+    scan = make_scan(2, rows, columns)
+    scan[1, 0, 0] = -1500  # the margins of both slices are filled with it
+    expected = np.full((2, 1, 6, 6), -1500, np.float32)
+    expected[:, 0, top : top + rows, left : left + columns] = scan
+    np.testing.assert_array_equal(Preprocessing(size=6).apply(scan), expected)
+
+
+def test_the_margin_is_the_minimum_after_windowing():
+    scan = make_scan(1, 2, 4)
+    scan[0, 0, 0] = -1500
+    images = Preprocessing(windows=(*HEAD, None), size=4).apply(scan)
+    assert (images[0, 0, 0] == -100).all()
+    assert (images[0, 1, 0] == -1500).all()
+
+
+def test_windows_are_channels_and_come_before_resizing():
+    scan = make_scan()
+    windows = ((-100.0, 300.0), (-1350.0, 150.0))
+    images = Preprocessing(windows=windows, size=20).apply(scan)
+    assert images.shape == (3, 2, 20, 20)
+    for channel, (low, high) in enumerate(windows):
+        alone = Preprocessing(size=20).apply(np.clip(scan, low, high))
+        np.testing.assert_array_equal(images[:, channel], alone[:, 0])
+
+
+def test_normalising_subtracts_and_divides_each_channel():
+    scan = make_scan()
+    plain = Preprocessing(windows=(*HEAD, None), size=20)
+    normalised = plain.with_statistics(Statistics((10.0, 20.0), (2.0, 5.0)))
+    expected = (plain.apply(scan) - np.array([10, 20])[:, None, None]) / np.array([2, 5])[:, None, None]
+    np.testing.assert_allclose(normalised.apply(scan), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_unit_range_is_0_to_1():
+    images = Preprocessing(windows=((-100, 300),), size=50).to_unit_range().apply(make_scan())
+    assert images.min() == 0
+    assert images.max() == 1
+    np.testing.assert_allclose(images[:, 0], (np.clip(make_scan(), -100, 300) + 100) / 400, atol=1e-6)
+
+
+def test_the_unit_range_needs_a_window():
+    with pytest.raises(UserError, match="'none'; give a window"):
+        Preprocessing(windows=(*HEAD, None)).to_unit_range()
+
+
+def test_a_slice_has_the_same_bits_alone_and_in_any_chunk(monkeypatch):
+    scan = make_scan(7, 48, 48)
+    way = Preprocessing(windows=(*HEAD, None), size=32, statistics=Statistics((1.0, 2.0), (3.0, 4.0)))
+    whole = way.apply(scan)
+    monkeypatch.setattr(preprocessing, "CHUNK_BYTES", 3 * 2 * 4 * 48 * 48)
+    np.testing.assert_array_equal(way.apply(scan), whole)
+    np.testing.assert_array_equal(np.concatenate([way.apply(one[None]) for one in scan]), whole)
+
+
+def test_the_scan_itself_is_left_as_it_is():
+    scan = make_scan(2, 30, 40)
+    before = scan.copy()
+    Preprocessing(windows=HEAD, size=40).with_statistics(Statistics((1.0,), (2.0,))).apply(scan)
+    np.testing.assert_array_equal(scan, before)
+
+
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 30))
+def test_any_shape_becomes_squares_within_the_window(slices, rows, columns, size):
+    images = Preprocessing(windows=HEAD, size=size).apply(make_scan(slices, rows, columns))
+    assert images.shape == (slices, 1, size, size)
+    assert -100.001 <= images.min() <= images.max() <= 300.001
+
+
+# ----------------------------------------------------------------------------------------------------
+# Statistics
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_those_of_the_resized_scan_before_normalising():
+    scan = make_scan(4, 30, 50)
+    way = Preprocessing(windows=(*HEAD, None), size=20)
+    images = way.apply(scan).astype(np.float64)
+    mean, sd = way.with_statistics(Statistics((5.0, 5.0), (5.0, 5.0))).scan_statistics(scan)
+    np.testing.assert_allclose(mean, images.mean(axis=(0, 2, 3)), rtol=1e-9)
+    np.testing.assert_allclose(sd, np.sqrt(((images - np.reshape(mean, (2, 1, 1))) ** 2).mean(axis=(0, 2, 3))))
+
+
+def test_a_scan_normalised_with_its_own_statistics_has_mean_0_and_sd_1():
+    scan = make_scan(4, 30, 50)
+    way = Preprocessing(windows=HEAD, size=20)
+    images = way.with_statistics(way.scan_statistics(scan)).apply(scan)
+    assert abs(images.mean(dtype=np.float64)) < 1e-5
+    assert abs(images.std(dtype=np.float64) - 1) < 1e-5
+
+
+def test_combined_statistics_are_means_over_scans_not_pixels():
+    scans = [Statistics((0.0, 1.0), (1.0, 2.0)), Statistics((3.0, 1.0), (2.0, 2.0)), Statistics((6.0, 7.0), (6.0, 5.0))]
+    assert combine_statistics(iter(scans)) == Statistics((3.0, 3.0), (3.0, 3.0))
+    with pytest.raises(UserError, match="no training scans"):
+        combine_statistics([])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Description and fingerprint
+# ----------------------------------------------------------------------------------------------------
+
+WAYS = [
+    Preprocessing(),
+    Preprocessing(windows=HEAD),
+    Preprocessing(windows=((-100.0, 301.0),)),
+    Preprocessing(windows=(*HEAD, None)),
+    Preprocessing(windows=HEAD, size=518),
+    Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.0,))),
+    Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.5,))),
+    Preprocessing(windows=HEAD).to_unit_range(),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_description_survives_json(way):
+    assert Preprocessing.from_dict(json.loads(json.dumps(way.to_dict()))) == way
+
+
+def test_different_ways_have_different_fingerprints():
+    assert len({way.fingerprint for way in WAYS}) == len(WAYS)
+
+
+def test_the_fingerprint_is_the_sha256_of_canonical_json():
+    text = '{"mean":[-100.0],"sd":[400.0],"size":224,"version":1,"windows":[[-100.0,300.0]]}'
+    expected = hashlib.sha256(text.encode()).hexdigest()
+    assert Preprocessing(windows=((-100, 300),)).to_unit_range().fingerprint == expected  # whole numbers, too
+
+
+def test_another_versions_description_is_refused():
+    with pytest.raises(UserError, match="version 2, this software's is 1; encode the scans again"):
+        Preprocessing.from_dict(Preprocessing().to_dict() | {"version": 2})
+
+
+# ----------------------------------------------------------------------------------------------------
+# Guards
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("windows", [(None,), HEAD])
+def test_pixels_that_are_no_numbers_are_refused(bad, windows):
+    scan = make_scan()
+    scan[1, 2, 3] = bad
+    with pytest.raises(UnreadableError, match="no finite numbers") as caught:
+        Preprocessing(windows=windows).apply(scan)
+    assert caught.value.kind in KINDS
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4), (2, 4, 0), (1, 1, preprocessing.MAX_SIDE + 1)])
+def test_sizes_that_no_scan_has_are_refused(shape):
+    with pytest.raises(UnreadableError, match=f"{shape[0]} slices of {shape[1]} x {shape[2]} pixels"):
+        Preprocessing(size=4).apply(np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"windows": ()}, "at least one window"),
+        ({"size": 0}, "size 0"),
+        ({"windows": ((300.0, -100.0),)}, "300.0:-100.0 is empty"),
+        ({"windows": ((-np.inf, 3.0),)}, "endless"),
+        ({"statistics": Statistics((0.0, 0.0), (1.0, 1.0))}, "2 means and 2 sds for 1 channels"),
+        ({"statistics": Statistics((0.0,), (0.0,))}, "mean 0 and sd 0 cannot normalise"),
+        ({"statistics": Statistics((np.nan,), (1.0,))}, "mean nan"),
+    ],
+)
+def test_impossible_ways_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        replace(Preprocessing(windows=HEAD), **change)
