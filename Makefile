@@ -44,9 +44,11 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict on core/
 	$(BIN)/mypy
 
-bench: $(STAMP) ## time one training step of every model, and the sweep; each ends with one JSON line
+bench: $(STAMP) ## time a training step, the sweep, the index and the encoding; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_sweep.py
+	$(BIN)/python benchmarks/bench_index.py
+	$(BIN)/python benchmarks/bench_encode.py
 
 # To move to newer releases: .venv/bin/pip install --upgrade --upgrade-strategy eager -e ".[dev]", make constraints,
 # make test.  Local version tags (torch's +cpu) are dropped, so that the pin fits the builds for other devices.

@@ -2,7 +2,9 @@
 
 import os
 import stat
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -123,13 +125,6 @@ def test_a_root_that_is_itself_a_link(tmp_path):
     assert read_bytes(tmp_path / "link", "1.dcm") == b"1"
 
 
-def test_what_is_no_regular_file_is_passed_over(tmp_path):
-    os.mkfifo(tmp_path / "pipe")  # reading one would wait for ever
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-    assert listed(tmp_path) == ([], [])
-    refused(tmp_path, "pipe", "unreadable", "no file")
-
-
 def test_names_that_are_no_text_are_reported(tmp_path):
     os.close(os.open(os.fsencode(tmp_path) + b"/\xff.dcm", os.O_CREAT))
     files, [problem] = listed(tmp_path)
@@ -221,6 +216,52 @@ def test_a_member_that_is_larger_than_it_declares_is_refused(tmp_path):
     content = path.read_bytes().replace((100_000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
     path.write_bytes(content)
     refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
+
+
+def test_a_member_that_declares_less_than_it_inflates_to_takes_no_memory(tmp_path):
+    """A hundred bytes declared, a gigabyte there: 64 times 16 MiB of zeros, each packed to a few KiB."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = (packer.compress(bytes(2**24)) + packer.flush(zlib.Z_FULL_FLUSH)) * 64 + packer.flush()
+    path = zipped(tmp_path / "z.zip", {"1.dcm": packed}, zipfile.ZIP_STORED)
+    content = bytearray(path.read_bytes())
+    for signature, method, size in ((b"PK\x03\x04", 8, 22), (b"PK\x01\x02", 10, 24)):
+        place = content.rindex(signature)
+        content[place + method : place + method + 2] = zipfile.ZIP_DEFLATED.to_bytes(2, "little")
+        content[place + size : place + size + 4] = (100).to_bytes(4, "little")
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_packed_otherwise_are_reported(tmp_path, method):
+    """Their decompressors cannot be told where to stop."""
+    zipped(tmp_path / "z.zip", {"1.dcm": b"1"}, method)
+    files, [problem] = listed(tmp_path)
+    assert files == []
+    assert (problem.file, problem.kind) == ("z.zip!1.dcm", "unreadable")
+    assert f"packed by method {method}" in problem.detail
+    refused(tmp_path, "z.zip!1.dcm", "unreadable", "by deflate")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000, "\ud800.dcm"])
+def test_names_that_no_disk_has_are_refused(tmp_path, name):
+    for read in (locate, read_bytes):
+        with pytest.raises(UnreadableError, match="no name of a file") as caught:
+            read(tmp_path, name)
+        assert caught.value.kind == "unreadable"
+
+
+def test_what_is_no_regular_file_is_reported_and_not_read(tmp_path):
+    os.mkfifo(tmp_path / "1.dcm")  # reading one would wait for ever
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    assert listed(tmp_path) == ([], [Problem("", "1.dcm", "unreadable", "a pipe, a socket or a device", "left out")])
+    refused(tmp_path, "1.dcm", "unreadable")
 
 
 def test_damaged_archives_are_reported(tmp_path):

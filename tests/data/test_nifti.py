@@ -149,6 +149,15 @@ def test_files_cut_off_and_absurd_sizes_are_refused(tmp_path):
         read_nifti(gzip.compress(content)[:-50])
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 2**24), (2**31, 1, 1), (1, 65_536, 1)])
+def test_nifti_2_with_billions_of_slices_is_refused_at_once(tmp_path, shape):
+    """Packed zeros make such sizes believable: positions of millions of slices would take gigabytes."""
+    content = bytearray(written(tmp_path / "x.nii", VOXELS, AFFINE, nibabel.Nifti2Image).read_bytes())
+    content[24:48] = np.array(shape, "<i8").tobytes()
+    packed = gzip.compress(bytes(content) + bytes(2**24), 1) + RNG.bytes(4 * 2**20)
+    refused(packed, " x ".join(map(str, shape)), "65535")
+
+
 def test_missing_nibabel_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(UserError, match=r"nibabel; pip install 'normal-guidance\[dicom\]'"):

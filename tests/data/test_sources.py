@@ -533,6 +533,20 @@ def test_folder_list_column_and_whole_scan_labels(folder):
     assert [slices(row) for row in folder.index(".parquet").manifest] == [[0, 1, 1, 0], [0, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("value", [0.5, float("inf"), float("-inf")])
+def test_folder_numbers_that_are_no_labels(folder, value):
+    """In a column of lists they are said, and no whole numbers are made of them; in a column of labels they are bad."""
+    folder.scan("a")
+    folder.scan("b")
+    folder.add("a", label=1.0, slice_labels=[0.0, 1.0, 1.0, value])
+    folder.add("b", label=value, slice_labels=[0.0, 0.0, 0.0, 0.0])
+    made = folder.index(".parquet")
+    assert [(row.scan_id, row.label, slices(row)) for row in made.manifest] == [("a", 1, None)]
+    details = {problem.kind: problem.detail for problem in made.problems}
+    assert details["label_mismatch"] == f"slice label '{value}' is neither 0 nor 1"
+    assert details["bad_row"] == f"row 2: label '{value}' is neither 0 nor 1"
+
+
 def test_folder_without_slice_labels_knows_none(folder):
     folder.scan("a")
     folder.add("a", label=0)
@@ -730,6 +744,16 @@ def test_a_finer_mask_marks_the_slices_that_it_touches():
     places = tuple((0.0, 0.0, z) for z in heights.tolist())
     mask = Mask("m.nii", AXIAL, places, tuple((heights == 7).tolist()))
     assert slices_of_mask(mask, scan).tolist() == [0, 1, 0]  # 2 mm from the second slice, 3 from the third
+
+
+def test_thousands_of_slices_and_of_slices_of_their_mask():
+    """A table of all pairs would take 26 GB."""
+    count = 60_000
+    names = tuple((str(k), 0) for k in range(count))
+    scan = Ordered(names, tuple(float(k) for k in range(count)), 1.0, AXIAL, 16, 16, None, (), True)
+    places = tuple((0.0, 0.0, float(k)) for k in reversed(range(count)))
+    found = slices_of_mask(Mask("m.nii", AXIAL, places, tuple(k < 3 for k in range(count))), scan)
+    assert np.flatnonzero(found).tolist() == [count - 3, count - 2, count - 1]
 
 
 # ----------------------------------------------------------------------------------------------------

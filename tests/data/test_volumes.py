@@ -129,6 +129,13 @@ def test_a_slice_that_cannot_be_read_is_named(tmp_path, files, frames, word):
         read_volume(row(files, frames), tmp_path)
 
 
+def test_a_manifest_that_states_petabytes_is_refused(tmp_path):
+    """Rows and columns of compressed files are not known to be right before they are decoded."""
+    put(tmp_path, {"a.dcm": dicom(HU[0])})
+    with pytest.raises(UnreadableError, match="6 x 5 pixels, but the manifest says 65535 x 65535"):
+        read_volume(row(("a.dcm",) * 100_000, rows=65_535, columns=65_535), tmp_path)
+
+
 def test_a_nifti_file_that_cannot_be_read_is_named(tmp_path):
     put(tmp_path, {"a.nii": b"no volume"})
     with pytest.raises(UnreadableError, match=r"a\.nii: "):

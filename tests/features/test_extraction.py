@@ -275,8 +275,8 @@ def test_a_complete_store_is_only_shown(scans, tmp_path):
 
 CHANGES = {
     "encoder.fingerprint": {"load": partial(load, scale=2.0)},
-    "preprocessing.windows": {"preprocessing": replace(PREPROCESSING, windows=(None,))},
-    "preprocessing.mean": {"statistics": Statistics((21.0,), (80.0,))},
+    "preprocessing.windows.0.0": {"preprocessing": replace(PREPROCESSING, windows=(None,))},
+    "preprocessing.mean.0": {"statistics": Statistics((21.0,), (80.0,))},
     "execution.batch_size": {"options": replace(OPTIONS, batch_size=5)},
     "execution.repair": {"options": replace(OPTIONS, repair=False)},
     "execution.unit": {"options": replace(OPTIONS, unit=11)},

@@ -21,6 +21,9 @@ from normal_guidance.errors import UserError
 MEMBER_BYTES = 2**30
 """Largest member of an archive that is read, by the size that it declares; a larger one may be a zip bomb."""
 
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How members may be packed; of the others, zipfile unpacks without limit."""
+
 ARCHIVES = 4
 """Archives that stay open, so that reading a scan does not parse its archive's directory for every slice."""
 
@@ -82,7 +85,7 @@ def locate(root: Path, file: str) -> Path | bytes:
     try:
         below, there = _is_below(path, root.resolve()), path.is_file()
     except (OSError, ValueError) as error:  # too long for the disk, or no UTF-8
-        raise UnreadableError("unreadable", f"{ascii(file)}: no name of a file: {error}") from error
+        raise UnreadableError("unreadable", f"{file!a}: no name of a file: {error}") from error
     if not below:
         raise UnreadableError("unsafe_path", f"{file}: a link leads out of {root}")
     if not there:
@@ -123,6 +126,8 @@ def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterat
             yield f"{name}/"
         elif entry.is_file():
             yield f"{name}{SEPARATOR}" if name.lower().endswith(_SUFFIX) else name
+        elif not entry.is_dir():  # a link to a folder below the root
+            report(Problem("", name, "unreadable", "a pipe, a socket or a device", LEFT))
 
 
 def _problem_of_link(path: Path, name: str, real_root: Path) -> Problem | None:
@@ -189,6 +194,8 @@ def _problem_of_member(info: zipfile.ZipInfo) -> tuple[str, str] | None:
         return "unsafe_path", "the member's name leads out of its archive"
     if info.flag_bits & 0x1:
         return "unreadable", "the member is encrypted"
+    if info.compress_type not in METHODS:
+        return "unreadable", f"the member is packed by method {info.compress_type}; pack it again, by deflate"
     if info.file_size > MEMBER_BYTES:
         return "unreadable", f"the member declares {info.file_size:,} bytes, more than {MEMBER_BYTES:,}"
     return None
@@ -200,7 +207,8 @@ def _read_member(path: Path, member: str, file: str) -> bytes:
         info = archive.getinfo(member)
         problem = _problem_of_member(info)
         if problem is None:
-            return archive.read(info)  # never more than the size declared: zipfile stops there
+            with archive.open(info) as content:
+                return content.read(info.file_size)  # `archive.read` inflates all there is, whatever is declared
     except KeyError as error:
         raise UnreadableError("unreadable", f"{file}: the archive has no such member") from error
     except Exception as error:  # wrong checksum, unknown compression, damage of any kind

@@ -33,8 +33,8 @@ DEFLATED = "1.2.840.10008.1.2.1.99"
 NATIVE = (IMPLICIT, EXPLICIT, BIG_ENDIAN, DEFLATED)
 """Transfer syntaxes without compression of the pixels."""
 
-INFLATED_BYTES = 2**30
-"""Most that a deflated file may grow to: deflate packs up to a thousand zeros into a byte."""
+INFLATED_BYTES = 2**29
+"""Most that a deflated file may grow to, a thousand slices: deflate packs up to a thousand zeros into a byte."""
 
 TEXT_BYTES = 1024
 """Longest value that is taken for text or numbers; longer ones are damage."""

@@ -140,7 +140,7 @@ def _why(problems: Sequence[Problem]) -> str:
         return "no file was found"
     first = min(problems)
     counts = ", ".join(f"{kind} {count}" for kind, count in summarize(problems).items())
-    return f"problems: {counts}; for instance {first.file or first.scan_id}: {first.kind}, {first.detail}"
+    return f"problems: {counts}; for instance {(first.file or first.scan_id)[:200]}: {first.kind}, {first.detail[:200]}"
 
 
 def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, seconds: float) -> dict[str, Any]:

@@ -33,6 +33,9 @@ except ImportError as error:
 EXPANSION = 1100
 """Most that gzip can pack, about 1032 to 1, and some room: a file that promises more is damaged."""
 
+LARGEST = 65_535
+"""Most voxels along an axis, as in DICOM: NIfTI-2 can state billions, which cost memory before a voxel is read."""
+
 SUFFIXES = (".nii", ".nii.gz")
 """How the names of NIfTI files end."""
 
@@ -105,8 +108,9 @@ def _image(content: bytes | Path) -> Iterator[Any]:
 
 def _check(image: Any, available: int) -> None:
     shape, dtype = image.shape, image.get_data_dtype()
-    if len(shape) < 3 or any(size != 1 for size in shape[3:]) or min(shape) < 1:
-        raise UnreadableError("unreadable", f"the shape is {' x '.join(map(str, shape))}; a volume has 3 dimensions")
+    if len(shape) < 3 or any(size != 1 for size in shape[3:]) or min(shape) < 1 or max(shape) > LARGEST:
+        shown = " x ".join(map(str, shape))
+        raise UnreadableError("unreadable", f"the shape is {shown}; a volume has 3 dimensions of 1 to {LARGEST}")
     if dtype.kind not in "iuf":
         raise UnreadableError("unreadable", f"voxels are {dtype}, no single numbers")
     needed = int(image.dataobj.offset) + math.prod(shape) * dtype.itemsize

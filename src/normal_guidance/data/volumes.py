@@ -30,7 +30,7 @@ def read_volume(
     Raises UnreadableError that names the file where one cannot be decoded, or is not of the row's size: a scan with a
     slice missing would be another scan.
     """
-    volume = np.empty((len(row), row.rows, row.columns), np.float32)
+    volume = np.empty((0, 0, 0), np.float32)
     problems: list[Problem] = []
     places: dict[str, list[int]] = defaultdict(list)
     for place, file in enumerate(row.files):
@@ -39,6 +39,8 @@ def read_volume(
         slices, notes = _read_file(row.kind, root, file, repair)
         frames = [row.frames[place] for place in wanted]
         _check(slices, frames, row, file)
+        if not volume.size:  # only now is the manifest's size known to be no lie, which may not fit the memory
+            volume = np.empty((len(row), row.rows, row.columns), np.float32)
         volume[wanted] = slices[frames]
         problems += [Problem(row.scan_id, file, kind, detail, ACTIONS[kind]) for kind, detail in notes]
     return volume, problems

@@ -247,9 +247,9 @@ def _text(value: Any) -> str:
     if value is None or value != value:
         return ""
     if isinstance(value, list | tuple):
-        return " ".join(str(int(one)) if isinstance(one, int | float) and one == one else str(one) for one in value)
-    if isinstance(value, bool | float) and value == int(value):  # a column of numbers with gaps is one of floats
-        return str(int(value))
+        return " ".join(_text(one) or str(one) for one in value)
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))  # a column of numbers with gaps is one of floats
     return str(value).strip()
 
 

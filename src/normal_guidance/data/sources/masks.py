@@ -33,16 +33,21 @@ def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
     if abs(float(normal @ normal_of(mask.orientation))) < math.cos(math.radians(ORIENTATION_DEGREES)):
         raise ValueError(f"mask {mask.file} is oriented otherwise than the scan")
     heights = np.array(mask.positions, float) @ normal
-    distance = np.abs(np.subtract.outer(np.array(ordered.positions), heights))
-    near = distance <= max(_step(heights), ordered.spacing or 0.0) / 2 + DUPLICATE_MM
-    outside = int((~near.any(1)).sum())
+    places, positive = np.array(ordered.positions), np.array(mask.positive, bool)
+    reach = max(_step(heights), ordered.spacing or 0.0) / 2 + DUPLICATE_MM
+    outside = int((~_near(places, heights, reach)).sum())
     if outside:
         raise ValueError(f"mask {mask.file} does not cover {outside} of {len(ordered.slices)} slices")
-    positive = np.array(mask.positive, bool)
-    lost = int((positive & ~near.any(0)).sum())
+    lost = int((positive & ~_near(heights, places, reach)).sum())
     if lost:
         raise ValueError(f"{lost} of {int(positive.sum())} nonzero slices of mask {mask.file} lie outside the scan")
-    return (near & positive).any(1).astype(np.int8)
+    return _near(places, heights[positive], reach).astype(np.int8)
+
+
+def _near(values: np.ndarray, others: np.ndarray, reach: float) -> np.ndarray:
+    """Of every value, whether another is within reach; by sorting, as there may be many thousands of both."""
+    ordered = np.sort(others)
+    return np.searchsorted(ordered, values + reach, "right") > np.searchsorted(ordered, values - reach, "left")
 
 
 def _step(heights: np.ndarray) -> float:
