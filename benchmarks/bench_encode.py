@@ -33,6 +33,7 @@ from normal_guidance.features.encoders import Encoder, load_encoder
 from normal_guidance.features.extraction import encode
 from normal_guidance.features.machine import Options
 from normal_guidance.features.preprocessing import Preprocessing, Statistics
+from normal_guidance.memory import keep_freed_memory
 from report import machine
 
 GOAL = 0.9
@@ -117,6 +118,7 @@ def copied(manifest: Manifest, copies: int) -> Manifest:
 
 def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
+    keep_freed_memory()  # as the command line does
     torch.set_num_threads(options.threads)
     about = machine(options.device, options.commit)
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)

@@ -72,7 +72,8 @@ def test_the_summary_says_what_there_is_and_what_comes_next(chest, tmp_path):
         "1 positive scans (50.0 %), 2 with slice labels",
         "No problems",
         f"Manifest: {out}/manifest.parquet ({seconds:g} s)",
-        f"Next: nguide split {out} -o SPLIT.parquet, then nguide encode {out} --encoder NAME -o STORE",
+        f"Next: nguide split {out} -o splits, then nguide encode {out} --encoder NAME "
+        "--split splits/split-1001.csv -o STORE",
     ]
     assert read_manifest(out).scan_ids == ["se1", "se2"]
 

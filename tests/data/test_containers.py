@@ -1,7 +1,6 @@
 """Files are found in folders and archives, sorted, and nothing leads out of the root."""
 
 import os
-import stat
 import tracemalloc
 import zipfile
 import zlib

@@ -4,6 +4,7 @@ The files are real DICOM and NIfTI, 16 x 16 pixels; expected labels are written 
 """
 
 import json
+import os
 import warnings
 import zipfile
 from dataclasses import replace
@@ -566,6 +567,16 @@ def test_folder_reads_archives_and_folders_in_them(folder):
     assert scans(made)["part"].files == ("both.zip!y/0.dcm", "both.zip!y/1.dcm")
     assert scans(made)["all"].files == tuple(f"both.zip!x/{place}.dcm" for place in range(4))
     assert found(made, "mixed_series") == [("all", "both.zip!y/0.dcm")]
+
+
+def test_folder_archive_that_is_a_pipe_is_not_waited_for(folder):
+    folder.scan("a")
+    folder.add("a", label=1)
+    folder.add("z.zip", label=0)
+    os.mkfifo(folder.root / "z.zip")
+    made = folder.index()
+    assert [row.scan_id for row in made.manifest] == ["a"]
+    assert found(made, "unreadable") == [("", "z.zip")]
 
 
 def test_folder_archive_members_that_lead_out_are_left_out(folder):

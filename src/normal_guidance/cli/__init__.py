@@ -24,6 +24,7 @@ from normal_guidance.cli.store import store_app
 from normal_guidance.cli.sweep import sweep
 from normal_guidance.cli.weights import weights_app
 from normal_guidance.errors import UserError
+from normal_guidance.memory import keep_freed_memory
 
 # Must be set before torch is imported.  OpenMP's threads spin while they wait; where cores are shared (containers,
 # clusters) that made the demo take 7 minutes instead of 30 seconds.  The price: about 15 % on an idle machine (LOG.md).
@@ -70,6 +71,7 @@ def nguide(
     ] = False,
 ) -> None:
     """Find the slices that matter in a 3D medical scan when only the whole scan carries a label."""
+    keep_freed_memory()
 
 
 for command in (demo, phantom, index, split, audit, describe, encode, methods, sweep, reproduce):

@@ -73,7 +73,8 @@ def summary(made: Index, out: Path) -> list[str]:
     else:
         lines.append("No problems")
     lines.append(f"Manifest: {out / 'manifest.parquet'} ({made.report['seconds']:g} s)")
-    lines.append(f"Next: nguide split {out} -o SPLIT.parquet, then nguide encode {out} --encoder NAME -o STORE")
+    encode = f"nguide encode {out} --encoder NAME --split splits/split-1001.csv -o STORE"
+    lines.append(f"Next: nguide split {out} -o splits, then {encode}")
     return lines
 
 

@@ -9,7 +9,10 @@ read.  What cannot be used is reported and left out, and never stops the rest.
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
+import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -23,6 +26,9 @@ MEMBER_BYTES = 2**30
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """How members may be packed; of the others, zipfile unpacks without limit."""
+
+PIECE = 2**20
+"""Bytes of a member that are unpacked at a time."""
 
 ARCHIVES = 4
 """Archives that stay open, so that reading a scan does not parse its archive's directory for every slice."""
@@ -207,8 +213,10 @@ def _read_member(path: Path, member: str, file: str) -> bytes:
         info = archive.getinfo(member)
         problem = _problem_of_member(info)
         if problem is None:
+            buffer = io.BytesIO()
             with archive.open(info) as content:
-                return content.read(info.file_size)  # `archive.read` inflates all there is, whatever is declared
+                shutil.copyfileobj(content, buffer, PIECE)  # `archive.read` inflates all there is, whatever is declared
+            return buffer.getvalue()
     except KeyError as error:
         raise UnreadableError("unreadable", f"{file}: the archive has no such member") from error
     except Exception as error:  # wrong checksum, unknown compression, damage of any kind
@@ -220,6 +228,8 @@ def _read_member(path: Path, member: str, file: str) -> bytes:
 def _archive(path: Path) -> zipfile.ZipFile:
     """An open archive; one that was replaced is opened anew, and processes do not share a file's position."""
     state = path.stat()
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError("a pipe, a socket or a device")  # opening a pipe would wait for ever
     return _open_archive(path, state.st_mtime_ns, state.st_size, os.getpid())
 
 

@@ -34,6 +34,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
+from normal_guidance.memory import keep_freed_memory
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -379,6 +380,7 @@ def in_background(items: Iterable[Result], depth: int) -> Generator[Result, None
 
 def serve(descriptor: int) -> None:
     """What a worker process does until the parent is gone."""
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends the others
     _die_with_the_parent(descriptor)
     connection = Connection(descriptor)
