@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types bench constraints clean
+.PHONY: help install demo test lint types bench fuzz constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ bench: $(STAMP) ## time a training step, the sweep, the index and the encoding; 
 	$(BIN)/python benchmarks/bench_sweep.py
 	$(BIN)/python benchmarks/bench_index.py
 	$(BIN)/python benchmarks/bench_encode.py
+
+fuzz: $(STAMP) ## 10,000 damaged scans and label tables, about 5 minutes; exit code 1 if something is found
+	$(BIN)/python tests/fuzz/run.py --cases 10000 --seed 1 --jobs 2
 
 # To move to newer releases: .venv/bin/pip install --upgrade --upgrade-strategy eager -e ".[dev]", make constraints,
 # make test.  Local version tags (torch's +cpu) are dropped, so that the pin fits the builds for other devices.

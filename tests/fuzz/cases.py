@@ -1,0 +1,399 @@
+"""What is damaged, what reads it, and what must hold afterwards.
+
+A case returns its outcome: 'read', the kind of an UnreadableError, 'user error', 'indexed'.  Whatever else it raises is
+a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from dicom_mutations import mutate_dicom, mutate_pixels
+from guard import SECRET, Finding, Probe
+from mutations import BYTES, mutate, mutate_nifti
+from samples import TABLES, Samples, table_of
+from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
+from zip_mutations import NAMES, bomb, hostile_zip
+
+from normal_guidance.data.containers import list_files, read_bytes
+from normal_guidance.data.dicom import Header, exclusion, read_header, read_pixels
+from normal_guidance.data.dicom_files import read_elements, refusing
+from normal_guidance.data.geometry import order_slices
+from normal_guidance.data.indexing import index
+from normal_guidance.data.manifest import Manifest, ScanRow, read_manifest
+from normal_guidance.data.nifti import read_nifti, read_nifti_header
+from normal_guidance.data.pixels import PYDICOM
+from normal_guidance.data.problems import KINDS as PROBLEM_KINDS
+from normal_guidance.data.problems import Problem, UnreadableError, read_problems
+from normal_guidance.data.reading import Wanted, read_one
+from normal_guidance.data.volumes import read_volume
+from normal_guidance.errors import UserError
+
+LONGEST_MESSAGE = 3000
+"""Characters on the terminal; more is no message.  problems.csv cuts its own."""
+
+
+def expect(condition: object, detail: str) -> None:
+    if not condition:
+        raise Finding("wrong", detail)
+
+
+def attempt(read: Callable[[], object]) -> str:
+    """The outcome of reading: what is wrong with the file is said in words."""
+    try:
+        read()
+        return "read"
+    except UnreadableError as error:
+        expect(error.kind in PROBLEM_KINDS and error.detail.strip(), f"an error that says nothing: {error!r}")
+        _check_memory(str(error))
+        return error.kind
+    except UserError as error:
+        text = str(error)
+        expect(len(text) < LONGEST_MESSAGE, f"a message of {len(text)} characters: {text[:200]}")
+        _check_memory(text)
+        return "user error"
+
+
+def _check_memory(text: str) -> None:
+    if "MemoryError" in text or "bad_alloc" in text:
+        raise Finding("memory", text)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Single files
+# ----------------------------------------------------------------------------------------------------
+
+
+def header(random: Random, samples: Samples, probe: Probe) -> str:
+    """A header, and the order of slices that such headers give."""
+    paths = [random.choice(samples.files(".dcm")) for _ in range(random.choice((1, 1, 3)))]
+    contents = [mutate_dicom(random, path.read_bytes()) for path in paths]
+    found: list[Header] = []
+    with probe.watched():
+        outcomes = [
+            attempt(lambda content=content: found.append(read_header(content, "a.dcm"))) for content in contents
+        ]
+        for one in found:
+            exclusion(one)
+            _check_header(one)
+        if found and sum(one.frames for one in found) < 1000:
+            ordered = order_slices([pickle.loads(pickle.dumps(one)) for one in found])
+            expect(np.all(np.diff(ordered.positions) > 0), f"positions {ordered.positions}")
+    return outcomes[0]
+
+
+def _check_header(header: Header) -> None:
+    expect(1 <= header.rows < 2**31 and 1 <= header.columns < 2**31, f"{header.rows} x {header.columns}")
+    expect(header.frames >= 1, f"{header.frames} frames")
+    for name in ("position", "orientation", "pixel_spacing"):
+        values = getattr(header, name)
+        expect(values is None or np.isfinite(values).all(), f"{name} is {values}")
+    places = header.frame_positions
+    expect(places is None or len(places) == header.frames, f"positions of {header.frames} frames")
+
+
+def pixels(random: Random, samples: Samples, probe: Probe) -> str:
+    change = random.choice((mutate_dicom, mutate_pixels))
+    content = change(random, random.choice(samples.files(".dcm")).read_bytes())
+    repair = random.random() < 0.8
+    with probe.watched():
+        probe.tell(_decodes_natively(content))
+        outcome = attempt(lambda: _check_slices(read_pixels(content, "a.dcm", repair=repair)[0]))
+        probe.tell(False)
+    return outcome
+
+
+def _check_slices(slices: np.ndarray) -> None:
+    expect(slices.dtype == np.float32 and slices.ndim == 3 and slices.size, f"{slices.dtype} {slices.shape}")
+    expect(np.isfinite(slices).all(), "pixels that are no finite numbers")
+
+
+def _decodes_natively(content: bytes) -> bool:
+    """Whether the file says that its pixels are for OpenJPEG or GDCM."""
+    try:
+        with refusing():
+            return read_elements(content, ()).syntax not in PYDICOM
+    except (UnreadableError, UserError):
+        return False
+
+
+def _has_native(row: ScanRow, root: Path) -> bool:
+    """Whether a file of a scan is for OpenJPEG or GDCM."""
+    contents: list[bytes] = []
+    for file in dict.fromkeys(row.files):
+        attempt(lambda file=file: contents.append(read_bytes(root, file)))
+    return row.kind == "dicom" and any(map(_decodes_natively, contents))
+
+
+def nifti(random: Random, samples: Samples, probe: Probe) -> str:
+    content = mutate_nifti(random, random.choice(samples.files(".nii")).read_bytes())
+    path = probe.root / "a.nii"
+    path.write_bytes(content)
+    given = random.choice((path, content))
+    with probe.watched():
+        first = attempt(lambda: _check_header(read_nifti_header(given, "a.nii")))
+        second = attempt(lambda: _check_slices(read_nifti(given, "a.nii")))
+    return f"header {first}" if first != "read" else second
+
+
+def volume(random: Random, samples: Samples, probe: Probe) -> str:
+    """A scan of a manifest, one of its files damaged since."""
+    source = random.choice(("rsna-at", "folder"))
+    manifest = samples.manifest(source)
+    row = manifest[random.randrange(len(manifest))]
+    for file in dict.fromkeys(file.partition("!")[0] for file in row.files):
+        (probe.root / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(samples.root(source) / file, probe.root / file)
+    changed = probe.root / random.choice(row.files).partition("!")[0]
+    _damage(random, changed)
+    with probe.watched():
+        probe.tell(_has_native(row, probe.root))
+        outcome = attempt(lambda: _check_slices(read_volume(row, probe.root)[0]))
+        probe.tell(False)
+    return outcome
+
+
+def _damage(random: Random, path: Path) -> None:
+    content = path.read_bytes()
+    if path.suffix == ".dcm":
+        content = mutate_dicom(random, content)
+    elif path.suffix == ".zip":
+        content = mutate(random, content, BYTES)
+    else:
+        content = mutate_nifti(random, content)
+    path.write_bytes(content)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Archives and names
+# ----------------------------------------------------------------------------------------------------
+
+
+def archive(random: Random, samples: Samples, probe: Probe) -> str:
+    """Files of a folder with a hostile archive and links that lead out; and names that somebody made up."""
+    members = {f"{number}.dcm": random.choice(samples.files(".dcm")).read_bytes() for number in range(2)}
+    bombed = random.random() < 0.02
+    (probe.root / "z.zip").write_bytes(bomb(random) if bombed else hostile_zip(random, members))
+    (probe.root / "link").symlink_to(random.choice(("../outside", "link", "..", "/", ".", "nowhere")))
+    (probe.root / "a").mkdir()
+    (probe.root / "a" / "1.dcm").symlink_to(
+        random.choice(("../../outside/secret.dcm", "1.dcm", "../z.zip", "/etc/passwd"))
+    )
+    problems: list[Problem] = []
+    with probe.watched():
+        files = list(list_files(probe.root, problems.append))
+        made_up = random.sample(NAMES, 4)
+        outcomes = [_read_name(probe.root, file) for file in (*files, *made_up)]
+    expect(len(files) == len(set(files)), "a name twice")
+    for file in files:
+        parts = file.replace("\\", "/").replace("!", "/").split("/")
+        expect(".." not in parts and not file.startswith("/"), f"listed {file!r}")
+    expect(all(problem.kind in PROBLEM_KINDS and problem.detail for problem in problems), f"{problems}")
+    return "bomb" if bombed else "all read" if set(outcomes[: len(files)]) <= {"read"} else "some refused"
+
+
+def _read_name(root: Path, file: str) -> str:
+    def read() -> None:
+        content = read_bytes(root, file)
+        expect(content != SECRET, f"read a secret as {file!r}")
+
+    outcome = attempt(read)
+    read_one(root, Wanted(file))  # raises nothing, ever
+    return outcome
+
+
+# ----------------------------------------------------------------------------------------------------
+# Datasets
+# ----------------------------------------------------------------------------------------------------
+
+
+def index_files(source: str) -> Callable[[Random, Samples, Probe], str]:
+    """A dataset some of whose files are damaged, gone, or replaced by links and archives."""
+
+    def case(random: Random, samples: Samples, probe: Probe) -> str:
+        root = _copy(samples, source, probe)
+        before = samples.manifest(source)
+        outer = {row.scan_id: {file.partition("!")[0] for file in row.files} for row in before}
+        files = sorted(set().union(*outer.values()))
+        changed = random.sample(files, random.choice((1, 1, 2, 4)))
+        for file in changed:
+            _change_file(random, root / file)
+        masked = {"volume"} if source == "folder" and random.random() < 0.1 else set()
+        if masked:
+            _damage(random, root / "mask.nii")
+        touched = {scan for scan, held in outer.items() if held & set(changed)} | masked
+        return _index(random, samples, source, probe, touched, {file for scan in touched for file in outer[scan]})
+
+    return case
+
+
+def _change_file(random: Random, path: Path) -> None:
+    change = random.randrange(12)
+    if change == 0:
+        path.unlink()
+    elif change == 1:
+        path.unlink()
+        path.symlink_to(
+            random.choice((Path("../" * len(path.parts), "etc/passwd"), path, path.parent, "/dev/zero", ".."))
+        )
+    elif change == 2:
+        path.unlink()
+        os.mkfifo(path)
+    elif change == 3:
+        path.unlink()
+        path.mkdir()
+    elif change == 4:
+        shutil.copyfile(
+            path, path.with_name(random.choice(("copy.dcm", "x!", "a.zip!b", "ä\n.dcm", "=1.dcm", ".hidden")))
+        )
+    elif change == 5:
+        content = hostile_zip(random, {path.name: path.read_bytes()})
+        path.with_name(random.choice(("z.zip", "Z.ZIP", "1.dcm.zip"))).write_bytes(content)
+    else:
+        _damage(random, path)
+
+
+def index_table(source: str) -> Callable[[Random, Samples, Probe], str]:
+    """A dataset with a damaged label table."""
+
+    def case(random: Random, samples: Samples, probe: Probe) -> str:
+        root = _copy(samples, source, probe)
+        name = random.choice(TABLES[source])
+        content = (root / name).read_bytes()
+        packed = source == "folder" and random.random() < 0.4
+        table = (mutate_parquet if packed else mutate_csv)(random, content)
+        if source == "folder":
+            (root / "link").symlink_to("../outside")
+        place = (root / name).with_suffix(".parquet") if packed else root / name
+        place.write_bytes(table.content)
+        before = samples.manifest(source)
+        return _index(random, samples, source, probe, _scans_of(name, content, table, before), set(), place)
+
+    return case
+
+
+def _scans_of(name: str, content: bytes, table: Table, before: Manifest) -> set[str]:
+    """The scans whose rows are not as they were."""
+    header, *rows = read_rows(content)
+    if table.touched is None:
+        return set(before.scan_ids)
+    touched = [dict(zip(header, rows[number], strict=True)) for number in table.touched if number < len(rows)]
+    return {scan.scan_id for scan in before for row in touched if _is_of(name, row, scan)}
+
+
+def _is_of(name: str, row: dict[str, str], scan: ScanRow) -> bool:
+    if name == "stage_2_train.csv":
+        return any(row["ID"].rpartition("_")[0] in file for file in scan.files)
+    if name == "train.csv":
+        return row["SeriesInstanceUID"] == scan.scan_id
+    if name == "labels.csv":
+        return row["scan_id"] == scan.scan_id
+    return row["patient_id"] == scan.patient_id
+
+
+def _copy(samples: Samples, source: str, probe: Probe) -> Path:
+    shutil.copytree(samples.root(source), probe.root, dirs_exist_ok=True)
+    return probe.root
+
+
+def _index(
+    random: Random,
+    samples: Samples,
+    source: str,
+    probe: Probe,
+    touched: set[str],
+    damaged: Iterable[str],
+    table: Path | None = None,
+) -> str:
+    labels = random.choice((None, "patient")) if source == "rsna-at" else None
+    workers = int(random.random() < 0.01)
+    place = table if source == "folder" and table else table_of(source, probe.root)
+    out = probe.out / "index"
+    with probe.watched():
+        outcome = attempt(lambda: index(source, probe.root, out, table=place, labels=labels, workers=workers))
+    if outcome == "user error":
+        expect(not any(probe.out.iterdir()), f"left behind: {list(probe.out.iterdir())}")
+        return outcome
+    expect(outcome == "read", f"index raised an UnreadableError: {outcome}")
+    after, problems = read_manifest(out), read_problems(out / "problems.csv")
+    json.loads((out / "report.json").read_text())
+    expect(
+        all(problem.kind in PROBLEM_KINDS and problem.action for problem in problems), "problems without kind or action"
+    )
+    _check_rows(after)
+    _check_untouched(samples.manifest(source), after, touched, compare_labels=labels is None)
+    held = {file.partition("!")[0] for row in after for file in row.files}
+    for file in filter(lambda file: _is_there(probe.root / file), damaged):
+        named = file in held or any(_is_about(problem, file) or problem.scan_id in touched for problem in problems)
+        expect(named, f"{file} is neither in the manifest nor in problems.csv")
+    rows = [row for row in after if row.scan_id in touched]
+    return f"indexed, {_read_volumes(rows, probe)}" if rows else "indexed"
+
+
+def _read_volumes(rows: list[ScanRow], probe: Probe) -> str:
+    """What the next stage makes of the scans that somebody touched."""
+    with probe.watched():
+        probe.tell(any(_has_native(row, probe.root) for row in rows))
+        outcomes = [attempt(lambda row=row: _check_slices(read_volume(row, probe.root)[0])) for row in rows]
+        probe.tell(False)
+    return "all read" if set(outcomes) <= {"read"} else "some unreadable"
+
+
+def _is_there(path: Path) -> bool:
+    """As anything but a folder, or a link to one, whose files are listed where they are."""
+    return os.path.lexists(path) and not path.is_dir()
+
+
+def _is_about(problem: Problem, file: str) -> bool:
+    return file in problem.file or Path(file).name in problem.detail
+
+
+def _check_rows(manifest: Manifest) -> None:
+    for row in manifest:
+        expect(row.scan_id and row.patient_id, f"ids {row.scan_id!r} {row.patient_id!r}")
+        expect(row.label in (0, 1), f"label {row.label}")
+        expect(len(row.files) == len(row.frames) == len(row.positions) > 0, f"lengths of {row.scan_id}")
+        expect(np.all(np.diff(row.positions) > 0), f"positions of {row.scan_id}: {row.positions}")
+        labels = row.slice_labels
+        expect(
+            labels is None or (len(labels) == len(row) and set(labels.tolist()) <= {0, 1}), f"{row.scan_id}: {labels}"
+        )
+        json.loads(row.extra)
+
+
+def _check_untouched(before: Manifest, after: Manifest, touched: set[str], *, compare_labels: bool) -> None:
+    rows = {row.scan_id: row for row in after}
+    for row in before:
+        if row.scan_id in touched:
+            continue
+        found = rows.get(row.scan_id)
+        if found is None:
+            raise Finding("wrong", f"scan {row.scan_id}, which nobody touched, is lost")
+        expect(
+            (found.files, found.frames, found.positions) == (row.files, row.frames, row.positions),
+            f"{found} is not {row}",
+        )
+        if compare_labels:
+            same = found.label == row.label and np.array_equal(found.slice_labels, row.slice_labels)  # type: ignore[arg-type]
+            expect(
+                same, f"labels of {row.scan_id}: {found.label} {found.slice_labels}, not {row.label} {row.slice_labels}"
+            )
+
+
+KINDS: dict[str, tuple[int, Callable[[Random, Samples, Probe], str]]] = {
+    "header": (18, header),
+    "pixels": (26, pixels),
+    "volume": (6, volume),
+    "nifti": (10, nifti),
+    "archive": (10, archive),
+    **{f"files of {source}": (3, index_files(source)) for source in TABLES},
+    **{f"table of {source}": (4, index_table(source)) for source in TABLES},
+}
+"""Kinds of cases, and how often each is run."""

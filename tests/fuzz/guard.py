@@ -1,0 +1,146 @@
+"""What a case may not do, and how that is seen: writing elsewhere, reading secrets, taking memory.
+
+Python tells an audit hook of every file that is opened, made, moved or removed, wherever it is; the tree of the case's
+folder is compared as well, because native code does not tell.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MEMORY = 2 * 2**30
+"""Most bytes of real memory that a case may take."""
+
+SECRET = b"nobody may read this"
+"""Content of the file outside the root."""
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_PATHS = {
+    **{
+        "os.mkdir": ((0, 2),),
+        "os.remove": ((0, 1),),
+        "os.rmdir": ((0, 1),),
+        "os.chmod": ((0, 2),),
+        "os.chown": ((0, 3),),
+    },
+    **{"os.rename": ((0, 2), (1, 3)), "os.link": ((0, 2), (1, 3)), "os.symlink": ((1, 2),), "os.utime": ((0, 3),)},
+    **{"os.truncate": ((0, None),)},
+}
+"""Events and which of their arguments are a path and the open folder that it is relative to."""
+
+_NEVER = ("os.system", "os.exec", "os.posix_spawn", "socket.connect", "subprocess.Popen")
+
+
+class Finding(Exception):  # noqa: N818  # what fuzzing looks for
+    """A case that did what it may not."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail = kind, detail
+
+
+class Probe:
+    """The folder of one case, and the eye on it.
+
+        folder/in        what the case reads
+        folder/out       the only place that it may write to
+        folder/outside   what it may not even read
+
+    Args:
+        folder: empty.
+        tell: takes whether native decoders follow, whose death is no finding.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[bool], object]) -> None:
+        self.folder, self.tell = folder, tell
+        self.root, self.out, self.outside = folder / "in", folder / "out", folder / "outside"
+        for path in (self.root, self.out, self.outside):
+            path.mkdir()
+        (self.outside / "secret.dcm").write_bytes(SECRET)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Whatever is done within is looked at; raises a Finding at the end."""
+        before = tree(self.folder, self.out)
+        _seen.clear()
+        _reset_memory()
+        _eye.append(self)
+        try:
+            yield
+        finally:
+            _eye.clear()
+        if _seen:
+            raise Finding("outside", "; ".join(sorted(set(_seen))))
+        if peak_memory() > MEMORY:
+            raise Finding("memory", f"{peak_memory() / 2**30:.1f} GiB")
+        after = tree(self.folder, self.out)
+        if after != before:
+            changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+            raise Finding("outside", f"changed {', '.join(changed)}")
+
+
+def tree(folder: Path, without: Path) -> dict[str, Any]:
+    """Names, kinds, sizes and times of everything in a folder but one of its folders."""
+    found = {}
+    for base, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if os.path.join(base, name) != str(without)]
+        for name in (*folders, *files):
+            path = os.path.join(base, name)
+            state = os.lstat(path)
+            found[path] = (state.st_mode, state.st_size if name in files else 0, state.st_mtime_ns)
+    return found
+
+
+_eye: list[Probe] = []
+_seen: list[str] = []
+
+
+def install() -> None:
+    """For the rest of the process: an audit hook cannot be removed."""
+    sys.addaudithook(_hear)
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _eye:
+        return
+    probe = _eye[0]
+    if event == "open":
+        path, _, flags = arguments
+        if isinstance(path, str | bytes | os.PathLike):
+            _judge(probe, event, path, writes=bool((flags or 0) & _WRITING))
+    elif event in _PATHS:
+        for place, folder in _PATHS[event]:
+            path, base = arguments[place], -1 if folder is None else arguments[folder]
+            if isinstance(path, str | bytes | os.PathLike):
+                name = os.fsdecode(path)
+                _judge(probe, event, f"/proc/self/fd/{base}/{name}" if base >= 0 else name, writes=True)
+    elif event in _NEVER:
+        _seen.append(event)
+
+
+def _judge(probe: Probe, event: str, path: str | bytes | os.PathLike[str], *, writes: bool) -> None:
+    name = os.fsdecode(path)
+    if name.startswith("/dev/"):
+        return
+    place = Path(os.path.realpath(name))
+    if writes and not place.is_relative_to(probe.out):
+        _seen.append(f"{event} writes {name}")
+    elif place.is_relative_to(probe.outside):
+        _seen.append(f"{event} reads {name}")
+
+
+def _reset_memory() -> None:
+    """Linux forgets the peak so far when asked like this."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def peak_memory() -> int:
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,70 @@
+"""Readers with a defect each, planted: fuzzing that does not find them finds nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+from cases import attempt
+from guard import MEMORY, Probe
+from samples import Samples
+
+from normal_guidance.data.problems import UnreadableError
+from normal_guidance.errors import UserError
+
+
+def _planted(defect: Callable[[Probe], object], *, native: bool = False) -> Callable[[Random, Samples, Probe], str]:
+    def case(random: Random, samples: Samples, probe: Probe) -> str:
+        with probe.watched():
+            probe.tell(native)
+            return attempt(lambda: defect(probe))
+
+    return case
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _fill_memory(probe: Probe) -> None:
+    np.ones(MEMORY + 2**20, np.uint8)
+
+
+def _write_natively(probe: Probe) -> None:
+    """Python does not hear of it."""
+    ctypes.CDLL(None).creat(os.fsencode(probe.folder / "evil.dcm"), 0o600)
+
+
+def _ask_for_too_much(probe: Probe) -> None:
+    try:
+        np.ones(2**40, np.uint8)
+    except MemoryError as error:
+        raise UnreadableError("unreadable", f"{type(error).__name__}: {error}") from error
+
+
+KINDS = {
+    name: (1, _planted(defect, native=name == "decoder"))
+    for name, defect in {
+        "traceback": lambda probe: {}["Rows"],
+        "warning": lambda probe: np.float64(1) / np.float64(0),
+        "hang": lambda probe: time.sleep(60),
+        "write": lambda probe: (probe.folder / "evil.dcm").write_bytes(b""),
+        "write above": lambda probe: (probe.folder.parent / "evil.dcm").write_bytes(b""),
+        "write input": lambda probe: (probe.root / "a.dcm").write_bytes(b""),
+        "link": lambda probe: os.symlink("/", probe.root / "link"),
+        "native write": _write_natively,
+        "read": lambda probe: (probe.outside / "secret.dcm").read_bytes(),
+        "memory": _fill_memory,
+        "asked": _ask_for_too_much,
+        "abort": lambda probe: os.abort(),
+        "decoder": lambda probe: os.abort(),
+        "mute": lambda probe: _raise(UnreadableError("unreadable", "")),
+        "good": lambda probe: (probe.out / "fine").write_bytes(b""),
+        "good error": lambda probe: _raise(UserError("scan 'A17' has no slices; remove its row")),
+    }.items()
+}
+"""Of these only the last two, and the decoder, are no findings."""
