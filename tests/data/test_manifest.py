@@ -93,6 +93,8 @@ def test_problems_are_sorted_and_survive_odd_text(tmp_path: Path) -> None:
     assert second.detail == 'line break, "quotes", ?'
     assert summarize([first, second]) == {"gap": 1, "unreadable": 1}
     assert {first.kind, second.kind} <= set(KINDS)
+    write_problems(tmp_path / "problems.csv", [Problem("=cmd|'/c calc'!A1", "", "gap", "", "")])
+    assert read_problems(tmp_path / "problems.csv")[0].scan_id.startswith("'=cmd")
     (tmp_path / "problems.csv").write_text("a,b\n")
     with pytest.raises(UserError, match="columns a, b"):
         read_problems(tmp_path / "problems.csv")

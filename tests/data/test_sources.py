@@ -447,6 +447,19 @@ def test_abdomen_patients_without_row_or_against_the_images(abdomen):
     assert found(made, "conflicting_label") == [("10_101", "")]
 
 
+def test_abdomen_series_without_row_and_files_at_the_wrong_place(abdomen):
+    abdomen.meta = abdomen.meta[:-1]
+    write_slice(abdomen.root / "train_images/1.dcm", "1.2.9.1", "1.2.9")
+    write_slice(abdomen.root / "train_images/10/1.dcm", "1.2.9.2", "1.2.9")
+    made = abdomen.index()
+    assert found(made, "image_without_label") == [
+        ("", "train_images/1.dcm"),
+        ("", "train_images/10/1.dcm"),
+        ("40_402", ""),
+    ]
+    assert set(scans(made)) == {"10_101", "20_201", "30_301", "40_401", "40_402"}
+
+
 def test_abdomen_rows_twice_bad_or_alone(abdomen):
     abdomen.images += [abdomen.images[0], (10, 101, 99, "Bowel"), (10, 199, 1, "Bowel"), (10, 101, "x", "Bowel")]
     abdomen.patients[50] = ()

@@ -107,7 +107,8 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
 def _one_line(problem: Problem) -> Problem:
     """Messages of decoders may have line breaks, bytes that are no text, or be very long."""
     words = (" ".join(field.split()) for field in problem)
-    return Problem(*(word.encode("utf-8", "replace").decode()[:500] for word in words))
+    safe = ("'" + word if word.startswith(("=", "@")) else word for word in words)  # spreadsheets run what begins so
+    return Problem(*(word.encode("utf-8", "replace").decode()[:500] for word in safe))
 
 
 def read_problems(path: str | Path) -> list[Problem]:

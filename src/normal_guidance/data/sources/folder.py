@@ -212,13 +212,18 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
 # ----------------------------------------------------------------------------------------------------
 
 
+def _read_parquet(path: Path) -> pa.Table:
+    with path.open("rb") as file:  # by its name, pyarrow would take folders called key=value for columns
+        return pq.read_table(file)
+
+
 def _read_table(path: Path) -> dict[str, list[str]]:
     """The columns that are asked for, as text; a list becomes its numbers with spaces between."""
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise UserError(f"--table {path}: the ending is unknown; give a .csv or .parquet file")
     try:
-        table = pq.read_table(path) if suffix == ".parquet" else _read_csv(path)
+        table = _read_parquet(path) if suffix == ".parquet" else _read_csv(path)
         columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _wanted(table)}
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise UserError(f"--table {path} cannot be read ({error}); write it again") from error

@@ -90,6 +90,11 @@ class AbdomenScans:
     def groups(self) -> Iterator[Group]:
         for place, files in series_folders(list_below(self.root, FOLDER, self.report)):
             folder = place.relative_to(FOLDER)
+            if len(folder.parts) != 2:
+                for file in files:
+                    detail = f"not in {FOLDER}/<patient>/<series>"
+                    self.report(Problem("", file, "image_without_label", detail, "left out"))
+                continue
             self.unseen.pop(str(folder), None)
             self.without_scan.pop(folder.parent.name, None)
             yield Group(str(folder), files)
@@ -107,6 +112,9 @@ class AbdomenScans:
             if str(instance) not in there:
                 self.report(missing(scan_id, f"{FOLDER}/{group.name}/{instance}.dcm", "no such file"))
         known = {file: int(place in rows) for file, place in places.items()}
+        if group.name not in self.meta:
+            detail = f"the series has no row in {META}"
+            self.report(Problem(scan_id, "", "image_without_label", detail, f"labelled by {IMAGES} alone"))
         if self.meta.get(group.name) == 1:
             detail = "incomplete_organ is 1: the series does not show the whole organ"
             self.report(Problem(scan_id, "", "incomplete_organ", detail, "kept"))
