@@ -470,7 +470,7 @@ def test_features_are_read_when_they_are_asked_for(tmp_path):
     assert store.rows(torch.tensor([7, 300])).sum() == 2 * slices * features
     assert resident_bytes() - before < 24 * mib
     everything = store.rows(torch.arange(scans))  # and the measure does see what is read
-    assert resident_bytes() - before > 700 * mib
+    assert resident_bytes() - before > 350 * mib  # the mapped pages; the copy may lie in memory that was kept
     del everything
 
 
