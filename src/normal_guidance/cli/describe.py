@@ -23,8 +23,8 @@ def describe(
     import json
 
     from normal_guidance.data.description import describe as describe_scans
-    from normal_guidance.data.manifest import read_manifest
-    from normal_guidance.data.splits import PARTS, read_split
+    from normal_guidance.data.manifest import PARTS, read_manifest
+    from normal_guidance.data.splits import read_split
     from normal_guidance.files import make_folder, write_atomically, write_json
     from normal_guidance.reports.description import description_tables
 

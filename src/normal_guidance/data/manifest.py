@@ -48,6 +48,9 @@ SCHEMA = pa.schema(
 )
 """Columns of manifest.parquet; `slice_labels`, `pixel_spacing`, `slice_spacing` and `orientation` may be null."""
 
+PARTS = ("train", "val", "test")
+"""What a scan may be used for."""
+
 BATCH = 1024
 """Scans that are turned into a piece of the table at a time."""
 

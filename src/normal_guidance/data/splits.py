@@ -17,12 +17,9 @@ from pathlib import Path
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from normal_guidance.data.manifest import Manifest
+from normal_guidance.data.manifest import PARTS, Manifest
 from normal_guidance.errors import UserError
 from normal_guidance.files import write_atomically
-
-PARTS = ("train", "val", "test")
-"""What a scan may be used for."""
 
 PROPORTIONS = (4, 1, 1)
 """The paper's, in the order of `PARTS`."""

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.data.manifest import PARTS
 from normal_guidance.errors import UserError
 from normal_guidance.features.files import (
     AGAIN,
@@ -44,9 +45,6 @@ from normal_guidance.files import folder_atomically, write_atomically
 
 SHARD_BYTES = 2**30
 """Largest shard, unless one scan alone is larger: files that are easy to copy and to map."""
-
-PARTS = ("train", "val", "test")
-"""What a scan may be used for."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
