@@ -175,7 +175,7 @@ def test_unknown_labels_are_refused(tmp_path):
 
 HOOK = """
 import os, signal, sys, time
-if "--multiprocessing-fork" in sys.orig_argv:
+if "import serve;" in sys.orig_argv[-1]:
     def watch(event, arguments):
         if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
             name, marker = os.fspath(arguments[0]), {marker!r}
@@ -191,7 +191,7 @@ def hook(tmp_path, monkeypatch):
         folder = tmp_path / "hook"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(HOOK.format(marker=str(tmp_path / "marker"), action=action))
-        monkeypatch.setenv("PYTHONPATH", str(folder))
+        monkeypatch.syspath_prepend(folder)  # which workers have from this process
 
     return install
 
@@ -242,13 +242,22 @@ def test_workers_that_cannot_start_are_an_error(root, tmp_path, hook):
     assert not (tmp_path / "out").exists()
 
 
+def test_workers_that_cannot_import_are_an_error(root, tmp_path, hook):
+    hook(
+        'if "data/__pycache__/reading." in name or name.endswith("data/reading.py"): raise ImportError("no such disk")'
+    )
+    with pytest.raises(UserError, match=r"cannot run its tasks: ImportError: no such disk; use --workers 0"):
+        make(root, tmp_path / "out", workers=1)
+
+
 def test_an_index_that_is_given_up_ends_its_workers(root):
     stream = read_all(root, (Wanted(f"scan0/{place % SLICES:02d}.dcm") for place in range(10 * CHUNK)), workers=2)
     assert isinstance(next(stream), Header)
-    processes = [worker.process for worker in stream.gi_frame.f_locals["pool"].workers]
+    processes = [worker.process for worker in stream.gi_frame.f_locals["pool"]._started]
     assert processes
+    assert all(process.poll() is None for process in processes)
     stream.close()
-    assert not any(process.is_alive() for process in processes)
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_results_come_in_the_order_of_the_files(root):

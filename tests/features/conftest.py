@@ -1,4 +1,4 @@
-"""Lets the tests, and the processes that they start, import what lies beside them: fake_scans, working."""
+"""Lets the tests, and the processes that they start, import what lies beside them: fake_scans."""
 
 import sys
 from pathlib import Path

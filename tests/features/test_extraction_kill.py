@@ -1,68 +1,27 @@
 """An encoding killed with SIGKILL, at random moments and at every rename, ends as if nothing had happened.
 
-Importing torch takes seconds, so one process (`python test_extraction_kill.py FOLDER`) imports everything and forks a
-child for each attempt: the child is the job, and is what gets killed.  The process prints what it saw, and the tests
-judge it.
+A program (`python test_extraction_kill.py FOLDER`) forks the jobs and kills them, as `killing` has it; the tests judge
+what it saw.
 """
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+from killing import die_at, fork, run_program
+
 SEED = 20261115
 KILLS = 20
 KILLS_WITH_WORKERS = 2
 RENAMES = 16
 """More than a job has."""
 LENGTHS = [3, 5, 4, 2, 6, 4, 1, 7] * 4
-
-
-def fork(attempt: Callable[[], object], kill_after: float | None = None) -> bool:
-    """Runs it in a child; whether that was killed.  Anything but a kill or a clean end is an error."""
-    child = os.fork()
-    if child == 0:
-        try:
-            attempt()
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-        os._exit(1)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0, "the job failed by itself"
-    return False
-
-
-def die_at_rename(number: int, *, before: bool) -> None:
-    """From now on, this process is killed right before or after the `number`th time that it renames something."""
-    rename, left = Path.replace, [number]
-
-    def counting(self: Path, target: Path) -> Path:
-        left[0] -= 1
-        if left[0] == 0 and before:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = rename(self, target)
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    Path.replace = counting  # type: ignore[method-assign, assignment]
 
 
 class Killer:
@@ -132,7 +91,7 @@ class Killer:
         """Whether the job was killed, and whether the next start ended well."""
 
         def job() -> None:
-            die_at_rename(number, before=before)
+            die_at(Path, "replace", number, after=not before)
             self.job("renamed")
 
         killed = fork(job)
@@ -142,12 +101,7 @@ class Killer:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("kill")
-    environment = os.environ | {"PYTHONPATH": str(HERE), "OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, __file__, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return run_program(__file__, tmp_path_factory.mktemp("kill"))
 
 
 def test_jobs_killed_at_random_moments_end_the_same(seen):

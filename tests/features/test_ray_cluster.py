@@ -9,10 +9,11 @@ import fake_scans
 import pytest
 from fake_scans import PREPROCESSING, contents, load, make_manifest, make_parts
 
+from normal_guidance.clusters import fits
 from normal_guidance.errors import UserError
 from normal_guidance.features.extraction import Options, encode
 from normal_guidance.features.machine import Setup
-from normal_guidance.features.ray_cluster import _fits, _needs
+from normal_guidance.features.ray_cluster import _needs
 
 ray = pytest.importorskip("ray", reason="RAY IS NOT INSTALLED: encoding on a cluster is not tested")
 
@@ -111,8 +112,8 @@ def test_what_a_task_needs():
     assert _needs(setup("cpu", 8, 4)) == {"CPU": 4.0}
     assert _needs(setup("cuda", 8, 4)) == {"GPU": 1.0, "CPU": 8.0}
     assert _needs(setup("cuda:1", 0, 4)) == {"GPU": 1.0, "CPU": 1.0}
-    assert _fits({"CPU": 16.0, "GPU": 3.0, "memory": 1.0}, {"GPU": 1.0, "CPU": 8.0}) == 2
-    assert _fits({"CPU": 16.0}, {"GPU": 1.0, "CPU": 8.0}) == 0
+    assert fits({"CPU": 16.0, "GPU": 3.0, "memory": 1.0}, {"GPU": 1.0, "CPU": 8.0}) == 2
+    assert fits({"CPU": 16.0}, {"GPU": 1.0, "CPU": 8.0}) == 0
 
 
 def test_no_cluster_is_an_error(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ _PATHS = {
 }
 """Events and which of their arguments are a path and the open folder that it is relative to."""
 
-_NEVER = ("os.system", "os.exec", "os.posix_spawn", "socket.connect", "subprocess.Popen")
+_NEVER = ("os.system", "os.exec", "os.posix_spawn", "socket.connect")
 
 
 class Finding(Exception):  # noqa: N818  # what fuzzing looks for
@@ -119,8 +119,13 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
             if isinstance(path, str | bytes | os.PathLike):
                 name = os.fsdecode(path)
                 _judge(probe, event, f"/proc/self/fd/{base}/{name}" if base >= 0 else name, writes=True)
-    elif event in _NEVER:
+    elif event in _NEVER or (event == "subprocess.Popen" and not _is_worker(arguments[1])):
         _seen.append(event)
+
+
+def _is_worker(words: list[str]) -> bool:
+    """Whether it is a worker process of the package that starts."""
+    return words[:3] == [sys.executable, "-P", "-c"] and "normal_guidance.data.serving" in words[3]
 
 
 def _judge(probe: Probe, event: str, path: str | bytes | os.PathLike[str], *, writes: bool) -> None:

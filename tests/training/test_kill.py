@@ -1,21 +1,20 @@
 """A run killed with SIGKILL, at random moments and inside every write, ends as if nothing had happened.
 
-Importing torch takes seconds, so one process (`python test_kill.py FOLDER`) imports everything and forks a child for
-each attempt: the child is the run, and is what gets killed.  The process prints what it saw, and the tests judge it.
+A program (`python test_kill.py FOLDER`) forks the runs and kills them, as `killing` has it; the tests judge what it
+saw.
 """
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+
+from killing import die_at, fork, run_program
 
 SEED = 20261007
 SAVE_EPOCHS = 3
@@ -30,40 +29,6 @@ def differences(one: Path, other: Path) -> list[str]:
 # ----------------------------------------------------------------------------------------------------
 # In the process that forks
 # ----------------------------------------------------------------------------------------------------
-
-
-def fork(attempt: Callable[[], object], kill_after: float | None = None) -> bool:
-    """Runs it in a child; whether that was killed.  Anything but a kill or a clean end is an error."""
-    child = os.fork()
-    if child == 0:
-        try:
-            attempt()
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-        os._exit(1)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0, "the run failed by itself"
-    return False
-
-
-def die_at(owner: Any, name: str, number: int) -> None:
-    """From now on, this process is killed when it calls that function for the `number`th time."""
-    original, left = getattr(owner, name), [number]
-
-    def counting(*arguments: Any, **options: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments, **options)
-
-    setattr(owner, name, counting)
 
 
 def record(owner: Any, path: Path) -> None:
@@ -224,11 +189,7 @@ def serve(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("runs")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return {**json.loads(done.stdout), "folder": folder}
+    return {**run_program(__file__, folder), "folder": folder}
 
 
 def lost_epochs(log: list[str]) -> list[int]:

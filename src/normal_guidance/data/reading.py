@@ -1,23 +1,16 @@
 """Headers of many files, read in worker processes, in the order of the files.
 
-A parser in C may take its whole process down.  So every worker has a pipe of its own, which tells at once when it dies
-and over what: the files of its chunk are then read one by one, and the one that kills a worker again is refused.
-Workers are started afresh (spawn): a copy of a process with threads may lock up.
+A parser in C may take its whole process down: that costs the file that it read, which is refused.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,19 +18,18 @@ from normal_guidance.data.containers import locate
 from normal_guidance.data.dicom import Header, exclusion, read_header
 from normal_guidance.data.found import Mask, Refusal
 from normal_guidance.data.problems import UnreadableError
+from normal_guidance.data.serving import Death, Failure
+from normal_guidance.data.workers import Pool, StartError
 from normal_guidance.errors import UserError
 
 CHUNK = 64
-"""Files that a worker is sent at a time: about 50 ms of work, so that pipes are idle and progress is smooth."""
+"""Files that a worker is sent at a time: about 50 ms of work, so that sockets are idle and progress is smooth."""
 
 AHEAD = 4
-"""Chunks per worker that may be read before the first of them is taken: they wait in memory."""
+"""Chunks per worker that may be read before the first of them is taken: some take longer, such as those with masks."""
 
 PATIENCE = 300.0
 """Seconds for one chunk; a worker that needs longer hangs, and is ended."""
-
-START_PATIENCE = 300.0
-"""Seconds for a worker to start: it imports from what may be a slow disk."""
 
 MAX_FRAMES = 100_000
 """Most slices in one file; more are damage."""
@@ -63,18 +55,37 @@ Found = Header | Mask | Refusal
 
 def read_all(root: Path, wanted: Iterable[Wanted], workers: int = 0) -> Iterator[Found]:
     """What comes of every file, in their order; with 0 workers, in this process."""
-    chunks = _chunks(wanted)
-    if workers < 1:
-        for chunk in chunks:
-            for one in chunk:
-                yield read_one(root, one)
-        return
-    pool = _Pool(root, workers)
-    try:
-        for results in pool.read(chunks):
-            yield from results
-    finally:
-        pool.close()
+    files: deque[str] = deque()
+
+    def draw() -> Iterator[Wanted]:
+        for one in wanted:
+            files.append(one.file)
+            yield one
+
+    with Pool(workers, PATIENCE) as pool:
+        try:
+            for found in pool.map(partial(read_one, root), draw(), batch=CHUNK, batches=AHEAD):
+                file = files.popleft()
+                yield _refuse(file, found) if isinstance(found, Failure) else found
+        except StartError as error:
+            what = f"one {_brief(error.death)}" if error.death else str(error)
+            raise UserError(f"worker processes cannot start: {what}; use --workers 0") from error
+
+
+def _refuse(file: str, failure: Failure) -> Refusal:
+    """Of a file whose worker died; anything else that is wrong with a file, `read_one` says."""
+    assert failure.death is not None, failure
+    return Refusal(file, "unreadable", f"the process that read it {_brief(failure.death)}")
+
+
+def _brief(death: Death) -> str:
+    """How a worker ended.
+
+    Example:
+        >>> _brief(Death("SIGSEGV"))
+        'died (SIGSEGV)'
+    """
+    return f"died ({death.cause})" if death.cause else f"did not answer within {death.silence:g} s"
 
 
 def read_one(root: Path, wanted: Wanted) -> Found:
@@ -125,155 +136,3 @@ def _read_mask(root: Path, file: str) -> Mask:
         raise UnreadableError("unreadable", "the mask has no positions")
     positive = np.abs(read_nifti(content, file)).max(axis=(1, 2)) > 0
     return Mask(file, header.frame_orientation, header.frame_positions, tuple(positive.tolist()))
-
-
-def _chunks(wanted: Iterable[Wanted]) -> Iterator[list[Wanted]]:
-    source = iter(wanted)
-    while chunk := list(islice(source, CHUNK)):
-        yield chunk
-
-
-# ----------------------------------------------------------------------------------------------------
-# Processes
-# ----------------------------------------------------------------------------------------------------
-
-
-def _work(root: Path, pipe: Connection) -> None:
-    """A worker's life: chunks in, results out, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, too, and closes the pipe
-    try:
-        pipe.send(None)  # imported everything: from here on, a death is about a file
-        while True:
-            chunk = pipe.recv()
-            try:
-                pipe.send([read_one(root, one) for one in chunk])
-            except UserError as error:
-                pipe.send(error)
-    except (EOFError, OSError):
-        pass
-
-
-class _Job(NamedTuple):
-    chunk: int
-    first: int
-    wanted: Sequence[Wanted]
-
-
-class _Worker:
-    def __init__(self, root: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(root, theirs), daemon=True)
-        self.process.start()
-        theirs.close()  # so that their end is gone when they are
-        self.job: _Job | None = None
-        self.ready, self.since = False, time.monotonic()
-
-    def send(self, job: _Job) -> None:
-        self.job, self.since = job, time.monotonic()
-        with suppress(OSError):  # if it died, the pipe says so when it is read
-            self.pipe.send(job.wanted)
-
-    def close(self) -> None:
-        self.pipe.close()
-        self.process.kill()
-        self.process.join()
-
-
-class _Pool:
-    def __init__(self, root: Path, workers: int) -> None:
-        self.root = root
-        self.workers: list[_Worker] = []
-        self.limit = workers
-        self.jobs: deque[_Job] = deque()
-        self.results: dict[int, list[Found | None]] = {}
-
-    def read(self, chunks: Iterator[list[Wanted]]) -> Iterator[list[Found]]:
-        sent = taken = 0
-        exhausted = False
-        while True:
-            while not exhausted and len(self.jobs) < self.limit and sent - taken < AHEAD * self.limit:
-                chunk = next(chunks, None)
-                if chunk is None:
-                    exhausted = True
-                    break
-                self.jobs.append(_Job(sent, 0, chunk))
-                self.results[sent] = [None] * len(chunk)
-                sent += 1
-            if exhausted and taken == sent:
-                return
-            self._hire()
-            self._listen()
-            while taken < sent and None not in self.results[taken]:
-                yield [found for found in self.results.pop(taken) if found is not None]
-                taken += 1
-
-    def _hire(self) -> None:
-        """Work for whoever is free, and as many workers as there is work for."""
-        for worker in self.workers:
-            if worker.ready and worker.job is None and self.jobs:
-                worker.send(self.jobs.popleft())
-        idle = sum(worker.job is None for worker in self.workers)
-        while len(self.workers) < self.limit and idle < len(self.jobs):
-            self.workers.append(_Worker(self.root))
-            idle += 1
-
-    def _listen(self) -> None:
-        pipes: list[Any] = [worker.pipe for worker in self.workers]
-        heard = wait(pipes, timeout=1.0)
-        for worker in list(self.workers):
-            patience = PATIENCE if worker.ready else START_PATIENCE
-            busy = worker.job is not None or not worker.ready
-            if worker.pipe in heard:
-                self._hear(worker)
-            elif busy and time.monotonic() - worker.since > patience:
-                self._bury(worker, f"did not answer within {patience:g} s")
-
-    def _hear(self, worker: _Worker) -> None:
-        try:
-            answer = worker.pipe.recv()
-        except (EOFError, OSError):
-            worker.process.join()
-            self._bury(worker, f"died ({_exit(worker.process.exitcode)})")
-            return
-        if isinstance(answer, UserError):
-            raise answer
-        if worker.job is not None:
-            self._store(worker.job, answer)
-        worker.ready, worker.job = True, None
-
-    def _bury(self, worker: _Worker, reason: str) -> None:
-        """Reads its files again one by one, or refuses the one that it was alone with."""
-        self.workers.remove(worker)
-        worker.close()
-        if not worker.ready:
-            raise UserError(f"worker processes cannot start: one {reason}; use --workers 0")
-        job = worker.job
-        if job is not None and len(job.wanted) == 1:
-            self._store(job, [Refusal(job.wanted[0].file, "unreadable", f"the process that read it {reason}")])
-        elif job is not None:
-            singles = [_Job(job.chunk, job.first + i, [one]) for i, one in enumerate(job.wanted)]
-            self.jobs.extendleft(reversed(singles))
-
-    def _store(self, job: _Job, found: Sequence[Found]) -> None:
-        self.results[job.chunk][job.first : job.first + len(found)] = found
-
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.close()
-        self.workers.clear()
-
-
-def _exit(code: int | None) -> str:
-    """How a process ended; a negative code is a signal.
-
-    Example:
-        >>> _exit(-11)
-        'SIGSEGV'
-    """
-    if code is not None and code < 0:
-        try:
-            return signal.Signals(-code).name
-        except ValueError:
-            pass
-    return f"exit code {code}"

@@ -30,6 +30,7 @@ from normal_guidance import __version__
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
+from normal_guidance.data.workers import TIMEOUT
 from normal_guidance.errors import UserError
 from normal_guidance.features.decoding import Decoding, Reader
 from normal_guidance.features.encoders import Encoder
@@ -47,7 +48,6 @@ from normal_guidance.features.jobs import (
 from normal_guidance.features.machine import LEFT_OUT, UNIT, Encodes, Load, Machine, Options, Setup
 from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics
 from normal_guidance.features.store import FeatureStore, check_patients, open_store, write_store
-from normal_guidance.features.workers import TIMEOUT
 from normal_guidance.files import read_json
 
 PROBLEMS = "problems.csv"

@@ -18,11 +18,13 @@ import torch
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
+from normal_guidance.data.serving import Failure
+from normal_guidance.data.workers import Pool
+from normal_guidance.features.background import in_background
 from normal_guidance.features.decoding import Decoding
 from normal_guidance.features.encoders import Encoder, Precision
 from normal_guidance.features.jobs import Encoded
 from normal_guidance.features.preprocessing import Statistics
-from normal_guidance.features.workers import Failure, Pool, in_background
 
 UNIT = 1024
 """Slices of a unit, at least: what a killed job loses, and small beside the cost of keeping it."""

@@ -7,7 +7,6 @@ and room for the same number of threads.  All must see the scans under the same 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from uuid import uuid4
 
 import torch
 
+from normal_guidance.clusters import RETRIES, Connection, connected
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.errors import UserError
 from normal_guidance.features.decoding import Decoding
@@ -22,43 +22,23 @@ from normal_guidance.features.jobs import Encoded
 from normal_guidance.features.machine import UNIT, Machine, Setup
 from normal_guidance.features.preprocessing import Statistics
 
-RETRIES = 5
-"""How often Ray runs a task again whose machine or process died."""
-
 
 @contextmanager
 def connect(address: str, setup: Setup) -> Iterator[Cluster]:
     """Lends a cluster that runs already."""
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError("ray is not installed; pip install 'normal-guidance[ray]', or leave out --ray") from error
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head") from error
-    try:
-        yield Cluster(address, setup)
-    finally:
-        ray.shutdown()
+    with connected(address) as connection:
+        yield Cluster(connection, setup)
 
 
 class Cluster:
     """What `normal_guidance.features.machine.Machine` does, done by many."""
 
-    def __init__(self, address: str, setup: Setup) -> None:
+    def __init__(self, connection: Connection, setup: Setup) -> None:
         import ray
 
-        self.address, self.setup, self.job = address, ray.put(setup), uuid4().hex
+        self.connection, self.setup, self.job = connection, ray.put(setup), uuid4().hex
         self.needs = _needs(setup)
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        self.slots = sum(_fits(node, self.needs) for node in nodes)
-        if not self.slots:
-            wanted = ", ".join(f"{count:g} {name}" for name, count in self.needs.items())
-            raise UserError(
-                f"--ray {address}: none of the cluster's {len(nodes)} machines has {wanted}; ask for less (--threads, "
-                "--workers, --device), or add machines"
-            )
+        self.slots = connection.room(self.needs, "ask for less (--threads, --workers, --device)")
 
     def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, some at a time; None for those that cannot be read."""
@@ -85,20 +65,13 @@ class Cluster:
         )(function)
         shared, waiting = ray.put(decoding), iter(units)
         running: list[Any] = []
-        try:
-            while True:
-                while len(running) < 2 * self.slots and (unit := next(waiting, None)) is not None:
-                    running.append(remote.remote(self.job, self.setup, shared, *unit))
-                if not running:
-                    return
-                ready, running = ray.wait(running)
-                yield ray.get(ready[0])
-        except UserError as error:
-            raise UserError(str(getattr(error, "cause", error))) from error
-        except ray.exceptions.RayError as error:
-            raise UserError(
-                f"--ray {self.address}: a task failed ({error}); the same command goes on where it was"
-            ) from error
+        while True:
+            while len(running) < 2 * self.slots and (unit := next(waiting, None)) is not None:
+                running.append(remote.remote(self.job, self.setup, shared, *unit))
+            if not running:
+                return
+            ready, running = ray.wait(running)
+            yield self.connection.result(ready[0])
 
 
 def _needs(setup: Setup) -> Mapping[str, float]:
@@ -106,11 +79,6 @@ def _needs(setup: Setup) -> Mapping[str, float]:
     if torch.device(setup.options.device).type == "cuda":
         return {"GPU": 1.0, "CPU": float(max(1, setup.workers))}
     return {"CPU": float(setup.options.threads or 1)}
-
-
-def _fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """How many tasks a machine can run at a time."""
-    return int(min(node.get(name, 0.0) // count for name, count in needs.items()))
 
 
 def _in_units(scans: Iterable[ScanRow]) -> Iterator[list[ScanRow]]:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from working import work
+from working import wait_until, work
 
+from normal_guidance.data import workers
+from normal_guidance.data.serving import Death, Failure
+from normal_guidance.data.workers import Pool, StartError
 from normal_guidance.errors import UserError
-from normal_guidance.features.workers import Failure, Pool, in_background
 
 HERE = Path(__file__).parent
 
@@ -23,7 +25,7 @@ def pool():
         yield pool
 
 
-@pytest.fixture(scope="module", params=[0, 2])
+@pytest.fixture(scope="module", params=[0, 2], ids="workers={}".format)
 def either(request, pool):
     if request.param:
         return pool
@@ -31,13 +33,17 @@ def either(request, pool):
 
 
 def test_results_come_in_order(either):
-    assert list(either.map(work, (("square", n) for n in range(50)))) == [n * n for n in range(50)]
-    assert list(either.map(work, [])) == []
+    for batch in (1, 7, 100):
+        tasks = (("square", n) for n in range(50))
+        assert list(either.map(work, tasks, batch=batch)) == [n * n for n in range(50)]
+        assert list(either.map(work, [], batch=batch)) == []
 
 
 def test_arrays_come_whole(either):
     shapes = [(3, 5), (1000, 1000), (0, 4)]
-    for (array, note), shape in zip(either.map(work, [("array", shape) for shape in shapes]), shapes, strict=True):
+    tasks = [("array", shape) for shape in shapes]
+    arrays = [*either.map(work, tasks), *either.map(work, tasks, batch=2)]
+    for (array, note), shape in zip(arrays, shapes + shapes, strict=True):
         want = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         np.testing.assert_array_equal(array, want)
         assert (array.dtype, note) == (want.dtype, "note")
@@ -73,9 +79,25 @@ def test_a_worker_that_dies_costs_its_task_only(pool, death, how):
     assert got == [1, 4, Failure("failed", f"the process that read it {how} (2 attempts)"), 9, 16]
 
 
-def test_a_death_by_chance_costs_nothing(pool, tmp_path):
-    assert list(pool.map(work, [("die_once", str(tmp_path / "died")), ("square", 2)])) == ["second", 4]
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_death_by_chance_costs_nothing(pool, tmp_path, batch):
+    tasks = [("square", 1), ("die_once", str(tmp_path / "died")), ("square", 2)]
+    assert list(pool.map(work, tasks, batch=batch)) == [1, "second", 4]
     assert (tmp_path / "died").exists()
+
+
+def test_deaths_cost_nothing_of_their_batch(pool):
+    """The batch is tried again task by task, so that each of them is alone with its worker."""
+    tasks = [("square", n) for n in range(12)]
+    tasks[2] = tasks[4] = ("exit", 3)
+    tasks[11] = ("kill", "SIGSEGV")
+    got = list(pool.map(work, tasks, batch=5))
+    words = {2: "ended with exit code 3", 4: "ended with exit code 3", 11: "was killed by SIGSEGV"}
+    assert got == [
+        Failure("failed", f"the process that read it {words[n]} (2 attempts)") if n in words else n * n
+        for n in range(12)
+    ]
+    assert [got[n].death for n in words] == [Death("exit code 3"), Death("exit code 3"), Death("SIGSEGV")]
 
 
 def test_a_worker_that_hangs_is_ended():
@@ -88,8 +110,15 @@ def test_a_worker_that_hangs_is_ended():
 
 
 def test_tasks_are_drawn_when_there_is_room(pool):
-    """What bounds the memory: begun and not given out are at most two for each worker, or `ahead`."""
-    for ahead, most in ((10**9, 4), (25, 3), (1, 1)):
+    """What bounds the memory: begun and not given out are at most so many batches for each worker, or `ahead`."""
+    for ahead, options, most in (
+        (10**9, {}, 2 * 2),
+        (25, {}, 3),
+        (1, {}, 1),
+        (10**9, {"batch": 2}, 2 * 2 * 2),
+        (10**9, {"batches": 3}, 3 * 2),
+        (25, {"batch": 2, "batches": 3}, 2 * 2),
+    ):
         drawn = given = 0
 
         def draw():
@@ -99,7 +128,7 @@ def test_tasks_are_drawn_when_there_is_room(pool):
                 assert drawn - given <= most  # noqa: B023
                 yield "square", n
 
-        for _ in pool.map(work, draw(), size=lambda task: 10, ahead=ahead):
+        for _ in pool.map(work, draw(), size=lambda task: 10, ahead=ahead, **options):
             given += 1
         assert given == 12
 
@@ -127,7 +156,7 @@ def test_a_task_that_cannot_be_loaded_is_an_error(tmp_path):
 
     (tmp_path / "passing.py").write_text("raise ImportError('no decoder here')")
     try:
-        with Pool(1) as pool, pytest.raises(RuntimeError, match="cannot run its tasks: ImportError: no decoder here"):
+        with Pool(1) as pool, pytest.raises(StartError, match="cannot run its tasks: ImportError: no decoder here"):
             list(pool.map(passing.work, [1]))
     finally:
         sys.path.remove(str(tmp_path))
@@ -135,8 +164,32 @@ def test_a_task_that_cannot_be_loaded_is_an_error(tmp_path):
 
 def test_workers_that_cannot_start_are_an_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with Pool(1) as pool, pytest.raises(RuntimeError, match="ended with exit code 1 before its first task"):
+    with Pool(1) as pool, pytest.raises(StartError, match="ended with exit code 1 before its first task"):
         list(pool.map(work, [("square", 1)]))
+
+
+def test_workers_that_hang_when_they_start_are_an_error(monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(workers, "START_TIMEOUT", 0.3)
+    with Pool(1) as pool, pytest.raises(StartError, match=r"gave no answer within 0.3 s before its first task"):
+        list(pool.map(work, [("square", 1)]))
+
+
+def test_a_task_whose_import_hangs_is_ended(monkeypatch, tmp_path):
+    (tmp_path / "waiting.py").write_text("def work(task): return task")
+    monkeypatch.syspath_prepend(tmp_path)
+    import waiting
+
+    (tmp_path / "waiting.py").write_text("import time; time.sleep(600)")
+    with Pool(1) as pool:
+        assert list(pool.map(work, [("square", 2)])) == [4]  # the worker has started, and another will not be needed
+        monkeypatch.setattr(workers, "START_TIMEOUT", 0.3)
+        monkeypatch.setattr(workers, "ATTEMPTS", 1)
+        (failure,) = pool.map(waiting.work, [1])
+    assert failure.death == Death(silence=0.3)
 
 
 def alive(number: int) -> bool:
@@ -147,13 +200,6 @@ def alive(number: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
-
-
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
 def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     """Also in the midst of a task, and from a script without `if __name__ == "__main__"`."""
@@ -162,7 +208,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         import sys
         sys.path.insert(0, {str(HERE)!r})
         from working import work
-        from normal_guidance.features.workers import Pool
+        from normal_guidance.data.workers import Pool
         list(Pool(1).map(work, [("hang_and_tell", {str(tmp_path / "worker")!r})]))
         """)
     )
@@ -173,45 +219,3 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
     process.kill()
     process.wait()
     wait_until(lambda: not alive(worker))
-
-
-def test_stopping_ends_a_map_in_another_thread():
-    with Pool(1) as pool:
-        ahead = in_background(pool.map(work, [("square", 2), ("hang", 600)]), depth=1)
-        assert next(ahead) == 4
-        pool.stop()
-        begin = time.monotonic()
-        ahead.close()
-        assert time.monotonic() - begin < 10
-
-
-# ----------------------------------------------------------------------------------------------------
-# In the background
-# ----------------------------------------------------------------------------------------------------
-
-
-def test_the_background_is_ahead_but_not_far():
-    made = []
-
-    def make():
-        for n in range(10):
-            made.append(n)
-            yield n
-
-    items = in_background(make(), depth=2)
-    assert next(items) == 0
-    wait_until(lambda: len(made) == 4)  # one given out, two waiting, one in hand
-    time.sleep(0.05)
-    assert len(made) == 4
-    assert list(items) == list(range(1, 10))
-
-
-def test_an_error_in_the_background_comes_to_the_front():
-    def make():
-        yield 1
-        raise UserError("no room")
-
-    items = in_background(make(), depth=2)
-    assert next(items) == 1
-    with pytest.raises(UserError, match="no room"):
-        next(items)

@@ -1,15 +1,24 @@
-"""What worker processes do in test_workers.py: they find it by its name, so it lies in a module of its own."""
+"""What worker processes do in tests: they find it by its name, so it lies in a module of its own."""
 
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """For what other processes and threads bring about."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
 
 
 def work(task: tuple[str, object]) -> object:

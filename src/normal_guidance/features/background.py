@@ -1,0 +1,55 @@
+"""Work that a thread does ahead of its use."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+POLL_SECONDS = 0.2
+"""How long the thread sleeps at most before it looks whether it is still wanted."""
+
+
+def in_background(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
+    """The same items, made by a thread ahead of their use, at most `depth` of them.
+
+    Example:
+        >>> list(in_background(iter([1, 2, 3]), depth=1))
+        [1, 2, 3]
+    """
+    made: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+    stopping = threading.Event()
+
+    def put(good: bool, item: Any) -> None:
+        while not stopping.is_set():
+            with suppress(queue.Full):
+                made.put((good, item), timeout=POLL_SECONDS)
+                return
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(True, item)
+                if stopping.is_set():
+                    return
+            put(False, None)
+        except BaseException as error:
+            put(False, error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    try:
+        while True:
+            good, item = made.get()
+            if not good:
+                break
+            yield item
+    finally:
+        stopping.set()
+        thread.join()
+    if item is not None:
+        raise item
