@@ -38,31 +38,38 @@ def test_a_gpu_trains_as_the_cpu_does(method: str, precision: str) -> None:
     assert (got.history[:, :, 2] - want.history[:, :, 2]).abs().max() < 10 * TOLERANCE[precision]
 
 
+@pytest.mark.parametrize("width", [11, 12])
+@pytest.mark.parametrize("precision", list(TOLERANCE))
+def test_a_gpu_trains_the_slice_reference_as_the_cpu_does(precision: str, width: int) -> None:
+    train, val = scans()
+    both = configs("slice_reference", receptive_field=width)
+    want = sweep(both, train, val)
+    got = sweep(both, train, val, Execution("cuda", precision))
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+    assert (got.history[:, :, 1:] - want.history[:, :, 1:]).abs().max() < 10 * TOLERANCE[precision]
+
+
 class Slow:
     """Scans from a disk that is in no hurry: the thread that reads is still at work when a graph is recorded."""
 
     def __init__(self, bags: Bags) -> None:
-        self.lengths, self.labels, self.width, self.dtype, self.bags = (
-            bags.lengths,
-            bags.labels,
-            bags.width,
-            bags.dtype,
-            bags,
-        )
+        self.bags, self.width, self.dtype = bags, bags.width, bags.dtype
+        self.lengths, self.labels, self.slice_labels = bags.lengths, bags.labels, bags.slice_labels
 
     def rows(self, numbers: Tensor) -> Tensor:
         time.sleep(0.01)
         return self.bags.rows(numbers)
 
 
-def test_streamed_features_train_as_resident_ones_do() -> None:
+@pytest.mark.parametrize("options", [{"method": "ng"}, {"method": "slice_reference", "receptive_field": 12}])
+def test_streamed_features_train_as_resident_ones_do(options: dict[str, object]) -> None:
     train, val = scans()
     orders = [torch.randperm(len(train), generator=torch.Generator().manual_seed(i)) for i in range(3)]
     slots = slot_numbers(train.lengths, 32, iter(orders), classes=3)
     found = []
     for source, streamed in (((train, val), False), ((Slow(train), Slow(val)), True)):
         with matrix_precision("float32"):
-            stack = Stack.of(configs("ng"), FEATURES, "cuda")
+            stack = Stack.of(configs(**options), FEATURES, "cuda")
             engine = SlottedEngine(stack, *source, 32, "float32", slots, streamed=streamed)
             found.append([(*engine.train_epoch(order), engine.val_auroc().clone()) for order in orders])
     for resident, stream in zip(*found, strict=True):

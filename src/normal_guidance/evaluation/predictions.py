@@ -28,7 +28,10 @@ PREDICTIONS = pa.schema(
         "log_attention": pa.list_(pa.list_(pa.float32())),
     }
 )
-"""`group` names the winner, empty where there is one only; `attention` is the heads' mean, `log_attention` per head."""
+"""`group` names the winner, empty where there is one only; `attention` is the heads' mean, `log_attention` per head.
+
+Of the slice reference (`SliceReference`) they are the slices' probabilities and logits, and scans have no logit (NaN).
+"""
 
 
 def prediction_table(scans: Bags | FeatureStore, prediction: Prediction, *, part: str, group: str = "") -> pa.Table:

@@ -277,7 +277,7 @@ def report(
             "number": winner.number,
             "epoch": winner.epoch,
             "val_auroc": winner.val_auroc,
-            "config": asdict(winner.config),
+            "config": winner.config.as_json(),
             "weights": f"{winner_file(group)}.safetensors",
             "test": _for_json(scores[group]) if group in scores else None,
         }

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from itertools import product
 
 from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NormalGuidance
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import METHODS, Method
+from normal_guidance.core.references import SLICE_REFERENCE, SliceReference
 from normal_guidance.errors import UserError
 
 LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)
@@ -40,7 +42,8 @@ class Config:
     """One configuration: `lr` and `l1` are a point of the paper's grid, the other defaults are its protocol.
 
     Args:
-        method: a name in `METHODS`; guided methods add the guidance term.
+        method: a name in `METHODS`; guided methods add the guidance term.  Or `SLICE_REFERENCE`, the supervised
+            reference, which alone is trained, and selected, on slice labels: see `on_slices`.
         lr: learning rate of SGD with momentum.
         l1: alpha, the strength of L1 on all trainable parameters.
         guidance_weight: lambda; not comparable across divergences or scan lengths.
@@ -49,6 +52,7 @@ class Config:
         patience: stop after so many epochs without a better one; None is the paper's protocol: train all epochs.
         train_above_val: only an epoch whose training AUROC is above its validation AUROC can be selected.
         seed: of the initial weights, and (of the first configuration, in a sweep) of the order of the scans.
+        receptive_field: R of the supervised reference, which must be given for it and can be given for nothing else.
 
     Example:
         >>> Config("mhng", lr=0.1, l1=1e-3).guidance()
@@ -68,9 +72,11 @@ class Config:
     patience: int | None = None
     train_above_val: bool = True
     seed: int = 0
+    receptive_field: int | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS or not METHODS[self.method].scores_scans:
+        self._check_reference()
+        if not self.on_slices and (self.method not in METHODS or not METHODS[self.method].scores_scans):
             trainable = ", ".join(name for name, method in METHODS.items() if method.scores_scans)
             raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")
         NormalGuidance(self.guidance_weight, self.divergence)  # refuses what it cannot use, guided or not
@@ -86,9 +92,50 @@ class Config:
         if self.patience is not None and not (_is_whole(self.patience) and self.patience >= 1):
             raise UserError(f"patience is {self.patience}; give a whole number of epochs, at least 1")
 
+    def _check_reference(self) -> None:
+        """Slice labels are learnt by whom two fields name, so that one slip of the pen cannot ask for it."""
+        width = self.receptive_field
+        if self.on_slices and not (_is_whole(width) and width is not None and width >= 1):
+            raise UserError(
+                f"receptive_field is {width}; give {SLICE_REFERENCE} the mean length of the training scans' positive "
+                "blocks, a whole number of at least 1"
+            )
+        if not self.on_slices and width is not None:
+            raise UserError(
+                f"receptive_field is {width}, but method {self.method!r} has none; leave it out, or train "
+                f"{SLICE_REFERENCE!r}"
+            )
+
+    @property
+    def on_slices(self) -> bool:
+        """Whether it learns slice labels: only the supervised reference does, and nothing else may see them."""
+        return self.method == SLICE_REFERENCE
+
+    @property
+    def spec(self) -> Method:
+        """What is trained: a row of `METHODS`, or the supervised reference of this receptive field.
+
+        Example:
+            >>> Config("slice_reference", receptive_field=12).spec.build(8).convolution
+            Conv1d(8, 8, kernel_size=(12,), stride=(1,), groups=8)
+        """
+        if self.receptive_field is None:
+            return METHODS[self.method]
+        build = partial(SliceReference, receptive_field=self.receptive_field)
+        return Method(SLICE_REFERENCE, "Supervised reference", build, scores_scans=False)
+
+    def as_json(self) -> dict[str, object]:
+        """The fields, as run folders hold them; what a method does not have is left out.
+
+        Example:
+            >>> "receptive_field" in Config("ng").as_json()
+            False
+        """
+        return {name: value for name, value in asdict(self).items() if name != "receptive_field" or value is not None}
+
     def guidance(self) -> NormalGuidance | None:
         """The guidance term, for the methods that have one."""
-        if not METHODS[self.method].guided:
+        if not self.spec.guided:
             return None
         return NormalGuidance(self.guidance_weight, self.divergence, renormalize=self.renormalize)
 
@@ -154,7 +201,7 @@ def departures(config: Config) -> dict[str, object]:
         >>> departures(Config("ng", epochs=50, patience=10))
         {'epochs': 50, 'patience': 10}
     """
-    paper = Config(config.method)
+    paper = Config(config.method, receptive_field=config.receptive_field)
     return {
         field.name: getattr(config, field.name)
         for field in fields(Config)

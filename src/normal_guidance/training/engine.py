@@ -16,10 +16,11 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.metrics import auroc
+from normal_guidance.core.metrics import MAX_CELLS, auroc
 from normal_guidance.errors import UserError
-from normal_guidance.training.feed import Plan, Resident, Scans, Streamed, batched, prefetch
+from normal_guidance.training.feed import Plan, Resident, Scans, Streamed, Targets, batched, prefetch
 from normal_guidance.training.stack import Parameters, Stack, descend
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
@@ -72,8 +73,14 @@ class Engine:
         raise NotImplementedError
 
     def val_auroc(self) -> Float64[Tensor, "configs"]:
-        """AUROC of the validation scans."""
+        """AUROC of the validation scans, or of all their slices together."""
         raise NotImplementedError
+
+    def auroc(self, logits: Float[Tensor, "configs *targets"], labels: Int[Tensor, "*targets"]) -> Tensor:
+        """Of each configuration's targets."""
+        if self.stack.on_slices:
+            return slice_auroc(logits, labels)
+        return auroc(logits.flatten(1), labels.flatten())
 
     def descend(self, gradients: Sequence[Tensor]) -> Float[Tensor, "configs"]:
         config = self.stack.configs[0]
@@ -104,37 +111,37 @@ class PackedEngine(Engine):
     def __init__(self, stack: Stack, train: Scans, val: Scans, batch_size: int, precision: Precision) -> None:
         super().__init__(stack, batch_size, precision)
         self.train, self.val = train, val
+        self.train_targets, self.val_targets = (Targets(part, on_slices=stack.on_slices) for part in (train, val))
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
         batches = order[: len(order) // self.batch_size * self.batch_size].split(self.batch_size)
         losses, logits = [], []
         for batch, rows in self._read(self.train, batches):
-            layout, labels = self._arrange(self.train, batch)
+            layout, labels = self._arrange(self.train, batch), self.train_targets.of(batch).to(self.device)
             loss, logit = self.stack.losses(self.weights, rows, layout, labels)
             gradients = torch.autograd.grad(loss.sum(), list(self.weights.values()))
             penalty = self.descend(gradients)
             losses.append(loss.detach() + penalty)
             logits.append(logit.detach())
-        labels = self.train.labels[torch.cat(batches)].to(self.device)
-        return torch.stack(losses).mean(0), auroc(torch.cat(logits, 1), labels)
+        labels = self.train_targets.of(torch.cat(batches)).to(self.device)
+        return torch.stack(losses).mean(0), self.auroc(torch.cat(logits, 1), labels)
 
     @torch.no_grad()
     def val_auroc(self) -> Float64[Tensor, "configs"]:
-        batches = torch.arange(len(self.val.lengths)).split(EVALUATION_BATCH)
+        every = torch.arange(len(self.val.lengths))
         logits = [
-            self.stack.predict(self.weights, rows, self._arrange(self.val, batch)[0]).logit
-            for batch, rows in self._read(self.val, batches)
+            self.stack.logits(self.weights, rows, self._arrange(self.val, batch))
+            for batch, rows in self._read(self.val, every.split(EVALUATION_BATCH))
         ]
-        return auroc(torch.cat(logits, 1), self.val.labels.to(self.device))
+        return self.auroc(torch.cat(logits, 1), self.val_targets.of(every).to(self.device))
 
     def _read(self, scans: Scans, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         dtype = row_dtype(self.precision)
         rows = prefetch(lambda batch: scans.rows(batch).to(self.device, dtype), batches)
         return zip(batches, rows, strict=True)
 
-    def _arrange(self, scans: Scans, batch: Tensor) -> tuple[Layout, Tensor]:
-        lengths = scans.lengths[batch]
-        return Layout.packed(lengths).to(self.device), scans.labels[batch].to(self.device)
+    def _arrange(self, scans: Scans, batch: Tensor) -> Layout:
+        return Layout.packed(scans.lengths[batch]).to(self.device)
 
 
 class SlottedEngine(Engine):
@@ -169,14 +176,15 @@ class SlottedEngine(Engine):
         self.plan = self.train.plan(first_epoch, self.rows[-1])
         self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(steps, len(stack.configs), device=self.device, dtype=stack.lr.dtype)
-        self.logits = torch.zeros(steps, len(stack.configs), batch_size, device=self.device, dtype=stack.lr.dtype)
-        self.val_labels = val.labels.to(self.device)
+        shape = (steps, len(stack.configs), *self.plan.labels.shape[1:])
+        self.logits = torch.zeros(shape, device=self.device, dtype=stack.lr.dtype)
         size = min(EVALUATION_BATCH, len(val.lengths))
         self.val_scans = batched(torch.arange(len(val.lengths)), size, filler=len(val.lengths))
         lengths = torch.cat([val.lengths.cpu(), torch.ones(1, dtype=torch.int64)])  # the filler has one row
         val_rows = _round_up(int(lengths[self.val_scans].sum(1).max()) + size)
         self.val = self._rows(val, val_rows)
         self.val_plan = self.val.plan(self.val_scans.to(self.device), val_rows)
+        self.val_labels = self.val.directory.targets(torch.arange(len(val.lengths), device=self.device))
         if compiled:
             torch.compiler.reset()  # what earlier engines compiled is of no use, and counts against torch's limit
         wrap: Callable[[Any], Any] = partial(torch.compile, fullgraph=True) if compiled else (lambda function: function)
@@ -196,8 +204,7 @@ class SlottedEngine(Engine):
         needed = (self.lengths[scans].sum(1) + bags).tolist()
         for slots, _ in zip(needed, self.train.staged(scans), strict=True):
             self._run(next(rows for rows in self.rows if rows >= slots))
-        logits = self.logits.movedim(0, 1).flatten(1)
-        return self.losses.mean(0), auroc(logits, self.plan.labels.flatten())
+        return self.losses.mean(0), self.auroc(self.logits.movedim(0, 1), self.plan.labels)
 
     @torch.no_grad()
     def val_auroc(self) -> Float64[Tensor, "configs"]:
@@ -212,7 +219,7 @@ class SlottedEngine(Engine):
             self._val_graph.replay()
             assert self._val_logits is not None
             logits = self._val_logits
-        return auroc(logits[:, : len(self.val_labels)], self.val_labels)
+        return self.auroc(logits[:, : len(self.val_labels)], self.val_labels)
 
     def _run(self, rows: int) -> None:
         if not self.graphed:
@@ -275,7 +282,7 @@ class SlottedEngine(Engine):
 
     def _logits(self, parameters: Parameters, table: Tensor, plan: Plan, step: Tensor) -> Tensor:
         source, layout, _ = plan.batch(step, self.longest)
-        return self.stack.predict(parameters, table[source], layout).logit
+        return self.stack.logits(parameters, table[source], layout)
 
     def _rows(self, scans: Scans, most: int) -> Resident | Streamed:
         """On the device if they fit."""
@@ -286,9 +293,24 @@ class SlottedEngine(Engine):
             streamed = needed > RESIDENT_SHARE * (torch.cuda.mem_get_info(self.device)[0] + cached)
         else:
             streamed = bool(self.streamed)
+        slices_to = self.longest if self.stack.on_slices else None
         if streamed:
-            return Streamed(scans, self.device, dtype, most)
-        return Resident(scans, self.device, dtype)
+            return Streamed(scans, self.device, dtype, most, slices_to)
+        return Resident(scans, self.device, dtype, slices_to)
+
+
+def slice_auroc(logits: Float[Tensor, "configs *slots"], labels: Int[Tensor, "*slots"]) -> Float64[Tensor, "configs"]:
+    """AUROC of all slices of known label together; some configurations at a time, since there may be a million slices.
+
+    Example:
+        >>> logits = torch.tensor([[[0.1, 0.9], [0.4, 0.5]], [[0.9, 0.1], [0.4, 0.5]]])
+        >>> slice_auroc(logits, torch.tensor([[0, 1], [0, UNKNOWN]]))
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    labels = labels.flatten()
+    known = (labels != UNKNOWN).nonzero().squeeze(1)
+    together = max(1, MAX_CELLS // max(1, len(known)))
+    return torch.cat([auroc(part.flatten(1)[:, known], labels[known]) for part in logits.split(together)])
 
 
 def slot_numbers(

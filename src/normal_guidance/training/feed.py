@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.bags import Bags
+from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.slots import SlottedLayout, rows_to_bags
+from normal_guidance.errors import UserError
 
 LOADING_BATCH = 256
 """Scans read together when all features are loaded to the device."""
@@ -41,6 +42,45 @@ class Scans(Protocol):
     def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
         """The packed features of the chosen scans."""
         ...
+
+
+def slice_labels_of(scans: Scans) -> Int[Tensor, "slices"]:
+    """The labels of all slices, for a supervised reference: nowhere else does training read them.
+
+    Example:
+        >>> slice_labels_of(Bags(torch.zeros(2, 1), torch.tensor([2]), torch.tensor([1])))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: a supervised reference learns slice labels, but 1 scans have none; add them to
+        the scans, or leave the reference out
+    """
+    labels: Tensor | None = getattr(scans, "slice_labels", None)
+    if labels is None:
+        raise UserError(
+            f"a supervised reference learns slice labels, but {len(scans.lengths)} scans have none; add them to the "
+            "scans, or leave the reference out"
+        )
+    return labels
+
+
+class Targets:
+    """What is learnt of scans: their labels or, for a supervised reference, those of their slices, packed.
+
+    Example:
+        >>> slice_labels = torch.tensor([0, 0, 1, 0, 1])
+        >>> bags = Bags(torch.zeros(5, 1), torch.tensor([2, 3]), torch.tensor([0, 1]), slice_labels)
+        >>> [Targets(bags, on_slices=on).of(torch.tensor([1, 0])).tolist() for on in (False, True)]
+        [[1, 0], [1, 0, 1, 0, 0]]
+    """
+
+    def __init__(self, scans: Scans, *, on_slices: bool) -> None:
+        self.labels = scans.labels
+        self.of_slices = slice_labels_of(scans).split(scans.lengths.tolist()) if on_slices else None
+
+    def of(self, numbers: Int[Tensor, "chosen"]) -> Int[Tensor, "targets"]:
+        """Those of the chosen scans, one after the other."""
+        if self.of_slices is None:
+            return self.labels[numbers]
+        return torch.cat([self.of_slices[number] for number in numbers.tolist()])
 
 
 def pool_scans(scans: Scans, pool: Callable[[Tensor], Tensor]) -> Bags:
@@ -96,21 +136,38 @@ def prefetch(make: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
 
 @dataclass(frozen=True, eq=False)
 class Directory:
-    """Lengths and labels of the scans, on the device.
+    """Lengths and labels of the scans, on the device; for a supervised reference the labels of their slices, too.
 
     One more scan, of one row of zeros, stands behind the last: it fills up batches that have too few.
     """
 
     lengths: Int[Tensor, "scans"]
     labels: Int[Tensor, "scans"]
+    slice_labels: Int[Tensor, "slices"] | None = None
+    longest: int = 0
+    """What slice labels are padded to."""
 
     @classmethod
-    def of(cls, scans: Scans, device: torch.device) -> Directory:
+    def of(cls, scans: Scans, device: torch.device, slices_to: int | None = None) -> Directory:
+        """`slices_to` asks for targets that are slices, and says what to pad them to."""
         one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        return cls(
-            lengths=torch.cat([scans.lengths.cpu(), one]).to(device),
-            labels=torch.cat([scans.labels.cpu(), zero]).to(device),
-        )
+        lengths = torch.cat([scans.lengths.cpu(), one]).to(device)
+        labels = torch.cat([scans.labels.cpu(), zero]).to(device)
+        if slices_to is None:
+            return cls(lengths, labels)
+        of_slices = torch.cat([slice_labels_of(scans).cpu().to(torch.int8), torch.tensor([UNKNOWN], dtype=torch.int8)])
+        return cls(lengths, labels, of_slices.to(device), slices_to)
+
+    def targets(
+        self, scans: Int[Tensor, "*steps bags"]
+    ) -> Int[Tensor, "*steps bags"] | Int[Tensor, "*steps bags longest"]:
+        """The scans' labels; or those of their slices, `UNKNOWN` in the padding."""
+        if self.slice_labels is None:
+            return self.labels[scans]
+        slot = torch.arange(self.longest, device=scans.device)
+        starts = (self.lengths.cumsum(0) - self.lengths)[scans]
+        labels = self.slice_labels[(starts[..., None] + slot).clamp_max(len(self.slice_labels) - 1)]
+        return torch.where(slot < self.lengths[scans][..., None], labels, UNKNOWN)
 
     @property
     def filler(self) -> int:
@@ -127,7 +184,7 @@ class Plan:
     lengths: Int[Tensor, "steps bags"]
     first: Int[Tensor, "steps bags"]
     bag: Int[Tensor, "steps rows"]
-    labels: Int[Tensor, "steps bags"]
+    labels: Int[Tensor, "steps bags"] | Int[Tensor, "steps bags longest"]
 
     @classmethod
     def of(
@@ -152,7 +209,7 @@ class Plan:
             lengths=lengths,
             first=first,
             bag=bag,
-            labels=directory.labels[scans],
+            labels=directory.targets(scans),
         )
 
     def batch(self, step: Int[Tensor, "one"], longest: int) -> tuple[Tensor, SlottedLayout, Tensor]:
@@ -175,8 +232,8 @@ class Plan:
 class Resident:
     """All rows on the device: a batch is a choice of them."""
 
-    def __init__(self, scans: Scans, device: torch.device, dtype: torch.dtype) -> None:
-        self.directory = Directory.of(scans, device)
+    def __init__(self, scans: Scans, device: torch.device, dtype: torch.dtype, slices_to: int | None = None) -> None:
+        self.directory = Directory.of(scans, device, slices_to)
         self.table = torch.zeros(int(scans.lengths.sum()) + 1, scans.width, dtype=dtype, device=device)
         begin = 0
         for chunk in torch.arange(len(scans.lengths)).split(LOADING_BATCH):
@@ -197,9 +254,11 @@ class Resident:
 class Streamed:
     """Rows that do not fit the device: a thread reads batches ahead, and each is copied while the last is computed."""
 
-    def __init__(self, scans: Scans, device: torch.device, dtype: torch.dtype, rows: int) -> None:
+    def __init__(
+        self, scans: Scans, device: torch.device, dtype: torch.dtype, rows: int, slices_to: int | None = None
+    ) -> None:
         self.scans, self.dtype, self.device = scans, dtype, device
-        self.directory = Directory.of(scans, device)
+        self.directory = Directory.of(scans, device, slices_to)
         self.table = torch.zeros(rows + 1, scans.width, dtype=dtype, device=device)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 

@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from normal_guidance.core.bags import Bags
+from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
-from normal_guidance.core.models import Prediction, build_model
+from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.training.config import Config
-from normal_guidance.training.feed import Scans
+from normal_guidance.training.feed import Scans, slice_labels_of
 from normal_guidance.training.objective import objective
 
 
@@ -60,7 +60,8 @@ def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = True) ->
 def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], None] | None = None) -> Fit:
     """Trains one configuration: SGD with momentum, clipped gradients, reshuffled batches, last partial batch dropped.
 
-    The kept epoch is chosen by scan labels of the validation set alone (`select_epoch`).
+    The kept epoch is chosen by scan labels of the validation set alone (`select_epoch`); that of the supervised
+    reference by its slice labels.
 
     Example:
         >>> from normal_guidance.data.synthetic import shifted_mean
@@ -74,14 +75,14 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
         )
     with torch.random.fork_rng(devices=[]):  # the caller's generator is left as it was
         torch.manual_seed(config.seed)
-        model = build_model(config.method, train.features.shape[1]).to(train.features)
+        model = config.spec.build(train.features.shape[1]).to(train.features)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     shuffling = torch.Generator().manual_seed(config.seed)
     history: tuple[Epoch, ...] = ()
     best, best_weights = None, None
     for number in range(1, config.epochs + 1):
         loss, train_auroc = _train_epoch(model, optimizer, train, config, shuffling)
-        epoch = Epoch(number, loss, train_auroc, _scan_auroc(predict(model, val), val))
+        epoch = Epoch(number, loss, train_auroc, auroc(*_scored(config, predict(model, val), val)).item())
         history = (*history, epoch)
         best = select_epoch(history, train_above_val=config.train_above_val)
         if best is epoch:
@@ -103,19 +104,33 @@ def _train_epoch(
     losses, logits, labels = [], [], []
     for batch in train.batches(config.batch_size, shuffle=True, generator=shuffling, drop_last=True):
         prediction = model(batch.features, batch.layout)
-        loss = objective(prediction, batch.labels, batch.layout, parameters, l1=config.l1, guidance=guidance)
+        targets = slice_labels_of(batch) if config.on_slices else batch.labels
+        loss = objective(
+            prediction,
+            targets,
+            batch.layout,
+            parameters,
+            l1=config.l1,
+            guidance=guidance,
+            on_slices=config.on_slices,
+        )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, config.clip_norm)
         optimizer.step()
         losses.append(loss.detach())
-        logits.append(prediction.logit.detach())
-        labels.append(batch.labels)
+        logit, label = _scored(config, prediction, batch)
+        logits.append(logit.detach())
+        labels.append(label)
     return torch.stack(losses).mean().item(), auroc(torch.cat(logits), torch.cat(labels)).item()
 
 
-def _scan_auroc(prediction: Prediction, bags: Bags) -> float:
-    return auroc(prediction.logit, bags.labels).item()
+def _scored(config: Config, prediction: Prediction, bags: Bags) -> tuple[Tensor, Tensor]:
+    """Logits and labels of what AUROC is measured on: scans, or for the supervised reference slices of known label."""
+    if not config.on_slices:
+        return prediction.logit, bags.labels
+    labels = slice_labels_of(bags)
+    return prediction.slice_scores[labels != UNKNOWN], labels[labels != UNKNOWN]
 
 
 @torch.no_grad()
@@ -124,6 +139,7 @@ def predict(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Predict
 
     Example:
         >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.core.models import build_model
         >>> bags = shifted_mean(5, seed=1, features=8)
         >>> predict(build_model("mean", 8), bags).logit.shape
         torch.Size([5])

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.models import Prediction
@@ -16,16 +17,18 @@ from normal_guidance.core.models import Prediction
 
 def objective(
     prediction: Prediction,
-    labels: Int[Tensor, "bags"],
+    labels: Int[Tensor, "bags"] | Int[Tensor, "slices"],
     layout: Layout,
     parameters: Iterable[Tensor],
     *,
     l1: float = 0.0,
     guidance: NormalGuidance | None = None,
+    on_slices: bool = False,
 ) -> Float[Tensor, ""]:
     r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$.
 
-    The sum runs over all trainable parameters, biases, norms and class token included.  Slice labels cannot enter.
+    The sum runs over all trainable parameters, biases, norms and class token included.  Labels are the
+    scans'; those of the slices enter only for a supervised reference, which says so (`on_slices`).
 
     Example:
         >>> from normal_guidance.core.models import build_model
@@ -34,7 +37,7 @@ def objective(
         >>> objective(prediction, torch.tensor([0, 1]), layout, model.parameters(), guidance=NormalGuidance()).shape
         torch.Size([])
     """
-    loss = classification(prediction, labels)
+    loss = slice_classification(prediction, labels) if on_slices else classification(prediction, labels)
     loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
     if guidance is not None:
         loss = loss + guidance(prediction.log_attention, lengths=layout, from_logits=True)
@@ -44,3 +47,19 @@ def objective(
 def classification(prediction: Prediction, labels: Int[Tensor, "bags"]) -> Float[Tensor, ""]:
     """Binary cross-entropy of the scans' labels, the mean over the batch."""
     return F.binary_cross_entropy_with_logits(prediction.logit, labels.to(prediction.logit.dtype))
+
+
+def slice_classification(
+    prediction: Prediction, slice_labels: Int[Tensor, "slices"] | Int[Tensor, "bags longest"]
+) -> Float[Tensor, ""]:
+    """Binary cross-entropy of the slices' labels, the mean over the batch's slices of known label (`UNKNOWN` is none).
+
+    Example:
+        >>> logits = torch.tensor([0.0, 2.0, -7.0])
+        >>> prediction = Prediction(torch.zeros(1), logits.sigmoid(), logits[None])
+        >>> slice_classification(prediction, torch.tensor([1, 0, UNKNOWN]))  # (log 2 + log(1 + e^2)) / 2
+        tensor(1.4100)
+    """
+    logits, known = prediction.slice_scores, slice_labels != UNKNOWN
+    each = F.binary_cross_entropy_with_logits(logits, (slice_labels == 1).to(logits.dtype), reduction="none")
+    return torch.where(known, each, 0).sum() / known.sum().clamp_min(1)

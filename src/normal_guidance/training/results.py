@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -92,7 +91,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
         file = winner_file(names[group_of(winner.config)])
         about = {
             "format": FORMAT,
-            "config": asdict(winner.config),
+            "config": winner.config.as_json(),
             "features": features,
             "number": winner.number,
             "epoch": winner.epoch,

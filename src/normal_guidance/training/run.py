@@ -19,13 +19,12 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.files import read_json, write_json
 from normal_guidance.folders import LOCK, difference, lock_folder
@@ -65,7 +64,7 @@ def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[s
             "engine": "slotted" if execution.slotted else "packed",
             "chunk": execution.chunk,
         },
-        "configs": [asdict(config) for config in configs],
+        "configs": [config.as_json() for config in configs],
         "departures": {**departures(configs[0]), **_other_grid(configs)},
     }
 
@@ -73,7 +72,7 @@ def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[s
 def _other_grid(configs: Sequence[Config]) -> dict[str, Any]:
     """The axes whose values are not the paper's, and whether pairs are missing; guidance counts where there is any."""
     paper: dict[str, Sequence[Any]] = {"lr": LEARNING_RATES, "l1": L1_STRENGTHS}
-    if METHODS[configs[0].method].guided:
+    if configs[0].spec.guided:
         paper |= {"guidance_weight": (1.0,), "divergence": ("forward_kl",)}
     values = {axis: sorted({getattr(config, axis) for config in configs}) for axis in paper}
     other: dict[str, Any] = {axis: found for axis, found in values.items() if found != sorted(paper[axis])}

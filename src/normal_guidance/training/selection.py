@@ -1,4 +1,7 @@
-"""Which epoch of a configuration is kept, and which configuration wins: by scan labels of the validation set alone."""
+"""Which epoch of a configuration is kept, and which configuration wins: by scan labels of the validation set alone.
+
+Only the supervised reference is chosen by the validation slices' labels; its engine's AUROC is theirs.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from torch.func import functional_call, vmap
 
 from normal_guidance.core.guidance import DivergenceName, NormalGuidance
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.models import METHODS, Prediction, build_model
+from normal_guidance.core.models import Prediction
 from normal_guidance.training.config import Config
-from normal_guidance.training.objective import classification
+from normal_guidance.training.objective import classification, slice_classification
 
 Parameters = dict[str, Tensor]
 """Name -> (configurations, *shape of the parameter)."""
@@ -32,7 +32,7 @@ def initial_model(config: Config, features: int) -> nn.Module:
     """The model with torch's default initialisation under the configuration's seed."""
     with torch.random.fork_rng(devices=[]):  # the caller's generator is left as it was
         torch.manual_seed(config.seed)
-        return build_model(config.method, features)
+        return config.spec.build(features)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Stack:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Stack:
-        guided = METHODS[configs[0].method].guided
+        guided = configs[0].spec.guided
         divergences = tuple(sorted({config.divergence for config in configs})) if guided else ()
         weights = [[c.guidance_weight * (c.divergence == name) for name in divergences] for c in configs]
         column = partial(torch.tensor, device=device, dtype=dtype)
@@ -75,6 +75,11 @@ class Stack:
             divergences=divergences,
             guidance_weights=column(weights).reshape(len(configs), len(divergences)),
         )
+
+    @property
+    def on_slices(self) -> bool:
+        """Whether targets are slices: see `Config.on_slices`."""
+        return self.configs[0].on_slices
 
     @property
     def features(self) -> int:
@@ -92,26 +97,36 @@ class Stack:
             for name in next(iter(weights.values()))
         }
 
-    def predict(self, parameters: Parameters, features: Tensor, layout: Layout) -> Prediction:
-        """Predictions of all configurations for the same scans; every field has the configurations first."""
+    def logits(
+        self, parameters: Parameters, features: Tensor, layout: Layout
+    ) -> Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]:
+        """Of the targets, which are the scans; or the slices, as the layout has them."""
 
-        def one(own: Parameters) -> tuple[Tensor, Tensor, Tensor]:
-            return tuple(functional_call(self.skeleton, own, (features, layout)))
+        def one(own: Parameters) -> Tensor:
+            return self._logit(functional_call(self.skeleton, own, (features, layout)))
 
-        return Prediction(*vmap(one)(parameters))
+        return vmap(one)(parameters)
+
+    def _logit(self, prediction: Prediction) -> Tensor:
+        return prediction.slice_scores if self.on_slices else prediction.logit
 
     def losses(
-        self, parameters: Parameters, features: Tensor, layout: Layout, labels: Int[Tensor, "bags"]
-    ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs bags"]]:
-        """Classification and guidance, without L1 (`descend` adds it), and the logits."""
+        self,
+        parameters: Parameters,
+        features: Tensor,
+        layout: Layout,
+        labels: Int[Tensor, "targets"] | Int[Tensor, "bags longest"],
+    ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
+        """Classification and guidance, without L1 (`descend` adds it), and the logits of the targets."""
+        classify = slice_classification if self.on_slices else classification
         guidance = [NormalGuidance(1.0, name, renormalize=self.configs[0].renormalize) for name in self.divergences]
 
         def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
             prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
-            loss = classification(prediction, labels)
+            loss = classify(prediction, labels)
             for weight, term in zip(weights.unbind(), guidance, strict=True):
                 loss = loss + weight * term(prediction.log_attention, lengths=layout, from_logits=True)
-            return loss, prediction.logit
+            return loss, self._logit(prediction)
 
         return vmap(one)(parameters, self.guidance_weights)
 

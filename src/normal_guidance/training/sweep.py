@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.errors import UserError
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.engine import (
@@ -31,7 +31,7 @@ from normal_guidance.training.engine import (
     matrix_precision,
     slot_numbers,
 )
-from normal_guidance.training.feed import Scans, pool_scans
+from normal_guidance.training.feed import Scans, pool_scans, slice_labels_of
 from normal_guidance.training.selection import Selection, Winner
 from normal_guidance.training.stack import Stack
 from normal_guidance.training.state import HISTORY, Checkpoint, Chunk, Finished, Keeper, SweepState, collect, restore
@@ -114,7 +114,8 @@ def sweep(
 ) -> Sweep:
     """Trains all configurations in one pass over the data per epoch and keeps the best.
 
-    Scans are shuffled by the first configuration's seed, in the same order for all.  Slice labels are not read.
+    Scans are shuffled by the first configuration's seed, in the same order for all.  Slice labels are not read,
+    but by the supervised reference (`Config.on_slices`): its training and validation AUROC are those of the slices.
 
     Example:
         >>> from normal_guidance.data.synthetic import shifted_mean
@@ -127,7 +128,7 @@ def sweep(
     check_together(configs)
     execution = execution or Execution()
     _check_scans(configs[0], train, val)
-    pool = METHODS[configs[0].method].pool
+    pool = configs[0].spec.pool
     if pool is not None:
         train, val = pool_scans(train, pool), pool_scans(val, pool)
     state = SweepState.begin(configs, execution.chunk)
@@ -189,12 +190,12 @@ def _check_scans(config: Config, train: Scans, val: Scans) -> None:
         )
     if train.width != val.width:
         raise UserError(f"training scans have {train.width} features, validation scans {val.width}; encode both alike")
+    what = "slices" if config.on_slices else "scans"
     for part, scans in (("training", train), ("validation", val)):
-        positive = int(scans.labels.sum())
-        if positive in (0, len(scans.labels)):
-            raise UserError(
-                f"{positive} of {len(scans.labels)} {part} scans are positive; AUROC needs both kinds: split again"
-            )
+        labels = slice_labels_of(scans) if config.on_slices else scans.labels
+        positive, known = int((labels == 1).sum()), int((labels != UNKNOWN).sum())
+        if positive in (0, known):
+            raise UserError(f"{positive} of {known} {part} {what} are positive; AUROC needs both kinds: split again")
 
 
 def _orders(scans: int, seed: int, state: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
