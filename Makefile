@@ -44,11 +44,12 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict on core/
 	$(BIN)/mypy
 
-bench: $(STAMP) ## time a training step, the sweep, the index and the encoding; each ends with one JSON line
+bench: $(STAMP) ## time a training step, the sweep, the index, the encoding, the metrics; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_sweep.py
 	$(BIN)/python benchmarks/bench_index.py
 	$(BIN)/python benchmarks/bench_encode.py
+	$(BIN)/python benchmarks/bench_metrics.py
 
 fuzz: $(STAMP) ## 10,000 damaged scans and label tables, about 5 minutes; exit code 1 if something is found
 	$(BIN)/python tests/fuzz/run.py --cases 10000 --seed 1 --jobs 2

@@ -244,3 +244,53 @@ def test_the_index_benchmark_reports_every_step():
     report = json.loads(run.stdout.splitlines()[-1])
     assert [step["step"] for step in report["steps"]] == ["write", "open", "walk", "split", "audit", "describe"]
     assert set(report["goals"].values()) == {True}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Localization metrics
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_metrics_benchmark_runs_beside_scikit_learn():
+    options = "--slices 4000 --configurations 3 --sklearn-configurations 2 --repeats 2 --commit abc1234"
+    run = run_benchmark(options, "bench_metrics.py")
+    assert run.returncode == 0, run.stderr
+    *lines, last = run.stdout.splitlines()
+    assert not any(line.startswith("{") for line in lines)
+    report = json.loads(last)
+    assert (report["benchmark"], report["machine"]["commit"]) == ("metrics", "abc1234")
+    some, every = report["rows"]
+    assert (some["case"], every["case"]) == ("rsna-pe", "all")
+    assert some["positive_scans"] < every["positive_scans"] == every["scans"]
+    assert some["ranked_slices"] < every["ranked_slices"] == every["slices"] <= 4000
+    for row in report["rows"]:
+        assert row["differ"] < 1e-12
+        assert 0.55 < row["mean_auroc"] < 0.75  # half a standard deviation is .64
+        assert len(row["seconds_all"]) == 2
+        assert row["sklearn_extrapolated_s"] == pytest.approx(row["sklearn_s"] * 3 / 2)
+        assert min(row["best_s"], row["measures_s"]) > 0
+    assert sum(line.startswith(("rsna-pe ", "all ")) for line in lines) == 2
+    assert report["goals"] == []  # they are for the full size
+
+
+def test_the_goals_of_the_metrics_can_be_met_and_missed(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    bench = importlib.import_module("bench_metrics")
+    blank = dict.fromkeys(bench.Row.__dataclass_fields__, 0.0) | {"case": "all", "configurations": 32}
+    fast, slow = (
+        bench.Row(**blank | {"slices": 1_799_500, "seconds_all": seconds}) for seconds in ((1.9, 0.1), (2.1, 0.1))
+    )
+    small = bench.Row(**blank | {"slices": 4000, "seconds_all": (0.1,)})
+    assert [goal["met"] for goal in bench.goals([fast, slow, small], "cuda")] == [True, False]
+    assert [goal["limit"] for goal in bench.goals([fast], "cpu")] == [60]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [("--slices 500", "the longest scan alone has 1083"), ("--repeats 0", "--repeats 0: it must be 1 or more")],
+)
+def test_the_metrics_benchmark_refuses_what_it_cannot_do(options, complaint):
+    run = run_benchmark(options, "bench_metrics.py")
+    assert run.returncode == 2
+    assert complaint in run.stderr
+    assert "Traceback" not in run.stderr

@@ -26,8 +26,23 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 CEILING = "ceiling"
 """The tables' last row, in place of a method's name: the Bayes oracle or the supervised reference."""
 
+REFERENCE_TITLES = {"slice_reference": "Slice reference", "scan_reference": "Scan reference"}
+"""The two runs that the supervised reference is made of."""
+
 PUBLISHED_SEEDS = (1001, 2001, 3001)
 """The three partitions behind every published mean."""
+
+
+def method_title(method: str, dataset: str = "") -> str:
+    """A method's name for readers; what the ceiling is depends on the dataset.
+
+    Example:
+        >>> method_title("ng"), method_title("ceiling", "semi-synthetic"), method_title("ceiling", "chest-ct")
+        ('ABMIL + Normal Guidance', 'Bayes oracle', 'Supervised reference')
+    """
+    if method == CEILING:
+        return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
+    return REFERENCE_TITLES.get(method) or METHODS[method].title
 
 
 class Choice(NamedTuple):

@@ -1,0 +1,401 @@
+"""How well attention finds the positive slices of a scan, in numbers that a reader can picture.
+
+AUROC and AUPRC (`core.metrics.localization`) judge the whole ranking of a scan's slices. A reader who opens the scan
+asks simpler questions: is the slice that the method points at a positive one, or one of the first few; if not, how far
+off is it, in slices and in millimetres; and how well does the stretch that holds most of the attention cover the
+finding? The answers are for the same scans as AUROC, those with slices of both classes: where every slice is positive,
+nothing can miss.
+
+**Ties.** Attention ties (max pooling leaves most slices at 0, mean pooling all at 1/S), and the first slice of a tie
+would say more about the scanner than about the method. Hits and peak errors are therefore expected values over ties
+broken at random, so uniform attention scores exactly what guessing scores.
+
+Slices are packed: all slices of all scans in one vector, and `lengths` says where one scan ends. Everything runs on
+the device of the attention, without a loop over scans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64, Int, Int64, Shaped
+from torch import Tensor
+
+from normal_guidance.core.blocks import GAP, count_slices
+from normal_guidance.errors import UserError
+
+TOPS = (1, 3, 5)
+"""Numbers of slices that a reader would look at: the peak, then a few."""
+
+SHARES = (0.5, 0.9)
+"""Shares of the attention whose smallest interval is held against the truth.
+
+Of a Gaussian, as guidance wants attention to be, they are the mean ± 0.67 and ± 1.64 sd. Half of the attention is its
+core: it stays put when softmax leaves a little on each of hundreds of slices. Nine tenths show how far it spreads.
+Neither needs to reach an overlap of 1: attention spread evenly over one true block, and over nothing else, has an
+overlap of about .5 and .9, so .9 is the one to compare with 1.
+"""
+
+SHARE_SLACK = 1e-6
+"""Attention that counts as nothing: the rounding of float32 must not decide whether 9 of 10 equal slices hold .9, nor
+which of two intervals that hold the same is taken."""
+
+UNITS = 2**40
+"""Attention of a scan in whole numbers. Their sums are exact in any order, on any device and however many scans lie in
+front; 64 bits have room for 8 million scans."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# The smallest interval
+# ----------------------------------------------------------------------------------------------------
+
+
+def smallest_interval(
+    attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"], share: float = 0.5
+) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
+    r"""First and last slice (counted from 0, both inside) of each scan's shortest run that holds `share` of it.
+
+    $(f, l) = \arg\min_{f \le l} \; l - f \quad \text{with} \quad \sum_{j=f}^{l} a_j \ge \text{share} \sum_j a_j$
+
+    Of equally short runs it is the one that holds the most attention, and of those the one that comes first. Attention
+    need not add up to one. `SHARE_SLACK` of it counts as nothing, so a share of 1 leaves out ends that hold less.
+    For every first slice a binary search in the running sum finds the last one: O(S log S), all scans at once.
+
+    >>> smallest_interval(torch.tensor([0.1, 0.2, 0.4, 0.3, 0.5, 0.5]), torch.tensor([4, 2]), share=0.7)
+    (tensor([2, 0]), tensor([3, 1]))
+    """
+    _check_attention(attention, lengths)
+    _check_share(share)
+    scans = _Scans.of(lengths.to(attention.device))
+    return _interval(_whole_numbers(attention, scans), scans, share)
+
+
+def _whole_numbers(attention: Tensor, scans: _Scans) -> Tensor:
+    """Attention in whole numbers, each scan's adding up to about `UNITS`."""
+    attention = attention.detach().double()
+    wrong = ~(attention.isfinite() & (attention >= 0))
+    if wrong.any():
+        scan, place = scans.locate(wrong)
+        raise UserError(
+            f"scan {scan}, slice {place}: attention {attention[wrong][0].item()} is not a finite number of 0 or more; "
+            "pass attention, not its logarithm, of a model that has not diverged"
+        )
+    total = scans.reduce(attention, "sum")
+    if (total <= 0).any():
+        scan = int((total <= 0).nonzero()[0])
+        raise UserError(f"scan {scan}: attention is 0 on all of its slices, so no slice holds a share of it")
+    return (attention / total[scans.of_slice] * UNITS).round().long()
+
+
+def _interval(weights: Tensor, scans: _Scans, share: float) -> tuple[Tensor, Tensor]:
+    running = _running(weights)
+    target = ((share - SHARE_SLACK) * scans.count(weights).double()).ceil().long().clamp(min=1)
+    begin = torch.arange(len(weights), device=weights.device)
+    end = torch.searchsorted(running, running[:-1] + target[scans.of_slice])
+    # What is left of a scan behind its last starts is less than the share; the search then ran on into the next scan.
+    reached = end <= scans.stops[scans.of_slice]
+    length = torch.where(reached, end - begin, len(weights) + 1)
+    shortest = length == scans.reduce(length, "amin")[scans.of_slice]
+    held = torch.where(shortest, running[end.clamp(max=len(weights))] - running[:-1], -1)
+    most = scans.reduce(held, "amax") - round(SHARE_SLACK * UNITS)
+    fullest = shortest & (held >= most[scans.of_slice])
+    first = scans.reduce(torch.where(fullest, begin, len(weights)), "amin")
+    return first - scans.starts, end[first] - 1 - scans.starts
+
+
+# ----------------------------------------------------------------------------------------------------
+# All measures
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One number for all scans, which kind it is, and how many scans it is from.
+
+    >>> print(Summary(0.4567, "mean", 507))
+    0.457 (mean of 507 scans)
+    """
+
+    value: float
+    kind: Literal["mean", "median"]
+    scans: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.kind} of {self.scans} scan{'' if self.scans == 1 else 's'})"
+
+
+@dataclass(frozen=True)
+class LocalizationMeasures:
+    """The measures of each scan with slices of both classes, in the order of `kept`, and how many scans were left out.
+
+    >>> labels, lengths = torch.tensor([0, 0, 1, 1, 0, 0, 0]), torch.tensor([5, 2])
+    >>> found = localization_measures(torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1, 0.5, 0.5]), labels, lengths)
+    >>> found.hits[1].tolist(), found.peak_error_slices.tolist(), found.all_negative
+    ([0.0], [2.0], 1)
+    >>> print(found.summary()["attention_on_positives"])
+    0.200 (mean of 1 scan)
+    """
+
+    kept: Int64[Tensor, "kept"]
+    hits: Mapping[int, Float64[Tensor, "kept"]]
+    """By k: the probability that at least one of the k slices of the highest scores is positive."""
+    peak_error_slices: Float64[Tensor, "kept"]
+    """Slices from the highest score to the nearest positive slice; 0 on a positive slice."""
+    peak_error_mm: Float64[Tensor, "kept"]
+    """The same in millimetres; NaN where positions are unknown, also for a peak that hits."""
+    overlaps: Mapping[float, Float64[Tensor, "kept"]]
+    """By share: intersection over union of the smallest interval and the true blocks."""
+    attention_on_positives: Float64[Tensor, "kept"]
+    """Share of the attention that lies on positive slices."""
+    unlabelled: int
+    all_negative: int
+    all_positive: int
+
+    def columns(self) -> dict[str, Float64[Tensor, "kept"]]:
+        """Every measure of every kept scan, by name: the columns of a table with a row for each scan.
+
+        >>> found = localization_measures(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), torch.tensor([2]))
+        >>> list(found.columns())[:5]
+        ['top_1_hit', 'top_3_hit', 'top_5_hit', 'peak_error_slices', 'peak_error_mm']
+        """
+        return {
+            **{f"top_{k}_hit": hit for k, hit in self.hits.items()},
+            "peak_error_slices": self.peak_error_slices,
+            "peak_error_mm": self.peak_error_mm,
+            **{f"overlap_{100 * share:g}": overlap for share, overlap in self.overlaps.items()},
+            "attention_on_positives": self.attention_on_positives,
+        }
+
+    def summary(self) -> dict[str, Summary]:
+        """One number for each measure: the mean, but the median for errors, whose few large values rule a mean.
+
+        Scans without a value (NaN) are not counted; where none has one, the number is NaN.
+
+        >>> found = localization_measures(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), torch.tensor([2]))
+        >>> found.summary()["peak_error_slices"], found.summary()["peak_error_mm"]
+        (Summary(value=0.0, kind='median', scans=1), Summary(value=nan, kind='median', scans=0))
+        """
+        return {name: _summarise(values, "error" in name) for name, values in self.columns().items()}
+
+
+def localization_measures(
+    attention: Float[Tensor, "slices"],
+    slice_labels: Shaped[Tensor, "slices"],
+    lengths: Int[Tensor, "scans"],
+    *,
+    scores: Float[Tensor, "slices"] | None = None,
+    positions: Float[Tensor, "slices"] | None = None,
+    spacing: Float[Tensor, "scans"] | None = None,
+    tops: Sequence[int] = TOPS,
+    shares: Sequence[float] = SHARES,
+    gap: int = GAP,
+) -> LocalizationMeasures:
+    """Measures of one method's attention against the slice labels (1, 0, or -1 for all slices of a scan: unknown).
+
+    Args:
+        attention: 0 or more on every slice; of each scan only the shares count.
+        scores: what ranks the slices, the attention itself unless given; log-attention where attention underflows.
+        positions: of the slices along the scan's axis, in mm, in spatial order; NaN where unknown.
+        spacing: mm from slice to slice of each scan, in place of `positions`; NaN where unknown.
+        tops: k of the top-k hits. A scan with fewer slices than k shows all of them, and so always hits.
+        shares: of the attention, each in (0, 1], for the overlap.
+        gap: negatives that the truth of the overlap bridges. That truth is all of the scan's blocks together by the
+            rule of `core.blocks`, since an interval without holes should not lose to a label that skips a slice inside
+            a lesion; 0 takes the positive slices as they are. Every other measure counts labelled slices only.
+
+    >>> labels, lengths = torch.tensor([0, 1, 1, 0]), torch.tensor([4])
+    >>> found = localization_measures(torch.tensor([0.1, 0.2, 0.3, 0.4]), labels, lengths, spacing=torch.tensor([2.5]))
+    >>> {name: round(values.item(), 3) for name, values in found.columns().items()}
+    {'top_1_hit': 0.0, 'top_3_hit': 1.0, 'top_5_hit': 1.0, 'peak_error_slices': 1.0, 'peak_error_mm': 2.5,
+     'overlap_50': 0.333, 'overlap_90': 0.667, 'attention_on_positives': 0.5}
+    """
+    scores = attention if scores is None else scores
+    _check_attention(attention, lengths)
+    for name, values in (("slice_labels", slice_labels), ("scores", scores), ("positions", positions)):
+        _check_one_per("slice", len(attention), name, values)
+    _check_one_per("scan", len(lengths), "spacing", spacing)
+    _check_choices(tops, shares, gap)
+    device = attention.device
+    slice_labels, lengths = slice_labels.to(device), lengths.to(device, torch.int64)
+    counts, everything = count_slices(slice_labels, lengths), _Scans.of(lengths)
+    weights, scores = _whole_numbers(attention, everything), scores.detach().to(device)
+    if scores.isnan().any():
+        scan, place = everything.locate(scores.isnan())
+        raise UserError(f"scan {scan}, slice {place}: its score is NaN; leave out a model that has diverged")
+    along = _positions(positions, spacing, everything, device)
+    kept = counts.mixed.nonzero().squeeze(1)
+    among = counts.mixed[everything.of_slice]
+    scans, scores, weights, along = _Scans.of(lengths[kept]), scores[among], weights[among], along[among]
+    positive = slice_labels[among] == 1
+    before, after = _neighbours(positive)
+    peak = scores == scans.reduce(scores, "amax")[scans.of_slice]
+    truth = _bridge(before, after, scans, gap)
+    return LocalizationMeasures(
+        kept=kept,
+        hits=_top_hits(scores, positive, scans, tops),
+        peak_error_slices=_mean_where(peak, _distance(scans.places.double(), before, after, scans), scans),
+        peak_error_mm=_mean_where(peak, _distance(along, before, after, scans), scans),
+        overlaps={share: _overlap(truth, *_interval(weights, scans, share), scans) for share in shares},
+        attention_on_positives=scans.count(weights * positive) / scans.count(weights).double(),
+        unlabelled=int(counts.unlabelled.sum()),
+        all_negative=int(counts.all_negative.sum()),
+        all_positive=int(counts.all_positive.sum()),
+    )
+
+
+def _top_hits(scores: Tensor, positive: Tensor, scans: _Scans, tops: Sequence[int]) -> dict[int, Tensor]:
+    """By k: the probability that the k highest hold a positive, places that a tie leaves open being drawn at random."""
+    order = scores.argsort(descending=True, stable=True)
+    order = order[scans.of_slice[order].argsort(stable=True)]  # scan after scan, the highest score first
+    hits = {}
+    for k in tops:
+        shown = scans.lengths.clamp(max=k)
+        lowest = scores[order[scans.starts + shown - 1]][scans.of_slice]
+        above, tied = scores > lowest, scores == lowest
+        drawn, candidates, misses = shown - scans.count(above), scans.count(tied), scans.count(tied & ~positive)
+        # Each draw leaves one candidate less, and one miss less as long as only misses were drawn.
+        all_missed = (scans.count(above & positive) == 0).double()
+        for i in range(k):
+            chance = (misses - i).clamp(min=0) / (candidates - i).clamp(min=1).double()
+            all_missed = torch.where(i < drawn, all_missed * chance, all_missed)
+        hits[k] = 1 - all_missed
+    return hits
+
+
+def _neighbours(positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every packed slice the last positive one up to it (-1: none) and the first from it on (their number: none)."""
+    index, count = torch.arange(len(positive), device=positive.device), len(positive)
+    before = torch.where(positive, index, -1).cummax(0).values
+    after = torch.where(positive, index, count).flip(0).cummin(0).values.flip(0)
+    return before, after
+
+
+def _distance(along: Tensor, before: Tensor, after: Tensor, scans: _Scans) -> Tensor:
+    """From every slice to the nearest positive one of its scan; NaN where a position that matters is."""
+    starts, stops = scans.starts[scans.of_slice], scans.stops[scans.of_slice]
+    back = torch.where(before >= starts, (along - along[before.clamp(min=0)]).abs(), torch.inf)
+    forth = torch.where(after < stops, (along[after.clamp(max=len(along) - 1)] - along).abs(), torch.inf)
+    return torch.minimum(back, forth)
+
+
+def _mean_where(chosen: Tensor, values: Tensor, scans: _Scans) -> Tensor:
+    """Each scan's mean over its chosen slices."""
+    return scans.reduce(torch.where(chosen, values, 0.0), "sum") / scans.count(chosen)
+
+
+def _bridge(before: Tensor, after: Tensor, scans: _Scans, gap: int) -> Tensor:
+    """The true blocks: positive slices, and at most `gap` negatives between two of them."""
+    inside = (before >= scans.starts[scans.of_slice]) & (after < scans.stops[scans.of_slice])
+    return inside & (after - before <= gap + 1)
+
+
+def _overlap(truth: Tensor, first: Tensor, last: Tensor, scans: _Scans) -> Tensor:
+    running = _running(truth)
+    shared = running[scans.starts + last + 1] - running[scans.starts + first]
+    return shared / (last + 1 - first + scans.count(truth) - shared).double()
+
+
+def _summarise(values: Tensor, error: bool) -> Summary:
+    known = values[~values.isnan()]
+    middle = known.quantile(0.5) if error and len(known) else known.mean()
+    return Summary(value=middle.item(), kind="median" if error else "mean", scans=len(known))
+
+
+def _positions(positions: Tensor | None, spacing: Tensor | None, scans: _Scans, device: torch.device) -> Tensor:
+    """Millimetres along the scan of every slice, NaN where unknown."""
+    if positions is not None and spacing is not None:
+        raise UserError("both positions and spacing are given: pass the positions of the slices, or the spacing alone")
+    if positions is not None:
+        positions = positions.to(device, torch.float64)
+        if positions.isinf().any():
+            scan, place = scans.locate(positions.isinf())
+            raise UserError(f"scan {scan}, slice {place}: its position is infinite; use NaN where it is unknown")
+        return positions
+    if spacing is None:
+        return torch.full_like(scans.of_slice, torch.nan, dtype=torch.float64)
+    spacing = spacing.to(device, torch.float64)
+    wrong = spacing.isinf() | (spacing <= 0)
+    if wrong.any():
+        scan = int(wrong.nonzero()[0])
+        raise UserError(f"scan {scan}: slice spacing {spacing[scan].item():g} mm; use NaN where it is unknown")
+    return scans.places.double() * spacing[scans.of_slice]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Packed scans, and guards
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Scans:
+    """Where each packed scan starts and stops, and which scan each slice belongs to."""
+
+    lengths: Int64[Tensor, "scans"]
+    starts: Int64[Tensor, "scans"]
+    stops: Int64[Tensor, "scans"]
+    of_slice: Int64[Tensor, "slices"]
+
+    @classmethod
+    def of(cls, lengths: Tensor) -> _Scans:
+        lengths = lengths.long()
+        stops = lengths.cumsum(0)
+        number = torch.arange(len(lengths), device=lengths.device)
+        return cls(lengths, stops - lengths, stops, number.repeat_interleave(lengths))
+
+    @property
+    def places(self) -> Tensor:
+        """Of every slice its place in its scan, from 0."""
+        return torch.arange(len(self.of_slice), device=self.of_slice.device) - self.starts[self.of_slice]
+
+    def count(self, values: Tensor) -> Tensor:
+        """Each scan's sum of flags or whole numbers, exact."""
+        running = _running(values)
+        return running[self.stops] - running[self.starts]
+
+    def reduce(self, values: Tensor, how: Literal["sum", "amin", "amax"]) -> Tensor:
+        """Each scan's sum or extreme; a NaN stays in its own scan."""
+        empty = values.new_zeros(len(self.lengths))
+        return empty.scatter_reduce(0, self.of_slice, values, how, include_self=False)
+
+    def locate(self, flags: Tensor) -> tuple[int, int]:
+        """Scan of the first flagged slice, and the slice's place in it."""
+        first = int(flags.nonzero()[0])
+        return int(self.of_slice[first]), int(self.places[first])
+
+
+def _running(values: Tensor) -> Tensor:
+    """Sums of all slices in front of each, and of all."""
+    return torch.nn.functional.pad(values.cumsum(0), (1, 0))
+
+
+def _check_attention(attention: Tensor, lengths: Tensor) -> None:
+    if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
+        raise UserError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
+    if attention.shape != (int(lengths.sum()),):
+        raise UserError(
+            f"lengths add up to {int(lengths.sum())} slices but attention has shape {tuple(attention.shape)}: "
+            "give one number for every slice of every scan, in the same order"
+        )
+
+
+def _check_one_per(what: str, count: int, name: str, values: Tensor | None) -> None:
+    if values is not None and values.shape != (count,):
+        raise UserError(f"{name} has shape {tuple(values.shape)} but there are {count} {what}s: give one per {what}")
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise UserError(f"share is {share}; it must lie above 0 and at most at 1: .5 is half of the attention")
+
+
+def _check_choices(tops: Sequence[int], shares: Sequence[float], gap: int) -> None:
+    for k in tops:
+        if k < 1:
+            raise UserError(f"top-{k} hit: k must be 1 or more slices")
+    for share in shares:
+        _check_share(share)
+    if gap < 0:
+        raise UserError(f"gap must be 0 or more negative slices, got {gap}")

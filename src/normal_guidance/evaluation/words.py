@@ -1,0 +1,59 @@
+"""Numbers as a reader of the paper's tables expects them inside a sentence: three digits, no leading zero."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "-"
+"""Shown where there is no number."""
+
+
+def digits(value: float | None) -> str:
+    """Three digits as a reader rounds: a half goes up, however the binary fraction falls; no -.000, and "-" for NaN.
+
+    Example:
+        >>> [digits(value) for value in (0.689, 0.0625, 1.0, -0.0004, float("nan"))]
+        ['.689', '.063', '1.000', '.000', '-']
+    """
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    whole = thousandths(value)
+    return ("-" if whole < 0 else "") + f"{abs(whole) / 1000:.3f}".lstrip("0")
+
+
+def thousandths(value: float) -> int:
+    """The number that `digits` prints, in thousandths: equal in print is equal to the reader."""
+    # Halves go towards +infinity, so that a difference from a printed number is the difference of what is printed.
+    # The inner rounding removes what the mean of a few numbers gathers in its last bits.
+    return math.floor(round(value * 1000, 9) + 0.5)
+
+
+def signed(difference: float | None) -> str:
+    """As `digits`, with a plus where it is due.
+
+    Example:
+        >>> [signed(value) for value in (0.135, -0.02, 0.0001)]
+        ['+.135', '-.020', '.000']
+    """
+    text = digits(difference)
+    return text if text[0] == "-" or text == digits(0.0) else f"+{text}"
+
+
+def yes_no(answer: bool | None) -> str:
+    """In a table.
+
+    Example:
+        >>> [yes_no(answer) for answer in (True, False, None)]
+        ['yes', 'no', '-']
+    """
+    return NOTHING if answer is None else "yes" if answer else "no"
+
+
+def p_value(p: float) -> str:
+    """A p-value as sentences have it; never "p = .000".
+
+    Example:
+        >>> [p_value(value) for value in (0.0231, 0.00049, 1.0)]
+        ['p = .023', 'p < .001', 'p = 1.000']
+    """
+    return f"p < {digits(0.001)}" if p < 0.001 else f"p = {digits(p)}"
