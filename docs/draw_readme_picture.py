@@ -18,7 +18,7 @@ from normal_guidance.core.layers import Sm
 from normal_guidance.core.models import METHODS
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.evaluation.scores import score
-from normal_guidance.reports.figures import AttendedScan, draw_attention
+from normal_guidance.reports.figures.attention import AttendedScan, draw_attention
 from normal_guidance.training.config import Config
 from normal_guidance.training.fit import fit, predict
 
@@ -41,13 +41,13 @@ def main() -> None:
     curves: dict[str, tuple[torch.Tensor, ...]] = {}
     for name in ("abmil", "ng"):
         prediction = predict(fit(Config(name, lr=0.01, l1=1e-3, epochs=30), train, val).model, test)
-        curves[METHODS[name].title] = prediction.attention.split(test.lengths.tolist())
+        curves[name] = prediction.attention.split(test.lengths.tolist())
         print(METHODS[name].title, score(test, prediction.slice_scores, prediction.logit))
     scans = [
-        AttendedScan(test.scan_ids[i], {title: parts[i] for title, parts in curves.items()}, test[i].slice_labels)
+        AttendedScan(test.scan_ids[i], {name: parts[i] for name, parts in curves.items()}, test[i].slice_labels)
         for i in shown
     ]
-    print(draw_attention(scans, Path(__file__).parent / "images" / "attention.png", guided=METHODS["ng"].title))
+    print(draw_attention(scans, Path(__file__).parent / "images" / "attention.png", reference="ng"))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def demo(
     for name in COMPARED:
         best = _best_fit(name, train, val, epochs, seed, console)
         prediction = predict(best.model, test)
-        predictions[METHODS[name].title] = prediction
+        predictions[name] = prediction
         rows[METHODS[name].title] = score(test, prediction.slice_scores, prediction.logit)
     rows["Bayes oracle"] = score(test, bayes_slice_scores(test, shift=SHIFT), bayes_scan_scores(test, shift=SHIFT))
     console.print(_table(rows))
@@ -106,8 +106,7 @@ def _table(rows: dict[str, Scores]) -> Table:
 
 
 def _draw(test: Bags, predictions: dict[str, Prediction], path: Path) -> Path:
-    from normal_guidance.core.models import METHODS
-    from normal_guidance.reports.figures import AttendedScan, draw_attention
+    from normal_guidance.reports.figures.attention import AttendedScan, draw_attention
 
     chosen = test.localizable.nonzero().flatten().tolist()[:4]
     attention = {name: one.attention.split(test.lengths.tolist()) for name, one in predictions.items()}
@@ -119,4 +118,4 @@ def _draw(test: Bags, predictions: dict[str, Prediction], path: Path) -> Path:
         )
         for i in chosen
     ]
-    return draw_attention(scans, path, guided=METHODS["ng"].title)
+    return draw_attention(scans, path, reference="ng")

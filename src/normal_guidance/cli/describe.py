@@ -43,7 +43,7 @@ def describe(
     values = {part: description.to_dict() for part, description in found.items()}
     typer.echo(json.dumps(values, indent=2) if json_ else page)
     if out is not None:
-        from normal_guidance.reports.figures import draw_density
+        from normal_guidance.reports.figures.datasets import draw_density
 
         make_folder(out)
         write_atomically(out / "description.md", page.encode())
