@@ -1,0 +1,1 @@
+"""Measurements of docs/replication.md, by stage; docs/measure_replication.py runs them."""
