@@ -24,7 +24,7 @@ README = ROOT / "README.md"
 LAYERS = (
     ("errors",),
     ("files",),
-    ("folders", "memory"),
+    ("clusters", "folders", "memory"),
     ("core",),
     ("data",),
     ("features",),

@@ -11,11 +11,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
-from normal_guidance.cli.reproduce import _methods, _show
+from normal_guidance.cli.reproduce import choose_methods, show_page
+from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import METHODS
-from normal_guidance.data.synthetic import SemiSynthetic, shifted_mean
+from normal_guidance.data.manifest import PARTS
+from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.evaluation.runs import load_run
-from normal_guidance.reports.reproduce import DATASETS
+from normal_guidance.evaluation.study import DATASETS
 
 runner = CliRunner()
 
@@ -24,8 +26,8 @@ runner = CliRunner()
 def tiny(monkeypatch) -> None:
     """The paper's protocol, grid and all, on 70 scans a part."""
 
-    def draw(seed: int) -> SemiSynthetic:
-        return SemiSynthetic(*(shifted_mean(70, seed + i, features=8) for i in range(3)))
+    def draw(seed: int, part: str) -> Bags:
+        return shifted_mean(70, seed + PARTS.index(part), features=8)
 
     monkeypatch.setitem(DATASETS, "semi-synthetic", replace(DATASETS["semi-synthetic"], draw=draw))
 
@@ -60,10 +62,10 @@ def test_sensitivity_is_abmil_s_unless_asked_otherwise(tmp_path):
 
 
 def test_methods_by_default():
-    assert _methods(None, False) == _methods("all", False) == tuple(METHODS)
-    assert _methods(None, True) == ("ng",)
-    assert _methods("all", True) == ("ng", "mhng")
-    assert _methods("mhng, ng", False) == ("mhng", "ng")
+    assert choose_methods(None, False) == choose_methods("all", False) == tuple(METHODS)
+    assert choose_methods(None, True) == ("ng",)
+    assert choose_methods("all", True) == ("ng", "mhng")
+    assert choose_methods("mhng, ng", False) == ("mhng", "ng")
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,6 @@ def test_help_does_not_wait_for_torch():
 
 def test_a_terminal_gets_drawn_tables():
     screen = io.StringIO()
-    _show(Console(file=screen, force_terminal=True, width=60), "# Page\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    show_page(Console(file=screen, force_terminal=True, width=60), "# Page\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
     assert "|" not in screen.getvalue()
     assert "Page" in screen.getvalue()

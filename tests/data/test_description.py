@@ -4,11 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from test_manifest import row
 
-from normal_guidance.data.description import BINS, describe, positive_density
-from normal_guidance.data.manifest import write_manifest
+from normal_guidance.core.bags import Bags
+from normal_guidance.data.description import BINS, describe, describe_scans, positive_density
+from normal_guidance.data.manifest import read_manifest, write_manifest
 from normal_guidance.errors import UserError
+from normal_guidance.features.store import open_store
 from normal_guidance.reports.description import description_tables
 
 
@@ -60,3 +63,18 @@ def test_no_scans_and_no_slice_labels(tmp_path: Path) -> None:
     bare = describe(write_manifest(tmp_path / "m.parquet", [row(1, slice_labels=None)], about))
     assert (bare.labelled, bare.blocks, bare.density.sum()) == (0, None, 0)
     assert len(description_tables("folder", {"all": bare})) == 2
+
+
+def test_scans_with_features_are_described_as_their_manifest_is(phantom: Path) -> None:
+    store = open_store(phantom / "store")
+    assert describe_scans(store).to_dict() == describe(read_manifest(phantom / "index")).to_dict()
+    assert describe_scans(store.bags()).to_dict() == describe_scans(store).to_dict()
+
+
+def test_scans_without_slice_labels_count_as_such() -> None:
+    features, lengths, labels = torch.zeros(7, 2), torch.tensor([3, 2, 2]), torch.tensor([1, 0, 1])
+    some = describe_scans(Bags(features, lengths, labels, torch.tensor([0, 1, 1, 0, 0, -1, -1])))
+    assert (some.scans, some.labelled, some.positive_slices, some.slices) == (3, 2, 2, 7)
+    none = describe_scans(Bags(features, lengths, labels))
+    assert (none.labelled, none.positive, none.positive_slices, none.blocks) == (0, 2, 0, None)
+    assert none.density.tolist() == [0.0] * BINS

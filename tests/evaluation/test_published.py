@@ -11,6 +11,7 @@ from normal_guidance.evaluation.published import (
     METRICS,
     PUBLISHED_SEEDS,
     Choice,
+    method_title,
     published,
     published_choice,
     published_sd_kind,
@@ -124,3 +125,11 @@ def test_the_paper_agrees_with_itself(metric):
 def test_an_unknown_method_is_not_merely_unpublished(ask):
     with pytest.raises(UserError, match=r"method 'amil' is unknown; choose one of .*abmil.*ceiling"):
         ask("amil")
+
+
+def test_everything_in_a_table_has_a_title():
+    assert [method_title(method) for method in METHODS] == [about.title for about in METHODS.values()]
+    assert method_title("slice_reference") == "Slice reference"
+    assert method_title("scan_reference") == "Scan reference"
+    assert method_title(CEILING, "semi-synthetic") == "Bayes oracle"
+    assert {method_title(CEILING, name) for name in ("", "head-ct", "my own")} == {"Supervised reference"}

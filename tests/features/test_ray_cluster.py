@@ -3,7 +3,6 @@
 import os
 import sys
 from functools import partial
-from pathlib import Path
 
 import fake_scans
 import pytest
@@ -14,17 +13,11 @@ from normal_guidance.errors import UserError
 from normal_guidance.features.extraction import Options, encode
 from normal_guidance.features.machine import Setup
 from normal_guidance.features.ray_cluster import _needs
+from small_cluster import quiet, started
 
 ray = pytest.importorskip("ray", reason="RAY IS NOT INSTALLED: encoding on a cluster is not tested")
 
-# Ray's own: sockets and files that it leaves to the garbage collector, and names that Python will drop.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore::DeprecationWarning:ray.*",
-    "ignore::FutureWarning:ray.*",
-    "ignore::DeprecationWarning:google.*",
-)
+pytestmark = quiet
 
 OPTIONS = Options(batch_size=4, unit=10, threads=1)
 LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3] * 3
@@ -32,29 +25,8 @@ LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3] * 3
 
 @pytest.fixture(scope="module")
 def cluster():
-    from ray.cluster_utils import Cluster
-
-    here = str(Path(fake_scans.__file__).parent)
-    light = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_METRICS_COLLECTION": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_health_check_period_ms": "500",
-        "RAY_health_check_failure_threshold": "4",
-        "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])),
-    }
-    before = {name: os.environ.get(name) for name in light}
-    os.environ |= light
-    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
-    try:
-        others = [cluster.add_node(**small) for _ in range(2)]
-        cluster.wait_for_nodes()
-        yield cluster, others
-    finally:
-        cluster.shutdown()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with started(nodes=3) as small:
+        yield small
 
 
 def run(manifest, out, **changes):

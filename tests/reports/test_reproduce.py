@@ -11,23 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import METHODS
-from normal_guidance.data.synthetic import SemiSynthetic, shifted_mean
+from normal_guidance.data.manifest import PARTS
+from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.published import METRICS, published_choice
 from normal_guidance.evaluation.runs import load_run
-from normal_guidance.reports.reproduce import (
-    DATASETS,
-    Dataset,
-    Listener,
-    Study,
-    bayes_oracle,
-    collect,
-    collect_sensitivity,
-    reproduce,
-    reproduce_sensitivity,
-)
+from normal_guidance.evaluation.scores import score
+from normal_guidance.evaluation.study import DATASETS, Dataset, Listener, Study, bayes_oracle
+from normal_guidance.reports.reproduce import reproduce, reproduce_sensitivity
+from normal_guidance.reports.results import collect, collect_sensitivity
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.sweep import Execution, sweep
 
@@ -39,11 +34,11 @@ SUFFIXES = (".csv", ".json", ".md", ".tex")
 PROTOCOL = Config("ng", epochs=2, batch_size=16, train_above_val=False)
 
 
-def draw(seed: int) -> SemiSynthetic:
-    return SemiSynthetic(*(shifted_mean(60, seed + i, features=8, shift=2.0) for i in range(3)))
+def draw(seed: int, part: str) -> Bags:
+    return shifted_mean(60, seed + PARTS.index(part), features=8, shift=2.0)
 
 
-TINY = Dataset("semi-synthetic", draw, bayes_oracle, (1001, 2001, 3001))
+TINY = Dataset("semi-synthetic", draw, (1001, 2001, 3001), bayes_oracle)
 
 
 def small_grid(base: Config) -> tuple[Config, ...]:
@@ -115,7 +110,8 @@ def test_the_numbers_are_the_runs_own(complete):
     row = next(row for row in tables.rows if row.method == "ng")
     assert row.scores == tuple(winner.test for winner in winners)
     assert row.cells[0].published.mean == 0.541
-    assert tables.rows[-1].scores[0] == bayes_oracle(draw(1001).test)
+    test = draw(1001, "test")
+    assert tables.rows[-1].scores[0] == score(test, *bayes_oracle(test))
     # The seed of the partition is the seed of the weights.
     assert [winner.config.seed for winner in winners] == [1001, 2001]
 
@@ -153,7 +149,7 @@ def test_the_page_names_what_it_was_computed_with(complete):
 
 
 def test_the_paper_s_protocol_has_no_departures(tmp_path):
-    big = replace(TINY, draw=lambda seed: SemiSynthetic(*(shifted_mean(70, seed + i, features=8) for i in range(3))))
+    big = replace(TINY, draw=lambda seed, part: shifted_mean(70, seed + PARTS.index(part), features=8))
     one = Study(big, tmp_path, ("mean",), (1001,))
     page = reproduce(replace(one, protocol=Config("ng", epochs=2))).markdown()
     assert "- Departures from the paper's protocol: epochs 2 (mean)\n" in page
@@ -199,7 +195,7 @@ def test_latex_has_one_preamble_and_balanced_tables(complete):
 def test_a_second_start_trains_and_draws_nothing(complete, trained):
     before = {path: path.read_bytes() for path in complete.rglob("*") if path.is_file() and path.name != "lock"}
 
-    def nothing(seed: int) -> SemiSynthetic:
+    def nothing(seed: int, part: str) -> Bags:
         raise AssertionError("scans were drawn")
 
     again = replace(study(complete, "centered_gaussian", "mean", "ng"), dataset=replace(TINY, draw=nothing))
@@ -230,13 +226,14 @@ def test_methods_and_seeds_fill_up_the_same_tables(tmp_path, trained):
 def test_the_scans_of_a_seed_are_drawn_once(tmp_path):
     drawn = []
 
-    def counting(seed: int) -> SemiSynthetic:
-        drawn.append(seed)
-        return draw(seed)
+    def counting(seed: int, part: str) -> Bags:
+        drawn.append((seed, part))
+        return draw(seed, part)
 
     one = replace(study(tmp_path, "centered_gaussian", "mean", "max"), dataset=replace(TINY, draw=counting))
     reproduce(one, make_grid=small_grid)
-    assert drawn == [1001, 2001]
+    assert sorted(drawn) == sorted((seed, part) for seed in (1001, 2001) for part in PARTS)
+    assert [seed for seed, _ in drawn] == sorted(seed for seed, _ in drawn)  # one seed's scans at a time
 
 
 def test_a_stopped_study_goes_on(tmp_path, trained):
@@ -291,8 +288,8 @@ def test_a_begun_run_is_compared_before_anything_trains(tmp_path, trained, monke
 
 
 def test_models_are_built_before_anything_trains(tmp_path, trained):
-    def narrow(seed: int) -> SemiSynthetic:
-        return SemiSynthetic(*(shifted_mean(60, seed + i, features=12) for i in range(3)))
+    def narrow(seed: int, part: str) -> Bags:
+        return shifted_mean(60, seed + PARTS.index(part), features=12)
 
     one = replace(study(tmp_path, "mean", "transmil"), dataset=replace(TINY, draw=narrow))
     with pytest.raises(UserError, match=r"features \(12\) must be a multiple of heads \(8\)"):
@@ -307,13 +304,15 @@ def test_another_dataset_in_the_same_folder_is_refused(complete):
         reproduce(other, make_grid=small_grid)
     with pytest.raises(UserError, match="ceiling/1001 is about semi-synthetic, not head-ct"):
         reproduce(replace(other, methods=()), make_grid=small_grid)
-    with pytest.raises(UserError, match="holds no complete run on head-ct; run: nguide reproduce head-ct"):
+    with pytest.raises(
+        UserError, match="holds no complete run on head-ct; run: nguide experiment STORE --dataset head-ct"
+    ):
         collect(complete, "head-ct")
 
 
 def test_runs_on_different_scans_are_not_put_side_by_side(tmp_path):
     run(tmp_path, "mean", seeds=(1001,))
-    other = replace(TINY, draw=lambda seed: draw(seed + 1))
+    other = replace(TINY, draw=lambda seed, part: draw(seed + 1, part))
     with pytest.raises(UserError, match="were scored on different test scans"):
         reproduce(replace(study(tmp_path, "ng", seeds=(1001,)), dataset=other), make_grid=small_grid)
 
@@ -506,14 +505,7 @@ def test_mistakes_are_found_before_anything_is_drawn(tmp_path):
 
 def test_untrained_rows_of_the_real_data_are_the_published_ones(tmp_path):
     """The ceiling and Centered Gaussian of the paper's first partition, as printed in the authors' notebooks."""
-    from normal_guidance.data.synthetic import semi_synthetic_part
-
-    def test_only(seed: int) -> SemiSynthetic:
-        part = semi_synthetic_part(seed, "test")
-        return SemiSynthetic(part, part, part)
-
-    data = replace(DATASETS["semi-synthetic"], draw=test_only)
-    tables = reproduce(Study(data, tmp_path, ("centered_gaussian",), (1001,))).table
+    tables = reproduce(Study(DATASETS["semi-synthetic"], tmp_path, ("centered_gaussian",), (1001,))).table
     gaussian, ceiling = (row.scores[0] for row in tables.rows)
     assert gaussian.localization_auroc == pytest.approx(0.7046, abs=5e-5)
     assert ceiling.localization_auroc == pytest.approx(0.88212, abs=5e-6)

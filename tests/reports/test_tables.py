@@ -16,7 +16,8 @@ from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import METRICS
 from normal_guidance.evaluation.scores import Scores
-from normal_guidance.reports.tables import Comparison, digits, paper_tables, sensitivity_table
+from normal_guidance.evaluation.words import digits
+from normal_guidance.reports.tables import Comparison, paper_tables, sensitivity_table
 
 NAN = math.nan
 

@@ -15,6 +15,7 @@ from normal_guidance import __version__
 from normal_guidance.cli.demo import demo
 from normal_guidance.cli.describe import describe
 from normal_guidance.cli.encode import encode
+from normal_guidance.cli.experiment import experiment
 from normal_guidance.cli.index import index
 from normal_guidance.cli.methods import methods
 from normal_guidance.cli.phantom import phantom
@@ -74,7 +75,7 @@ def nguide(
     keep_freed_memory()
 
 
-for command in (demo, phantom, index, split, audit, describe, encode, methods, sweep, reproduce):
+for command in (demo, phantom, index, split, audit, describe, encode, methods, sweep, experiment, reproduce):
     app.command()(command)
 app.add_typer(store_app, name="store")
 app.add_typer(weights_app, name="weights")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.evaluation.runs import Run
-    from normal_guidance.reports.reproduce import Dataset, Listener
+    from normal_guidance.evaluation.study import Dataset, Listener
 
 
 def reproduce(
@@ -41,6 +41,9 @@ def reproduce(
     device: Device = None,
     precision: Precision = "auto",
     chunk: Chunk = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also compare the methods, draw the figures and write OUT/report.html.")
+    ] = False,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="The study of divergences and lambdas in place of the four tables.")
     ] = False,
@@ -50,13 +53,16 @@ def reproduce(
     Started again, the command goes on where it was. Other methods or seeds with the same OUT fill up the same tables.
     """
     from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.reports import reproduce as studies
+    from normal_guidance.evaluation.found import SENSITIVITY
+    from normal_guidance.evaluation.study import Study
+    from normal_guidance.reports.reproduce import reproduce as reproduce_tables
+    from normal_guidance.reports.reproduce import reproduce_sensitivity
     from normal_guidance.training.config import Config
 
-    study = studies.Study(
+    study = Study(
         dataset=_dataset(dataset),
         folder=out,
-        methods=_methods(methods, sensitivity),
+        methods=choose_methods(methods, sensitivity),
         seeds=tuple(parse_list("--seeds", seeds, int)),
         protocol=Config("ng", epochs=epochs, patience=patience, renormalize=renormalize),
         execution=choose_execution(device, precision, chunk),
@@ -64,24 +70,28 @@ def reproduce(
     check_guidance(study.methods, [] if renormalize else ["--no-renormalize"])
     console = make_console()
     if sensitivity:
-        results = studies.reproduce_sensitivity(study, listener=_listener(console))
-        files = {out / studies.SENSITIVITY / f"{method}.md": one for method, one in results.items()}
+        results = reproduce_sensitivity(study, listener=make_listener(console))
+        files = {out / SENSITIVITY / f"{method}.md": one for method, one in results.items()}
     else:
-        files = {out / "tables.md": studies.reproduce(study, listener=_listener(console))}
+        files = {out / "tables.md": reproduce_tables(study, listener=make_listener(console))}
     for path, one in files.items():
-        _show(console, one.markdown())
+        show_page(console, one.markdown())
         say(console, f"Tables: {path}, and as .tex, .csv and .json beside it")
+    if report:
+        from normal_guidance.reports.experiment import write_report
+
+        say(console, f"Report: {write_report(study)}")
 
 
 def _dataset(name: str) -> Dataset:
-    from normal_guidance.reports.reproduce import DATASETS
+    from normal_guidance.evaluation.study import DATASETS
 
     if name not in DATASETS:
         raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join(DATASETS)}")
     return DATASETS[name]
 
 
-def _methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
+def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
     """All that the study can take, unless named; sensitivity is ABMIL's, as in the paper, unless more is asked for."""
     from normal_guidance.core.models import METHODS
 
@@ -92,10 +102,11 @@ def _methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
     return tuple(parse_list("--methods", text, str))
 
 
-def _listener(console: Console) -> Listener:
+def make_listener(console: Console) -> Listener:
+    """Shows the progress of a study's runs, and what they selected."""
     from normal_guidance.cli.progress import say, watch_run
     from normal_guidance.cli.sweep import outcome
-    from normal_guidance.reports.reproduce import Listener
+    from normal_guidance.evaluation.study import Listener
 
     def finished(title: str, run: Run) -> None:
         # `outcome` would name an option that this command does not have.
@@ -106,7 +117,7 @@ def _listener(console: Console) -> Listener:
     return Listener(lambda title: watch_run(console, title), finished)
 
 
-def _show(console: Console, page: str) -> None:
+def show_page(console: Console, page: str) -> None:
     """Drawn on a terminal; elsewhere the page as it is, which can be read, searched and kept."""
     from rich.markdown import Markdown
 

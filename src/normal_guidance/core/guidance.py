@@ -7,7 +7,7 @@ and variance of a_i itself, so guidance says what shape attention has and leaves
 
 Everything is computed from log-attention, in float32 or better, also under mixed precision:
 the variance in its centred form (E[J^2] - E[J]^2 in float32 gives .375 for .455 at 1,083 slices), r in log space (the
-plain density underflows on long scans), and D from log-softmax (clamped probabilities lose the gradient of 79 % of
+plain density underflows on long scans), and D from log-softmax (clamped probabilities lose the gradient of three quarters of
 the slices at S = 1,000 with logits of sd 5).
 
 Reference: Harvey, Loevlie, Hughes, "Normal Guidance is what Attention Needs", 2026.
@@ -59,6 +59,12 @@ DIVERGENCES: dict[DivergenceName, Callable[[Tensor, Tensor], Tensor]] = {
 Forward KL covers the modes of r (the paper's default), reverse KL seeks one, squared error seeks the mean.  The same
 lambda means different things to them: for uniform attention forward KL is .079 at any length, squared error .0037 at
 40 slices and 8e-5 at 1,727."""
+
+DIVERGENCE_TITLES: dict[DivergenceName, str] = {
+    "forward_kl": "Forward KL",
+    "reverse_kl": "Reverse KL",
+    "squared_error": "Squared error",
+}
 
 
 def normal_reference(

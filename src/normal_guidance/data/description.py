@@ -5,13 +5,15 @@ The three block tables and the density figure of the paper, for any manifest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.blocks import PERCENTILES, BlockStatistics, block_statistics
 from normal_guidance.data.manifest import Manifest
 from normal_guidance.errors import UserError
@@ -51,26 +53,62 @@ class Description:
         }
 
 
+@runtime_checkable
+class LabelledScans(Protocol):
+    """What describing needs of a set of scans; `Bags` and a feature store both are one."""
+
+    @property
+    def lengths(self) -> Tensor: ...
+    @property
+    def labels(self) -> Tensor: ...
+    @property
+    def slice_labels(self) -> Tensor | None: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
+
+
 def describe(manifest: Manifest) -> Description:
     """Describes all scans of a manifest."""
     if not len(manifest):
         raise UserError("the manifest has no scans; index some first")
-    lengths, column = manifest.lengths, manifest.table["slice_labels"].combine_chunks()
+    column = manifest.table["slice_labels"].combine_chunks()
     known = column.is_valid().to_numpy(zero_copy_only=False)
     labels = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    own = lengths[known]
-    positive = int(labels.sum())
-    blocks = block_statistics(torch.from_numpy(labels), torch.from_numpy(own)) if positive else None
+    return _describe(manifest.lengths, manifest.labels, manifest.patient_ids, known, labels)
+
+
+def describe_scans(scans: LabelledScans) -> Description:
+    """Describes scans of which features are at hand, as `describe` does those of a manifest.
+
+    Example:
+        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> describe_scans(shifted_mean(10, seed=1, features=2)).positive_slices
+        48
+    """
+    lengths, known, labels = scans.lengths.cpu(), np.zeros(len(scans.lengths), bool), np.zeros(0, np.int64)
+    if scans.slice_labels is not None:
+        packed = scans.slice_labels.cpu()
+        known = np.array([bool((own != UNKNOWN).all()) for own in packed.split(lengths.tolist())])
+        labels = packed.numpy()[np.repeat(known, lengths.numpy())].astype(np.int64)
+    return _describe(lengths.numpy(), scans.labels.cpu().numpy(), scans.patient_ids, known, labels)
+
+
+def _describe(
+    lengths: np.ndarray, labels: np.ndarray, patient_ids: Sequence[str], known: np.ndarray, slice_labels: np.ndarray
+) -> Description:
+    """`known` says of each scan whether its slices are labelled; `slice_labels` are theirs, packed."""
+    own, positive = lengths[known], int(slice_labels.sum())
+    blocks = block_statistics(torch.from_numpy(slice_labels), torch.from_numpy(own)) if positive else None
     return Description(
-        scans=len(manifest),
-        positive=int(manifest.labels.sum()),
-        patients=len(set(manifest.patient_ids)),
+        scans=len(lengths),
+        positive=int(labels.sum()),
+        patients=len(set(patient_ids)),
         slices=int(lengths.sum()),
         labelled=int(known.sum()),
         positive_slices=positive,
         lengths=_percentiles(lengths),
         blocks=blocks,
-        density=positive_density(labels, own),
+        density=positive_density(slice_labels, own),
     )
 
 

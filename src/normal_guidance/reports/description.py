@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from normal_guidance.core.blocks import GAP, PERCENTILES
 from normal_guidance.data.description import Description
-from normal_guidance.reports.tables import Grid
+from normal_guidance.reports.grid import Grid
 
 BLOCKS = f"A block may bridge up to {GAP} negative slices."
 

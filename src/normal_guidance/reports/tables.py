@@ -6,17 +6,13 @@ record per number, the same columns for every dataset, and an empty field (null)
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from normal_guidance.core.guidance import DIVERGENCES
+from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind, mean_and_sd
 from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
@@ -24,13 +20,15 @@ from normal_guidance.evaluation.published import (
     CEILING,
     METRICS,
     Metric,
+    method_title,
     published,
     published_sd_kind,
     published_seed,
     published_sensitivity,
 )
 from normal_guidance.evaluation.scores import Scores
-from normal_guidance.files import make_folder, write_atomically
+from normal_guidance.evaluation.words import NOTHING, digits, signed, thousandths, yes_no
+from normal_guidance.reports.grid import LATEX_HEAD, Grid, as_csv, as_json, write_page
 
 TITLES: dict[Metric, str] = {
     "localization_auroc": "Localization AUROC",
@@ -43,14 +41,6 @@ ROUNDING = 0.0005
 """Published numbers are rounded to three digits: the true mean, and the true sd, may lie this far off."""
 
 RULE = "Inside 2 sd: |difference| ≤ 2 × published sd, .0005 of rounding allowed on the published mean and on that sd."
-
-NOTHING = "-"
-"""Shown where there is no number."""
-
-WIDEST = 6
-"""Columns that fit a page; LaTeX shrinks wider tables to the line."""
-
-_DIVERGENCE_TITLES = {"forward_kl": "Forward KL", "reverse_kl": "Reverse KL", "squared_error": "Squared error"}
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -117,25 +107,6 @@ def over_seeds(values: Sequence[float], kind: SdKind) -> MeanSd:
     return number if len(values) > 1 else replace(number, sd=math.nan)
 
 
-def digits(value: float | None) -> str:
-    """Three digits as a reader rounds: a half goes up, however the binary fraction falls; no -.000, and "-" for NaN.
-
-    Example:
-        >>> [digits(value) for value in (0.689, 0.0625, 1.0, -0.0004, float("nan"))]
-        ['.689', '.063', '1.000', '.000', '-']
-    """
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    thousandths = _thousandths(value)
-    return ("-" if thousandths < 0 else "") + f"{abs(thousandths) / 1000:.3f}".lstrip("0")
-
-
-def _thousandths(value: float) -> int:
-    # Halves go towards +infinity, so that a difference from a printed number is the difference of what is printed.
-    # The inner rounding removes what the mean of a few numbers gathers in its last bits.
-    return math.floor(round(value * 1000, 9) + 0.5)
-
-
 def mean_sd(number: MeanSd | None) -> str:
     """As the paper prints it, "-" where there is no number.
 
@@ -146,15 +117,6 @@ def mean_sd(number: MeanSd | None) -> str:
     if number is None or math.isnan(number.mean):
         return NOTHING
     return f"{digits(number.mean)} ± {digits(number.sd)}"
-
-
-def _signed(difference: float | None) -> str:
-    text = digits(difference)
-    return text if text[0] == "-" or text == digits(0.0) else f"+{text}"
-
-
-def _yes_no(answer: bool | None) -> str:
-    return NOTHING if answer is None else "yes" if answer else "no"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -184,20 +146,20 @@ class PaperTables:
 
     def markdown(self) -> str:
         """Four tables and the seeds, for GitHub."""
-        return "\n".join(grid.markdown() for grid in self._grids())
+        return "\n".join(grid.markdown() for grid in self.grids())
 
     def latex(self) -> str:
         r"""The same for `\input`, with booktabs and graphicx."""
-        return "\n".join([LATEX_HEAD, *(grid.latex() for grid in self._grids())])
+        return "\n".join([LATEX_HEAD, *(grid.latex() for grid in self.grids())])
 
     def csv(self) -> str:
         """One line per table and method."""
-        return _csv([record for record, _ in self._records()])
+        return as_csv([record for record, _ in self._records()])
 
     def json(self) -> str:
         """As CSV, with the values of every seed beside the published ones."""
         tables = [record | {"ours_per_seed": cell.values} for record, cell in self._records()]
-        return _json({"rule": RULE, "tables": tables, "per_seed": list(self._seed_records())})
+        return as_json({"rule": RULE, "tables": tables, "per_seed": list(self._seed_records())})
 
     def write(self, folder: Path, stem: str) -> list[Path]:
         """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
@@ -215,7 +177,8 @@ class PaperTables:
                 known = {f"published_{m}": published_seed(m, row.method, self.dataset, seed) for m in METRICS}
                 yield {"method": row.method, "seed": seed} | asdict(scores) | known
 
-    def _grids(self) -> Iterator[Grid]:
+    def grids(self) -> Iterator[Grid]:
+        """The four tables, then every seed."""
         for i, metric in enumerate(METRICS):
             yield self._grid(metric, [row.cells[i] for row in self.rows])
         yield self._seed_grid()
@@ -228,7 +191,7 @@ class PaperTables:
             header += ["Published", "Difference", "Inside 2 sd"]
             caption = f"{caption} {RULE}"
             for shown, cell in zip(cells, column, strict=True):
-                shown += [mean_sd(cell.published), _signed(cell.difference), _yes_no(cell.inside_2_sd)]
+                shown += [mean_sd(cell.published), signed(cell.difference), yes_no(cell.inside_2_sd)]
         return Grid(f"{TITLES[metric]}, {self.dataset}", caption, header, cells)
 
     def _label(self, row: MethodRow) -> str:
@@ -301,13 +264,7 @@ def _row(method: str, of_seeds: Mapping[int, Scores], dataset: str) -> MethodRow
         )
         for metric in METRICS
     )
-    return MethodRow(method, _title(method, dataset), seeds, scores, cells)
-
-
-def _title(method: str, dataset: str) -> str:
-    if method == CEILING:
-        return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
-    return METHODS[method].title
+    return MethodRow(method, method_title(method, dataset), seeds, scores, cells)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -319,7 +276,7 @@ def _title(method: str, dataset: str) -> str:
 class SettingRow:
     """One divergence with one lambda (`weight`): its cells, one a metric of `METRICS`."""
 
-    divergence: str
+    divergence: DivergenceName
     weight: float
     cells: tuple[Comparison, ...]
 
@@ -335,20 +292,20 @@ class SensitivityTable:
 
     def markdown(self) -> str:
         """For GitHub, the best of each column in bold."""
-        return self._grid().markdown()
+        return self.grid().markdown()
 
     def latex(self) -> str:
         r"""The same for `\input`, with booktabs and graphicx."""
-        return "\n".join([LATEX_HEAD, self._grid().latex()])
+        return "\n".join([LATEX_HEAD, self.grid().latex()])
 
     def csv(self) -> str:
         """One line per metric and setting."""
-        return _csv([record for record, _ in self._records()])
+        return as_csv([record for record, _ in self._records()])
 
     def json(self) -> str:
         """As CSV, with the values of every seed."""
         tables = [record | {"ours_per_seed": cell.values} for record, cell in self._records()]
-        return _json({"rule": RULE, "tables": tables})
+        return as_json({"rule": RULE, "tables": tables})
 
     def write(self, folder: Path, stem: str) -> list[Path]:
         """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
@@ -357,8 +314,8 @@ class SensitivityTable:
     def _best(self, i: int) -> list[bool]:
         """Which rows print the highest mean of metric i: equal in print is equal to the reader."""
         means = [cell.mean if (cell := row.cells[i].ours) else math.nan for row in self.rows]
-        finite = [_thousandths(mean) for mean in means if math.isfinite(mean)]
-        return [math.isfinite(mean) and _thousandths(mean) == max(finite) for mean in means]
+        finite = [thousandths(mean) for mean in means if math.isfinite(mean)]
+        return [math.isfinite(mean) and thousandths(mean) == max(finite) for mean in means]
 
     def _records(self) -> Iterator[tuple[dict[str, object], Comparison]]:
         for i, metric in enumerate(METRICS):
@@ -367,9 +324,10 @@ class SensitivityTable:
                 setting = {"divergence": row.divergence, "lambda": row.weight}
                 yield key | setting | row.cells[i].record() | {"best": best, "seeds": self.seeds}, row.cells[i]
 
-    def _grid(self) -> Grid:
+    def grid(self) -> Grid:
+        """One row a setting."""
         header = ["Divergence", "λ"]
-        rows = [[_DIVERGENCE_TITLES[row.divergence], f"{row.weight:g}"] for row in self.rows]
+        rows = [[DIVERGENCE_TITLES[row.divergence], f"{row.weight:g}"] for row in self.rows]
         bold: set[tuple[int, int]] = set()
         for i, metric in enumerate(METRICS):
             bold |= {(r, len(header)) for r, best in enumerate(self._best(i)) if best}
@@ -417,7 +375,8 @@ def sensitivity_table(
     rows = []
     for setting in settings:
         scores = [results[setting][seed] for seed in seeds]
-        rows.append(SettingRow(*setting, _compare_setting(scores, setting, dataset, method)))
+        cells = _compare_setting(scores, setting, dataset, method)
+        rows.append(SettingRow(cast(DivergenceName, setting[0]), setting[1], cells))
     return SensitivityTable(dataset, method, seeds, tuple(rows))
 
 
@@ -458,141 +417,3 @@ def _values(scores: Sequence[Scores], metric: Metric, name: str) -> tuple[float,
 
 def _count_seeds(seeds: Sequence[int]) -> str:
     return f"{len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))})"
-
-
-# ----------------------------------------------------------------------------------------------------
-# What goes out
-# ----------------------------------------------------------------------------------------------------
-
-LATEX_HEAD = r"% \usepackage{booktabs,graphicx}" + "\n"
-
-_LATEX = {
-    **{special: rf"\{special}" for special in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "≤": r"$\le$",
-    "×": r"$\times$",
-    "λ": r"$\lambda$",
-}
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of plain texts, before any markup; `bold` holds (row, column), and the caption may be empty.
-
-    Example:
-        >>> print(Grid("Chosen", "", ["Method", "lr"], [["NG", "0.1"]]).markdown(level=2))
-        ## Chosen
-        <BLANKLINE>
-        | Method |  lr |
-        |:-------|----:|
-        | NG     | 0.1 |
-        <BLANKLINE>
-    """
-
-    title: str
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    bold: frozenset[tuple[int, int]] = frozenset()
-
-    def markdown(self, level: int = 3) -> str:
-        """For GitHub, under a heading of this level."""
-        lines = [list(map(_escape_markdown, self.header)), *self._marked(_escape_markdown, "**{}**")]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        sides = ["<"] + [">"] * (len(widths) - 1)
-        padded = [
-            [f"{text:{side}{width}}" for text, side, width in zip(line, sides, widths, strict=True)] for line in lines
-        ]
-        rule = [f":{'-' * (widths[0] + 1)}", *(f"{'-' * (width + 1)}:" for width in widths[1:])]
-        header, *body = (f"| {' | '.join(line)} |" for line in padded)
-        head = [f"{'#' * level} {_escape_markdown(self.title)}", ""]
-        caption = [_escape_markdown(self.caption), ""] if self.caption else []
-        return "\n".join([*head, *caption, header, f"|{'|'.join(rule)}|", *body, ""])
-
-    def latex(self) -> str:
-        """With booktabs, and graphicx where it is wide."""
-        header, *body = (
-            " & ".join(line) + r" \\"
-            for line in [list(map(_escape_latex, self.header)), *self._marked(_escape_latex, r"\textbf{{{}}}")]
-        )
-        shrink, close = (r"\resizebox{\linewidth}{!}{", "}") if len(self.header) > WIDEST else ("", "")
-        return "\n".join(
-            [
-                r"\begin{table}[ht]",
-                r"\centering",
-                rf"\caption{{{_escape_latex(f'{self.title}. {self.caption}')}}}",
-                rf"{shrink}\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
-                r"\toprule",
-                header,
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                rf"\end{{tabular}}{close}",
-                r"\end{table}",
-                "",
-            ]
-        )
-
-    def _marked(self, mark: Callable[[str], str], bold: str) -> list[list[str]]:
-        """The rows with every text marked up, and those in `bold` put into a pattern such as "**{}**"."""
-        return [
-            [bold.format(mark(text)) if (r, c) in self.bold else mark(text) for c, text in enumerate(row)]
-            for r, row in enumerate(self.rows)
-        ]
-
-
-def _escape_markdown(text: str) -> str:
-    return re.sub(r"([\\*_`<\[])", r"\\\1", text)
-
-
-def _escape_latex(text: str) -> str:
-    escaped = "".join(_LATEX.get(character, character) for character in text)
-    return re.sub(r"(?<![\w-])-(?=\.?\d)", "$-$", escaped)  # a hyphen is too short for a minus
-
-
-def _csv(records: Sequence[Mapping[str, object]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(records[0])
-    writer.writerows([_csv_field(value) for value in record.values()] for record in records)
-    return out.getvalue()
-
-
-def _csv_field(value: object) -> object:
-    if isinstance(value, bool):
-        return _yes_no(value)
-    if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return "" if isinstance(value, float) and math.isnan(value) else value
-
-
-def _json(value: Mapping[str, object]) -> str:
-    return json.dumps(_without_nan(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _without_nan(value: object) -> object:
-    """NaN is not JSON: null takes its place."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def write_page(folder: Path, stem: str, markdown: str, latex: str, csv: str, json: str) -> list[Path]:
-    """Writes `stem`.md, .tex, .csv and .json, each whole or not at all; the folder is made if need be."""
-    make_folder(folder)
-    texts = {".md": markdown, ".tex": latex, ".csv": csv, ".json": json}
-    paths = [folder / f"{stem}{suffix}" for suffix in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        try:
-            write_atomically(path, text.encode())
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder") from error
-    return paths

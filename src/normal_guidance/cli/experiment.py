@@ -1,0 +1,132 @@
+"""`nguide experiment`: every method on every split of stored features, compared and told on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normal_guidance.cli.options import (
+    Chunk,
+    Device,
+    Epochs,
+    Patience,
+    Precision,
+    Renormalize,
+    check_guidance,
+    choose_execution,
+)
+
+if TYPE_CHECKING:
+    from normal_guidance.data.manifest import Manifest
+    from normal_guidance.evaluation.study import Dataset, Train
+
+
+def experiment(
+    stores: Annotated[
+        list[Path], typer.Argument(metavar="STORE...", help="Feature store; one for all splits, or one for each.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, tables, figures and report.html.")],
+    splits: Annotated[
+        list[Path] | None,
+        typer.Option(help="Table scan_id, part (.csv, .parquet) or a folder of such; may be repeated. Default: the "
+                     "stores' own parts."),
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated names (nguide methods), or all.")] = "all",
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="head-ct, chest-ct or abdomen-ct put the paper's numbers beside ours. Default: the store's "
+                     "name."),
+    ] = None,
+    index: Annotated[
+        Path | None, typer.Option(help="What nguide index made: errors in mm, and slices in the figures.")
+    ] = None,
+    epochs: Epochs = 1000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Scans in a batch.")] = 64,
+    patience: Patience = None,
+    train_above_val: Annotated[
+        bool,
+        typer.Option("--train-above-val/--no-train-above-val", help="Select only epochs with training AUROC above."),
+    ] = True,
+    renormalize: Renormalize = True,
+    receptive_field: Annotated[
+        int | None, typer.Option(min=1, help="R of the slice reference. Default: mean length of positive blocks.")
+    ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Also train guided methods with each divergence and lambda.")
+    ] = False,
+    device: Device = None,
+    precision: Precision = "auto",
+    chunk: Chunk = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Train on a Ray cluster; 'auto' for one of this machine.")
+    ] = None,
+) -> None:  # fmt: skip
+    """Train every method on every split, and the supervised references; test, compare, and write report.html.
+
+    Started again with the same options, the command goes on where it was; other methods or splits with the same OUT
+    fill up the same report.
+    """
+    from dataclasses import replace
+
+    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.reproduce import choose_methods, make_listener, show_page
+    from normal_guidance.core.models import METHODS
+    from normal_guidance.evaluation.stored import stored_dataset
+    from normal_guidance.evaluation.study import Study
+    from normal_guidance.reports.experiment import write_report
+    from normal_guidance.reports.reproduce import reproduce, reproduce_sensitivity
+    from normal_guidance.training.config import Config
+
+    names = choose_methods(methods, sensitivity=False)
+    check_guidance(names, ["--no-renormalize"] * (not renormalize) + ["--sensitivity"] * sensitivity)
+    data = stored_dataset(stores, splits or [], dataset)
+    study = Study(
+        dataset=data,
+        folder=out,
+        methods=names,
+        seeds=data.seeds,
+        protocol=Config(
+            "ng",
+            epochs=epochs,
+            batch_size=batch_size,
+            patience=patience,
+            train_above_val=train_above_val,
+            renormalize=renormalize,
+        ),
+        execution=choose_execution(device, precision, chunk),
+        receptive_field=receptive_field,
+    )
+    manifest = _manifest(index, data)
+    console, train = make_console(), _cluster(ray)
+    listener = make_listener(console)
+    results = reproduce(study, listener=listener, train=train)
+    if sensitivity:
+        guided = tuple(name for name in names if METHODS[name].guided)
+        reproduce_sensitivity(replace(study, methods=guided), listener=listener, train=train)
+    page = write_report(study, manifest=manifest)
+    show_page(console, results.markdown())
+    say(console, f"Report: {page}")
+
+
+def _manifest(index: Path | None, data: Dataset) -> Manifest | None:
+    """Read and checked first: a wrong folder is told before hours of training."""
+    if index is None:
+        return None
+    from normal_guidance.data.manifest import read_manifest
+    from normal_guidance.reports.experiment import check_manifest
+
+    manifest = read_manifest(index)
+    check_manifest(manifest, data)
+    return manifest
+
+
+def _cluster(address: str | None) -> Train | None:
+    if address is None:
+        return None
+    from functools import partial
+
+    from normal_guidance.evaluation.cluster import train_on_cluster
+
+    return partial(train_on_cluster, address)

@@ -1,0 +1,392 @@
+"""A study: every method on every partition of one dataset, trained where its folder lacks it.
+
+`normal_guidance.evaluation.found` says what the folder holds.  Complete runs are not repeated, so a study may be
+stopped and may grow: another method or seed fills up the same folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.models import METHODS, CenteredGaussian, Prediction
+from normal_guidance.core.references import SLICE_REFERENCE
+from normal_guidance.data.synthetic import SEEDS, bayes_scan_scores, bayes_slice_scores, semi_synthetic_part
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.found import FORMS, LOG_DENSITY, PUBLISHED_FORM, REFERENCES, SCORES, Found, load
+from normal_guidance.evaluation.predictions import prediction_table
+from normal_guidance.evaluation.published import CEILING
+from normal_guidance.evaluation.references import SCAN_REFERENCE, run_scan_reference, run_slice_reference
+from normal_guidance.evaluation.runs import Data, Run, environment, run_sweep
+from normal_guidance.evaluation.scores import Scores, score
+from normal_guidance.features.store import FeatureStore, fingerprint_of
+from normal_guidance.files import make_folder, write_json
+from normal_guidance.training.config import Config, grid
+from normal_guidance.training.fit import predict
+from normal_guidance.training.results import write_table
+from normal_guidance.training.run import PREDICTION_TABLE, identity_of, is_begun
+from normal_guidance.training.stack import initial_model
+from normal_guidance.training.sweep import Execution
+from normal_guidance.training.watch import Progress
+
+Watch = Callable[[Progress], None]
+MakeGrid = Callable[[Config], Sequence[Config]]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The data
+# ----------------------------------------------------------------------------------------------------
+
+
+class Parts(NamedTuple):
+    """One partition of a dataset."""
+
+    train: Data
+    val: Data
+    test: Data
+
+
+class Oracle(NamedTuple):
+    """The best possible scores of some scans."""
+
+    slice_scores: Float[Tensor, "slices"]
+    scan_scores: Float[Tensor, "scans"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Where the scans of each seed come from, and the best that anything can do on them, if that is known.
+
+    Args:
+        name: as the published tables call it, or any other.
+        draw: the scans of a seed and part ("train", "val", "test").
+        seeds: of the partitions.
+        oracle: the best possible scores of scans; None where nobody knows them: then two supervised references stand
+            in, which are trained with slice labels.
+        has_slice_labels: of test scans; without them there is neither localization nor a ceiling.
+        has_supervision: slice labels of training and validation scans, too, which supervised references learn.
+        fingerprints: of the scans of each seed and part, where they are known before the scans are drawn: complete runs
+            on other scans are then refused.
+    """
+
+    name: str
+    draw: Callable[[int, str], Data]
+    seeds: tuple[int, ...]
+    oracle: Callable[[Bags], Oracle] | None = None
+    has_slice_labels: bool = True
+    has_supervision: bool = True
+    fingerprints: Mapping[tuple[int, str], str] = field(default_factory=dict)
+
+    def parts(self, seed: int) -> Parts:
+        """All scans of a seed."""
+        return Parts(*(self.draw(seed, part) for part in Parts._fields))
+
+
+def bayes_oracle(scans: Bags) -> Oracle:
+    """Bayes' rule for scans and for slices of the semi-synthetic data.
+
+    Example:
+        >>> from normal_guidance.core.metrics import auroc
+        >>> test = semi_synthetic_part(1001, "test")
+        >>> auroc(bayes_oracle(test).scan_scores, test.labels)
+        tensor(0.8009, dtype=torch.float64)
+    """
+    return Oracle(bayes_slice_scores(scans), bayes_scan_scores(scans))
+
+
+SEMI_SYNTHETIC = Dataset("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
+
+DATASETS = {SEMI_SYNTHETIC.name: SEMI_SYNTHETIC}
+"""What `nguide reproduce` knows: what it can draw itself."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# What to do
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Study:
+    """Methods and seeds of a dataset to train in a folder.
+
+    Args:
+        methods: names in `METHODS`; the ceiling comes with every seed.
+        seeds: of the partition, and so of initial weights and order.
+        protocol: how to train; its method and seed are those of each run.
+        receptive_field: R of the slice reference; the mean length of the training scans' positive blocks if left out.
+
+    Example:
+        >>> Study(SEMI_SYNTHETIC, Path("out"), ("ng",), (7,))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: seed 7 is none of semi-synthetic's; choose among 1001, 2001, 3001
+    """
+
+    dataset: Dataset
+    folder: Path
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    protocol: Config = field(default_factory=lambda: Config("ng"))
+    execution: Execution = field(default_factory=Execution)
+    receptive_field: int | None = None
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            if method not in METHODS:
+                raise UserError(f"method {method!r} is unknown; choose among {', '.join(METHODS)}")
+        for seed in self.seeds:
+            if seed not in self.dataset.seeds:
+                known = ", ".join(map(str, self.dataset.seeds))
+                raise UserError(f"seed {seed} is none of {self.dataset.name}'s; choose among {known}")
+
+    def config(self, method: str, seed: int) -> Config:
+        """The protocol for one run; `renormalize` means something only where there is guidance."""
+        renormalize = self.protocol.renormalize or not METHODS[method].guided
+        return replace(self.protocol, method=method, seed=seed, renormalize=renormalize)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what to train, and where; everything that a process elsewhere needs to know."""
+
+    method: str
+    """A name in `METHODS`, or one of `REFERENCES`."""
+    folder: Path
+    protocol: Config
+    make_grid: MakeGrid
+    title: str
+    receptive_field: int | None = None
+
+    @property
+    def seed(self) -> int:
+        return self.protocol.seed
+
+    def is_done(self, study: Study) -> bool:
+        """Whether the folder holds this run, complete; another one, complete or begun, is refused.
+
+        How a complete one was computed does not matter here, so a folder can be told about on any machine.
+        """
+        found = load(self.method, self.seed, self.folder)
+        if found is not None:
+            _check_data(found, study.dataset)
+        protocol = self._known_protocol(found)
+        if protocol is not None:
+            identity = identity_of(tuple(self.make_grid(protocol)), study.execution, {})
+            compared = ("configs",) if found else ("configs", "execution")
+            is_begun(self.folder, {name: identity[name] for name in compared})
+        return found is not None
+
+    def _known_protocol(self, found: Found | None) -> Config | None:
+        """What is varied; None for a slice reference whose R is still to be measured on the scans: `run` looks."""
+        if self.method != SLICE_REFERENCE:
+            return self.protocol
+        width = self.receptive_field
+        if found is not None and found.run is not None and width is None:
+            about = found.run.report["options"]
+            if about.get("receptive_field_given"):
+                raise UserError(
+                    f"{self.folder} holds another run: its receptive field was given, {about['receptive_field']}; give "
+                    "the same (--receptive-field), or another folder (--out)"
+                )
+            width = about.get("receptive_field")
+        return None if width is None else replace(self.protocol, method=self.method, receptive_field=width)
+
+    def run(self, parts: Parts, execution: Execution, options: Mapping[str, Any], watch: Watch | None) -> Run:
+        """Trains it, or goes on."""
+        rest: dict[str, Any] = {"options": options, "watch": watch}
+        if self.method not in REFERENCES:
+            return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, **rest)
+        rest["make_grid"] = self.make_grid
+        if self.method == SLICE_REFERENCE:
+            rest["receptive_field"] = self.receptive_field
+            return run_slice_reference(self.folder, *parts, self.protocol, execution, **rest)
+        return run_scan_reference(self.folder, *parts, self.protocol, execution, **rest)
+
+
+def jobs_of(
+    study: Study, methods: Sequence[str], make_grid: MakeGrid = grid, folder: Path | None = None, title: str = ""
+) -> list[Job]:
+    """A job for each seed and method, seed by seed."""
+    return [
+        Job(
+            method=method,
+            folder=(folder or study.folder) / method / str(seed),
+            # The scan reference is mean pooling; the slice reference's configuration depends on the scans.
+            protocol=study.config("mean" if method in REFERENCES else method, seed),
+            make_grid=make_grid,
+            title=f"{title}{method.replace('_', ' ')}, seed {seed}",
+            receptive_field=study.receptive_field,
+        )
+        for seed in study.seeds
+        for method in methods
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Doing it
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who wants to know how far a study is.
+
+    Args:
+        watching: lends, for a run named by its title, a function that is told its progress.
+        finished: is told of every run that has just been trained.
+    """
+
+    watching: Callable[[str], AbstractContextManager[Watch | None]] = lambda title: nullcontext()
+    finished: Callable[[str, Run], object] = lambda title, run: None
+
+
+Train = Callable[[Study, Sequence[Job], Listener], None]
+"""How jobs are done: one after the other here, or by a cluster (`normal_guidance.evaluation.cluster`)."""
+
+
+def train_study(
+    study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
+) -> None:
+    """Trains and scores what the study's folder lacks: its methods, and the oracle or both supervised references."""
+    wanted = wanted_of(study)
+    trained = [method for method in wanted if method not in FORMS]
+    untrained = [method for method in wanted if method in FORMS]
+    train_jobs(study, jobs_of(study, trained, make_grid), listener, train, untrained)
+
+
+def wanted_of(study: Study) -> list[str]:
+    """The methods that the study's dataset allows, and the ceiling: the oracle, or both supervised references."""
+    dataset = study.dataset
+    if not dataset.has_slice_labels:
+        return [method for method in study.methods if METHODS[method].scores_scans]
+    if dataset.oracle is not None:
+        return [*study.methods, CEILING]
+    return [*study.methods, *(REFERENCES if dataset.has_supervision else ())]
+
+
+def train_jobs(
+    study: Study,
+    jobs: Sequence[Job],
+    listener: Listener | None = None,
+    train: Train | None = None,
+    untrained: Sequence[str] = (),
+) -> None:
+    """Does those jobs that are not done yet, and scores what needs no training."""
+    # All folders are looked at, and all models built, before hours go into the first.
+    lacking = [job for job in jobs if not job.is_done(study)]
+    unscored = [(seed, method) for seed in study.seeds for method in untrained if not _is_scored(study, method, seed)]
+    here = replace(study, dataset=replace(study.dataset, draw=_OneSeed(study.dataset.draw)))
+    make_folder(study.folder)
+    if lacking:
+        _check_models(lacking, here.dataset.draw(lacking[0].seed, "train").width)
+    for seed in study.seeds:
+        for method in (method for of_seed, method in unscored if of_seed == seed):
+            _score_untrained(here, method, seed)
+        if train is None:
+            train_here(here, [job for job in lacking if job.seed == seed], listener or Listener())
+    if train is not None:
+        train(study, lacking, listener or Listener())
+
+
+def train_here(study: Study, jobs: Sequence[Job], listener: Listener) -> None:
+    """One after the other."""
+    for job in jobs:
+        with listener.watching(job.title) as watch:
+            run = job.run(study.dataset.parts(job.seed), study.execution, options_of(study), watch)
+        listener.finished(job.title, run)
+
+
+class _OneSeed:
+    """Draws each part of a seed once, and keeps them until another seed is asked for: a seed may fill the memory."""
+
+    def __init__(self, draw: Callable[[int, str], Data]) -> None:
+        self.draw, self.seed = draw, -1
+        self.drawn: dict[str, Data] = {}
+
+    def __call__(self, seed: int, part: str) -> Data:
+        if seed != self.seed:
+            self.seed, self.drawn = seed, {}
+        if part not in self.drawn:
+            self.drawn[part] = self.draw(seed, part)
+        return self.drawn[part]
+
+
+def _check_data(found: Found, dataset: Dataset) -> None:
+    """Refuses what came of another dataset, or of scans that have changed since."""
+    found.check_dataset(dataset.name)
+    if found.method == SCAN_REFERENCE:
+        return  # its scans are pooled to one row each
+    for part, before in found.fingerprints.items():
+        if dataset.fingerprints.get((found.seed, part), before) != before:
+            raise UserError(
+                f"{found.folder} is about other {part} scans: split {found.seed} or its features have changed since; "
+                "give another folder (--out), or delete this one"
+            )
+
+
+def options_of(study: Study) -> dict[str, Any]:
+    """What every report of the study says about it."""
+    return {"dataset": study.dataset.name}
+
+
+def _check_models(jobs: Sequence[Job], width: int) -> None:
+    """Refuses what cannot be built."""
+    for job in jobs:
+        if job.method not in REFERENCES:
+            initial_model(job.protocol, width)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What needs no training
+# ----------------------------------------------------------------------------------------------------
+
+
+def _is_scored(study: Study, method: str, seed: int) -> bool:
+    found = load(method, seed, study.folder / method / str(seed))
+    if found is not None:
+        _check_data(found, study.dataset)
+    return found is not None
+
+
+def _score_untrained(study: Study, method: str, seed: int) -> None:
+    folder, test = study.folder / method / str(seed), study.dataset.draw(seed, "test")
+    make_folder(folder)
+    predictions = dict(_untrained(study.dataset, method, test))
+    scores = {form: _scores(test, prediction) for form, prediction in predictions.items()}
+    chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
+    write_table(folder / PREDICTION_TABLE, prediction_table(test, chosen, part="test"))
+    content = {
+        "options": options_of(study),
+        "data": {"test": {"scans": len(test), "fingerprint": _fingerprint(test)}},
+        "environments": [environment(Execution())],
+        "scores": {form: asdict(scores[form]) for form in FORMS[method]},
+    }
+    write_json(folder / SCORES, content)
+
+
+def _untrained(dataset: Dataset, method: str, test: Data) -> Iterator[tuple[str, Prediction]]:
+    """By form."""
+    if method == CEILING:
+        assert dataset.oracle is not None
+        assert isinstance(test, Bags)
+        best = dataset.oracle(test)
+        yield CEILING, Prediction(best.scan_scores, best.slice_scores.exp(), best.slice_scores[None])
+    else:
+        for form, published in {PUBLISHED_FORM: True, LOG_DENSITY: False}.items():
+            yield form, predict(CenteredGaussian(published=published), test)
+
+
+def _scores(test: Data, prediction: Prediction) -> Scores:
+    scan_scores = None if torch.isnan(prediction.logit).all() else prediction.logit
+    return score(test, prediction.slice_scores, scan_scores)
+
+
+def _fingerprint(test: Data) -> str:
+    return test.fingerprint if isinstance(test, FeatureStore) else fingerprint_of({"test": test})

@@ -1,0 +1,119 @@
+"""A page that needs nothing else: styles, tables and pictures are inside it, and it calls nobody."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+STYLE = """
+:root { color-scheme: light; --ink: #1d2430; --soft: #5b6675; --line: #dfe4ea; --tint: #f5f7f9; --mark: #00573f; }
+html { background: #fff; } * { box-sizing: border-box; }
+body { font: 15px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
+body { color: var(--ink); margin: 0; background: #fff; }
+main { max-width: 1040px; margin: 0 auto; padding: 28px 24px 80px; }
+h1 { font-size: 27px; line-height: 1.25; margin: 0 0 6px; }
+h2 { font-size: 20px; margin: 46px 0 10px; padding-top: 12px; border-top: 1px solid var(--line); }
+h3 { font-size: 15px; margin: 26px 0 6px; }
+p { margin: 8px 0; } .note { color: var(--soft); font-size: 13px; }
+nav { margin: 18px 0 4px; } nav a { margin-right: 18px; color: var(--mark); text-decoration: none; }
+nav a:hover { text-decoration: underline; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; margin: 6px 0 14px; }
+th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { border-bottom: 1.5px solid var(--ink); font-weight: 600; }
+tbody tr:nth-child(even) td { background: var(--tint); }
+tbody tr:last-child td { border-bottom: 1px solid var(--line); }
+figure { margin: 18px 0; } figure img { max-width: 100%; height: auto; }
+figcaption { color: var(--soft); font-size: 13px; }
+ul.findings { padding-left: 0; list-style: none; }
+ul.findings li { padding: 5px 12px; border-left: 3px solid var(--line); margin: 5px 0; }
+ul.findings li.shown { border-color: var(--mark); }
+details { border: 1px solid var(--line); border-radius: 6px; padding: 6px 14px; margin: 10px 0; }
+summary { cursor: pointer; font-weight: 600; } pre { font-size: 12px; overflow-x: auto; }
+@media print { details { border: 0; } nav { display: none; } }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and ready HTML below it."""
+
+    title: str
+    blocks: Sequence[str]
+
+    @property
+    def anchor(self) -> str:
+        return "-".join(self.title.lower().split())
+
+
+def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
+    """The whole page; `lead` are blocks above the first section.
+
+    Example:
+        >>> "<h2 id=tables>Tables</h2>" in page("Study", [paragraph("a < b")], [Section("Tables", ["<p>1</p>"])])
+        True
+    """
+    shown = [section for section in sections if section.blocks]
+    links = "".join(f"<a href='#{section.anchor}'>{escape(section.title)}</a>" for section in shown)
+    bodies = [
+        f"<h2 id={section.anchor}>{escape(section.title)}</h2>\n" + "\n".join(section.blocks) for section in shown
+    ]
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f"<html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>",
+            "<meta name=viewport content='width=device-width, initial-scale=1'>",
+            # Nothing may be fetched, even if a name in the data tried to.
+            "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; img-src data:; "
+            "style-src 'unsafe-inline'\">",
+            f"<style>{STYLE}</style></head><body><main>",
+            f"<h1>{escape(title)}</h1>",
+            *lead,
+            f"<nav>{links}</nav>",
+            *bodies,
+            "</main></body></html>\n",
+        ]
+    )
+
+
+def paragraph(text: str, *, note: bool = False) -> str:
+    """Plain text; a note is small and grey.
+
+    Example:
+        >>> paragraph("a < b", note=True)
+        '<p class=note>a &lt; b</p>'
+    """
+    return f"<p{' class=note' if note else ''}>{escape(text)}</p>"
+
+
+def findings(sentences: Iterable[tuple[str, bool]]) -> str:
+    """Sentences, those that are shown to be so with a coloured edge."""
+    items = (f"<li{' class=shown' if shown else ''}>{escape(sentence)}</li>" for sentence, shown in sentences)
+    return f"<ul class=findings>{''.join(items)}</ul>"
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A list."""
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
+def figure(path: Path, caption: str) -> str:
+    """A PNG, put into the page."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return (
+        f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def details(summary: str, block: str) -> str:
+    """Folded away until it is clicked."""
+    return f"<details><summary>{escape(summary)}</summary>{block}</details>"
+
+
+def preformatted(text: str) -> str:
+    """As it is, in letters of one width."""
+    return f"<pre>{escape(text)}</pre>"

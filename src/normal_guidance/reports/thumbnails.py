@@ -1,0 +1,60 @@
+"""Small pictures of a scan's slices, windowed as the encoder saw them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from normal_guidance.data.manifest import Manifest
+from normal_guidance.data.problems import UnreadableError
+from normal_guidance.data.windows import Window, apply_windows
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.runs import NOT_OURS, Data
+from normal_guidance.features.store import FeatureStore
+
+COUNT = 5
+"""Pictures of a scan, evenly spread along it."""
+
+SIDE = 128
+"""Pixels of a picture, about."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images behind encoded scans."""
+
+    manifest: Manifest
+    scans: Data
+
+    def thumbnails(self, scan: str) -> list[tuple[int, np.ndarray]]:
+        """(Slice from 1, image) of some slices."""
+        from normal_guidance.data.volumes import read_volume
+
+        row = self.manifest[self._number_of[scan]]
+        try:
+            volume, _ = read_volume(row, self.manifest.root)
+        except UnreadableError as error:
+            raise UserError(
+                f"scan {scan!r} cannot be shown ({error}); bring its files back to {self.manifest.root}, or leave out "
+                "--index"
+            ) from error
+        step = max(1, max(volume.shape[1:]) // SIDE)
+        places = np.unique(np.linspace(0, len(volume) - 1, COUNT + 2).round().astype(int)[1:-1])
+        return [(int(place) + 1, apply_windows(volume[place, ::step, ::step], self.window)[0]) for place in places]
+
+    @property
+    def window(self) -> Sequence[Window | None]:
+        """The encoder's first channel."""
+        about = self.scans.provenance if isinstance(self.scans, FeatureStore) else {}
+        try:
+            first = about["preprocessing"]["windows"][0]
+            return [None if first is None else (float(first[0]), float(first[1]))]
+        except (*NOT_OURS, IndexError):  # a store that others made says what it likes
+            return [None]
+
+    @cached_property
+    def _number_of(self) -> dict[str, int]:
+        return {scan: number for number, scan in enumerate(self.manifest.scan_ids)}

@@ -1,0 +1,171 @@
+"""`nguide experiment` on tiny stores: from features to the page, and mistakes in one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+from normal_guidance.evaluation.runs import load_run
+from pages import check_page
+from small_study import make_store, some_scans, without_slice_labels, write_splits
+
+runner = CliRunner()
+
+QUICK = ("--epochs", "1", "--no-train-above-val", "--device", "cpu", "--batch-size", "8")
+
+
+def invoke(*arguments: object):
+    return runner.invoke(app, ["experiment", *map(str, arguments)])
+
+
+def refused(*arguments: object) -> str:
+    """The one line that a mistake is told in."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("command")
+    write_splits(folder / "splits", make_store(folder / "chest").scan_ids)
+    return folder / "chest"
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_from_features_to_the_page(phantom, tmp_path):
+    nguide = ["split", str(phantom / "index"), "-o", str(tmp_path / "splits"), "--seeds", "1001"]
+    assert runner.invoke(app, nguide).exit_code == 0
+    out = tmp_path / "out"
+    options = (phantom / "store", "--splits", tmp_path / "splits", "--methods", "centered_gaussian,ng",
+               "--dataset", "head-ct", "--index", phantom / "index", "--sensitivity", *QUICK, "--out", out)  # fmt: skip
+    result = invoke(*options)
+    assert result.exit_code == 0, result.output
+    for title in ("ng", "slice reference", "scan reference", "sensitivity of ng"):
+        assert f"{title}, seed 1001: begins\n" in result.output
+    assert (out / "tables.md").read_text() in result.output
+    assert f"Report: {out / 'report.html'}\n" in result.output
+    page = (out / "report.html").read_text()
+    check_page(page)
+    assert "Peak error (mm)" in (out / "measures.md").read_text()
+    assert "Sensitivity to divergence and λ, head-ct" in page
+    assert "Published" in (out / "tables.md").read_text()  # the paper's numbers beside ours
+    trained = load_run(out / "ng" / "1001").report
+    assert trained["configurations"]["trained"] == 32
+    assert load_run(out / "sensitivity" / "ng" / "1001").report["configurations"]["trained"] == 288
+    assert trained["departures"]["train_above_val"] is False
+    assert "\x1b" not in result.output
+    # Started again it trains nothing and tells the same.
+    before = {path: path.read_bytes() for path in out.rglob("*.json")}
+    again = invoke(*options)
+    assert again.exit_code == 0
+    assert "begins" in result.output
+    assert "begins" not in again.output
+    assert {path: path.read_bytes() for path in out.rglob("*.json")} == before
+    # A wrong folder is told before anything is trained.
+    missing = refused(phantom / "store", "--splits", tmp_path / "splits", "--index", tmp_path, "-o", tmp_path / "new")
+    assert missing == f"error: {tmp_path / 'manifest.parquet'} is not there; run nguide index first\n"
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_splits_may_be_repeated_and_grow(store, tmp_path):
+    first, second = sorted((store.parent / "splits").iterdir())
+    options = ("--methods", "mean", *QUICK, "--out", tmp_path / "out")
+    result = invoke(store, "--splits", first, *options)
+    assert result.exit_code == 0, result.output
+    assert "1 split of chest" in (tmp_path / "out" / "report.html").read_text()
+    result = invoke(store, "--splits", first, "--splits", second, *options)
+    assert result.exit_code == 0, result.output
+    assert "mean, seed 1001: begins" not in result.output
+    assert "mean, seed 2001: begins" in result.output
+    assert "2 splits of chest" in (tmp_path / "out" / "report.html").read_text()
+    assert "1001, 2001" in (tmp_path / "out" / "tables.md").read_text()
+    # A folder of splits is all of them.
+    result = invoke(store, "--splits", store.parent / "splits", *options)
+    assert result.exit_code == 0, result.output
+    assert "begins" not in result.output
+    # Other options in the same folder are refused.
+    line = refused(store, "--splits", first, "--methods", "mean", *QUICK, "--epochs", "2", "--out", tmp_path / "out")
+    assert "mean/1001 holds another run: configs.0.epochs was 1, now it is 2" in line
+    line = refused(store, "--splits", first, *options, "--dataset", "head-ct")
+    assert "mean/1001 is about chest, not head-ct; give another folder" in line
+
+
+def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_path):
+    line = refused(store, "--splits", store.parent / "splits", "--index", phantom / "index", "-o", tmp_path / "out")
+    assert "is not in the manifest; give --index the folder it was encoded from" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nowhere", "nowhere is no feature store: store.json is missing; give a folder that write_store made"),
+        ("STORE", "no scan of STORE is of part 'train'; give --splits FILE, a table with the columns scan_id and part"),
+        ("STORE --splits nowhere.csv", "nowhere.csv cannot be read "),
+        ("STORE --splits nowhere", "nowhere: a table of parts is a .csv or .parquet file with the columns scan_id and"),
+        ("STORE --splits BOTH", "BOTH holds no split (.csv, .parquet); make some with nguide split"),
+        ("STORE STORE STORE --splits SPLITS", "3 stores and 2 splits; give one store for all splits, or one each"),
+        ("STORE --splits SPLITS --splits SPLITS", "SPLITS/split-1001.csv is given twice; give each split once"),
+        ("STORE --splits SPLITS --methods ng,nng", "method 'nng' is unknown; choose among centered_gaussian, "),
+        ("STORE --splits SPLITS --methods ng,ng", "--methods ng,ng: 'ng' is empty or given twice"),
+        ("STORE --splits SPLITS --methods mean --sensitivity", "--sensitivity: none of mean is guided; add one of ng"),
+        ("STORE --splits SPLITS --methods mean --no-renormalize", "--no-renormalize: none of mean is guided; add one"),
+        ("STORE --splits SPLITS --dataset semi-synthetic", "dataset 'semi-synthetic' is drawn, not stored, and its"),
+        ("STORE --splits SPLITS --device nowhere", "--device nowhere is unknown; give cpu, cuda or cuda:1"),
+        ("STORE --splits SPLITS --out /dev/null/x", "/dev/null/x is, or lies under, a file; name a folder"),
+    ],
+)
+def test_mistakes_are_one_line(store, tmp_path, arguments, message):
+    places = {"STORE": store, "SPLITS": store.parent / "splits", "BOTH": store.parent}
+    for word, place in places.items():
+        arguments, message = arguments.replace(word, str(place)), message.replace(word, str(place))
+    words = arguments.split()
+    line = refused(*words, *([] if "--out" in words else ["--out", tmp_path / "out"]))
+    assert line.startswith(f"error: {message}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_slice_labels_centered_gaussian_alone_says_nothing(tmp_path):
+    store = make_store(tmp_path / "chest", without_slice_labels(some_scans()))
+    splits = write_splits(tmp_path / "splits", store.scan_ids)
+    line = refused(store.folder, "--splits", splits[0], "--methods", "centered_gaussian", "--out", tmp_path / "out")
+    assert "holds no complete run on chest; run: nguide experiment STORE --dataset chest" in line
+
+
+def test_a_cluster_that_is_not_there_is_one_line(store, tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray", reason="RAY IS NOT INSTALLED: training on a cluster is not tested")
+
+    def no_answer(**options):
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(ray, "init", no_answer)
+    options = ("--splits", store.parent / "splits", "--methods", "mean", "--ray", "10.0.0.1:6379", *QUICK)
+    line = refused(store, *options, "--out", tmp_path / "out")
+    assert line.startswith("error: --ray 10.0.0.1:6379: no cluster answers (nobody there); start one: ray start --head")
+
+
+def test_a_store_and_a_folder_must_be_named(store):
+    for arguments, name in (([], "STORE"), ([store], "--out")):
+        result = invoke(*arguments)
+        assert result.exit_code == 2
+        assert name in result.output
+
+
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys\nfrom normal_guidance.cli import app\n"
+        "try:\n    app(['experiment', '--help'])\nexcept SystemExit:\n    print('torch' in sys.modules)"
+    )
+    wide = os.environ | {"COLUMNS": "160"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=wide)
+    for option in ("--splits", "--index", "--receptive-field", "--sensitivity", "--ray"):
+        assert option in result.stdout
+    assert result.stdout.strip().endswith("False")

@@ -1,0 +1,45 @@
+"""What tests of several folders share: one small experiment, trained once, and one small phantom."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from normal_guidance.evaluation.study import Study
+from normal_guidance.reports.figures import training
+from normal_guidance.reports.reproduce import reproduce, reproduce_sensitivity
+from small_study import make_phantom, make_study, small_grid, small_sensitivity
+
+
+@pytest.fixture(scope="session")
+def small_experiment(tmp_path_factory) -> Study:
+    """Four methods and both references on two splits, and the sensitivity of one; nobody may change its folder."""
+    study = make_study(tmp_path_factory.mktemp("experiment"), ["centered_gaussian", "mean", "abmil", "ng"])
+    reproduce(study, make_grid=small_grid)
+    reproduce_sensitivity(replace(study, methods=("ng",)), make_grid=small_sensitivity)
+    return study
+
+
+@pytest.fixture(scope="session")
+def phantom(tmp_path_factory) -> Path:
+    """The folder of a phantom with its index and a store."""
+    folder = tmp_path_factory.mktemp("phantom")
+    make_phantom(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(small_experiment, tmp_path) -> Study:
+    """The same in a folder that a test may change."""
+    folder = Path(shutil.copytree(small_experiment.folder, tmp_path / "copied"))
+    return replace(small_experiment, folder=folder)
+
+
+@pytest.fixture
+def unrendered(monkeypatch) -> None:
+    """Figures are made, but not drawn; those of training, the most by far, are empty."""
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.write(b"\x89PNG\r\n\x1a\n"))
+    monkeypatch.setattr(training, "plot_learning_curves", lambda history, method: Figure())
+    monkeypatch.setattr(training, "plot_grid", lambda history: Figure())

@@ -1,0 +1,232 @@
+"""Studies of stored scans: what is trained with which labels, what is not trained twice, and what is refused.
+
+`tests/reports/test_reproduce.py` has studies of drawn scans, whose best possible scores are known.
+"""
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation import runs
+from normal_guidance.evaluation.found import REFERENCES
+from normal_guidance.evaluation.runs import load_run
+from normal_guidance.evaluation.stored import stored_dataset
+from normal_guidance.evaluation.study import Dataset, Listener, Study, train_study, wanted_of
+from normal_guidance.features.store import write_store
+from normal_guidance.reports.reproduce import reproduce
+from normal_guidance.reports.results import collect
+from normal_guidance.training.sweep import sweep
+from small_study import (
+    PROTOCOL,
+    make_study,
+    part_of,
+    small_grid,
+    some_scans,
+    without_slice_labels,
+)
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[tuple[str, int]]:
+    """(method, seed) of every sweep that really trains; the scan reference is mean pooling."""
+    counted = []
+
+    def counting(configs, *arguments, **options):
+        counted.append((configs[0].method, configs[0].seed))
+        return sweep(configs, *arguments, **options)
+
+    monkeypatch.setattr(runs, "sweep", counting)
+    return counted
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is trained
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_both_references_are_the_last_row(small_experiment):
+    folder = small_experiment.folder
+    results = collect(folder, "small")
+    row = results.table.rows[-1]
+    assert (row.method, row.title, row.seeds) == ("ceiling", "Supervised reference", (1001, 2001))
+    for seed, scores in zip(row.seeds, row.scores, strict=True):
+        slices, scans = (load_run(folder / reference / str(seed)).winners[0] for reference in REFERENCES)
+        assert scores.localization_auroc == slices.test.localization_auroc
+        assert scores.localization_auprc == slices.test.localization_auprc
+        assert (scores.scan_auroc, scores.scan_auprc) == (scans.test.scan_auroc, scans.test.scan_auprc)
+        assert slices.config.method == "slice_reference"
+        assert slices.config.receptive_field == 4  # the blocks of these scans
+        assert (slices.config.seed, scans.config.seed) == (seed, seed)
+    assert not (folder / "ceiling").exists()
+    assert {one.method for one in results.chosen} == {"mean", "abmil", "ng", *REFERENCES}
+
+
+def test_the_receptive_field_can_be_given(tmp_path, trained):
+    study = make_study(tmp_path, [], receptive_field=3)
+    study = replace(study, seeds=(1001,))
+    train_study(study, make_grid=small_grid)
+    assert load_run(study.folder / "slice_reference" / "1001").winners[0].config.receptive_field == 3
+    trained.clear()
+    train_study(study, make_grid=small_grid)
+    with pytest.raises(UserError, match=r"holds another run: configs.0.receptive_field was 3, now it is 5"):
+        train_study(replace(study, receptive_field=5), make_grid=small_grid)
+    with pytest.raises(UserError, match=r"slice_reference/1001 holds another run: its receptive field was given, 3"):
+        train_study(replace(study, receptive_field=None), make_grid=small_grid)
+    assert trained == []
+
+
+def test_without_slice_labels_neither_gaussian_nor_references(tmp_path, trained):
+    study = make_study(tmp_path, ["centered_gaussian", "mean"], without_slice_labels(some_scans()))
+    assert not study.dataset.has_slice_labels
+    results = reproduce(study, make_grid=small_grid)
+    assert trained == [("mean", 1001), ("mean", 2001)]
+    assert sorted(path.name for path in study.folder.iterdir() if path.is_dir()) == ["mean"]
+    (row,) = results.table.rows
+    assert all(scores.localization_auroc != scores.localization_auroc for scores in row.scores)
+    assert all(0 <= scores.scan_auroc <= 1 for scores in row.scores)
+    assert "| Mean pooling | - |" in results.markdown().replace("  ", " ").replace("  ", " ")
+    lines = list(csv.DictReader(results.csv().splitlines()))
+    assert [line["ours_mean"] == "" for line in lines] == [True, True, False, False]
+
+
+def test_slice_labels_of_test_scans_alone_measure_but_do_not_supervise(tmp_path, trained):
+    bags = some_scans()
+    numbers = [number for number in range(len(bags)) if part_of(number, 1001) != "test"]
+    study = make_study(tmp_path, ["centered_gaussian", "mean"], without_slice_labels(bags, numbers))
+    dataset = stored_dataset([tmp_path / "store"], [tmp_path / "splits" / "split-1001.csv"])
+    study = replace(study, dataset=dataset, seeds=(1001,))
+    assert wanted_of(study) == ["centered_gaussian", "mean"]
+    results = reproduce(study, make_grid=small_grid)
+    assert trained == [("mean", 1001)]
+    assert [row.method for row in results.table.rows] == ["centered_gaussian", "mean"]
+    assert results.table.rows[0].scores[0].localized > 0
+
+
+def test_a_known_ceiling_takes_the_references_place(tmp_path):
+    def draw(seed, part):
+        return shifted_mean(4, seed, features=2)
+
+    with_oracle = Dataset("drawn", draw, (1,), oracle=lambda scans: pytest.fail("nothing is scored yet"))
+    study = Study(with_oracle, tmp_path, ("ng",), (1,))
+    assert wanted_of(study) == ["ng", "ceiling"]
+    assert wanted_of(replace(study, dataset=replace(with_oracle, oracle=None))) == ["ng", *REFERENCES]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Started again
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_started_again_it_trains_what_is_missing_only(copied, trained):
+    train_study(copied, make_grid=small_grid)
+    assert trained == []
+    (copied.folder / "slice_reference" / "2001" / "report.json").unlink()
+    shutil.rmtree(copied.folder / "scan_reference" / "1001")
+    shutil.rmtree(copied.folder / "centered_gaussian" / "1001")
+    finished = []
+    train_study(copied, make_grid=small_grid, listener=Listener(finished=lambda title, run: finished.append(title)))
+    assert trained == [("mean", 1001), ("slice_reference", 2001)]
+    assert finished == ["scan reference, seed 1001", "slice reference, seed 2001"]
+    assert (copied.folder / "centered_gaussian" / "1001" / "scores.json").exists()
+
+
+def test_a_stopped_reference_goes_on_with_the_same_weights(small_experiment, copied, monkeypatch, trained):
+    name = "slice_reference/1001"
+    shutil.rmtree(copied.folder / name)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "_finish", stop)  # its state is saved, its report is not written
+        with pytest.raises(KeyboardInterrupt):
+            train_study(copied, make_grid=small_grid)
+    assert (copied.folder / name / "state.safetensors").exists()
+    train_study(copied, make_grid=small_grid)
+    for file in ("best.safetensors", "history.parquet"):
+        assert (copied.folder / name / file).read_bytes() == (small_experiment.folder / name / file).read_bytes()
+
+
+def test_somebody_else_may_train_what_is_missing(copied):
+    shutil.rmtree(copied.folder / "abmil" / "2001")
+    asked = []
+
+    def train(study, jobs, listener):
+        asked.extend((job.method, job.seed, job.folder) for job in jobs)
+
+    train_study(copied, make_grid=small_grid, train=train)
+    assert asked == [("abmil", 2001, copied.folder / "abmil" / "2001")]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is refused
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", REFERENCES)
+def test_references_trained_by_another_protocol_are_refused(copied, trained, method):
+    alone = replace(copied, methods=(), protocol=replace(PROTOCOL, epochs=4))
+    shutil.rmtree(copied.folder / next(one for one in REFERENCES if one != method))
+    with pytest.raises(UserError, match=rf"{method}/1001 holds another run: configs.0.epochs was 3, now it is 4"):
+        train_study(alone, make_grid=small_grid)
+    assert trained == []
+
+
+def opened_again(study: Study, folder) -> Study:
+    """As the command opens it when it is started again."""
+    now = stored_dataset([folder / "store"], [folder / "splits"], study.dataset.name)
+    labels = {name: getattr(study.dataset, name) for name in ("has_slice_labels", "has_supervision")}
+    return replace(study, dataset=replace(now, **labels))
+
+
+def rewrite_split(path, change) -> None:
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(change(line) for line in lines))
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_runs_of_a_split_that_has_changed_are_refused(tmp_path, trained, part):
+    """The same seed with other parts: what is complete is about other scans, and must not be told as this split's."""
+    study = make_study(tmp_path, ["mean"])
+    study = replace(study, seeds=(1001,), dataset=replace(study.dataset, has_slice_labels=False))
+    train_study(study, make_grid=small_grid)
+    train_study(opened_again(study, tmp_path), make_grid=small_grid)
+    trained.clear()
+    other = {"train": "val", "val": "test", "test": "train"}[part]
+    patient = [scan for number, scan in enumerate(some_scans().scan_ids) if part_of(number, 1001) == part][:2]
+    split = tmp_path / "splits" / "split-1001.csv"
+    rewrite_split(split, lambda line: f"{line.split(',')[0]},{other}" if line.split(",")[0] in patient else line)
+    message = r"mean/1001 is about other (train|val|test) scans: split 1001 or its features have changed since; give an"
+    with pytest.raises(UserError, match=message):
+        train_study(opened_again(study, tmp_path), make_grid=small_grid)
+    assert trained == []
+
+
+def test_runs_on_features_that_have_changed_are_refused(tmp_path, trained):
+    study = make_study(tmp_path, ["centered_gaussian"])
+    study = replace(study, seeds=(1001,), dataset=replace(study.dataset, has_supervision=False))
+    train_study(study, make_grid=small_grid)
+    bags = some_scans()
+    shutil.rmtree(tmp_path / "store")
+    write_store(tmp_path / "store", replace(bags, features=bags.features + 1), provenance={})
+    with pytest.raises(UserError, match="centered_gaussian/1001 is about other test scans: split 1001 or its features"):
+        train_study(opened_again(study, tmp_path), make_grid=small_grid)
+
+
+def test_another_dataset_s_references_are_refused(copied):
+    other = replace(copied, methods=(), dataset=replace(copied.dataset, name="chest-ct"))
+    with pytest.raises(UserError, match="slice_reference/1001 is about small, not chest-ct; give another folder"):
+        train_study(other, make_grid=small_grid)
+
+
+@pytest.mark.parametrize("data", [{"test": {}}, {"test": 3}, [1]])
+def test_a_report_without_fingerprints_is_named(copied, data):
+    path = copied.folder / "mean" / "1001" / "report.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "data": data}))
+    with pytest.raises(UserError, match=r"mean/1001/report.json is damaged or none of ours .*; delete it, or give an"):
+        train_study(copied, make_grid=small_grid)
