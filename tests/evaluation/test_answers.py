@@ -18,6 +18,7 @@ from normal_guidance.evaluation.outcomes import outcomes_from
 from normal_guidance.evaluation.predictions import PREDICTIONS
 from normal_guidance.evaluation.references import oracle_pooled
 from normal_guidance.evaluation.study import Study, train_study
+from normal_guidance.reports.experiment import evaluate
 from normal_guidance.training.fit import predict
 from normal_guidance.training.results import load_winner
 from small_study import PROTOCOL, make_study, part_of, small_grid, some_scans, without_slice_labels
@@ -129,6 +130,12 @@ def test_scans_that_the_scan_reference_leaves_out_blank_it_in_every_split(tmp_pa
         assert one.predictions["ceiling"].logit.isnan().all()
         assert one.outcomes(["mean", "ceiling"]).methods["ceiling"].scan_scores is None
         assert one.outcomes(["mean", "ceiling"]).methods["mean"].scan_scores is not None
+    experiment = evaluate(study)
+    assert experiment.notes == (
+        "The scan reference has no score for 1 test scan (positive without a positive slice), so methods are not "
+        "compared with it at scan level.",
+    )
+    assert {one.metric for one in experiment.differences.found} == {"localization_auroc", "localization_auprc"}
 
 
 def test_one_reference_alone_is_no_answer(copied):

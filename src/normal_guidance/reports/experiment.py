@@ -128,8 +128,8 @@ def _compare(
     left_out = sum(one.left_out for one in answers)
     if left_out:
         notes.append(
-            f"The scan reference has no score for {left_out} test scans (positive ones without a positive slice), so "
-            "methods are not compared with it at scan level."
+            f"The scan reference has no score for {left_out} test scan{'s' * (left_out > 1)} (positive without a "
+            "positive slice), so methods are not compared with it at scan level."
         )
     if len(compared) < 2:
         return [], notes
