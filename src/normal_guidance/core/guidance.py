@@ -7,8 +7,8 @@ and variance of a_i itself, so guidance says what shape attention has and leaves
 
 Everything is computed from log-attention, in float32 or better, also under mixed precision:
 the variance in its centred form (E[J^2] - E[J]^2 in float32 gives .375 for .455 at 1,083 slices), r in log space (the
-plain density underflows on long scans), and D from log-softmax (clamped probabilities lose the gradient of three quarters of
-the slices at S = 1,000 with logits of sd 5).
+plain density underflows on long scans), and D from log-softmax (clamped probabilities lose the gradient of three
+quarters of the slices at S = 1,000 with logits of sd 5).
 
 Reference: Harvey, Loevlie, Hughes, "Normal Guidance is what Attention Needs", 2026.
 """
