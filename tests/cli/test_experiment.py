@@ -169,3 +169,13 @@ def test_help_does_not_wait_for_torch():
     for option in ("--splits", "--index", "--receptive-field", "--sensitivity", "--ray"):
         assert option in result.stdout
     assert result.stdout.strip().endswith("False")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_grid_of_one_s_own(store, tmp_path):
+    options = (store, "--splits", store.parent / "splits", "--methods", "ng", *QUICK, "--out", tmp_path / "out")
+    assert invoke(*options, "--lr", "0.1,0.01", "--l1", "0").exit_code == 0
+    runs = [load_run(folder) for folder in sorted((tmp_path / "out").glob("*/*")) if (folder / "report.json").exists()]
+    assert len(runs) >= 3  # ng and both references
+    assert {run.report["configurations"]["trained"] for run in runs} == {2}
+    assert "'x' is no float" in refused(*options, "--lr", "x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,11 +11,14 @@ from normal_guidance.cli.options import (
     Chunk,
     Device,
     Epochs,
+    L1Strengths,
+    LearningRates,
     Patience,
     Precision,
     Renormalize,
     check_guidance,
     choose_execution,
+    parse_if_given,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ def experiment(
     index: Annotated[
         Path | None, typer.Option(help="What nguide index made: errors in mm, and slices in the figures.")
     ] = None,
+    lr: LearningRates = None,
+    l1: L1Strengths = None,
     epochs: Epochs = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Scans in a batch.")] = 64,
     patience: Patience = None,
@@ -69,6 +74,7 @@ def experiment(
     fill up the same report.
     """
     from dataclasses import replace
+    from functools import partial
 
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.cli.reproduce import choose_methods, make_listener, show_page
@@ -77,7 +83,7 @@ def experiment(
     from normal_guidance.evaluation.study import Study
     from normal_guidance.reports.experiment import write_report
     from normal_guidance.reports.reproduce import reproduce, reproduce_sensitivity
-    from normal_guidance.training.config import Config
+    from normal_guidance.training.config import Config, grid, sensitivity_grid
 
     names = choose_methods(methods, sensitivity=False)
     check_guidance(names, ["--no-renormalize"] * (not renormalize) + ["--sensitivity"] * sensitivity)
@@ -101,10 +107,13 @@ def experiment(
     manifest = _manifest(index, data)
     console, train = make_console(), _cluster(ray)
     listener = make_listener(console)
-    results = reproduce(study, listener=listener, train=train)
+    given = {"lr": parse_if_given("--lr", lr, float), "l1": parse_if_given("--l1", l1, float)}
+    axes: dict[str, Any] = {axis: values for axis, values in given.items() if values is not None}
+    results = reproduce(study, make_grid=partial(grid, **axes), listener=listener, train=train)
     if sensitivity:
         guided = tuple(name for name in names if METHODS[name].guided)
-        reproduce_sensitivity(replace(study, methods=guided), listener=listener, train=train)
+        make_grid = partial(sensitivity_grid, **axes)
+        reproduce_sensitivity(replace(study, methods=guided), make_grid=make_grid, listener=listener, train=train)
     page = write_report(study, manifest=manifest)
     show_page(console, results.markdown())
     say(console, f"Report: {page}")

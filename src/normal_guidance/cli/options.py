@@ -1,4 +1,4 @@
-"""What `nguide sweep` and `nguide reproduce` share: options, and how their values are read."""
+"""What `nguide sweep`, `experiment` and `reproduce` share: options, and how their values are read."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ Patience = Annotated[
 Renormalize = Annotated[
     bool, typer.Option("--renormalize/--no-renormalize", help="Guide class-token rows made to sum to one.")
 ]
+LearningRates = Annotated[str | None, typer.Option(help="Learning rates. Default: the paper's 4.")]
+L1Strengths = Annotated[str | None, typer.Option(help="L1 strengths. Default: the paper's 8.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: cuda if there is one.")]
 Precision = Annotated[str, typer.Option(help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32, bf16.")]
 Chunk = Annotated[int | None, typer.Option(min=1, help="Configurations trained together at most.")]
@@ -43,6 +45,11 @@ def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
             raise UserError(f"{option} {text}: {word.strip()!r} is empty or given twice; give each value once")
         values.append(value)
     return values
+
+
+def parse_if_given(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] | None:
+    """As `parse_list`; None for an option that was not given."""
+    return None if text is None else parse_list(option, text, kind)
 
 
 def choose_execution(device: str | None, precision: str, chunk: int | None = None) -> Execution:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,11 +13,14 @@ from normal_guidance.cli.options import (
     Chunk,
     Device,
     Epochs,
+    L1Strengths,
+    LearningRates,
     Patience,
     Precision,
     Renormalize,
     check_guidance,
     choose_execution,
+    parse_if_given,
     parse_list,
 )
 from normal_guidance.errors import UserError
@@ -48,8 +51,8 @@ def sweep(
     methods: Annotated[str, typer.Option(help="Comma-separated names (nguide methods), or 'all' that train.")] = "ng",
     seeds: Annotated[str, typer.Option(help="Seeds of initial weights and order, one run each: 0,1,2.")] = "0",
     out: Annotated[Path, typer.Option("--out", "-o", help="Runs go to OUT/method/seed.")] = Path("sweep-output"),
-    lr: Annotated[str | None, typer.Option(help="Learning rates. Default: the paper's 4.")] = None,
-    l1: Annotated[str | None, typer.Option(help="L1 strengths. Default: the paper's 8.")] = None,
+    lr: LearningRates = None,
+    l1: L1Strengths = None,
     guidance_weight: Annotated[
         str | None, typer.Option(help="Lambdas; each has its own winner. Default: the paper's 1.0.")
     ] = None,
@@ -83,10 +86,10 @@ def sweep(
     execution = choose_execution(device, precision, chunk)
     names = parse_methods(methods)
     axes = {
-        "lr": _values("--lr", lr, float),
-        "l1": _values("--l1", l1, float),
-        "guidance_weight": _values("--guidance-weight", guidance_weight, float),
-        "divergence": _values("--divergence", divergence, str),
+        "lr": parse_if_given("--lr", lr, float),
+        "l1": parse_if_given("--l1", l1, float),
+        "guidance_weight": parse_if_given("--guidance-weight", guidance_weight, float),
+        "divergence": parse_if_given("--divergence", divergence, str),
     }
     protocol = {"epochs": epochs, "batch_size": batch_size, "patience": patience, "train_above_val": train_above_val}
     grids = make_grids(names, parse_list("--seeds", seeds, int), axes, renormalize=renormalize, **protocol)
@@ -97,10 +100,6 @@ def sweep(
     runs = _run_all(console, out, grids, parts, execution, options=options, **saving)
     console.print(_table(runs, scored=parts[2] is not None))
     say(console, f"Runs: {out}")
-
-
-def _values(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] | None:
-    return None if text is None else parse_list(option, text, kind)
 
 
 def _guidance_options(guidance_weight: str | None, divergence: str | None, renormalize: bool) -> list[str]:

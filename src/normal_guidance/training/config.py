@@ -171,14 +171,16 @@ def grid(
     )
 
 
-def sensitivity_grid(base: Config) -> tuple[Config, ...]:
-    """The paper's grid for each divergence and each of its lambdas.
+def sensitivity_grid(
+    base: Config, *, lr: Sequence[float] = LEARNING_RATES, l1: Sequence[float] = L1_STRENGTHS
+) -> tuple[Config, ...]:
+    """The grid for each divergence and each of the paper's lambdas.
 
     Example:
         >>> len(sensitivity_grid(Config("ng")))
         288
     """
-    return grid(base, divergence=list(DIVERGENCES), guidance_weight=GUIDANCE_WEIGHTS)
+    return grid(base, lr=lr, l1=l1, divergence=list(DIVERGENCES), guidance_weight=GUIDANCE_WEIGHTS)
 
 
 def check_together(configs: Sequence[Config]) -> None:
