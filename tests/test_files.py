@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import folder_atomically, write_atomically
+from normal_guidance.files import folder_atomically, read_parquet, write_atomically
 
 
 def names(folder):
@@ -130,3 +130,14 @@ def test_the_slower_of_two_runs_is_refused(tmp_path):
         race()
     assert (path / "a").read_bytes() == b"fast"
     assert names(tmp_path) == ["run"]
+
+
+def test_parquet_in_a_folder_called_like_a_column_has_its_own_columns_only(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "split=7"
+    folder.mkdir()
+    pq.write_table(pa.table({"scan": ["A", "B"], "label": [0, 1]}), folder / "t.parquet")
+    assert read_parquet(folder / "t.parquet").to_pydict() == {"scan": ["A", "B"], "label": [0, 1]}
+    assert read_parquet(folder / "t.parquet", ["label"]).column_names == ["label"]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import write_atomically
+from normal_guidance.files import read_parquet, write_atomically
 
 FORMAT = 1
 """Version of the columns; a manifest of another version is refused."""
@@ -202,8 +202,7 @@ def read_manifest(path: str | Path) -> Manifest:
     if not path.is_file():
         raise UserError(f"{path} is not there; run nguide index first")
     try:
-        with path.open("rb") as file:
-            table = pq.read_table(file)
+        table = read_parquet(path)
         about = json.loads((table.schema.metadata or {}).get(b"normal_guidance", b"{}"))
         version = about.get("format")
         if version == FORMAT:

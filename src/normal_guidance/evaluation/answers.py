@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,6 +23,7 @@ from normal_guidance.evaluation.published import CEILING
 from normal_guidance.evaluation.references import SCAN_REFERENCE
 from normal_guidance.evaluation.runs import Data
 from normal_guidance.evaluation.study import Dataset
+from normal_guidance.files import read_parquet
 from normal_guidance.training.run import PREDICTION_TABLE
 
 
@@ -128,7 +128,7 @@ def _scan_logits(folder: Path, scans: Data) -> Float[Tensor, "scans"]:
 def _test_rows(folder: Path) -> pa.Table:
     path = folder / PREDICTION_TABLE
     try:
-        table = pq.read_table(path).select(PREDICTIONS.names).cast(PREDICTIONS)
+        table = read_parquet(path).select(PREDICTIONS.names).cast(PREDICTIONS)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read ({error}); copy the run again, or delete it and start again") from error
     return table.filter(pc.equal(table["part"], "test"))

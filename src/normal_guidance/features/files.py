@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import sync, write_atomically
+from normal_guidance.files import read_parquet, sync, write_atomically
 
 FORMAT = 2
 """Version of the layout on disk."""
@@ -135,8 +135,7 @@ def read_index(folder: Path) -> pd.DataFrame:
     """Reads index.parquet: the columns of `INDEX`, null as None."""
     path = folder / "index.parquet"
     try:
-        with path.open("rb") as file:  # by its name, pyarrow would take folders called key=value for columns
-            table = pq.read_table(file).select(INDEX.names).cast(INDEX)
+        table = read_parquet(path).select(INDEX.names).cast(INDEX)
     except (OSError, pa.ArrowException, KeyError) as error:
         raise UserError(f"{path} cannot be read ({error}); {AGAIN}") from error
     scans: pd.DataFrame = table.to_pandas()

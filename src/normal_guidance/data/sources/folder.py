@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import csv
 
 from normal_guidance.data.containers import list_members
@@ -44,6 +43,7 @@ from normal_guidance.data.sources.common import (
 )
 from normal_guidance.data.sources.masks import slices_of_mask
 from normal_guidance.errors import UserError
+from normal_guidance.files import read_parquet
 
 if TYPE_CHECKING:
     from normal_guidance.data.dicom import Header
@@ -212,18 +212,13 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
 # ----------------------------------------------------------------------------------------------------
 
 
-def _read_parquet(path: Path) -> pa.Table:
-    with path.open("rb") as file:  # by its name, pyarrow would take folders called key=value for columns
-        return pq.read_table(file)
-
-
 def _read_table(path: Path) -> dict[str, list[str]]:
     """The columns that are asked for, as text; a list becomes its numbers with spaces between."""
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise UserError(f"--table {path}: the ending is unknown; give a .csv or .parquet file")
     try:
-        table = _read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+        table = read_parquet(path) if suffix == ".parquet" else _read_csv(path)
         columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _wanted(table)}
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise UserError(f"--table {path} cannot be read ({error}); write it again") from error
