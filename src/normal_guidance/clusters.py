@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from normal_guidance.errors import UserError
+
+ANSWER_SECONDS = 10.0
+"""How long a cluster's machine may take to answer; Ray itself would try for minutes."""
 
 RETRIES = 5
 """How often Ray runs a task again whose machine or process died."""
@@ -55,6 +59,7 @@ def connected(address: str) -> Iterator[Connection]:
         import ray
     except ImportError as error:
         raise UserError("ray is not installed; pip install 'normal-guidance[ray]', or leave out --ray") from error
+    _check_answers(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -63,6 +68,17 @@ def connected(address: str) -> Iterator[Connection]:
         yield Connection(address)
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Refuses HOST:PORT where nobody listens; other forms ('auto', 'ray://...') are Ray's to judge."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head") from error
 
 
 def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:

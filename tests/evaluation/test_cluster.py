@@ -1,5 +1,6 @@
 """Studies on a real cluster: the same weights and histories as here, and mistakes told as mistakes."""
 
+import socket
 from dataclasses import replace
 from functools import partial
 
@@ -90,5 +91,14 @@ def test_no_cluster_is_an_error(copied, monkeypatch):
 
     monkeypatch.setattr(ray, "init", no_answer)
     jobs = jobs_of(copied, ["mean"], small_grid)
-    with pytest.raises(UserError, match=r"--ray 10.0.0.1:6379: no cluster answers \(nobody there\); start one: ray"):
-        train_on_cluster("10.0.0.1:6379", copied, jobs, Listener())
+    with pytest.raises(UserError, match=r"--ray auto: no cluster answers \(nobody there\); start one: ray"):
+        train_on_cluster("auto", copied, jobs, Listener())
+
+
+def test_a_port_where_nobody_listens_is_told_at_once(copied):
+    """Ray itself tries such an address for minutes."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # held, but not listening
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(UserError, match=rf"--ray {address}: no cluster answers \(.*refused\); start one: ray"):
+            train_on_cluster(address, copied, jobs_of(copied, ["mean"], small_grid), Listener())

@@ -94,8 +94,8 @@ def test_no_cluster_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ray, "init", no_answer)
     manifest = make_manifest(tmp_path / "data", [3])
-    with pytest.raises(UserError, match=r"--ray 10.0.0.1:6379: no cluster answers \(nobody there\); start one"):
-        run(manifest, tmp_path / "store", parts={"s000": "train"}, ray="10.0.0.1:6379")
+    with pytest.raises(UserError, match=r"--ray auto: no cluster answers \(nobody there\); start one"):
+        run(manifest, tmp_path / "store", parts={"s000": "train"}, ray="auto")
 
 
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):

@@ -70,8 +70,8 @@ def experiment(
 ) -> None:  # fmt: skip
     """Train every method on every split, and the supervised references; test, compare, and write report.html.
 
-    Started again with the same options, the command goes on where it was; other methods or splits with the same OUT
-    fill up the same report.
+    Started again with the same options, the command goes on where it was; other methods with the same OUT fill up the
+    same report. To add splits, give the old ones, too: only splits that are given are compared.
     """
     from dataclasses import replace
     from functools import partial
