@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types bench fuzz constraints clean
+.PHONY: help install demo test tools viewer lint types bench fuzz constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,8 +33,26 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## run the main job on a small semi-synthetic set
 	$(BIN)/nguide demo
 
+# The page that nguide view serves; sources and pinned packages are in frontend/, the result is never committed.
+PAGE := src/normal_guidance/viewer/static/index.html
+viewer: $(PAGE) ## build the viewer's page with npm
+
+$(PAGE): $(wildcard frontend/*.json frontend/*.mjs frontend/src/*)
+	@if command -v npm >/dev/null; then \
+	  cd frontend && npm ci --no-audit --no-fund --loglevel=error && npm run --silent check && npm run --silent build; \
+	else echo "NPM IS NOT INSTALLED: nguide view has no page, and its browser tests are skipped (Node 20 or newer)" >&2; fi
+
+# What tests call beside Python: a browser, and two validators of DICOM.  Without root, or apt, tests say what they skip.
+TOOLS := chromium:chromium dciodvfy:dicom3tools dsrdump:dcmtk
+tools:
+	@missing=""; for tool in $(TOOLS); do command -v $${tool%%:*} >/dev/null || missing="$$missing $${tool##*:}"; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing; } \
+	  >/dev/null 2>&1 || echo "COULD NOT INSTALL$$missing: their tests are skipped" >&2; \
+	fi
+
 # pytest comes last, so that its closing line closes the output.
-test: lint types ## everything that CI runs: lint, types, tests, doctests, README code, coverage
+test: lint types tools viewer ## everything that CI runs: lint, types, tests, doctests, README code, coverage
 	$(BIN)/python -m pytest -rfEs --cov=normal_guidance --cov-report=term
 
 lint: $(STAMP) ## ruff: rules and formatting
@@ -44,12 +62,13 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict on core/
 	$(BIN)/mypy
 
-bench: $(STAMP) ## time a training step, the sweep, the index, the encoding, the metrics; each ends with one JSON line
+bench: $(STAMP) ## time a training step, the sweep, the index, the encoding, the metrics, the viewer; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_sweep.py
 	$(BIN)/python benchmarks/bench_index.py
 	$(BIN)/python benchmarks/bench_encode.py
 	$(BIN)/python benchmarks/bench_metrics.py
+	$(BIN)/python benchmarks/bench_viewer.py
 
 fuzz: $(STAMP) ## 10,000 damaged scans and label tables, about 5 minutes; exit code 1 if something is found
 	$(BIN)/python tests/fuzz/run.py --cases 10000 --seed 1 --jobs 2
@@ -65,5 +84,6 @@ constraints: $(STAMP) ## write what .venv holds to constraints.txt
 	@mv constraints.txt.new constraints.txt && touch $(STAMP)
 
 clean: ## remove .venv, caches and outputs
+	rm -rf frontend/node_modules src/normal_guidance/viewer/static
 	rm -rf $(VENV) build dist demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,7 +30,9 @@ LAYERS = (
     ("features",),
     ("training",),
     ("evaluation",),
-    ("reports", "clinical", "viewer"),
+    ("reports",),
+    ("clinical",),
+    ("viewer",),
     ("cli",),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

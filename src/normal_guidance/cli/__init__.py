@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from normal_guidance import __version__
+from normal_guidance.cli.bundle import bundle
 from normal_guidance.cli.demo import demo
 from normal_guidance.cli.describe import describe
 from normal_guidance.cli.encode import encode
@@ -19,10 +20,12 @@ from normal_guidance.cli.experiment import experiment
 from normal_guidance.cli.index import index
 from normal_guidance.cli.methods import methods
 from normal_guidance.cli.phantom import phantom
+from normal_guidance.cli.predict import predict
 from normal_guidance.cli.reproduce import reproduce
 from normal_guidance.cli.split import audit, split
 from normal_guidance.cli.store import store_app
 from normal_guidance.cli.sweep import sweep
+from normal_guidance.cli.view import view
 from normal_guidance.cli.weights import weights_app
 from normal_guidance.errors import UserError
 from normal_guidance.memory import keep_freed_memory
@@ -75,7 +78,10 @@ def nguide(
     keep_freed_memory()
 
 
-for command in (demo, phantom, index, split, audit, describe, encode, methods, sweep, experiment, reproduce):
+for command in (
+    *(demo, phantom, index, split, audit, describe, encode, methods, sweep, experiment, reproduce),
+    *(bundle, predict, view),
+):
     app.command()(command)
 app.add_typer(store_app, name="store")
 app.add_typer(weights_app, name="weights")

@@ -113,6 +113,21 @@ def index(
     return Index(manifest, problems, report)
 
 
+def read_rows(
+    dataset: Dataset,
+    problems: list[Problem],
+    *,
+    workers: int = 0,
+    watch: Watch | None = None,
+    any_modality: bool = False,
+) -> Iterator[ScanRow]:
+    """The scans of an open source, their slices in order; what is odd is added to `problems`.
+
+    `any_modality` takes images that are not CT, too.
+    """
+    return _Run(dataset, problems, watch or (lambda progress: None), any_modality).rows(workers)
+
+
 def check_options(source: str, table: str | Path | None = None, labels: str | None = None) -> Options:
     """The options of a source; one that means nothing to it is refused.
 
@@ -174,8 +189,8 @@ def _versions() -> dict[str, str | None]:
 class _Run:
     """One pass over a dataset; counts as it goes."""
 
-    def __init__(self, dataset: Dataset, problems: list[Problem], watch: Watch) -> None:
-        self.dataset, self.report, self.watch = dataset, problems.append, watch
+    def __init__(self, dataset: Dataset, problems: list[Problem], watch: Watch, any_modality: bool = False) -> None:
+        self.dataset, self.report, self.watch, self.any_modality = dataset, problems.append, watch, any_modality
         self.files = self.groups = self.scans = 0
         self.share = _Share()
         self.seen: set[str] = set()
@@ -216,7 +231,7 @@ class _Run:
     def _wanted(self, waiting: deque[Group]) -> Iterator[Wanted]:
         for group in self.dataset.groups():
             waiting.append(group)
-            yield from map(Wanted, group.files)
+            yield from (Wanted(file, any_modality=self.any_modality) for file in group.files)
             if group.mask:
                 yield Wanted(group.mask, mask=True)
 

@@ -53,6 +53,8 @@ KINDS = {
     "mixed_patient": "Several patients in one series.",
     "double_scan": "The same scan more than once.",
     "failed": "The scan could not be processed.",
+    "header": "A header lacks, or has wrongly, what DICOM results repeat.",
+    "unsuitable": "A scan of another kind than the model was trained on.",
 }
 """What may be odd."""
 

@@ -47,6 +47,8 @@ class Wanted(NamedTuple):
 
     file: str
     mask: bool = False
+    any_modality: bool = False
+    """Images that are not CT are taken, too."""
 
 
 Found = Header | Mask | Refusal
@@ -91,7 +93,7 @@ def _brief(death: Death) -> str:
 def read_one(root: Path, wanted: Wanted) -> Found:
     """A header, or why there is none; whatever is wrong with the file, this does not raise."""
     try:
-        return _read_mask(root, wanted.file) if wanted.mask else _read_header(root, wanted.file)
+        return _read_mask(root, wanted.file) if wanted.mask else _read_header(root, wanted.file, wanted.any_modality)
     except UnreadableError as error:
         return Refusal(wanted.file, error.kind, error.detail)
     except UserError:
@@ -110,7 +112,7 @@ def is_nifti(file: str) -> bool:
     return file.lower().endswith(NIFTI)
 
 
-def _read_header(root: Path, file: str) -> Header | Refusal:
+def _read_header(root: Path, file: str, any_modality: bool) -> Header | Refusal:
     content = locate(root, file)
     if is_nifti(file):
         from normal_guidance.data.nifti import read_nifti_header
@@ -119,7 +121,7 @@ def _read_header(root: Path, file: str) -> Header | Refusal:
         refused = None
     else:
         header = read_header(content, file)
-        refused = exclusion(header)
+        refused = exclusion(replace(header, modality="") if any_modality else header)
     if refused is None and header.frames > MAX_FRAMES:
         refused = UnreadableError("unreadable", f"{header.frames} frames are more than {MAX_FRAMES}")
     return header if refused is None else Refusal(file, refused.kind, refused.detail, header.series_uid)

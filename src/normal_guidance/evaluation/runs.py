@@ -25,6 +25,7 @@ from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS, prediction_table
 from normal_guidance.evaluation.scores import Scores, score
+from normal_guidance.features.files import dtype_name
 from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.files import read_json, write_json
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
@@ -117,7 +118,7 @@ def run_sweep(
             state = run.state(save_epochs, save_seconds, environment(execution))
             result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
             scored = {"val": val} | ({} if test is None else {"test": test})
-            _finish(run, result, scored, execution, state, dict(options or {}))
+            _finish(run, result, scored, execution, state, dict(options or {}), features_of(train))
     return load_run(folder)
 
 
@@ -199,6 +200,21 @@ def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
     }
 
 
+def features_of(scans: Data) -> dict[str, Any] | None:
+    """How a store's features were made, as the report holds it: without it, a model cannot be used on new scans.
+
+    None for bags in memory, which do not know.
+    """
+    if not isinstance(scans, FeatureStore):
+        return None
+    return {
+        "recipe": scans.recipe,
+        "width": scans.width,
+        "dtype": dtype_name(scans.dtype),
+        "provenance": dict(scans.provenance),
+    }
+
+
 def _finish(
     run: RunFolder,
     result: Sweep,
@@ -206,6 +222,7 @@ def _finish(
     execution: Execution,
     state: StateFile,
     options: dict[str, Any],
+    features: Mapping[str, Any] | None,
 ) -> None:
     """Writes what came of a sweep, the report last."""
     write_history(run.path, result)
@@ -218,7 +235,14 @@ def _finish(
     write_table(run.path / PREDICTION_TABLE, pa.concat_tables(tables))
     times = {**result.seconds, "total": state.seconds}
     written = report(
-        run.identity, result, scores, state.environments, seconds=times, resumed=state.resumed, options=options
+        run.identity,
+        result,
+        scores,
+        state.environments,
+        seconds=times,
+        resumed=state.resumed,
+        options=options,
+        features=features,
     )
     write_json(run.path / REPORT, written)
     (run.path / STATE).unlink(missing_ok=True)
@@ -268,6 +292,7 @@ def report(
     seconds: Mapping[str, float],
     resumed: int,
     options: Mapping[str, Any],
+    features: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that someone needs who wants to believe, repeat or compare the run; a pure function, fit for JSON."""
     names = group_names(result.configs)
@@ -295,6 +320,7 @@ def report(
         "departures": identity["departures"],
         "seeds": {"order": result.configs[0].seed, "weights": sorted({config.seed for config in result.configs})},
         "data": identity["data"],
+        "features": None if features is None else dict(features),
         "execution": {**identity["execution"], "chunks": list(result.chunks)},
         "seconds": dict(seconds),
         "resumed": resumed,

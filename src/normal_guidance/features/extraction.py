@@ -35,6 +35,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.features.decoding import Decoding, Reader
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.files import dtype_name
+from normal_guidance.features.inputs import describe_inputs
 from normal_guidance.features.jobs import (
     FORMAT,
     REPORT,
@@ -386,10 +387,12 @@ def _assemble(
     """The units become the store."""
     problems: list[Problem] = []
     failed: Counter[str] = Counter()
+    without: set[str] = set()
     slices = 0
     for number in range(len(plan.units)):
         unit = job.unit(number)
         slices += len(unit.features)
+        without.update(unit.failed)
         problems += unit.problems
         failed.update(problem.kind for problem in unit.problems if problem.action == LEFT_OUT)
     write_problems(job.path / PROBLEMS, problems)
@@ -412,6 +415,7 @@ def _assemble(
         "normal_guidance": __version__,
         "recipe": recipe,
         "preprocessing": preprocessing.to_dict(),
+        "inputs": describe_inputs(plan.manifest, without),
         "dtype": dtype_name(plan.dtype),
         "scans": {"manifest": scans, "encoded": scans - left_out, "failed": left_out},
         "slices": {"manifest": int(plan.manifest.lengths.sum()), "encoded": slices},
@@ -422,7 +426,7 @@ def _assemble(
     store = write_store(
         plan.out,
         stream(),
-        provenance={name: report[name] for name in ("normal_guidance", "preprocessing", "identity")},
+        provenance={name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")},
         recipe=recipe,
         dtype=plan.dtype,
         files={PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: json.dumps(report, indent=2).encode()},

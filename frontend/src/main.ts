@@ -1,0 +1,338 @@
+/** The page: what is chosen, and everything that follows from it. */
+
+import { readGallery, readScan, readScans, type Gallery, type Listed, type Scan } from "./api"
+import type { Line } from "./chart"
+import { ScanList } from "./list"
+import { Panel } from "./panel"
+import { Slices } from "./slices"
+import { element } from "./words"
+
+const PAGE = 10 // slices that PageUp and PageDown go over
+
+const find = <T extends HTMLElement>(selector: string): T => document.querySelector<T>(selector)!
+
+class Page {
+  private gallery!: Gallery
+  private scans: Listed[] = []
+  private scan: Scan | null = null
+  private split = 0
+  /** Names of the methods; the second is empty where none is compared. */
+  private methods: [string, string] = ["", ""]
+  private beside = false
+  private linked = true
+  private heads = false
+  private window = 0
+  private places: [number, number] = [0, 0]
+  private active = 0
+  private lines: Line[][] = []
+  private opened = 0
+  private readonly slices = new Slices()
+  private readonly panels: Panel[]
+  private readonly list: ScanList
+
+  constructor() {
+    this.list = new ScanList(find("#scans"), (scan) => void this.open(scan))
+    this.panels = [0, 1].map(
+      (number) =>
+        new Panel(
+          this.slices,
+          (place) => this.go(place, number),
+          (step) => this.go(this.places[number]! + step, number),
+        ),
+    )
+    find("#panels").append(...this.panels.map((panel) => panel.root))
+    this.panels.forEach((panel, number) => panel.root.addEventListener("pointerdown", () => (this.active = number)))
+    this.listen()
+  }
+
+  async start(): Promise<void> {
+    this.gallery = await readGallery()
+    document.title = `${this.gallery.title} – nguide view`
+    find("#title").textContent = this.gallery.title
+    find("#version").textContent = `nguide ${this.gallery.version}`
+    this.makeControls()
+    this.showMissing()
+    const asked = new URLSearchParams(location.hash.slice(1))
+    const split = this.gallery.splits.findIndex(({ name }) => name === asked.get("split"))
+    await this.openSplit(Math.max(0, split), asked)
+  }
+
+  // ------------------------------------------------------------------------------------------------
+  // Choosing
+  // ------------------------------------------------------------------------------------------------
+
+  private async openSplit(split: number, asked: URLSearchParams): Promise<void> {
+    this.split = split
+    this.scans = await readScans(split)
+    const names = this.gallery.splits[split]!.methods.map(({ name }) => name)
+    const pick = (name: string | null) => (name && names.includes(name) ? name : "")
+    this.methods = [pick(asked.get("a")) || pick("ng") || names[0]!, pick(asked.get("b"))]
+    find<HTMLSelectElement>("#split").value = String(split)
+    this.fillMethods()
+    this.list.show(this.scans, this.gallery.splits[split]!.methods)
+    this.list.choose(this.columns())
+    const number = Number(asked.get("scan") ?? NaN)
+    const known = this.scans.some((scan) => scan.number === number)
+    const first = known ? number : this.list.best(this.columns()[0]!)
+    if (first !== null) await this.open(first, known ? Number(asked.get("slice") ?? NaN) - 1 : NaN)
+  }
+
+  private async open(number: number, place = NaN): Promise<void> {
+    const turn = ++this.opened
+    this.list.select(number)
+    try {
+      const scan = await readScan(this.split, number)
+      if (turn !== this.opened) return // another one was chosen meanwhile
+      this.scan = scan
+      this.chooseLines()
+      const start = Number.isInteger(place) ? place : this.peak(0)
+      this.places = [this.clamp(start), this.clamp(this.linked ? start : this.peak(1))]
+      this.say("")
+    } catch (error) {
+      this.say(error instanceof Error ? error.message : String(error))
+    }
+    this.redraw()
+  }
+
+  private choose(method: 0 | 1, name: string): void {
+    this.methods[method] = name
+    this.list.choose(this.columns())
+    this.chooseLines()
+    this.redraw()
+  }
+
+  private go(place: number, panel = this.active): void {
+    if (!this.scan) return
+    this.active = panel
+    if (this.linked || !this.isBeside()) this.places = [this.clamp(place), this.clamp(place)]
+    else this.places[panel] = this.clamp(place)
+    this.redraw()
+  }
+
+  private clamp(place: number): number {
+    return Math.min((this.scan?.slices ?? 1) - 1, Math.max(0, place))
+  }
+
+  /** Where a method looks first: the middle, where it looks nowhere. */
+  private peak(method: number): number {
+    const curve = this.scan?.methods[this.methods[method]!] ?? this.scan?.methods[this.methods[0]]
+    return curve?.key_slices[0] ?? Math.floor((this.scan?.slices ?? 0) / 2)
+  }
+
+  private nextKeySlice(): void {
+    const keys = this.scan?.methods[this.methods[this.isBeside() ? this.active : 0]!]?.key_slices ?? []
+    const at = keys.indexOf(this.places[this.active]!)
+    if (keys.length) this.go(keys[(at + 1) % keys.length]!)
+  }
+
+  private columns(): number[] {
+    const names = this.gallery.splits[this.split]!.methods.map(({ name }) => name)
+    return this.methods.filter(Boolean).map((name) => names.indexOf(name))
+  }
+
+  private isBeside(): boolean {
+    return this.beside && this.methods[1] !== ""
+  }
+
+  /** New arrays only where the curves change, so that nothing else draws them anew. */
+  private chooseLines(): void {
+    const line = (method: 0 | 1): Line[] => {
+      const name = this.methods[method]
+      const curve = this.scan?.methods[name]
+      const title = this.gallery.splits[this.split]!.methods.find((one) => one.name === name)?.title
+      return curve && title ? [{ title, curve, slot: method ? "b" : "a" }] : []
+    }
+    this.lines = this.isBeside() ? [line(0), line(1)] : [[...line(0), ...line(1)]]
+  }
+
+  // ------------------------------------------------------------------------------------------------
+  // Showing
+  // ------------------------------------------------------------------------------------------------
+
+  private redraw(): void {
+    const beside = this.isBeside()
+    find("#panels").classList.toggle("beside", beside)
+    this.panels[1]!.root.hidden = !beside
+    const several = this.methods[1] !== ""
+    for (const selector of ["#over", "#beside"]) find<HTMLButtonElement>(selector).disabled = !several
+    press("#over", several && !this.beside)
+    press("#beside", beside)
+    press("#linked", beside && this.linked)
+    find<HTMLButtonElement>("#linked").disabled = !beside
+    press("#heads", this.heads)
+    const scan = this.scan
+    if (!scan) return
+    const hasHeads = this.lines.flat().some(({ curve }) => curve.heads.length)
+    const heads = find<HTMLButtonElement>("#heads")
+    heads.disabled = !hasHeads
+    heads.title = hasHeads ? "Show every head (h)" : "This method has one head"
+    for (const button of document.querySelectorAll<HTMLButtonElement>("#windows button"))
+      button.setAttribute("aria-pressed", String(Number(button.dataset["window"]) === this.window))
+    this.lines.forEach((lines, number) =>
+      this.panels[number]!.show({
+        scan,
+        lines,
+        place: this.places[number]!,
+        window: this.gallery.windows[this.window]!,
+        heads: this.heads,
+      }),
+    )
+    const without = this.methods.filter((name) => name && !scan.methods[name])
+    find("#absent").textContent = without.length ? `${without.join(" and ")}: not tested on this scan.` : ""
+    this.remember()
+  }
+
+  /** In the address, so that a reload shows the same; numbers only, no patient's name. */
+  private remember(): void {
+    const told: Record<string, string> = {
+      split: this.gallery.splits[this.split]!.name,
+      scan: String(this.scan!.number),
+      slice: String(this.places[0] + 1),
+      a: this.methods[0],
+      b: this.methods[1],
+    }
+    const kept = Object.entries(told).filter(([, value]) => value)
+    history.replaceState(null, "", `#${new URLSearchParams(kept)}`)
+  }
+
+  private say(text: string): void {
+    find("#error").textContent = text
+    find("#error").hidden = !text
+  }
+
+  private showMissing(): void {
+    const root = find("#missing")
+    root.hidden = !this.gallery.missing.length
+    root.replaceChildren(
+      ...this.gallery.missing.map(({ why, command }) => element("p", {}, why, " ", element("code", {}, command))),
+    )
+  }
+
+  // ------------------------------------------------------------------------------------------------
+  // Controls
+  // ------------------------------------------------------------------------------------------------
+
+  private makeControls(): void {
+    const split = find<HTMLSelectElement>("#split")
+    split.replaceChildren(
+      ...this.gallery.splits.map(({ name }, number) => element("option", { value: number }, name || "all scans")),
+    )
+    find("#split-field").hidden = this.gallery.splits.length < 2
+    const given = this.gallery.windows.findIndex(({ name }) => name.startsWith("encoder"))
+    this.window = Math.max(0, given)
+    find("#windows").replaceChildren(
+      ...this.gallery.windows.map(({ title, low, high }, number) => {
+        const choose = () => this.chooseWindow(number)
+        const hint = `${low} to ${high} HU (${number + 1})`
+        return element("button", { type: "button", "data-window": number, title: hint, click: choose }, title)
+      }),
+    )
+  }
+
+  private fillMethods(): void {
+    const options = this.gallery.splits[this.split]!.methods.map(({ name, title }): [string, string] => [name, title])
+    const fill = (selector: string, value: string, extra: [string, string][]) => {
+      const select = find<HTMLSelectElement>(selector)
+      select.replaceChildren(...[...extra, ...options].map(([name, title]) => element("option", { value: name }, title)))
+      select.value = value
+    }
+    fill("#method-a", this.methods[0], [])
+    fill("#method-b", this.methods[1], [["", "nothing"]])
+    find("#compare-field").hidden = options.length < 2
+  }
+
+  private chooseWindow(number: number): void {
+    if (number >= this.gallery.windows.length) return
+    this.window = number
+    this.redraw()
+  }
+
+  private toggleBeside(beside: boolean): void {
+    this.beside = beside
+    this.active = 0
+    this.places[1] = this.places[0]
+    this.chooseLines()
+    this.redraw()
+  }
+
+  /** Apart, each panel is at its own method's peak. */
+  private toggleLinked(): void {
+    this.linked = !this.linked
+    this.places = this.linked ? [this.places[0], this.places[0]] : [this.peak(0), this.peak(1)]
+    this.redraw()
+  }
+
+  private toggleHeads(): void {
+    this.heads = !this.heads
+    this.redraw()
+  }
+
+  private toggleTheme(): void {
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches
+    const now = document.documentElement.dataset["theme"] ?? (dark ? "dark" : "light")
+    document.documentElement.dataset["theme"] = now === "dark" ? "light" : "dark"
+  }
+
+  private listen(): void {
+    const on = (selector: string, name: string, action: (value: string) => void) =>
+      find(selector).addEventListener(name, (event) => action((event.target as HTMLSelectElement).value))
+    on("#split", "change", (value) => {
+      const kept = new URLSearchParams({ a: this.methods[0], b: this.methods[1], scan: String(this.scan?.number) })
+      void this.openSplit(Number(value), kept).catch((error) => this.say(String(error.message)))
+    })
+    on("#method-a", "change", (value) => this.choose(0, value))
+    on("#method-b", "change", (value) => this.choose(1, value))
+    on("#over", "click", () => this.toggleBeside(false))
+    on("#beside", "click", () => this.toggleBeside(true))
+    on("#linked", "click", () => this.toggleLinked())
+    on("#heads", "click", () => this.toggleHeads())
+    on("#theme", "click", () => this.toggleTheme())
+    on("#help-button", "click", () => find<HTMLDialogElement>("#help").showModal())
+    on("#help-close", "click", () => find<HTMLDialogElement>("#help").close())
+    document.addEventListener("keydown", (event) => this.press(event))
+  }
+
+  private press(event: KeyboardEvent): void {
+    const target = event.target as HTMLElement
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, select, textarea, dialog")) return
+    const step = (count: number) => () => this.go(this.places[this.active]! + count)
+    const scan = (count: number) => () => {
+      const number = this.list.neighbour(count)
+      if (number !== null) void this.open(number)
+    }
+    const actions: Record<string, () => void> = {
+      ArrowDown: step(1),
+      ArrowRight: step(1),
+      ArrowUp: step(-1),
+      ArrowLeft: step(-1),
+      PageDown: step(PAGE),
+      PageUp: step(-PAGE),
+      Home: () => this.go(0),
+      End: () => this.go(Infinity),
+      h: () => find<HTMLButtonElement>("#heads").click(),
+      k: () => this.nextKeySlice(),
+      n: scan(1),
+      p: scan(-1),
+      "/": () => find("#search").focus(),
+      "?": () => find<HTMLDialogElement>("#help").showModal(),
+    }
+    const number = Number(event.key)
+    const action = number >= 1 && number <= 9 ? () => this.chooseWindow(number - 1) : actions[event.key]
+    if (!action) return
+    event.preventDefault()
+    action()
+  }
+}
+
+function press(selector: string, pressed: boolean): void {
+  find(selector).setAttribute("aria-pressed", String(pressed))
+}
+
+const page = new Page()
+page.start().then(
+  () => document.body.classList.add("ready"),
+  (error) => {
+    find("#error").hidden = false
+    find("#error").textContent = error.message
+  },
+)

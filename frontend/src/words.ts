@@ -1,0 +1,49 @@
+/** Numbers and names as the page writes them. */
+
+/** Three digits, no leading zero, as in the reports. */
+export function digits(value: number | null): string {
+  if (value === null) return "–"
+  const text = value.toFixed(3)
+  return text.startsWith("0") ? text.slice(1) : text
+}
+
+/** Two digits that count: attention of one slice among hundreds is small. */
+export function share(value: number): string {
+  if (value === 0) return "0"
+  return value >= 0.001 ? digits(value) : value.toExponential(1).replace("e-", "e−")
+}
+
+/** With a true minus. */
+export function millimetres(value: number): string {
+  return `${value.toFixed(1).replace("-", "−")} mm`
+}
+
+export function hounsfield(value: number): string {
+  return String(Math.round(value)).replace("-", "−")
+}
+
+/** Both ends of a long name: UIDs of a study differ at the end. */
+export function shortened(name: string, most = 20): string {
+  if (name.length <= most) return name
+  const half = Math.floor((most - 1) / 2)
+  return `${name.slice(0, most - 1 - half)}…${name.slice(-half)}`
+}
+
+type Child = Node | string | null
+type Properties = Record<string, string | number | boolean | ((event: never) => void)>
+
+/** An element; text is always text, whatever a scan's name contains. */
+export function element<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  properties: Properties = {},
+  ...children: Child[]
+): HTMLElementTagNameMap[K] {
+  const made = document.createElement(tag)
+  for (const [name, value] of Object.entries(properties)) {
+    if (typeof value === "function") made.addEventListener(name, value as EventListener)
+    else if (typeof value === "boolean") made.toggleAttribute(name, value)
+    else made.setAttribute(name, String(value))
+  }
+  made.append(...children.filter((child): child is Node | string => child !== null))
+  return made
+}

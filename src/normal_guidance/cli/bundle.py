@@ -1,0 +1,32 @@
+"""`nguide bundle`: a trained model in a folder that can be handed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def bundle(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, trained on a store of nguide encode.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.", show_default=False)],
+    sensitivity: Annotated[
+        float | None,
+        typer.Option(help="Choose the threshold that finds this share of the positive validation scans, such as 0.95."),
+    ] = None,
+    group: Annotated[str, typer.Option(help="Which winner, where the run has several.")] = "",
+) -> None:
+    """Make a bundle of a run: weights, encoder's name, window, normalisation, calibration, threshold; no patient data.
+
+    The threshold maximises sensitivity + specificity on the validation scans, unless --sensitivity asks for another.
+    """
+    from normal_guidance.clinical.bundle import bundle_run, write_bundle
+    from normal_guidance.clinical.calibration import describe
+
+    made = bundle_run(run, group=group, sensitivity=sensitivity)
+    write_bundle(made, out)
+    typer.echo(f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}")
+    for line in describe(made.operation):
+        typer.echo(line)
+    typer.echo(f"Next: nguide predict SCAN --model {out} -o OUT")

@@ -1,0 +1,125 @@
+"""`nguide predict`: what a trained model says about new scans."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normal_guidance.cli.options import Device, choose_execution
+
+if TYPE_CHECKING:
+    from normal_guidance.clinical.outputs import Written
+
+FAILED_EXIT_CODE = 1
+"""Some scan was not predicted, or not all of its results could be written; the others were."""
+
+
+def predict(
+    scans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SCAN...", help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such.", show_default=False
+        ),
+    ],
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="Folder of a run, or of nguide bundle.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results, a new one.", show_default=False)],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Go on with scans that the model was not made for, or that files are missing of."),
+    ] = False,
+    keys: Annotated[int, typer.Option(min=1, help="Key slices, at most.")] = 5,
+    share: Annotated[
+        float, typer.Option(help="Of the attention that the interval holds, above 0 and at most 1.")
+    ] = 0.5,
+    dicom: Annotated[
+        bool, typer.Option("--dicom", help="Write DICOM results, too: key objects, structured report, the strip.")
+    ] = False,
+    anonymize: Annotated[
+        bool,
+        typer.Option(
+            "--anonymize", help="Number the scans, and keep patients' ids, paths and UIDs out of all results."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a scan, and nothing else, to standard output.")
+    ] = False,
+    encoder: Annotated[
+        str | None, typer.Option(help="Name, id or folder of the encoder, if not as it was in training.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="The encoder's weights, if they were your own.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network call.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that read and decode. Default: one for each core.")
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Predict scans: probability, attention along the slices, key slices; as JSON, CSV, pictures and pages.
+
+    The model says what scans it was made for, and refuses others unless --force is given. A scan that is refused or
+    damaged does not stop the rest. Exit code 0: all went well; 1: some scan was not predicted; 2: a mistake in the
+    command.
+    """
+    from normal_guidance.clinical.bundle import load_bundle
+    from normal_guidance.clinical.outputs import check_out, outcome_json, write_predictions
+    from normal_guidance.clinical.predicting import Options, predict_found
+    from normal_guidance.clinical.scans import find_scans
+
+    count = (os.cpu_count() or 1) if workers is None else workers
+    options = Options(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
+    chosen = choose_execution(device, "auto")
+    check_out(out)
+    bundle = load_bundle(model)
+    begin = time.monotonic()
+    found = find_scans(scans, workers=count, any_modality=force, anonymize=anonymize)
+    loaded = None
+    if found.rows:
+        loaded = bundle.load_encoder(
+            encoder,
+            weights=weights,
+            device=chosen.device,
+            precision="tf32" if chosen.device.startswith("cuda") else "float32",
+            offline=offline,
+        )
+
+    def tell(one: Written) -> None:
+        if as_json:
+            typer.echo(json.dumps(outcome_json(one, bundle, anonymize=anonymize)))
+        else:
+            for line in describe(one):
+                typer.echo(line, err=not one.complete)
+
+    written = write_predictions(
+        predict_found(found, bundle, loaded, options),
+        bundle,
+        out,
+        dicom=dicom,
+        anonymize=anonymize,
+        others=found.problems.get("", ()),
+        about={"options": {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}},
+        watch=tell,
+    )
+    good = sum(one.complete for one in written)
+    if not as_json:
+        typer.echo(f"{good} of {len(written)} scans, {time.monotonic() - begin:.1f} s; open {out / 'index.html'}")
+    if good < len(written):
+        raise typer.Exit(FAILED_EXIT_CODE)
+
+
+def describe(one: Written) -> list[str]:
+    """Lines for people about one scan."""
+    from normal_guidance.clinical.outputs import summary_line
+
+    line = summary_line(one)
+    if line["state"] != "predicted":
+        return [f"scan {line['scan_id']}: {line['state']}: {line['reason']}"]
+    side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
+    odd = f"; problems: {line['problems']}" if line["problems"] else ""
+    first = f"scan {line['scan_id']}: probability {line['probability']:.3f}{side}, key slices {line['key_slices']}{odd}"
+    return [first, *(f"scan {line['scan_id']}: {problem.action}: {problem.detail}" for problem in one.problems)]

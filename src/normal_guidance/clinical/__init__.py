@@ -1,0 +1,63 @@
+"""New scans: predictions, key slices, and results that hospital software opens.
+
+Example:
+    >>> from normal_guidance.clinical import load_bundle, predict, write_predictions
+    >>> load_bundle("run")  # the folder of a run, or of `nguide bundle`
+    Traceback (most recent call last):
+    normal_guidance.errors.UserError: run is neither a bundle (no bundle.json) nor a complete run (no report.json); give
+    the folder of one
+
+`docs/howto/predict.md` goes on from there.  The names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normal_guidance.clinical.bundle import Bundle, bundle_run, load_bundle, write_bundle
+    from normal_guidance.clinical.outputs import prediction_json, write_predictions, write_scan
+    from normal_guidance.clinical.predicting import Options, key_slices, predict, predict_found
+    from normal_guidance.clinical.prediction import ScanPrediction
+    from normal_guidance.clinical.scans import NotPredicted, find_scans
+
+_HOME = {
+    "Bundle": "bundle",
+    "NotPredicted": "scans",
+    "Options": "predicting",
+    "ScanPrediction": "prediction",
+    "bundle_run": "bundle",
+    "find_scans": "scans",
+    "key_slices": "predicting",
+    "load_bundle": "bundle",
+    "predict": "predicting",
+    "predict_found": "predicting",
+    "prediction_json": "outputs",
+    "write_bundle": "bundle",
+    "write_predictions": "outputs",
+    "write_scan": "outputs",
+}
+
+__all__ = [
+    "Bundle",
+    "NotPredicted",
+    "Options",
+    "ScanPrediction",
+    "bundle_run",
+    "find_scans",
+    "key_slices",
+    "load_bundle",
+    "predict",
+    "predict_found",
+    "prediction_json",
+    "write_bundle",
+    "write_predictions",
+    "write_scan",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,323 @@
+"""A trained model with everything that using it on new scans takes, and nothing about the patients it was trained on.
+
+    bundle.json          method, configuration, encoder, preprocessing, what scans it is for, calibration, threshold,
+                         and how it was trained
+    model.safetensors    the model's weights; the encoder's are not in it, but their fingerprint is
+
+A bundle is read from such a folder, or straight from the folder of a run that was trained on a store which
+`nguide encode` made: only those know how slices become features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normal_guidance import __version__
+from normal_guidance.clinical.calibration import Operation, choose_operation
+from normal_guidance.clinical.expectations import Expectations
+from normal_guidance.core.models import METHODS
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.runs import NOT_OURS, Run, Selected, environments_of, load_run
+from normal_guidance.features.encoders import Encoder, Precision, load_encoder
+from normal_guidance.features.files import DTYPES
+from normal_guidance.features.preprocessing import Preprocessing
+from normal_guidance.files import folder_atomically, read_json, read_parquet, write_json
+from normal_guidance.training.checkpoint import read_tensors, write_tensors
+from normal_guidance.training.config import Config
+from normal_guidance.training.results import load_winner, winner_model
+from normal_guidance.training.run import PREDICTION_TABLE, REPORT
+
+FORMAT = 1
+"""Version of bundle.json; a bundle of another version is refused."""
+
+BUNDLE, WEIGHTS = "bundle.json", "model.safetensors"
+
+AGAIN = "make the bundle again: nguide bundle RUN -o BUNDLE"
+
+
+@dataclass(frozen=True)
+class EncoderId:
+    """Which encoder made the features: other weights under the same name have another fingerprint."""
+
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """A model, ready for new scans.
+
+    Args:
+        config: method and hyperparameters.
+        model: with the winner's weights, in eval mode.
+        features: width of what it takes.
+        dtype: of the store that it was trained on; features are rounded to it.
+        encoder: what makes them.
+        preprocessing: what a scan goes through before.
+        repair: whether known mistakes in the files are mended.
+        expects: what scans it is for.
+        operation: calibration and threshold.
+        training: dataset, numbers of scans, scores, seed, commit, date; for people.
+    """
+
+    config: Config
+    model: nn.Module
+    features: int
+    dtype: str
+    encoder: EncoderId
+    preprocessing: Preprocessing
+    repair: bool
+    expects: Expectations
+    operation: Operation
+    training: Mapping[str, Any]
+
+    @property
+    def method(self) -> str:
+        """A name in `METHODS`."""
+        return self.config.method
+
+    @property
+    def threshold(self) -> float | None:
+        """Of the probability; None if none could be chosen."""
+        return None if self.operation.point is None else self.operation.point.threshold
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the weights."""
+        return {
+            "format": FORMAT,
+            "normal_guidance": __version__,
+            "config": self.config.as_json(),
+            "features": self.features,
+            "dtype": self.dtype,
+            "encoder": {"name": self.encoder.name, "fingerprint": self.encoder.fingerprint},
+            "preprocessing": self.preprocessing.to_dict(),
+            "repair": self.repair,
+            "expects": self.expects.as_json(),
+            "operation": self.operation.as_json(),
+            "training": dict(self.training),
+        }
+
+    def load_encoder(
+        self,
+        name: str | None = None,
+        *,
+        weights: Path | None = None,
+        device: str = "cpu",
+        precision: Precision = "float32",
+        offline: bool = False,
+    ) -> Encoder:
+        """The encoder that the model was trained with; one with other weights is refused.
+
+        Args:
+            name: where it is now, if that is not what it was called then.
+            weights: the file, if the model was trained with weights of the user's own.
+            device: see `load_encoder`.
+            precision: see `load_encoder`.
+            offline: make no network call.
+        """
+        wanted = (name or self.encoder.name).partition("+")[0]  # NAME+HASH: weights of the user's own
+        channels = self.preprocessing.channels
+        encoder = load_encoder(
+            wanted, weights=weights, device=device, precision=precision, channels=channels, offline=offline
+        )
+        if encoder.fingerprint != self.encoder.fingerprint:
+            raise UserError(
+                f"the model was trained with the encoder {self.encoder.name}, fingerprint "
+                f"{self.encoder.fingerprint[:16]}, but {encoder.name} here has {encoder.fingerprint[:16]}; give the "
+                "right one: --encoder NAME, or --weights FILE"
+            )
+        return encoder
+
+
+def load_bundle(folder: str | Path) -> Bundle:
+    """A bundle from its folder, or of a run with one winner.
+
+    Example:
+        >>> load_bundle("nowhere")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere is neither a bundle (no bundle.json) nor a complete run (no
+        report.json); give the folder of one
+    """
+    folder = Path(folder)
+    if (folder / BUNDLE).is_file():
+        return _read(folder)
+    if (folder / REPORT).is_file():
+        return bundle_run(folder)
+    raise UserError(
+        f"{folder} is neither a bundle (no {BUNDLE}) nor a complete run (no {REPORT}); give the folder of one"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# From a run
+# ----------------------------------------------------------------------------------------------------
+
+
+def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None = None) -> Bundle:
+    """The bundle of a run's winner.
+
+    Args:
+        folder: of the run.
+        group: which winner, where the run has several.
+        sensitivity: that the threshold is to reach on the validation scans; without it, Youden's J chooses.
+    """
+    run = load_run(folder)
+    winner = _winner(run, group)
+    method = METHODS.get(winner.config.method)
+    if method is None or not method.scores_scans:
+        raise UserError(
+            f"{run.folder} is a run of {winner.config.method}, which does not score scans; give another run"
+        )
+    made = _features(run)
+    model = load_winner(run.folder, group)
+    operation = _operation(run, group, sensitivity)
+    try:
+        provenance = made["provenance"]
+        identity = provenance["identity"]
+        inputs = provenance.get("inputs")
+        bundle = Bundle(
+            config=winner.config,
+            model=model,
+            features=made["width"],
+            dtype=made["dtype"],
+            encoder=EncoderId(**identity["encoder"]),
+            preprocessing=Preprocessing.from_dict(provenance["preprocessing"]),
+            repair=identity["execution"]["repair"],
+            expects=Expectations.from_inputs(inputs),
+            operation=operation,
+            training=_training(run, winner, inputs),
+        )
+    except NOT_OURS as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{run.folder / REPORT} is damaged ({error!r}); copy the run again") from error
+    if inputs is None:
+        note = "the store does not say what scans it was made of, so new ones are not checked; encode it again"
+        bundle = replace(bundle, operation=replace(operation, notes=(*operation.notes, note)))
+    return bundle
+
+
+def _winner(run: Run, group: str) -> Selected:
+    found = {winner.group: winner for winner in run.winners}
+    if group in found:
+        return found[group]
+    if not found:
+        raise UserError(f"{run.folder} has no winner: {run.note}; give a run that has")
+    if group and "" in found:
+        raise UserError(f"{run.folder} has one winner, and no group {group!r}; leave out --group")
+    choice = ", ".join(found)
+    raise UserError(f"{run.folder} has several winners; choose one: nguide bundle {run.folder} --group NAME ({choice})")
+
+
+def _features(run: Run) -> Mapping[str, Any]:
+    """How the features were made, if the run knows."""
+    made = run.report.get("features")
+    if made is None:
+        raise UserError(
+            f"{run.folder} does not say how its features were made: it was trained without a store, or by an earlier "
+            "version; train it again on a store that nguide encode made"
+        )
+    provenance = made.get("provenance", {})
+    if not {"identity", "preprocessing"} <= provenance.keys():
+        told = ", ".join(f"{name}: {value}" for name, value in provenance.items())[:200]
+        raise UserError(
+            f"{run.folder} was trained on features that nguide encode did not make ({told or 'nothing is recorded'}), "
+            "so nobody can say how a new scan becomes such features; use nguide encode, and train again"
+        )
+    return made
+
+
+def _operation(run: Run, group: str, sensitivity: float | None) -> Operation:
+    path = run.folder / PREDICTION_TABLE
+    try:
+        table = read_parquet(path, columns=["group", "part", "label", "logit"]).to_pandas()
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} cannot be read ({error}); copy the run again") from error
+    parts: dict[str, tuple[Tensor, Tensor]] = {}
+    for part in ("val", "test"):
+        rows = table[(table["group"] == group) & (table["part"] == part)]
+        labels = torch.tensor(rows["label"].tolist(), dtype=torch.int64)
+        parts[part] = torch.tensor(rows["logit"].tolist(), dtype=torch.float64), labels
+    test = parts["test"] if len(parts["test"][1]) else None
+    return choose_operation(*parts["val"], sensitivity=sensitivity, test=test)
+
+
+def _training(run: Run, winner: Selected, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What people want to know of a model's past; numbers of scans, never their names."""
+    report, (first, *_) = run.report, environments_of(run.report)
+    scores: Mapping[str, Any] = next(one for one in report["winners"] if one["group"] == winner.group)
+    return {
+        "dataset": (inputs or {}).get("source"),
+        "scans": {part: about["scans"] for part, about in report["data"].items()},
+        "validation_auroc": winner.val_auroc,
+        "test": scores["test"],
+        "epoch": winner.epoch,
+        "seed": winner.config.seed,
+        "commit": (first.get("commit") or {}).get("id"),
+        "date": first.get("date"),
+        "normal_guidance": first.get("normal_guidance"),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------
+# The folder
+# ----------------------------------------------------------------------------------------------------
+
+
+def write_bundle(bundle: Bundle, out: str | Path) -> Path:
+    """Writes the folder of a bundle, which must be empty or not there, and appears when it is complete."""
+    weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
+    with folder_atomically(out) as draft:
+        write_tensors(draft / WEIGHTS, weights, {"format": FORMAT, "method": bundle.method})
+        sha256 = hashlib.sha256((draft / WEIGHTS).read_bytes()).hexdigest()
+        write_json(draft / BUNDLE, {**bundle.as_json(), "weights": {"file": WEIGHTS, "sha256": sha256}})
+    return Path(out)
+
+
+def _read(folder: Path) -> Bundle:
+    path = folder / BUNDLE
+    content = read_json(path)
+    if content.get("format") != FORMAT:
+        raise UserError(f"{path}: format {content.get('format')!r}, but this version reads format {FORMAT}; {AGAIN}")
+    weights = _weights(folder, content)
+    try:
+        config = Config(**content["config"])
+        if content["dtype"] not in DTYPES:
+            raise KeyError(content["dtype"])
+        return Bundle(
+            config=config,
+            model=winner_model(config, content["features"], weights),
+            features=content["features"],
+            dtype=content["dtype"],
+            encoder=EncoderId(**content["encoder"]),
+            preprocessing=Preprocessing.from_dict(content["preprocessing"]),
+            repair=content["repair"],
+            expects=Expectations.from_json(content["expects"]),
+            operation=Operation.from_json(content["operation"]),
+            training=content["training"],
+        )
+    except (*NOT_OURS, RuntimeError, StopIteration) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is damaged ({error!r}); copy it again, or {AGAIN}") from error
+
+
+def _weights(folder: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
+    path = folder / WEIGHTS
+    try:
+        wanted = content["weights"]["sha256"]
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read or checked ({error!r}); copy the bundle again, or {AGAIN}") from error
+    if found != wanted:
+        raise UserError(
+            f"{path} is not the file that {BUNDLE} speaks of (sha256 {found[:16]}, not {wanted[:16]}); {AGAIN}"
+        )
+    return read_tensors(path)[0]

@@ -1,0 +1,294 @@
+r"""From a model's logit to a probability that means something, and the one from which on a scan counts as positive.
+
+Both come from the scans of the validation split.  Those scans also chose the model's epoch and hyperparameters, so
+what is reached on them flatters; where a run has test scans, the same threshold is counted on those, too.
+
+Reference: Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood
+methods", 1999.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from normal_guidance.core.metrics import auroc
+from normal_guidance.errors import UserError
+
+NEWTON_STEPS = 100
+"""Most steps of the fit; about 6 are needed."""
+
+FEW = 20
+"""Scans of a class below which the numbers are called rough: one scan more or less then moves them by over 5 %."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    r"""$p = \sigma(\text{slope} \cdot \text{logit} + \text{intercept})$; slope 1 and intercept 0 change nothing.
+
+    Example:
+        >>> Calibration(slope=0.5, intercept=-1.0).probability(2.0)
+        0.5
+    """
+
+    slope: float = 1.0
+    intercept: float = 0.0
+
+    def probability(self, logit: float) -> float:
+        """Calibrated, between 0 and 1."""
+        return torch.tensor(self.slope * logit + self.intercept, dtype=torch.float64).sigmoid().item()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often a threshold is right.
+
+    Example:
+        >>> Counts(positive=20, found=18, negative=50, spared=40).sensitivity
+        0.9
+    """
+
+    positive: int
+    found: int
+    """Positive scans at or above the threshold."""
+    negative: int
+    spared: int
+    """Negative scans below it."""
+
+    @property
+    def sensitivity(self) -> float:
+        return self.found / self.positive if self.positive else math.nan
+
+    @property
+    def specificity(self) -> float:
+        return self.spared / self.negative if self.negative else math.nan
+
+    def __str__(self) -> str:
+        return (
+            f"sensitivity {self.sensitivity:.3f} ({self.found} of {self.positive}), specificity {self.specificity:.3f} "
+            f"({self.spared} of {self.negative})"
+        )
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """From which probability on a scan counts as positive, and what that rule reaches.
+
+    Args:
+        rule: "youden" or "sensitivity".
+        target: the sensitivity that was asked for.
+        threshold: a probability; a scan at or above it is positive.
+        validation: what it was chosen on.
+        test: scans that had no part in the choice, if the run has any.
+    """
+
+    rule: str
+    target: float | None
+    threshold: float
+    validation: Counts
+    test: Counts | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How a logit is read: calibration, operating point, and in plain words what was not as it should be."""
+
+    calibration: Calibration
+    point: OperatingPoint | None
+    notes: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Operation:
+        point = content["point"]
+        if point is not None:
+            counts = {part: point[part] and Counts(**point[part]) for part in ("validation", "test")}
+            point = OperatingPoint(**{**point, **counts})
+        return Operation(Calibration(**content["calibration"]), point, tuple(content["notes"]))
+
+
+def choose_operation(
+    logits: Float[Tensor, "scans"],
+    labels: Int[Tensor, "scans"],
+    *,
+    sensitivity: float | None = None,
+    test: tuple[Float[Tensor, "tested"], Int[Tensor, "tested"]] | None = None,
+) -> Operation:
+    """Calibration and threshold from validation scans; what they cannot tell is left open, with a note.
+
+    Args:
+        logits: of the validation scans.
+        labels: 0 or 1.
+        sensitivity: to reach at least; without it, Youden's J is maximised.
+        test: logits and labels of scans that had no part in training, to count the threshold's hits on.
+
+    Example:
+        >>> chosen = choose_operation(torch.tensor([-2.0, -1.0, 0.5, 3.0]), torch.tensor([0, 0, 1, 1]))
+        >>> chosen.point.validation.sensitivity, chosen.notes[0]
+        (1.0, 'the validation scans are separated without an error: a threshold between the classes, where no scan lies,
+        is arbitrary, and the numbers flatter')
+    """
+    if sensitivity is not None and not 0 < sensitivity <= 1:
+        raise UserError(f"sensitivity is {sensitivity}; give a share above 0 and at most 1, for instance 0.95")
+    logits = logits.double()
+    if not logits.isfinite().all():
+        raise UserError("a validation scan has a logit that is no finite number; give a run that has not diverged")
+    positive, negative = int((labels == 1).sum()), int((labels == 0).sum())
+    if not positive or not negative:
+        one = f"{positive} positive and {negative} negative scans"
+        if sensitivity is not None:
+            raise UserError(f"the validation split has {one}: no threshold for sensitivity {sensitivity:g} can be told")
+        note = f"the validation split has {one}: probabilities are not calibrated, and no threshold was chosen"
+        return Operation(Calibration(), None, (note,))
+    calibration, notes = _fit(logits, labels)
+    level = (
+        youden_threshold(logits, labels) if sensitivity is None else sensitive_threshold(logits, labels, sensitivity)
+    )
+    point = OperatingPoint(
+        rule="youden" if sensitivity is None else "sensitivity",
+        target=sensitivity,
+        threshold=calibration.probability(level),
+        validation=count(logits, labels, level),
+        test=None if test is None else count(test[0].double(), test[1], level),
+    )
+    return Operation(calibration, point, (*_cautions(logits, labels, positive, negative), *notes))
+
+
+def _cautions(logits: Tensor, labels: Tensor, positive: int, negative: int) -> list[str]:
+    notes = []
+    if auroc(logits, labels).item() == 1.0:
+        notes.append(
+            "the validation scans are separated without an error: a threshold between the classes, where no scan lies, "
+            "is arbitrary, and the numbers flatter"
+        )
+    if min(positive, negative) < FEW:
+        notes.append(f"there are only {positive} positive and {negative} negative validation scans: take it as rough")
+    return notes
+
+
+# ----------------------------------------------------------------------------------------------------
+# Calibration
+# ----------------------------------------------------------------------------------------------------
+
+
+def _fit(logits: Tensor, labels: Tensor) -> tuple[Calibration, list[str]]:
+    """Platt's, unless it would not keep the order of scans."""
+    left = "probabilities are not calibrated"
+    if logits.unique().numel() == 1:
+        return Calibration(), [f"all validation scans have the same logit: {left}"]
+    fitted = platt(logits, labels)
+    if fitted.slope <= 0:
+        return Calibration(), [f"higher logits do not go with positive validation scans: {left}; look at the model"]
+    return fitted, []
+
+
+def platt(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Calibration:
+    r"""Logistic regression of the label on the logit with Platt's smoothed targets, by Newton's method.
+
+    $t = \frac{N_+ + 1}{N_+ + 2}$ for positive scans and $\frac{1}{N_- + 2}$ for negative ones: the fit stays finite
+    where one logit separates the classes.
+
+    Example:
+        >>> platt(torch.tensor([-1.0, 0.0, 1.0, 2.0]).double(), torch.tensor([0, 1, 0, 1]))
+        Calibration(slope=0.411, intercept=-0.206)
+    """
+    positive, negative = (labels == 1).sum().item(), (labels == 0).sum().item()
+    high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
+    targets = torch.where(labels == 1, high, low).double()
+    # Scaled, so that the steps are of one size whatever the logits are.
+    center, scale = logits.mean(), logits.std()
+    design = torch.stack([(logits - center) / scale, torch.ones_like(logits)], dim=1)
+    weights = torch.zeros(2, dtype=torch.float64)
+    for _ in range(NEWTON_STEPS):
+        p = (design @ weights).sigmoid()
+        gradient = design.T @ (p - targets)
+        hessian = design.T @ (design * (p * (1 - p))[:, None])
+        step = torch.linalg.solve(hessian, gradient)
+        size = 1.0
+        while _loss(design, targets, weights - size * step) > _loss(design, targets, weights) and size > 1e-8:
+            size /= 2
+        weights = weights - size * step
+        if step.abs().max() < 1e-10:
+            break
+    slope = (weights[0] / scale).item()
+    return Calibration(slope, weights[1].item() - slope * center.item())
+
+
+def _loss(design: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(design @ weights, targets, reduction="sum")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Thresholds
+# ----------------------------------------------------------------------------------------------------
+
+
+def youden_threshold(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> float:
+    """The logit that maximises sensitivity + specificity - 1; of equally good ones the lowest, which misses least.
+
+    Example:
+        >>> youden_threshold(torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), torch.tensor([0, 1, 0, 1]))
+        0.5
+    """
+    levels = _levels(logits)
+    counts = [count(logits, labels, level) for level in levels]
+    best = max(range(len(levels)), key=lambda i: (round(counts[i].sensitivity + counts[i].specificity, 12), -levels[i]))
+    return levels[best]
+
+
+def sensitive_threshold(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], sensitivity: float) -> float:
+    """The highest logit that finds at least this share of the positive scans.
+
+    Example:
+        >>> sensitive_threshold(torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), torch.tensor([0, 1, 0, 1]), 0.5)
+        2.5
+    """
+    enough = (level for level in _levels(logits) if count(logits, labels, level).sensitivity >= sensitivity - 1e-12)
+    return max(enough)  # the lowest level finds all
+
+
+def _levels(logits: Tensor) -> list[float]:
+    """Thresholds that differ in what they find: halfway between neighbours, and the lowest logit itself."""
+    values = logits.unique()
+    return [values[0].item(), *((values[1:] + values[:-1]) / 2).tolist()]
+
+
+def count(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], level: float) -> Counts:
+    """What a threshold on the logit finds.
+
+    Example:
+        >>> count(torch.tensor([0.0, 1.0, 2.0]).double(), torch.tensor([0, 1, 1]), 1.5)
+        Counts(positive=2, found=1, negative=1, spared=1)
+    """
+    above, positive, negative = logits >= level, labels == 1, labels == 0
+    return Counts(
+        positive=int(positive.sum()),
+        found=int((above & positive).sum()),
+        negative=int(negative.sum()),
+        spared=int((~above & negative).sum()),
+    )
+
+
+def describe(operation: Operation) -> Sequence[str]:
+    """Sentences for people.
+
+    Example:
+        >>> describe(Operation(Calibration(), None, ("the validation split has 3 positive scans only",)))
+        ['No threshold was chosen.', 'Note: the validation split has 3 positive scans only.']
+    """
+    notes = [f"Note: {note}." for note in operation.notes]
+    point = operation.point
+    if point is None:
+        return ["No threshold was chosen.", *notes]
+    rule = "Youden's J" if point.target is None else f"a sensitivity of at least {point.target:g}"
+    test = f"; on the test scans {point.test}" if point.test else ""
+    first = f"A scan counts as positive from {point.threshold:.3f} on ({rule}): {point.validation} on validation{test}."
+    return [first, *notes]

@@ -1,0 +1,63 @@
+"""The strip as a secondary capture: a picture, which is all that many archives show."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from highdicom.sc import SCImage
+from PIL import Image
+from pydicom import Dataset
+from pydicom.sr.codedict import codes
+
+from normal_guidance.clinical.dicom.results import Result, code_item
+from normal_guidance.errors import UserError
+
+
+def capture(result: Result, name: str) -> Dataset:
+    """`result.content`, a PNG file called `name`, as an image; gray where the picture is.
+
+    BurnedInAnnotation says whether the patient can be read in it: the strip itself names nobody, but a source whose
+    slices do is shown in it.
+    """
+    pixels = _pixels(result.content, name)
+    source = result.source
+    image = SCImage(
+        pixels,
+        "MONOCHROME2" if pixels.ndim == 2 else "RGB",
+        bits_allocated=8,
+        coordinate_system="PATIENT",
+        patient_orientation=("L", "P"),  # highdicom wants one; emptied below
+        study_instance_uid=source.study_uid,
+        **result.arguments(),
+    )
+    image.PatientOrientation = []  # a strip of slices under a curve has none
+    image.Laterality = ""
+    image.ConversionType = "WSD"
+    image.BurnedInAnnotation = "YES" if source.burned_in else "NO"
+    image.LossyImageCompression = "01" if source.lossy else "00"
+    image.DerivationDescription = f"{result.sentence} Key slices and the attention of all slices."
+    image.SourceImageSequence = [_source(result, number) for number in result.prediction.key_slices]
+    return result.finish(image)
+
+
+def _pixels(content: bytes, name: str) -> np.ndarray:
+    """Gray (rows, columns) or colour (rows, columns, 3); what is transparent becomes white."""
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            coloured = picture.convert("RGBA")
+    except (OSError, ValueError, SyntaxError) as error:  # PIL's words for a broken PNG
+        raise UserError(f"{name} cannot be read as a picture ({error}); predict again") from error
+    white = Image.new("RGBA", coloured.size, "white")
+    values = np.asarray(Image.alpha_composite(white, coloured))[..., :3]
+    is_gray = (values == values[..., :1]).all()
+    return values[..., 0].copy() if is_gray else values.copy()
+
+
+def _source(result: Result, number: int) -> Dataset:
+    reference, item = result.source.slices[number], Dataset()
+    item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = reference.sop_class, reference.sop_uid
+    if reference.frame is not None:
+        item.ReferencedFrameNumber = reference.frame
+    item.PurposeOfReferenceCodeSequence = [code_item(codes.DCM.SourceImageForImageProcessingOperation)]
+    return item

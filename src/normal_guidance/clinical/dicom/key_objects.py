@@ -1,0 +1,26 @@
+"""Key Object Selection: which slices to look at, as a list that viewers open (DICOM PS3.16, TID 2010)."""
+
+from __future__ import annotations
+
+from highdicom.ko import KeyObjectSelection, KeyObjectSelectionDocument
+from pydicom import Dataset
+from pydicom.sr.codedict import codes
+
+from normal_guidance.clinical.dicom.results import Result, evidence, observer
+
+
+def key_objects(result: Result) -> Dataset:
+    """The key slices, the one of the highest attention first; one item a slice, also of a multi-frame object."""
+    chosen = [result.source.slices[number] for number in result.prediction.key_slices]
+    objects = evidence(result, chosen)
+    content = KeyObjectSelection(
+        document_title=codes.DCM.OfInterest,
+        referenced_objects=objects,
+        observer_device_context=observer(result),
+        description=f"{result.sentence} Slices of the highest attention, the highest first.",
+    )
+    images = [item for item in content[0].ContentSequence if item.ValueType == "IMAGE"]
+    for image, reference in zip(images, chosen, strict=True):
+        if reference.frame is not None:  # highdicom refers to whole objects only
+            image.ReferencedSOPSequence[0].ReferencedFrameNumber = reference.frame
+    return result.finish(KeyObjectSelectionDocument(objects, content, **result.arguments()))

@@ -1,0 +1,276 @@
+"""What the headers of a scan say: whose it is, and which DICOM objects its slices are.
+
+Results say about the patient and the study what is read here and nothing else: a `Source` holds chosen attributes
+only, as text in Unicode, so that nothing of a header can reach a result by accident.  Pixels are not read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydicom import config
+from pydicom.datadict import dictionary_VR, tag_for_keyword
+from pydicom.multival import MultiValue
+from pydicom.valuerep import validate_value
+
+from normal_guidance.data.containers import Report, locate
+from normal_guidance.data.dicom_files import Dataset, integer, read_elements, refusing, text
+from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.problems import Problem, UnreadableError
+from normal_guidance.errors import UserError
+
+KIND = "header"
+"""Of the problems that are found here."""
+
+REQUIRED = (
+    "PatientName",
+    "PatientID",
+    "PatientBirthDate",
+    "PatientSex",
+    "StudyDate",
+    "StudyTime",
+    "AccessionNumber",
+    "StudyID",
+    "ReferringPhysicianName",
+)
+"""Attributes of patient and study that every object must have and that may be empty (type 2)."""
+
+OPTIONAL = ("IssuerOfPatientID", "PatientAge", "StudyDescription", "PatientIdentityRemoved", "DeidentificationMethod")
+"""Those that are repeated where the source has them."""
+
+CHECKED = {"PatientSex": ("M", "F", "O"), "PatientIdentityRemoved": ("YES", "NO")}
+"""Attributes of which only these values are right."""
+
+FREE_TEXT = ("PN", "LO", "SH")
+"""Value representations of which a wrong value, too long for instance, is kept: archives match by it."""
+
+UNSTATED = "not stated by the source"
+"""How a source was made anonymous that only says that it was."""
+
+_UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
+_PICTURE = ("NumberOfFrames", "BurnedInAnnotation", "LossyImageCompression")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Which DICOM object a slice is."""
+
+    sop_class: str
+    sop_uid: str
+    series_uid: str
+    frame: int | None = None
+    """Its number in a multi-frame object, from 1."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One scan, as its results refer to it."""
+
+    study_uid: str
+    frame_of_reference: str
+    """UID; empty where the headers have none."""
+    slices: tuple[Reference, ...]
+    identity: Mapping[str, str]
+    """Patient and study: the attributes of `REQUIRED`, and those of `OPTIONAL` that are there, by keyword."""
+    burned_in: bool = False
+    """A slice says that its pixels name the patient."""
+    lossy: bool = False
+    """A slice says that it was compressed with loss."""
+    anonymous: bool = False
+
+
+def read_source(row: ScanRow, root: Path, report: Report) -> Source:
+    """Reads the headers of a scan's slices; what is missing or wrong is told to `report`, and written empty.
+
+    Problems name attributes, never their values.
+    Raises UserError where there is no DICOM object to refer to, or no telling which: NIfTI, missing UIDs, two slices
+    of one UID, two patients or studies.
+
+    Example:
+        >>> row = ScanRow("A17", "P1", 0, None, "nifti", ("A17.nii.gz",) * 2, (0, 1), (0.0, 5.0), 512, 512)
+        >>> read_source(row, Path("scans"), print)
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: scan 'A17' is the NIfTI file A17.nii.gz, which has no DICOM identity (patient,
+        study, SOP instances) that results could refer to; predict from the DICOM series, or without DICOM results
+    """
+    if row.kind != "dicom":
+        raise UserError(
+            f"scan {row.scan_id!r} is the NIfTI file {row.files[0]}, which has no DICOM identity (patient, study, SOP "
+            "instances) that results could refer to; predict from the DICOM series, or without DICOM results"
+        )
+    headers = {file: _read_header(row.scan_id, root, file) for file in dict.fromkeys(row.files)}
+    first_file, first = next(iter(headers.items()))
+    _check_one(row.scan_id, headers, "PatientID", "patient")
+    _check_one(row.scan_id, headers, "StudyInstanceUID", "study")
+    _check_unique(row.scan_id, headers)
+    identity, says_characters = _read_identity(row.scan_id, root, first_file)
+
+    def tell_of(detail: str, action: str) -> None:
+        report(Problem(row.scan_id, first_file, KIND, detail, action))
+
+    for name in _UIDS:
+        if any(header.has_wrong(name) for header in headers.values()):
+            tell_of(f"{_named(name)} is not a valid UI", "repeated as it is; archives may refuse the results")
+    if not says_characters and not "".join(identity.values()).isascii():
+        tell_of("letters beyond ASCII, but no (0008,0005) SpecificCharacterSet", "read as Latin-1")
+    if not first.values["FrameOfReferenceUID"]:
+        tell_of(f"no {_named('FrameOfReferenceUID')}", "left out")
+    return Source(
+        study_uid=first.values["StudyInstanceUID"],
+        frame_of_reference=first.values["FrameOfReferenceUID"],
+        slices=tuple(headers[file].reference(frame) for file, frame in zip(row.files, row.frames, strict=True)),
+        identity=_checked(identity, tell_of),
+        burned_in=any(header.burned_in for header in headers.values()),
+        lossy=any(header.lossy for header in headers.values()),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# One file
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Header:
+    """Of every file."""
+
+    values: Mapping[str, str]
+    """Of `_UIDS`, and PatientID as it is in the file."""
+    frames: int
+    burned_in: bool
+    lossy: bool
+
+    def reference(self, frame: int) -> Reference:
+        sop_class, sop_uid, _, series_uid = (self.values[name] for name in _UIDS[:4])
+        return Reference(sop_class, sop_uid, series_uid, frame + 1 if self.frames > 1 else None)
+
+    def has_wrong(self, name: str) -> bool:
+        return bool(self.values[name]) and not _is_valid("UI", self.values[name])
+
+
+@contextmanager
+def _reading(scan_id: str, file: str) -> Iterator[None]:
+    try:
+        with refusing():
+            yield
+    except UnreadableError as error:
+        raise UserError(
+            f"scan {scan_id!r}: {file} cannot be read ({error.detail}), so that DICOM results cannot refer to it; "
+            "put the file back, or predict without DICOM results"
+        ) from error
+
+
+def _read_header(scan_id: str, root: Path, file: str) -> _Header:
+    with _reading(scan_id, file):
+        dataset = read_elements(locate(root, file), _HEADER.values()).dataset
+        values = {name: text(dataset, _HEADER[name]) for name in (*_UIDS, "PatientID")}
+        values["SOPClassUID"] = values["SOPClassUID"] or text(dataset.file_meta, 0x00020002)
+        values["SOPInstanceUID"] = values["SOPInstanceUID"] or text(dataset.file_meta, 0x00020003)
+        header = _Header(
+            values,
+            frames=integer(dataset, _HEADER["NumberOfFrames"]) or 1,
+            burned_in=text(dataset, _HEADER["BurnedInAnnotation"]).upper() == "YES",
+            lossy=text(dataset, _HEADER["LossyImageCompression"]) == "01",
+        )
+    missing = [name for name in _UIDS[:4] if not values[name]]
+    if missing:
+        raise UserError(
+            f"scan {scan_id!r}: {file} has no {_named(missing[0])}, so that DICOM results cannot refer to it; mend the "
+            "file, or predict without DICOM results"
+        )
+    return header
+
+
+def _read_identity(scan_id: str, root: Path, file: str) -> tuple[dict[str, str], bool]:
+    """The attributes of patient and study that the file has, and whether it says in which character set."""
+    names = (*REQUIRED, *OPTIONAL)
+    with _reading(scan_id, file):
+        dataset = read_elements(locate(root, file), map(_tag, names)).dataset
+        identity = {name: _decoded(dataset, name) for name in names if name in dataset}
+        return identity, bool(dataset.get("SpecificCharacterSet"))
+
+
+def _decoded(dataset: Dataset, name: str) -> str:
+    """An attribute's value by the file's SpecificCharacterSet; several values are joined as in a file."""
+    value = dataset[name].value
+    if isinstance(value, bytes):  # of unknown representation
+        value = value.decode("latin-1")
+    words = value if isinstance(value, MultiValue) else [value]
+    return "\\".join("" if word is None else str(word) for word in words).strip(" \0")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Checks
+# ----------------------------------------------------------------------------------------------------
+
+
+def _checked(found: Mapping[str, str], tell: Callable[[str, str], None]) -> dict[str, str]:
+    """All of `REQUIRED` and what there is of `OPTIONAL`, right or empty."""
+    missing = [name for name in REQUIRED if name not in found]
+    if missing:
+        tell(f"no {', '.join(map(_named, missing))}", "written empty")
+    identity = dict.fromkeys(REQUIRED, "")
+    for name, value in found.items():
+        vr = dictionary_VR(name)
+        value = value.upper() if vr == "CS" else value
+        if "\ufffd" in value:
+            tell(f"{_named(name)} is not in the file's (0008,0005) SpecificCharacterSet", "unknown letters became ?")
+            value = value.replace("\ufffd", "?")
+        if value and not (value in CHECKED[name] if name in CHECKED else _is_valid(vr, value)):
+            kept = vr in FREE_TEXT
+            tell(f"{_named(name)} is not a valid {vr}", "repeated as it is" if kept else "written empty")
+            value = value if kept else ""
+        if value or name in REQUIRED:
+            identity[name] = value
+    if identity.get("PatientIdentityRemoved") == "YES":
+        identity.setdefault("DeidentificationMethod", UNSTATED)
+    return identity
+
+
+def _is_valid(vr: str, value: str) -> bool:
+    try:
+        for word in value.split("\\"):
+            validate_value(vr, word, config.RAISE)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_one(scan_id: str, headers: Mapping[str, _Header], name: str, what: str) -> None:
+    """Results of several patients or studies would be filed under the first."""
+    values: dict[str, str] = {}
+    for file, header in headers.items():
+        values.setdefault(header.values[name], file)
+    if len(values) > 1:
+        one, other = list(values.values())[:2]
+        raise UserError(
+            f"scan {scan_id!r}: {one} and {other} differ in {_named(name)}; DICOM results belong to one {what}, so "
+            "separate the files"
+        )
+
+
+def _check_unique(scan_id: str, headers: Mapping[str, _Header]) -> None:
+    count = Counter(header.values["SOPInstanceUID"] for header in headers.values())
+    uid, files = count.most_common(1)[0]
+    if files > 1:
+        one, other = [file for file, header in headers.items() if header.values["SOPInstanceUID"] == uid][:2]
+        raise UserError(
+            f"scan {scan_id!r}: {one} and {other} have the same {_named('SOPInstanceUID')}, so that DICOM results "
+            "cannot say which slice they mean; give every slice its own"
+        )
+
+
+def _tag(name: str) -> int:
+    return tag_for_keyword(name) or 0
+
+
+def _named(name: str) -> str:
+    """A tag with its name: '(0020,0010) StudyID'."""
+    return f"({_tag(name) >> 16:04X},{_tag(name) & 0xFFFF:04X}) {name}"
+
+
+_HEADER = {name: _tag(name) for name in (*_UIDS, "PatientID", *_PICTURE)}

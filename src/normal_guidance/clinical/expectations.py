@@ -1,0 +1,125 @@
+"""What kind of scan a model was made for, and why another one is not such a scan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normal_guidance.data.manifest import ScanRow
+from normal_guidance.features.inputs import plane_of
+
+SPACING_SLACK = 1.5
+"""Slices this many times nearer to each other, or farther apart, than those of any training scan are far off."""
+
+FEWEST_SHARE = 0.5
+"""A scan with less than this share of the slices of the shortest training scan is too short."""
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """The training scans' kind; None and empty where nobody recorded it, which is then not asked for.
+
+    Args:
+        modalities: as DICOM abbreviates them.
+        planes: axial, coronal, sagittal.
+        slice_spacing: low and high in mm, the 1st and 99th percentile of the training scans.
+        fewest_slices: of a training scan.
+        most_slices: of a training scan; longer ones are taken.
+
+    Example:
+        >>> head = Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60)
+        >>> axial = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+        >>> row = ScanRow("A17", "P1", 0, None, "dicom", ("1", "2"), (0, 0), (0.0, 1.0), 8, 8, None, 1.0, axial)
+        >>> for reason in head.why_not(row):
+        ...     print(reason)
+        its slices are 1 mm apart; the model was trained on 4 to 6 mm and takes 2.67 to 9 mm
+        it has 2 slices; the model was trained on 20 to 60 and takes 10 or more
+    """
+
+    modalities: tuple[str, ...] = ()
+    planes: tuple[str, ...] = ()
+    slice_spacing: tuple[float, float] | None = None
+    fewest_slices: int | None = None
+    most_slices: int | None = None
+
+    @staticmethod
+    def from_inputs(inputs: Mapping[str, Any] | None) -> Expectations:
+        """Of what `describe_inputs` recorded; nothing, if it did not."""
+        if inputs is None:
+            return Expectations()
+        spacing, slices = inputs["slice_spacing"], inputs["slices"]
+        return Expectations(
+            modalities=tuple(inputs["modalities"]),
+            planes=tuple(inputs["planes"]),
+            slice_spacing=spacing and (spacing["low"], spacing["high"]),
+            fewest_slices=slices["fewest"],
+            most_slices=slices["most"],
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Expectations:
+        spacing = content["slice_spacing"]
+        lists = {name: tuple(content[name]) for name in ("modalities", "planes")}
+        return Expectations(**{**content, **lists, "slice_spacing": spacing and (spacing[0], spacing[1])})
+
+    def why_not(self, row: ScanRow) -> list[str]:
+        """Why a scan is not of this kind, one sentence each, with its value and the range; empty if it is."""
+        return [*self._modality(row), *self._plane(row), *self._spacing(row), *self._slices(row)]
+
+    def _modality(self, row: ScanRow) -> list[str]:
+        if not self.modalities or row.modality in self.modalities:
+            return []
+        return [f"its modality is {row.modality}; the model was trained on {', '.join(self.modalities)}"]
+
+    def _plane(self, row: ScanRow) -> list[str]:
+        plane = plane_of(row.orientation)
+        if not self.planes or plane is None or plane in self.planes:
+            return []
+        return [f"its slices are {plane}; the model was trained on {' and '.join(self.planes)} ones"]
+
+    def _spacing(self, row: ScanRow) -> list[str]:
+        if self.slice_spacing is None or row.slice_spacing is None:
+            return []
+        low, high = self.slice_spacing
+        least, most = low / SPACING_SLACK, high * SPACING_SLACK
+        if least <= row.slice_spacing <= most:
+            return []
+        trained = f"{low:.3g} to {high:.3g} mm"
+        return [
+            f"its slices are {row.slice_spacing:.3g} mm apart; the model was trained on {trained} and takes "
+            f"{least:.3g} to {most:.3g} mm"
+        ]
+
+    def _slices(self, row: ScanRow) -> list[str]:
+        if self.fewest_slices is None or len(row) >= self.least_slices:
+            return []
+        return [
+            f"it has {len(row)} slice{'' if len(row) == 1 else 's'}; the model was trained on {self.fewest_slices} to "
+            f"{self.most_slices} and takes {self.least_slices} or more"
+        ]
+
+    @property
+    def least_slices(self) -> int:
+        """That a scan must have."""
+        return 1 if self.fewest_slices is None else math.ceil(self.fewest_slices * FEWEST_SHARE)
+
+    def __str__(self) -> str:
+        """For people.
+
+        Example:
+            >>> print(Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60))
+            CT, axial, slices 4 to 6 mm apart, 20 to 60 slices
+        """
+        spacing = self.slice_spacing
+        parts = [
+            ", ".join(self.modalities),
+            ", ".join(self.planes),
+            "" if spacing is None else f"slices {spacing[0]:.3g} to {spacing[1]:.3g} mm apart",
+            "" if self.fewest_slices is None else f"{self.fewest_slices} to {self.most_slices} slices",
+        ]
+        return ", ".join(part for part in parts if part) or "not recorded"

@@ -1,0 +1,182 @@
+"""The pages that people read: one for each scan, and one that lists all scans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.calibration import describe
+from normal_guidance.clinical.prediction import ScanPrediction
+from normal_guidance.clinical.strip import instance_numbers, rounded
+from normal_guidance.data.problems import Problem, summarize
+from normal_guidance.evaluation.published import method_title
+from normal_guidance.reports.html import Section, bullets, figure, page, paragraph
+
+CAUTION = (
+    "Research software, not a medical device: not for diagnosis. Attention tells where the model looked; that "
+    "need not be where a finding is."
+)
+
+LISTED = 50
+"""Problems that a page shows; the file has all."""
+
+
+def scan_page(
+    prediction: ScanPrediction,
+    bundle: Bundle,
+    strip: Path | None,
+    problems: Sequence[Problem] = (),
+    *,
+    anonymize: bool = False,
+) -> str:
+    """report.html of a scan; it needs no other file.  `problems` are those of writing its results."""
+    odd = [*prediction.problems, *problems]
+    caption = (
+        "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. The shaded "
+        "slices hold the share of attention named in the legend; the dashed line is the normal distribution with the "
+        "attention's mean and variance."
+    )
+    picture = [] if strip is None else [figure(strip, caption)]
+    sections = [
+        Section("Key slices", [*picture, _key_slices(prediction), paragraph(_interval(prediction))]),
+        Section("Problems", [_problems(odd)] if odd else [paragraph("None.")]),
+        Section("Scan", [_scan(prediction, anonymize)]),
+        Section("Model", _model(bundle)),
+    ]
+    lead = [paragraph(_verdict(prediction)), *_evenness(prediction), paragraph(CAUTION, note=True)]
+    return page(f"Scan {prediction.row.scan_id}", lead, sections)
+
+
+def _verdict(prediction: ScanPrediction) -> str:
+    text = f"Probability {rounded(prediction.probability)}"
+    if prediction.threshold is None:
+        return f"{text}; no threshold was chosen."
+    side = "positive: at or above" if prediction.is_positive else "negative: below"
+    return f"{text}, {side} the threshold {rounded(prediction.threshold)}."
+
+
+def _evenness(prediction: ScanPrediction) -> list[str]:
+    """Attention without a peak has key slices by rule, not by finding."""
+    even = 1 / len(prediction.row)
+    if prediction.attention.max().item() > 1.01 * even:
+        return []
+    return [paragraph("All slices have the same attention: the key slices below say nothing.")]
+
+
+def _key_slices(prediction: ScanPrediction) -> str:
+    row, numbers = prediction.row, instance_numbers(prediction.row)
+    lines = []
+    for rank, place in enumerate(prediction.key_slices, start=1):
+        position = f"{row.positions[place]:.1f}" if row.slice_spacing is not None else "unknown"
+        share = f"{100 * prediction.attention[place].item():.2f} %"
+        number = "none" if numbers[place] is None else str(numbers[place])
+        lines.append((str(rank), str(place + 1), number, position, share))
+    return table(("rank", "slice", "image number", "position in mm", "attention"), lines)
+
+
+def _interval(prediction: ScanPrediction) -> str:
+    first, last = prediction.interval
+    where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
+    return (
+        f"{100 * prediction.share:g} % of the attention lies in {where} of {len(prediction.row)}. Slices are counted "
+        "from 1 by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber."
+    )
+
+
+def _scan(prediction: ScanPrediction, anonymize: bool) -> str:
+    row = prediction.row
+    spacing = "unknown" if row.slice_spacing is None else f"{row.slice_spacing:g} mm"
+    facts = {
+        "patient": None if anonymize else row.patient_id,
+        "folder": None if anonymize else str(prediction.root),
+        "first file": None if anonymize else row.files[0],
+        "modality": row.modality,
+        "slices": str(len(row)),
+        "slice spacing": spacing,
+        "pixels": f"{row.rows} x {row.columns}",
+    }
+    return _facts(facts)
+
+
+def _model(bundle: Bundle) -> list[str]:
+    training = bundle.training
+    scans = ", ".join(f"{count} {part}" for part, count in training["scans"].items())
+    test = training["test"] or {}
+    facts = {
+        "method": method_title(bundle.method),
+        "encoder": f"{bundle.encoder.name} ({bundle.encoder.fingerprint[:12]})",
+        "made for": str(bundle.expects),
+        "trained on": f"{training['dataset'] or 'unknown'}: {scans} scans",
+        "validation AUROC": _number(training["validation_auroc"]),
+        "test AUROC": _number(test.get("scan_auroc")),
+        "test localization AUROC": _number(test.get("localization_auroc")),
+        "seed": str(training["seed"]),
+        "date": training["date"],
+        "commit": training["commit"],
+    }
+    return [_facts(facts), *(paragraph(line, note=True) for line in describe(bundle.operation))]
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f}"
+
+
+def _facts(facts: Mapping[str, str | None]) -> str:
+    lines = (f"{name}: {value}" for name, value in facts.items() if value)
+    return bullets(lines)
+
+
+def _problems(problems: Sequence[Problem]) -> str:
+    shown = [(one.kind, one.file or "the scan", one.detail, one.action) for one in problems[:LISTED]]
+    more = len(problems) - len(shown)
+    rest = paragraph(f"{more} more are in prediction.json.", note=True) if more else ""
+    return table(("kind", "file", "what was found", "what was done"), shown, words=True) + rest
+
+
+def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Sequence[Problem]) -> str:
+    """index.html: the scans as `summary_line` has them, in their order."""
+    good = [line for line in lines if line["state"] == "predicted"]
+    rest = [line for line in lines if line["state"] != "predicted"]
+    header = ("scan", "probability", "result", "key slices", "slices", "problems")
+    rows = [
+        (
+            f"<a href='{escape(line['scan_id'], quote=True)}/report.html'>{escape(line['scan_id'])}</a>",
+            escape(rounded(line["probability"])),
+            {None: "no threshold", 1: "positive", 0: "negative"}[line["positive"]],
+            escape(line["key_slices"]),
+            str(line["slices"]),
+            str(line["problems"]),
+        )
+        for line in good
+    ]
+    reasons = [(line["scan_id"], line["state"], str(line["reason"])) for line in rest]
+    counts = ", ".join(f"{kind} {count}" for kind, count in summarize(others).items())
+    noted = [paragraph(f"Files that belong to no scan: {counts}; see problems.csv.", note=True)] if others else []
+    sections = [
+        Section("Scans by probability", [_raw_table(header, rows)] if rows else []),
+        Section("Not predicted", [table(("scan", "state", "why"), reasons, words=True)] if reasons else []),
+        Section("Model", [*_model(bundle), *noted]),
+    ]
+    positive = sum(line["positive"] == 1 for line in good)
+    lead = f"{len(good)} of {len(lines)} scans predicted, {positive} of them positive."
+    return page("Predictions", [paragraph(lead), paragraph(CAUTION, note=True)], sections)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+    """Plain text as a table; columns of words are set flush left and broken into lines.
+
+    Example:
+        >>> "<tr><td>1</td><td>&lt;2&gt;</td></tr>" in table(("a", "b"), [("1", "<2>")])
+        True
+    """
+    return _raw_table(header, [[escape(cell) for cell in row] for row in rows], words=words)
+
+
+def _raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+    style = " style='text-align: left; white-space: normal; vertical-align: top'" if words else ""
+    top = "".join(f"<th{style}>{escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

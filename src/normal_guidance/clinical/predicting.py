@@ -1,0 +1,221 @@
+"""New scans through a trained model: found, checked, decoded, encoded, and scored, one after the other.
+
+Worker processes decode, and may die over a damaged file; the encoder and the model are loaded once.  Slices go through
+the encoder in batches, so a long scan takes no more memory than its own decoded pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.prediction import ScanPrediction
+from normal_guidance.clinical.scans import FoundScans, NotPredicted, anonymous_problem, find_scans
+from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.problems import Problem
+from normal_guidance.data.volumes import read_volume
+from normal_guidance.data.workers import TIMEOUT
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.measures import smallest_interval
+from normal_guidance.features.decoding import Decoding
+from normal_guidance.features.encoders import Encoder
+from normal_guidance.features.files import DTYPES
+from normal_guidance.features.jobs import Encoded
+from normal_guidance.features.machine import Machine, Setup
+from normal_guidance.features.machine import Options as EncoderOptions
+
+KEYS = 5
+"""Key slices of a scan, at most: what a reader looks at first."""
+
+APART_MM = 8.0
+"""Key slices are at least this far apart, and not next to each other: neighbours show the same thing."""
+
+SHARE = 0.5
+"""Of the attention in the interval: half of it is its core, which stays put where softmax leaves a little on each of
+hundreds of slices (`evaluation.measures.SHARES`)."""
+
+GO_ON = "refused; --force goes on"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How scans are predicted.
+
+    Args:
+        force: go on with scans that the model was not made for, and with those that some file of cannot be read.
+        keys: key slices, at most.
+        share: of the attention that the interval holds.
+        workers: processes that read and decode; 0: none, and a decoder that crashes ends it all.
+        timeout: seconds for a scan to be decoded.
+        anonymize: keep names, ids and paths out of the results.
+        batch_size: slices that go through the encoder together.
+    """
+
+    force: bool = False
+    keys: int = KEYS
+    share: float = SHARE
+    workers: int = 1
+    timeout: float = TIMEOUT
+    anonymize: bool = False
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.keys < 1:
+            raise UserError(f"{self.keys} key slices; give 1 or more")
+        if not 0 < self.share <= 1:
+            raise UserError(f"share is {self.share}; give a number above 0 and at most 1: 0.5 is half of the attention")
+
+
+DEFAULTS = Options()
+
+Outcome = ScanPrediction | NotPredicted
+
+
+def predict(
+    paths: str | Path | Sequence[str | Path],
+    bundle: Bundle,
+    *,
+    encoder: Encoder | None = None,
+    options: Options = DEFAULTS,
+) -> Iterator[Outcome]:
+    """What the model says about each scan in the paths; first come those that it does not take, and why.
+
+    Args:
+        paths: DICOM folders, zip archives, NIfTI files, or folders of such.
+        bundle: the model.
+        encoder: of `bundle.load_encoder`, to load it once for several calls.
+        options: how.
+    """
+    return predict_found(_find([paths] if isinstance(paths, str | Path) else paths, options), bundle, encoder, options)
+
+
+def _find(paths: Sequence[str | Path], options: Options) -> FoundScans:
+    return find_scans(paths, workers=options.workers, any_modality=options.force, anonymize=options.anonymize)
+
+
+def predict_found(
+    found: FoundScans, bundle: Bundle, encoder: Encoder | None = None, options: Options = DEFAULTS
+) -> Iterator[Outcome]:
+    """The same for scans that `find_scans` found."""
+    yield from found.unusable
+    taken: list[ScanRow] = []
+    notes: dict[str, list[Problem]] = {}
+    for row in found.rows:
+        notes[row.scan_id] = [*found.problems.get(row.scan_id, ()), *found.incomplete.get(row.scan_id, ())]
+        reasons = _why_not(row, found, bundle)
+        if reasons and not options.force:
+            reason = Problem(row.scan_id, "", "unsuitable", "; ".join(reasons), GO_ON)
+            yield NotPredicted(row.scan_id, reason, tuple(notes[row.scan_id]))
+        else:
+            notes[row.scan_id] += [Problem(row.scan_id, "", "unsuitable", one, "told to go on") for one in reasons]
+            taken.append(row)
+    if not taken:
+        return
+    machine = _machine(bundle, encoder or bundle.load_encoder(), options)
+    decoding = Decoding(read_volume, found.root, bundle.repair, bundle.preprocessing)
+    try:
+        for number, encoded in machine.encode(decoding, ((number, [row]) for number, row in enumerate(taken))):
+            row = taken[number]
+            odd = [anonymous_problem(one, row.scan_id) for one in encoded.problems] if options.anonymize else None
+            yield _outcome(row, found.root, encoded, odd or encoded.problems, notes[row.scan_id], bundle, options)
+    finally:
+        machine.close()
+
+
+def _machine(bundle: Bundle, encoder: Encoder, options: Options) -> Machine:
+    if encoder.fingerprint != bundle.encoder.fingerprint:
+        raise UserError(f"encoder {encoder.name} is not the one of the bundle; load it by bundle.load_encoder()")
+    how = EncoderOptions(bundle.repair, options.batch_size, encoder.device, encoder.precision)
+    setup = Setup(bundle.load_encoder, encoder.fingerprint, torch.__version__, how, options.workers, options.timeout)
+    return Machine(setup, encoder)
+
+
+def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
+    """Why a scan is not one that the model was made for."""
+    reasons = bundle.expects.why_not(row)
+    lost = found.incomplete.get(row.scan_id, ())
+    if lost:
+        first = lost[0]
+        where = f" ({first.file}: {first.detail})" if first.file else ""
+        files = f"{len(lost)} file{' of it cannot' if len(lost) == 1 else 's of it cannot'} be read{where}"
+        reasons.append(f"{files}: what they show would be missing")
+    return reasons
+
+
+def _outcome(
+    row: ScanRow,
+    root: Path,
+    encoded: Encoded,
+    odd: Sequence[Problem],
+    notes: Sequence[Problem],
+    bundle: Bundle,
+    options: Options,
+) -> Outcome:
+    if encoded.failed:
+        reason = odd[-1]._replace(action="left out")
+        return NotPredicted(row.scan_id, reason, tuple(notes))
+    logit, heads = score(bundle, encoded.features)
+    if not math.isfinite(logit) or not heads.isfinite().all():
+        reason = Problem(row.scan_id, "", "failed", "the model gave numbers that are not finite", "left out")
+        return NotPredicted(row.scan_id, reason, (*notes, *odd))
+    attention = heads.mean(0)
+    first, last = smallest_interval(attention, torch.tensor([len(row)]), options.share)
+    return ScanPrediction(
+        row=row,
+        root=root,
+        method=bundle.method,
+        logit=logit,
+        probability=bundle.operation.calibration.probability(logit),
+        threshold=bundle.threshold,
+        attention=attention,
+        head_attention=heads,
+        key_slices=key_slices(attention, options.keys, row.slice_spacing),
+        interval=(int(first), int(last)),
+        share=options.share,
+        problems=(*notes, *odd),
+    )
+
+
+@torch.no_grad()
+def score(bundle: Bundle, features: Float[Tensor, "slices features"]) -> tuple[float, Float[Tensor, "heads slices"]]:
+    """The logit of one scan, and each head's attention over its slices, which adds up to one."""
+    stored = features.to(DTYPES[bundle.dtype])  # rounded as the training scans' features were
+    rows = stored.to(next(bundle.model.parameters(), features).dtype)
+    prediction = bundle.model(rows, torch.tensor([len(rows)]))
+    return prediction.logit.item(), prediction.log_attention.double().softmax(dim=-1)
+
+
+def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: float | None = None) -> tuple[int, ...]:
+    """The slices to look at first, counted from 0, the one of the highest attention first.
+
+    Slices are taken by attention, each at least `APART_MM` from those taken before (2 slices, if that is more or the
+    spacing is unknown), as neighbours show the same thing, and as long as a slice has more than its even share of the
+    attention: a scan whose attention is on one place has few of them.  Of slices with the same attention the one
+    nearest to the mean position comes first.
+
+    Example:
+        >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
+        (2, 6)
+        >>> key_slices(torch.full((9,), 1 / 9), count=3)
+        (4, 2, 6)
+    """
+    slices = len(attention)
+    apart = 2 if not spacing else max(2, math.ceil(APART_MM / spacing))
+    shares = (attention.double() / attention.double().sum()).tolist()
+    middle = sum(place * share for place, share in enumerate(shares))
+    order = sorted(range(slices), key=lambda place: (-round(shares[place], 9), abs(place - middle), place))
+    chosen: list[int] = []
+    for place in order:
+        enough = shares[place] >= (1 - 1e-6) / slices or not chosen
+        if len(chosen) == count or not enough:
+            break
+        if all(abs(place - other) >= apart for other in chosen):
+            chosen.append(place)
+    return tuple(chosen)

@@ -1,0 +1,153 @@
+"""One picture of a scan's result: the key slices as the encoder saw them, and where the attention lies.
+
+It names neither patient nor scan: it is put into DICOM results, anonymous ones too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from normal_guidance.clinical.prediction import ScanPrediction
+from normal_guidance.core.guidance import normal_reference
+from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.volumes import read_volume
+from normal_guidance.data.windows import Window, apply_windows
+from normal_guidance.evaluation.published import method_title
+from normal_guidance.features.inputs import plane_of
+from normal_guidance.reports.figures.style import GREEN, ORANGE, WIDTH, save, styled
+
+CURVE_HEIGHT = 2.1
+"""Inches of the attention curve."""
+
+NARROWEST = 3
+"""A strip is as wide as one of so many pictures: a single picture as wide as the page would be a poster."""
+
+HEADS_SHOWN = 8
+"""More lines are a thicket."""
+
+
+def draw_strip(prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True) -> Path:
+    """Writes strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
+
+    Args:
+        prediction: the scan.
+        window: HU from black to white, as the encoder's first channel has it; None: from the darkest to the brightest.
+        path: of the picture.
+        repair: whether known mistakes in the files are mended, as in decoding.
+    """
+    places = sorted(prediction.key_slices)
+    return save(
+        plot_strip(prediction, list(zip(places, _images(prediction, places, window, repair), strict=True))), path
+    )
+
+
+def _images(prediction: ScanPrediction, places: Sequence[int], window: Window | None, repair: bool) -> np.ndarray:
+    """Only the files of these slices are read."""
+    row = prediction.row
+    few = replace(
+        row,
+        files=tuple(row.files[place] for place in places),
+        frames=tuple(row.frames[place] for place in places),
+        positions=tuple(row.positions[place] for place in places),
+    )
+    volume, _ = read_volume(few, prediction.root, repair=repair)
+    return apply_windows(volume, [window])[0]
+
+
+def instance_numbers(row: ScanRow) -> list[int | None]:
+    """InstanceNumber of every slice, which hospital software shows; None where there is none, as in NIfTI.
+
+    Example:
+        >>> instance_numbers(ScanRow("A", "P", 0, None, "nifti", ("a.nii",), (0,), (0.0,), 8, 8))
+        [None]
+    """
+    known = json.loads(row.extra).get("instance_numbers") if row.extra else None
+    return known or [None] * len(row)
+
+
+@styled
+def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]]) -> Figure:
+    """The figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
+    across = max(NARROWEST, len(images))
+    side = WIDTH / across
+    heights = [side + 0.35, CURVE_HEIGHT]
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.45), layout="constrained")
+    figure.suptitle(_title(prediction), fontsize=10)
+    top, bottom = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
+    panels = np.atleast_1d(top.subplots(1, across))
+    numbers = instance_numbers(prediction.row)
+    darkest = min(float(image.min()) for _, image in images)
+    brightest = max(float(image.max()) for _, image in images)
+    for panel in panels:
+        panel.set_axis_off()
+    margin = (across - len(images)) // 2
+    for panel, (place, image) in zip(panels[margin:], images, strict=False):
+        panel.imshow(image, cmap="gray", vmin=darkest, vmax=max(brightest, darkest + 1))
+        instance = "" if numbers[place] is None else f" (image {numbers[place]})"
+        rank = prediction.key_slices.index(place) + 1
+        panel.set_title(
+            f"slice {place + 1}{instance}\n{_percent(prediction, place)} of attention, no. {rank}", fontsize=8
+        )
+    _draw_curve(bottom.subplots(), prediction)
+    return figure
+
+
+def _title(prediction: ScanPrediction) -> str:
+    text = f"probability {rounded(prediction.probability)}"
+    if prediction.threshold is not None:
+        side = "at or above" if prediction.is_positive else "below"
+        text += f", {side} the threshold {rounded(prediction.threshold)}"
+    return f"{text}   |   {method_title(prediction.method)}   |   research only"
+
+
+def rounded(probability: float) -> str:
+    """Two digits, but nothing is rounded to certainty.
+
+    Example:
+        >>> rounded(0.876), rounded(0.9987), rounded(0.0001)
+        ('0.88', '> 0.99', '< 0.01')
+    """
+    if probability > 0.99:
+        return "> 0.99"
+    return "< 0.01" if probability < 0.01 else f"{probability:.2f}"
+
+
+def _percent(prediction: ScanPrediction, place: int) -> str:
+    return f"{100 * prediction.attention[place].item():.3g} %"
+
+
+def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
+    attention, heads = prediction.attention, prediction.head_attention
+    slices = np.arange(1, len(attention) + 1)
+    first, last = prediction.interval
+    share = f"{100 * prediction.share:g} % of the attention: slices {first + 1} to {last + 1}"
+    panel.axvspan(first + 0.5, last + 1.5, color=ORANGE, alpha=0.2, lw=0, label=share)
+    if 1 < len(heads) <= HEADS_SHOWN:
+        for number, head in enumerate(heads):
+            panel.plot(slices, head, color="0.7", lw=0.8, label=None if number else f"each of {len(heads)} heads")
+    panel.plot(
+        slices, attention, color=GREEN, lw=1.8, marker="o" if len(slices) < 60 else "", ms=2.5, label="attention"
+    )
+    panel.plot(slices, _bell(heads), color="0.2", ls="--", lw=1, label="normal with its mean and variance")
+    top = 1.15 * max(float(heads.max() if len(heads) <= HEADS_SHOWN else attention.max()), float(_bell(heads).max()))
+    keys = [place + 1 for place in prediction.key_slices]
+    panel.plot(keys, [top * 0.97] * len(keys), ls="", marker="v", ms=5, color="0.2", label="key slices", clip_on=False)
+    located = prediction.row.slice_spacing is not None and plane_of(prediction.row.orientation) == "axial"
+    along = "slice, from the feet to the head" if located else "slice"
+    panel.set(xlim=(0.5, len(slices) + 0.5), ylim=(0, top), xlabel=along, ylabel="attention")
+    entries = len(panel.get_legend_handles_labels()[1])
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=entries if entries < 5 else 3)
+
+
+def _bell(heads: Float[Tensor, "heads slices"]) -> Float[Tensor, "slices"]:
+    """What guidance compares attention with: of several heads, the mean of their normal references."""
+    return normal_reference(heads).mean(0)

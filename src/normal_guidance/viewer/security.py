@@ -1,0 +1,199 @@
+"""Who may ask, and how: only this machine, only with the token, only to read.
+
+Scans are patients' data.  The server listens on the loopback interface, which other users of the machine and every web
+page in the user's browser can reach, too.  So each request is held against four rules before anything else sees it:
+
+1. The Host header names this server.  A foreign web page can make its own name lead to 127.0.0.1 (DNS rebinding), but
+   the browser then says that name.
+2. GET or HEAD: nothing can be written, whatever a client tries.
+3. The token, once, in the address that the command prints; after that a cookie that scripts cannot read and other
+   sites' pages cannot send.
+4. Answers may not be stored, framed, guessed at or read by other pages, and the page may load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from html import escape
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+LOOPBACK = "127.0.0.1"
+
+METHODS = ("GET", "HEAD")
+
+OPEN = ("/style.css", "/icon.svg")
+"""What the login page needs; nothing in there is about anybody."""
+
+POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self' 'unsafe-inline'",  # widths and colours that scripts set
+        "img-src 'self' data: blob:",  # NiiVue's font is a picture inside its code
+        "connect-src 'self' data:",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    ]
+)
+
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+"""Of every answer."""
+
+LOGIN = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>nguide view: log in</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/style.css"></head>
+<body class="login"><main><h1>nguide view</h1><p>{message}</p>
+<form method="get" action="/"><label for="token">Token</label>
+<input id="token" name="token" type="password" autocomplete="off" autofocus required>
+<button type="submit">Log in</button></form></main></body></html>
+"""
+
+ASK = "The command nguide view printed an address with a token. Open that address, or copy its token here."
+WRONG = "This is not the token. Copy it again from where nguide view runs; every start has a new one."
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Access:
+    """The secrets of one start of the server; they are in no file.
+
+    Args:
+        port: that the server listens on.
+    """
+
+    port: int
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    """What the cookie holds: a cookie that leaks does not give the token away."""
+
+    @property
+    def url(self) -> str:
+        """To open in a browser."""
+        return f"http://{LOOPBACK}:{self.port}/?token={self.token}"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """What a browser on this machine says in the Host header."""
+        return (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}")
+
+    @property
+    def cookie(self) -> str:
+        """Its name; browsers send cookies to all ports of a host, and another viewer has another one."""
+        return f"nguide-{self.port}"
+
+    def is_token(self, given: str) -> bool:
+        return _same(given, self.token)
+
+    def is_session(self, given: str) -> bool:
+        return _same(given, self.session)
+
+
+def _same(given: str, secret: str) -> bool:
+    """In a time that does not tell how much of it is right."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
+
+
+class Guard:
+    """Stands in front of an ASGI application and lets through what obeys the rules."""
+
+    def __init__(self, app: App, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, _with_headers(send))
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        access, path = self._access, scope["path"]
+        if _header(scope, b"host").lower() not in access.hosts:
+            await _refuse(send, 403, f"Open http://{LOOPBACK}:{access.port}/; this server has no other name.")
+        elif scope["method"] not in METHODS:
+            allow = {"Allow": ", ".join(METHODS)}
+            await _refuse(send, 405, f"{scope['method']} is not possible: this server can only be read.", allow)
+        elif path == "/" and (given := _given_token(scope)) is not None:
+            await self._log_in(given, send)
+        elif path in OPEN or access.is_session(_cookie(scope, access.cookie)):
+            await self._app(scope, receive, send)
+        elif path == "/":
+            await _send_login(send, 401, ASK)
+        else:
+            await _refuse(send, 401, "You are not logged in; open the address that nguide view printed.")
+
+    async def _log_in(self, given: str, send: Send) -> None:
+        access = self._access
+        if not access.is_token(given):
+            await _send_login(send, 403, WRONG)
+            return
+        cookie = f"{access.cookie}={access.session}; Path=/; HttpOnly; SameSite=Strict"
+        # To the page itself, so that the token is gone from the address bar and the history.
+        await _send(send, 303, "text/plain", b"", {"Location": "/", "Set-Cookie": cookie})
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """Empty where it is absent or there twice."""
+    values = [value for key, value in scope["headers"] if key == name]
+    return values[0].decode("latin-1") if len(values) == 1 else ""
+
+
+def _given_token(scope: Scope) -> str | None:
+    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=None)
+    return query["token"][0] if "token" in query else None
+
+
+def _cookie(scope: Scope, name: str) -> str:
+    # Never joined: the header may be there several times under HTTP/2 only.
+    try:
+        found = SimpleCookie(_header(scope, b"cookie")).get(name)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            own = [(key.lower().encode(), value.encode()) for key, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *own]}
+        await send(message)
+
+    return send_with_headers
+
+
+async def _refuse(send: Send, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
+    await _send(send, status, "application/json", json.dumps({"error": sentence}).encode(), headers or {})
+
+
+async def _send_login(send: Send, status: int, message: str) -> None:
+    await _send(send, status, "text/html; charset=utf-8", LOGIN.format(message=escape(message)).encode(), {})
+
+
+async def _send(send: Send, status: int, kind: str, body: bytes, headers: Mapping[str, str]) -> None:
+    all_headers = {"Content-Type": kind, "Content-Length": str(len(body)), **headers}
+    pairs = [(key.lower().encode(), value.encode()) for key, value in all_headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,185 @@
+"""The server of `nguide view`: a few addresses to read from, and the page itself.
+
+    /api/gallery                      what there is
+    /api/splits/SPLIT/scans           the list of scans
+    /api/splits/SPLIT/scans/SCAN      one scan with its curves
+    /api/scans/SCAN/slices/PLACE      pixels: rows from the top, 16 bits each, the lower byte first
+
+All capitals are numbers.  Who may ask is decided before, by `normal_guidance.viewer.security`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+from normal_guidance.errors import UserError
+from normal_guidance.viewer.gallery import Gallery, NotHereError
+from normal_guidance.viewer.images import CACHE_BYTES, Images, UnreadableSliceError
+from normal_guidance.viewer.security import LOOPBACK, Access, App, Guard
+
+try:
+    import uvicorn
+    from fastapi import FastAPI, Request, Response
+    from fastapi.concurrency import run_in_threadpool
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException
+except ImportError as error:
+    raise UserError("the viewer needs fastapi and uvicorn; pip install 'normal-guidance[viewer]'") from error
+
+STATIC = Path(__file__).parent / "static"
+"""Built from frontend/ by `make viewer`."""
+
+FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/licenses.txt": ("licenses.txt", "text/plain; charset=utf-8"),
+}
+"""The page, address by address; there is no other file to ask for."""
+
+PORT = 8765
+"""Unless it is taken, or the user wants another."""
+
+BACKLOG = 2048
+"""Connections that may wait, as uvicorn has it."""
+
+READ = ["GET", "HEAD"]
+
+
+def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_bytes: int = CACHE_BYTES) -> App:
+    """The whole application, behind its guard."""
+    page = read_page(static)
+    images = Images(gallery.row, gallery.manifest.root, limit=cache_bytes) if gallery.manifest else None
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if images is not None and gallery.manifest:
+            images.prepare(gallery.manifest[0].kind)
+        yield
+        if images is not None:
+            images.close()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    _add_errors(app)
+
+    @app.api_route("/api/gallery", methods=READ)
+    async def about() -> Response:
+        return JSONResponse(gallery.about())
+
+    @app.api_route("/api/splits/{split}/scans", methods=READ)
+    async def scans(split: int) -> Response:
+        return JSONResponse(await run_in_threadpool(gallery.scans, split))
+
+    @app.api_route("/api/splits/{split}/scans/{scan}", methods=READ)
+    async def scan(split: int, scan: int) -> Response:
+        return JSONResponse(await run_in_threadpool(gallery.scan, split, scan))
+
+    @app.api_route("/api/scans/{scan}/slices/{place}", methods=READ)
+    async def pixels(scan: int, place: int) -> Response:
+        if images is None:
+            raise NotHereError("Images need the index of the scans: nguide view DIR --index INDEX")
+        return Response(await images.read(scan, place), media_type="application/octet-stream")
+
+    for path, (content, kind) in page.items():
+        app.add_api_route(path, _sends(content, kind), methods=READ)
+    return Guard(app, access)
+
+
+def read_page(static: Path) -> dict[str, tuple[bytes, str]]:
+    """Every file of the page by its address; all of it lies in memory, so that no file is opened for a client.
+
+    Example:
+        >>> read_page(Path("nowhere"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: the page is not built: nowhere/index.html is not there; run make viewer in the
+        repository (it needs node 18 or newer)
+    """
+    for name, _ in FILES.values():
+        if not (static / name).is_file():
+            raise UserError(
+                f"the page is not built: {static / name} is not there; run make viewer in the repository (it needs "
+                "node 18 or newer)"
+            )
+    return {path: ((static / name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
+
+
+def _sends(content: bytes, kind: str) -> Callable[[], Any]:
+    async def send() -> Response:
+        return Response(content, media_type=kind)
+
+    return send
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Whatever goes wrong is a sentence in JSON, and never a traceback."""
+
+    def answer(status: int, sentence: str) -> Response:
+        return JSONResponse({"error": sentence}, status_code=status)
+
+    @app.exception_handler(NotHereError)
+    async def not_here(_: Request, error: NotHereError) -> Response:
+        return answer(404, str(error))
+
+    @app.exception_handler(UnreadableSliceError)
+    async def unreadable(_: Request, error: UnreadableSliceError) -> Response:
+        return answer(422, str(error))
+
+    @app.exception_handler(UserError)
+    async def user_error(_: Request, error: UserError) -> Response:
+        return answer(500, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def no_number(_: Request, error: RequestValidationError) -> Response:
+        return answer(404, "there is nothing at this address")
+
+    @app.exception_handler(HTTPException)
+    async def no_route(_: Request, error: HTTPException) -> Response:
+        return answer(error.status_code, "there is nothing at this address")
+
+    @app.exception_handler(Exception)
+    async def our_mistake(_: Request, error: Exception) -> Response:
+        return answer(500, "This went wrong in the viewer; where nguide view runs, it says more.")
+
+
+def open_socket(port: int | None) -> socket.socket:
+    """Listens on the loopback interface; without a wish, on the usual port or, if that is taken, on a free one."""
+    # Named, the protocol makes asyncio send small pieces at once; unnamed, every answer is 40 ms late (Nagle).
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for wish in (PORT, 0) if port is None else (port,):
+        with suppress(OSError):
+            listening.bind((LOOPBACK, wish))
+            listening.listen(BACKLOG)  # at once: until then another process could take the same port
+            return listening
+    listening.close()
+    raise UserError(f"port {port} is taken or not allowed; choose another --port, or leave it out for a free one")
+
+
+def make_server(app: App) -> uvicorn.Server:
+    """Serves on the sockets that its `run` is given."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            access_log=False,  # addresses hold the token once
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=2,
+            ws="none",
+        )
+    )
+
+
+def serve(gallery: Gallery, port: int | None, announce: Callable[[str], object]) -> None:
+    """Serves until Ctrl-C; `announce` is given the address to open."""
+    with closing(open_socket(port)) as listening:
+        access = Access(listening.getsockname()[1])
+        server = make_server(make_app(gallery, access))
+        announce(access.url)
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listening])

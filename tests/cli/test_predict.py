@@ -1,0 +1,121 @@
+"""`nguide bundle` and `nguide predict` as a user runs them: what is said, what is written, which exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+from small_bundle import PATIENT, copy_series, make_run, use_tiny
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    use_tiny(monkeypatch)
+
+
+@pytest.fixture
+def scans(trained, tmp_path) -> Path:
+    """A scan to predict, and one of another modality."""
+    for name, number, modality in (("good", 0, "CT"), ("mr", 1, "MR")):
+        row = trained.manifest[number]
+        copy_series(row, trained.manifest.root, tmp_path / "in" / name, Modality=modality)
+    return tmp_path / "in"
+
+
+def nguide(*words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def test_from_a_run_to_a_bundle_to_a_prediction(trained, scans, tmp_path):
+    said = nguide("bundle", trained.run, "-o", tmp_path / "bundle", "--sensitivity", 1.0).stdout
+    assert "ng on tiny, made for CT, axial" in said
+    assert "a sensitivity of at least 1): sensitivity 1.000" in said
+    said = nguide(
+        "predict", scans / "good", "--model", tmp_path / "bundle", "-o", tmp_path / "out", "--workers", 0
+    ).stdout
+    assert said.startswith("scan good: probability 0.")
+    assert "1 of 1 scans" in said
+    held = json.loads((tmp_path / "out" / "good" / "prediction.json").read_text())
+    assert held["model"]["operation"]["point"]["target"] == 1.0
+    nguide("bundle", trained.run, "-o", tmp_path / "bundle", code=2)
+
+
+def test_a_refused_scan_does_not_stop_the_rest(trained, scans, tmp_path):
+    result = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1)
+    assert "scan good: probability" in result.stdout
+    assert "scan mr: refused: Modality is MR, not CT" in result.stderr
+    assert "--force goes on" in result.stderr
+    assert "1 of 2 scans" in result.stdout
+    forced = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "forced", "--workers", 0, "--force")
+    assert "scan mr: probability" in forced.stdout
+    options = json.loads((tmp_path / "forced" / "summary.json").read_text())["options"]
+    assert options["force"] is True
+
+
+def test_json_is_one_object_a_scan(trained, scans, tmp_path):
+    words = ("-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--keys", 2, "--share", 0.9, "--json")
+    result = nguide("predict", scans / "good", scans / "mr", *words, code=1)
+    refused, good = map(json.loads, result.stdout.splitlines())
+    assert (refused["scan_id"], refused["state"]) == ("mr", "refused")
+    assert (good["state"], good["interval"]["share"], len(good["key_slices"])) == ("predicted", 0.9, 2)
+    file = json.loads((tmp_path / "out" / "good" / "prediction.json").read_text())
+    assert file.items() <= good.items()
+
+
+def test_anonymous_results(trained, scans, tmp_path):
+    words = ("--anonymize", "--json", "--workers", 0)
+    result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", *words)
+    assert PATIENT not in result.stdout
+    assert str(scans) not in result.stdout
+    assert json.loads(result.stdout)["scan_id"] == "scan-001"
+    assert (tmp_path / "out" / "scan-001" / "strip.png").exists()
+
+
+def test_a_volume_has_no_dicom_results_but_all_others(trained, tmp_path):
+    import nibabel
+    import numpy as np
+
+    row = trained.manifest[0]
+    volume = np.random.default_rng(0).normal(30, 50, (16, 16, len(row))).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(volume, np.diag([1.0, 1.0, row.slice_spacing, 1.0])), tmp_path / "v.nii.gz")
+    words = ("-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
+    result = nguide("predict", tmp_path / "v.nii.gz", *words, code=1)
+    assert "scan v: no DICOM results: " in result.stderr
+    assert (tmp_path / "out" / "v" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "-m", "RUN", "-o", "out"], "nowhere is not there"),
+        (["EMPTY", "-m", "RUN", "-o", "out"], "no file in it; give a DICOM folder"),
+        (["GOOD", "-m", "EMPTY", "-o", "out"], "neither a bundle (no bundle.json) nor a complete run"),
+        (["GOOD", "-m", "RUN", "-o", "GOOD"], "is there already, and not empty"),
+        (["GOOD", "-m", "RUN", "-o", "out", "--share", "2"], "share is 2.0; give a number above 0"),
+        (["GOOD", "-m", "RUN", "-o", "out", "--device", "abacus"], "--device abacus is unknown"),
+        (["GOOD", "-m", "RUN"], "Missing option"),
+    ],
+)
+def test_mistakes_are_told_before_the_work(trained, scans, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    place = {"RUN": trained.run, "EMPTY": tmp_path / "empty", "GOOD": scans / "good"}
+    result = nguide("predict", *(place.get(word, word) for word in words), "--workers", 0, code=2)
+    assert message in " ".join(result.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_encoder_with_other_weights_is_refused(trained, scans, tmp_path, monkeypatch):
+    use_tiny(monkeypatch, scale=2.0)
+    result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=2)
+    assert "fingerprint tiny-1.0, but tiny here has tiny-2.0" in result.stderr

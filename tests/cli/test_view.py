@@ -1,0 +1,60 @@
+"""`nguide view` from the outside: what it prints, what it refuses, and how it ends."""
+
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+from normal_guidance.viewer.server import FILES, STATIC
+
+BUILT = all((STATIC / name).is_file() for name, _ in FILES.values())
+runner = CliRunner()
+
+
+def test_help_tells_what_it_takes():
+    result = runner.invoke(app, ["view", "--help"])
+    assert result.exit_code == 0
+    for word in ("DIR", "--index", "--store", "--port"):
+        assert word in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere is no folder; give what nguide experiment"),
+        (["."], "holds no predictions.parquet"),
+        ([".", "--port", "70000"], "65535"),
+        ([], "Missing argument"),
+    ],
+)
+def test_mistakes_are_told(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(app, ["view", *words])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.skipif(not BUILT, reason="THE PAGE IS NOT BUILT: NO TEST OF nguide view ITSELF RUNS; make viewer")
+def test_it_prints_an_address_serves_and_ends_with_ctrl_c(small_experiment):
+    words = [sys.executable, "-m", "normal_guidance.cli", "view", str(small_experiment.folder), "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = [process.stdout.readline() for _ in range(3)]
+            url = lines[1].split()[1]
+            with httpx.Client(follow_redirects=True) as client:
+                page = client.get(url)
+                about = client.get(page.url.join("/api/gallery")).json()
+            process.send_signal(signal.SIGINT)
+            _, complaints = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert "images: no, give --index INDEX for them" in lines[0]
+    assert "<title>nguide view</title>" in page.text
+    assert [split["name"] for split in about["splits"]] == ["1001", "2001"]
+    assert {"ng", "ceiling"} <= {method["name"] for method in about["splits"][0]["methods"]}
+    assert (process.returncode, complaints) == (0, "")
+    assert "token" not in complaints

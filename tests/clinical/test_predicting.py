@@ -1,0 +1,265 @@
+"""New scans through the model: the run's own numbers come out again, and odd scans cost themselves only."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
+
+from normal_guidance.clinical import NotPredicted, Options, ScanPrediction, load_bundle, predict, predicting
+from normal_guidance.clinical.predicting import APART_MM, key_slices, predict_found
+from normal_guidance.clinical.scans import find_scans
+from normal_guidance.data.volumes import read_volume
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.measures import smallest_interval
+from small_bundle import copy_series, read_or_die, tiny, use_tiny
+
+
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
+    use_tiny(monkeypatch)
+
+
+@pytest.fixture
+def bundle(trained):
+    return load_bundle(trained.run)
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    def make(name: str, scan: int = 0, **changes) -> list[Path]:
+        return copy_series(trained.manifest[scan], trained.manifest.root, tmp_path / name, **changes)
+
+    return make
+
+
+def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
+    """By the scan's id."""
+    given = Options(**{"workers": 0, **options})
+    outcomes = list(predict(paths, bundle, options=given))
+    return {one.row.scan_id if isinstance(one, ScanPrediction) else one.scan_id: one for one in outcomes}
+
+
+# ----------------------------------------------------------------------------------------------------
+# The numbers
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_runs_own_predictions_come_out_again(trained, bundle):
+    """From the files, with nothing but the bundle: what training wrote about its validation and test scans."""
+    files_of = {row.scan_id: row.files for row in trained.manifest}
+    found = {one.row.files: one for one in predict(trained.folder / "scans", bundle, options=Options(workers=0))}
+    told = pd.read_parquet(trained.run / "predictions.parquet")
+    assert len(told) > 8
+    for row in told.itertuples():
+        one = found[files_of[row.scan_id]]
+        assert one.logit == pytest.approx(row.logit, abs=1e-5)
+        np.testing.assert_allclose(one.attention, row.attention, atol=1e-6)
+        p = 1 / (1 + np.exp(-(bundle.operation.calibration.slope * one.logit + bundle.operation.calibration.intercept)))
+        assert one.probability == pytest.approx(p)
+        assert one.is_positive == (p >= bundle.operation.point.threshold)
+        assert one.row.patient_id == row.patient_id
+        assert one.problems == ()
+
+
+def test_heads_are_averaged_and_add_up_to_one(trained, bundle, copy, tmp_path):
+    """Of TransMIL, whose attention leaves a part to the class token."""
+    from normal_guidance.training.stack import initial_model
+
+    config = replace(bundle.config, method="mhng")
+    many = replace(bundle, config=config, model=initial_model(config, 8).eval())
+    copy("one")
+    one = run(tmp_path / "one", many)["one"]
+    assert one.head_attention.shape == (8, len(one.row))
+    torch.testing.assert_close(one.head_attention.sum(1), torch.ones(8, dtype=torch.float64))
+    torch.testing.assert_close(one.attention, one.head_attention.mean(0))
+    hu, _ = read_volume(one.row, one.root)
+    features = tiny().encode(torch.from_numpy(bundle.preprocessing.apply(hu)))
+    raw = many.model(features, torch.tensor([len(features)])).log_attention.exp().double()
+    assert (raw.sum(1) < 0.99).all()
+    torch.testing.assert_close(one.head_attention, raw / raw.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
+
+
+def test_share_and_number_of_keys_are_the_users(copy, bundle, tmp_path):
+    copy("one")
+    one = run(tmp_path / "one", bundle, share=0.8, keys=2)["one"]
+    assert len(one.key_slices) == 2
+    first, last = smallest_interval(one.attention, torch.tensor([len(one.row)]), 0.8)
+    assert (one.interval, one.share) == ((int(first), int(last)), 0.8)
+    assert one.attention[first : last + 1].sum() >= 0.8 - 1e-6
+    for wrong in ({"share": 0.0}, {"share": 1.5}, {"keys": 0}):
+        with pytest.raises(UserError):
+            Options(**wrong)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Key slices
+# ----------------------------------------------------------------------------------------------------
+
+
+def weights(values: Sequence[float]) -> torch.Tensor:
+    given = torch.tensor(values, dtype=torch.float64)
+    return given / given.sum()
+
+
+@given(
+    st.lists(st.floats(0.01, 10), min_size=1, max_size=60), st.integers(1, 6), st.sampled_from([None, 1.0, 3.0, 5.0])
+)
+def test_key_slices_are_apart_and_above_average(values, count, spacing):
+    attention = weights(values)
+    keys = key_slices(attention, count, spacing)
+    apart = max(2, 0 if spacing is None else int(np.ceil(APART_MM / spacing)))
+    assert 1 <= len(keys) <= count
+    assert attention[keys[0]] == pytest.approx(attention.max().item(), abs=1e-8)
+    assert all(abs(one - other) >= apart for one in keys for other in keys if one != other)
+    assert all(attention[key] >= (1 - 1e-5) / len(attention) for key in keys)
+    found = attention[list(keys)].tolist()
+    assert all(one >= other - 1e-8 for one, other in pairwise(found))
+
+
+def test_two_places_are_both_shown():
+    attention = weights([1, 1, 8, 9, 8, 1, 1, 1, 1, 6, 7, 6, 1, 1])
+    assert key_slices(attention, spacing=5.0)[:2] == (3, 10)
+    assert key_slices(attention, spacing=None)[:2] == (3, 10)
+    assert key_slices(attention, count=1) == (3,)
+
+
+def test_a_bell_is_shown_over_its_width():
+    bell = torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / 4) ** 2, 0)
+    assert sorted(key_slices(bell, spacing=5.0)) == [16, 18, 20, 22, 24]
+    assert len(key_slices(torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / 0.3) ** 2, 0), spacing=5.0)) == 1
+
+
+def test_the_first_end_of_a_tie_is_no_key():
+    assert key_slices(weights([1] * 11), count=3) == (5, 3, 7)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the model was not made for
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_refusals_name_scan_value_range_and_option(copy, bundle, tmp_path):
+    copy("all/good", SeriesInstanceUID="1.1")
+    copy("all/thin", spacing=0.5, SeriesInstanceUID="1.2")
+    copy("all/short", slices=3, SeriesInstanceUID="1.3")
+    copy("all/mr", Modality="MR", SeriesInstanceUID="1.4")
+    files = copy("all/torn", SeriesInstanceUID="1.5")
+    files[2].write_bytes(files[2].read_bytes()[:700])
+    low, high = bundle.expects.slice_spacing
+    spacing = f"the model was trained on {low:.3g} to {high:.3g} mm and takes {low / 1.5:.3g} to {high * 1.5:.3g} mm"
+    least = bundle.expects.least_slices
+    assert least > 3
+    outcomes = run(tmp_path / "all", bundle)
+    assert isinstance(outcomes.pop("good"), ScanPrediction)
+    said = {scan: one.reason.detail for scan, one in outcomes.items()}
+    assert said["thin"] == f"its slices are 0.5 mm apart; {spacing}"
+    assert said["short"].startswith("it has 3 slices; the model was trained on ")
+    assert said["short"].endswith(f"and takes {least} or more")
+    assert said["mr"] == f"Modality is MR, not CT ({len(files)} files)"
+    assert said["torn"].startswith("1 file of it cannot be read (torn/0002.dcm: ")
+    assert all(one.refused and "--force" in one.reason.action for one in outcomes.values())
+
+    forced = run(tmp_path / "all", bundle, force=True)
+    assert set(forced) == {"good", "thin", "short", "mr", "torn"}
+    assert all(isinstance(one, ScanPrediction) for one in forced.values())
+    for scan in said:
+        problems = [one for one in forced[scan].problems if one.kind == "unsuitable"]
+        assert [one.action for one in problems] == ["told to go on"]
+    assert len(forced["torn"].row) == len(files) - 1
+    assert forced["mr"].logit == pytest.approx(forced["good"].logit)
+
+
+def test_the_model_is_loaded_only_if_there_is_something_to_do(copy, bundle, tmp_path, monkeypatch):
+    copy("mr", Modality="MR")
+    monkeypatch.setattr(type(bundle), "load_encoder", lambda self: pytest.fail("it loads"))
+    assert run(tmp_path / "mr", bundle)["mr"].refused
+
+
+def test_another_encoder_is_refused(copy, bundle, tmp_path):
+    copy("one")
+    with pytest.raises(UserError, match="tiny is not the one of the bundle"):
+        list(predict(tmp_path / "one", bundle, encoder=tiny(scale=3.0), options=Options(workers=0)))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Damage
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_that_cannot_be_decoded_fails_its_scan_only(copy, bundle, tmp_path):
+    """Its header is whole, so that only decoding notices."""
+    copy("two/good", SeriesInstanceUID="1.1")
+    files = copy("two/bad", scan=1, SeriesInstanceUID="1.2")
+    content = files[2].read_bytes()
+    files[2].write_bytes(content.replace(b"MONOCHROME2 ", b"MONOCHROME9 "))
+    outcomes = run(tmp_path / "two", bundle)
+    assert isinstance(outcomes["good"], ScanPrediction)
+    assert not outcomes["bad"].refused
+    assert "bad/0002.dcm" in outcomes["bad"].reason.detail
+    assert isinstance(run(tmp_path / "two", bundle, force=True)["bad"], NotPredicted)
+    hidden = run(tmp_path / "two", bundle, anonymize=True)["scan-001"]
+    assert "0002" not in repr((hidden.reason, hidden.problems))
+
+
+def test_a_decoder_that_dies_takes_its_scan_only(copy, bundle, tmp_path, monkeypatch):
+    copy("two/good", SeriesInstanceUID="1.1")
+    copy("two/deadly", scan=1, SeriesInstanceUID="1.2")
+    monkeypatch.setattr(predicting, "read_volume", read_or_die)
+    deadly, good = predict_found(find_scans([tmp_path / "two"]), bundle, options=Options(workers=1))
+    assert isinstance(good, ScanPrediction)
+    assert "SIGSEGV" in deadly.reason.detail
+
+
+def test_a_model_that_gives_no_number_is_told(copy, bundle, tmp_path):
+    copy("one")
+    bundle.model.classifier.bias.data.fill_(torch.nan)
+    assert "not finite" in run(tmp_path / "one", bundle)["one"].reason.detail
+
+
+# ----------------------------------------------------------------------------------------------------
+# Long scans, and volumes written any way round
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_two_thousand_slices_go_through_in_batches(copy, bundle, tmp_path):
+    copy("long", slices=2000)
+    encoder, sizes = tiny(), []
+    encoder.module.register_forward_hook(lambda module, images, features: sizes.append(len(images[0])))
+    (one,) = predict(tmp_path / "long", bundle, encoder=encoder, options=Options(workers=0))
+    assert (max(sizes), sum(sizes)) == (64, 2000)
+    assert one.attention.shape == (2000,)
+    assert one.attention.sum().item() == pytest.approx(1.0)
+    assert len(one.key_slices) == 5
+
+
+@pytest.mark.parametrize("axes", ["RAS", "LPS", "PIR", "SLA", "IAL"])
+def test_a_volume_is_read_the_same_whatever_way_it_was_written(trained, bundle, tmp_path, axes):
+    row = next(row for row in trained.manifest if len(row) >= 12)
+    hu, _ = read_volume(row, trained.manifest.root)
+    down, across = row.pixel_spacing
+    affine = np.diag([-across, -down, row.slice_spacing, 1.0])  # DICOM's left and posterior are NIfTI's -x and -y
+    image = nibabel.Nifti1Image(hu.transpose(2, 1, 0), affine)
+    turned = image.as_reoriented(ornt_transform(io_orientation(affine), axcodes2ornt(axes)))
+    nibabel.save(turned, tmp_path / "odd.nii.gz")
+    one = run(tmp_path / "odd.nii.gz", bundle)["odd"]
+    features = trained.store.select([row.scan_id]).bags().features
+    expected = bundle.model(features, torch.tensor([len(row)]))
+    assert one.logit == pytest.approx(expected.logit.item(), abs=1e-4)
+    np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-5)
+
+
+def test_an_encoder_serves_several_calls(copy, bundle, tmp_path):
+    copy("one")
+    found = find_scans([tmp_path / "one"])
+    encoder = bundle.load_encoder()
+    first, second = (next(predict_found(found, bundle, encoder, Options(workers=0))) for _ in range(2))
+    assert first.logit == second.logit

@@ -1,0 +1,100 @@
+"""A small model for the tests of everything behind `nguide predict`: phantoms, a tiny encoder, one short run."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from pydicom import dcmread
+from pydicom.dataset import Dataset
+
+from normal_guidance.clinical import bundle as bundles
+from normal_guidance.data.indexing import index
+from normal_guidance.data.manifest import ScanRow, read_manifest
+from normal_guidance.data.phantom.dataset import write_phantom
+from normal_guidance.data.volumes import read_volume
+from normal_guidance.evaluation.runs import run_sweep
+from normal_guidance.features.encoders import Encoder
+from normal_guidance.features.extraction import encode
+from normal_guidance.features.preprocessing import Preprocessing
+from normal_guidance.features.store import FeatureStore
+from normal_guidance.training.config import Config
+
+SIZE, WIDTH = 16, 8
+WINDOW = (-100.0, 300.0)
+PATIENT = "PHANTOM-"
+"""How the patients' ids begin."""
+
+
+def tiny(device: str = "cpu", precision: str = "float32", *, scale: float = 1.0) -> Encoder:
+    """A random projection: no encoder anyone would use, but as exact as any."""
+    weights = torch.randn(WIDTH, SIZE * SIZE, generator=torch.Generator().manual_seed(1)) * scale / SIZE
+    layer = torch.nn.Linear(SIZE * SIZE, WIDTH, bias=False)
+    layer.weight.data = weights
+    module = torch.nn.Sequential(torch.nn.Flatten(), layer).requires_grad_(False)
+    return Encoder("tiny", 1, SIZE, WIDTH, False, f"tiny-{scale}", module, device)
+
+
+def use_tiny(monkeypatch: pytest.MonkeyPatch, **options: float) -> None:
+    """In place of the encoder that a bundle asks for."""
+    monkeypatch.setattr(bundles, "load_encoder", lambda name, **_: tiny(**options))
+
+
+def train(folder: Path, store: FeatureStore, config: Config) -> Path:
+    parts = (store.part(part) for part in ("train", "val", "test"))
+    return run_sweep(folder, [config], *parts).folder
+
+
+def make_run(folder: Path, scans: int = 24) -> SimpleNamespace:
+    """Phantoms, their index and store, and a run on them."""
+    write_phantom("folder", folder / "scans", scans=scans, seed=3, size=32, slices=12, positive=0.5)
+    index("folder", folder / "scans", folder / "index", table=folder / "scans" / "labels.csv")
+    manifest = read_manifest(folder / "index")
+    turn = ("train", "train", "val", "test")
+    part_of = {patient: turn[number % 4] for number, patient in enumerate(sorted(set(manifest.patient_ids)))}
+    outcome = encode(
+        manifest,
+        tiny,
+        folder / "store",
+        preprocessing=Preprocessing(windows=(WINDOW,)),
+        read=read_volume,
+        parts={row.scan_id: part_of[row.patient_id] for row in manifest},
+    )
+    config = Config("ng", lr=0.1, epochs=4, batch_size=4, train_above_val=False)
+    run = train(folder / "run", outcome.store, config)
+    return SimpleNamespace(folder=folder, manifest=manifest, store=outcome.store, run=run, config=config)
+
+
+def copy_series(
+    row: ScanRow, root: Path, out: Path, slices: int | None = None, spacing: float | None = None, **tags: object
+) -> list[Path]:
+    """A phantom's series with some of its slices, repeated where it has too few, and with other tags."""
+    out.mkdir(parents=True, exist_ok=True)
+    files, originals = [], [dcmread(root / file) for file in row.files]
+    step = row.slice_spacing if spacing is None else spacing
+    for number in range(len(row) if slices is None else slices):
+        dataset = originals[number % len(row)]
+        for name, value in tags.items():
+            setattr(dataset, name, value)
+        x, y, _ = map(float, dataset.ImagePositionPatient)
+        dataset.ImagePositionPatient = [x, y, round(float(row.positions[0]) + step * number, 4)]
+        _number(dataset, number)
+        files.append(out / f"{number:04d}.dcm")
+        dataset.save_as(files[-1])
+    return files
+
+
+def _number(dataset: Dataset, number: int) -> None:
+    dataset.InstanceNumber = number + 1
+    uid = f"{dataset.SeriesInstanceUID}.{number + 1}"[-64:].lstrip(".")
+    dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = uid
+
+
+def read_or_die(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[np.ndarray, list]:
+    """As a decoder does that one scan takes down with its whole process; workers find it by its name."""
+    if row.scan_id.startswith("deadly"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return read_volume(row, root, repair=repair)

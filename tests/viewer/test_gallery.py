@@ -1,0 +1,245 @@
+"""What the page is told about studies, runs and new scans, held against the files behind it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from normal_guidance.data.manifest import write_manifest
+from normal_guidance.errors import UserError
+from normal_guidance.viewer.curves import curve, fitted_normal, key_slices
+from normal_guidance.viewer.gallery import NotHereError, letters, open_gallery
+from small_viewer import bell, rows_of, write_predictions
+
+# ----------------------------------------------------------------------------------------------------
+# A study
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_study_has_splits_and_methods_in_the_order_of_the_tables(gallery):
+    about = gallery.about()
+    assert [split["name"] for split in about["splits"]] == ["1001", "2001"]
+    assert [method["name"] for method in about["splits"][0]["methods"]] == ["centered_gaussian", "ng", "mhng"]
+    assert about["splits"][0]["methods"][1]["title"] == "ABMIL + Normal Guidance"
+    assert about["missing"] == []
+    json.dumps(about, allow_nan=False)
+
+
+def test_windows_are_the_presets_and_the_encoders(gallery):
+    windows = {window["name"]: (window["low"], window["high"]) for window in gallery.about()["windows"]}
+    assert list(windows) == ["head", "lung", "mediastinum", "abdomen", "encoder 1", "encoder 2"]
+    assert windows["lung"] == (-1350, 150)
+    assert windows["encoder 1"] == (-100, 300)  # as the store says
+    assert windows["encoder 2"] == (-1024, 3071)  # it saw everything
+
+
+def test_the_list_has_every_scan_with_its_scores(gallery, manifest):
+    listed = gallery.scans(0)
+    json.dumps(listed, allow_nan=False)
+    by_id = {scan["id"]: scan for scan in listed}
+    assert sorted(by_id) == sorted(manifest.scan_ids)
+    for expected in rows_of(manifest):
+        scan = by_id[expected["scan_id"]]
+        assert (scan["label"], scan["part"], scan["slices"]) == (
+            expected["label"],
+            expected["part"],
+            expected["slices"],
+        )
+        gaussian, ng, mhng = scan["scores"]
+        assert gaussian is None  # it scores no scans
+        assert ng == pytest.approx(expected["probability"], rel=1e-6)
+        assert mhng == pytest.approx(expected["probability"], rel=1e-6)
+
+
+def test_a_scan_has_its_curves_geometry_and_truth(gallery, manifest):
+    for listed in gallery.scans(1)[:4]:
+        scan = gallery.scan(1, listed["number"])
+        json.dumps(scan, allow_nan=False)
+        row = manifest[manifest.scan_ids.index(scan["id"])]
+        expected = next(one for one in rows_of(manifest, heads=4, shift=-6.0) if one["scan_id"] == scan["id"])
+        assert scan["truth"] == row.slice_labels.tolist()
+        assert scan["positions"] == pytest.approx(row.positions)
+        assert (scan["image"]["rows"], scan["image"]["columns"]) == (row.rows, row.columns)
+        mhng = scan["methods"]["mhng"]
+        assert mhng["attention"] == pytest.approx(expected["attention"].tolist(), rel=1e-5)
+        np.testing.assert_allclose(mhng["heads"], np.exp(expected["log_attention"]), rtol=1e-5)
+        assert scan["methods"]["ng"]["heads"] == []  # one head is the curve itself
+        assert (scan["methods"]["centered_gaussian"] is None) == (scan["part"] == "val")
+
+
+def test_numbers_that_are_none_of_ours_are_refused(gallery):
+    for call in (
+        lambda: gallery.scans(2),
+        lambda: gallery.scans(-1),
+        lambda: gallery.scan(0, len(gallery)),
+        lambda: gallery.scan(0, -1),
+        lambda: gallery.row(-1),
+        lambda: gallery.row(10**9),
+    ):
+        with pytest.raises(NotHereError, match="reload the page"):
+            call()
+
+
+def test_both_supervised_references_are_one_method(manifest, tmp_path):
+    slices = [row | {"probability": float("nan")} for row in rows_of(manifest)]
+    scans = [row | {"slices": 1, "attention": [1.0], "log_attention": [[0.0]]} for row in rows_of(manifest)[2:]]
+    write_predictions(tmp_path / "slice_reference" / "1", slices)
+    write_predictions(tmp_path / "scan_reference" / "1", scans)
+    gallery = open_gallery(tmp_path)
+    assert gallery.about()["splits"][0]["methods"] == [{"name": "ceiling", "title": "Supervised reference"}]
+    scores = [scan["scores"][0] for scan in gallery.scans(0)]
+    assert scores[:2] == [None, None]  # the scan reference leaves scans out
+    assert scores[2:] == pytest.approx([row["probability"] for row in scans])
+    assert len(gallery.scan(0, 0)["methods"]["ceiling"]["attention"]) == slices[0]["slices"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# A run, and new scans
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_named_by_its_report_and_has_a_method_for_each_winner(manifest, tmp_path):
+    groups = [row for group in ("forward_kl", "reverse_kl") for row in rows_of(manifest, group=group)]
+    write_predictions(tmp_path, groups)
+    (tmp_path / "report.json").write_text(json.dumps({"winners": [{"config": {"method": "ng"}}]}))
+    gallery = open_gallery(tmp_path)
+    (split,) = gallery.about()["splits"]
+    assert [method["name"] for method in split["methods"]] == ["ng forward_kl", "ng reverse_kl"]
+    assert len(gallery.scans(0)) == len(manifest)
+    assert set(gallery.scan(0, 0)["methods"]) == {"ng forward_kl", "ng reverse_kl"}
+
+
+def test_new_scans_bring_their_images_window_and_method_and_have_no_label(manifest, tmp_path):
+    write_predictions(tmp_path, [row | {"label": -1, "part": "new"} for row in rows_of(manifest)])
+    rows = [replace(row, label=0, slice_labels=None) for row in manifest]
+    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "predict", "root": str(manifest.root)})
+    model = {"config": {"method": "mhng"}, "preprocessing": {"windows": [[-150, 250]]}}
+    (tmp_path / "summary.json").write_text(json.dumps({"model": model}))
+    gallery = open_gallery(tmp_path)
+    about = gallery.about()
+    assert about["missing"] == []
+    assert about["splits"][0]["methods"] == [{"name": "mhng", "title": "TransMIL + Multi-Head Normal Guidance"}]
+    assert about["windows"][-1] == {"name": "encoder", "title": "Encoder", "low": -150, "high": 250}
+    assert {scan["label"] for scan in gallery.scans(0)} == {None}
+    scan = gallery.scan(0, 0)
+    assert scan["image"] is not None
+    assert (scan["truth"], scan["label"]) == (None, None)
+
+
+def test_new_scans_whose_ids_were_left_out_have_curves(manifest, tmp_path):
+    """`nguide predict --anonymize` writes no manifest."""
+    write_predictions(tmp_path, [row | {"label": -1, "patient_id": None} for row in rows_of(manifest)])
+    (tmp_path / "summary.json").write_text(json.dumps({"model": "another format"}))
+    gallery = open_gallery(tmp_path)
+    assert gallery.scan(0, 0)["methods"]["model"]["attention"]
+    assert "encoder" not in {window["name"] for window in gallery.about()["windows"]}
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is missing is told
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_without_an_index_there_are_curves_and_the_command_that_helps(study):
+    gallery = open_gallery(study)
+    (missing,) = gallery.about()["missing"]
+    assert missing["command"] == f"nguide view {study} --index INDEX"
+    scan = gallery.scan(0, 0)
+    assert (scan["image"], scan["truth"], scan["positions"]) == (None, None, None)
+    assert "index" in scan["note"]
+    assert scan["methods"]["ng"]["attention"]
+
+
+def test_scans_that_are_not_in_the_index_or_differ_from_it_have_no_image(manifest, study, tmp_path):
+    first, second, *_ = manifest
+    shorter = replace(second, files=second.files[1:], slice_labels=None)
+    write_manifest(tmp_path / "manifest.parquet", [shorter], manifest.about)
+    gallery = open_gallery(study, tmp_path)
+    numbers = {scan["id"]: scan["number"] for scan in gallery.scans(0)}
+    assert "has no scan" in gallery.scan(0, numbers[first.scan_id])["note"]
+    assert f"has {len(second) - 1} slices" in gallery.scan(0, numbers[second.scan_id])["note"]
+
+
+def test_an_index_without_slice_labels_or_spacing_has_no_truth_and_no_millimetres(manifest, study, tmp_path):
+    row = manifest[0]
+    bare = replace(row, slice_labels=None, slice_spacing=None, orientation=None)
+    write_manifest(tmp_path / "manifest.parquet", [bare], manifest.about)
+    gallery = open_gallery(study, tmp_path)
+    number = next(scan["number"] for scan in gallery.scans(0) if scan["id"] == row.scan_id)
+    scan = gallery.scan(0, number)
+    assert (scan["truth"], scan["positions"], scan["image"]["letters"]) == (None, None, None)
+
+
+def test_folders_without_predictions_are_refused(tmp_path, study, manifest, phantom):
+    with pytest.raises(UserError, match=r"holds no predictions\.parquet"):
+        open_gallery(tmp_path)
+    with pytest.raises(UserError, match="run nguide index first"):
+        open_gallery(study, tmp_path)
+    with pytest.raises(UserError, match="is no feature store"):
+        open_gallery(study, phantom / "index", tmp_path)
+    (tmp_path / "predictions.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(UserError, match="cannot be read"):
+        open_gallery(tmp_path)
+
+
+def test_runs_that_saw_other_slices_are_refused(manifest, tmp_path):
+    rows = rows_of(manifest)
+    write_predictions(tmp_path / "ng" / "1", rows)
+    write_predictions(tmp_path / "abmil" / "1", [rows[0] | {"slices": 3}])
+    with pytest.raises(UserError, match="another run"):
+        open_gallery(tmp_path)
+
+
+@pytest.mark.parametrize("attention", [[0.5, 0.5], [float("nan")] * 12, [-1.0] * 12])
+def test_damaged_attention_is_told_and_not_drawn(manifest, tmp_path, attention):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row | {"attention": attention}])
+    with pytest.raises(UserError, match="damaged, or the model diverged"):
+        open_gallery(tmp_path).scan(0, 0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Curves
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_fitted_normal_has_the_curves_mean_and_variance():
+    attention = torch.from_numpy(0.3 * bell(200, 70, 9) + 0.7 * bell(200, 110, 14))
+    fitted = fitted_normal(attention).double().numpy()
+    places, weights = np.arange(200), attention.double().numpy()
+    mean = (places * weights).sum() / weights.sum()
+    variance = (weights * (places - mean) ** 2).sum() / weights.sum()
+    density = np.exp(-((places - mean) ** 2) / (2 * variance))
+    np.testing.assert_allclose(fitted, density / density.sum() * weights.sum(), rtol=1e-3, atol=1e-7)
+
+
+def test_probabilities_of_slices_keep_their_scale():
+    """The slice reference's need not sum to one; its normal is drawn over the same area."""
+    probabilities = torch.tensor([0.1, 0.9, 0.8, 0.05])
+    told = curve(probabilities, probabilities.logit()[None], None)
+    assert sum(told["normal"]) == pytest.approx(1.85, rel=1e-5)
+    assert told["probability"] is None
+
+
+def test_key_slices_are_those_of_predict_and_none_where_attention_is_flat():
+    attention = torch.tensor([0.1, 0.3, 0.05, 0.25, 0.2, 0.06, 0.04])
+    assert key_slices(attention, 5.0) == [1, 3]
+    assert key_slices(attention, 1.0) == [1]  # the others are within 8 mm
+    assert key_slices(torch.tensor([0.5, 0.5])) == []
+    assert key_slices(torch.tensor([0.5, 0.496])) == []
+    assert key_slices(torch.zeros(4)) == []
+
+
+def test_edges_are_named_by_the_patient():
+    assert letters((1.0, 0.0, 0.0, 0.0, 1.0, 0.0)) == {"left": "R", "right": "L", "top": "A", "bottom": "P"}
+    prone = (-1.0, 0.0, 0.0, 0.0, -1.0, 0.0)
+    assert letters(prone) == {"left": "L", "right": "R", "top": "P", "bottom": "A"}
+    assert letters((0.0, 1.0, 0.0, 0.0, 0.0, -1.0)) == {
+        "left": "A",
+        "right": "P",
+        "top": "H",
+        "bottom": "F",
+    }  # sagittal
+    assert letters(None) is None

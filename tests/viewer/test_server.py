@@ -1,0 +1,321 @@
+"""Who may ask and what is answered: by a real server, asked with bytes that no polite client would send."""
+
+import http.client
+import json
+import socket
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+
+from normal_guidance.data.volumes import read_volume
+from normal_guidance.errors import UserError
+from normal_guidance.viewer.gallery import open_gallery
+from normal_guidance.viewer.security import Access, Guard
+from normal_guidance.viewer.server import FILES, open_socket, read_page
+from small_viewer import rows_of, write_predictions
+
+API = ("/api/gallery", "/api/splits/0/scans", "/api/splits/0/scans/0", "/api/scans/0/slices/0")
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    """Logged in."""
+    with httpx.Client(base_url=served.base, follow_redirects=True) as client:
+        assert client.get(served.access.url).status_code == 200
+        yield client
+
+
+@pytest.fixture(scope="module")
+def stranger(served):
+    """Not logged in."""
+    with httpx.Client(base_url=served.base) as client:
+        yield client
+
+
+def raw(served, target: str, *, method: str = "GET", host: str | None = "", headers: dict[str, str] | None = None):
+    """Status, headers and body; the target goes out as it is, and so does the Host header, if any."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.access.port, timeout=20)
+    connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+    if host is not None:
+        connection.putheader("Host", host or f"127.0.0.1:{served.access.port}")
+    for name, value in (headers or {}).items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, answer.headers, body
+
+
+def session(served) -> dict[str, str]:
+    return {"Cookie": f"{served.access.cookie}={served.access.session}"}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Logging in
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_token_opens_the_page_and_leaves_the_address(served, stranger):
+    answer = stranger.get(served.access.url)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert served.access.token not in cookie
+    stranger.cookies.clear()
+
+
+def test_tokens_are_long_and_never_the_same():
+    tokens = {Access(8765).token for _ in range(100)} | {Access(8765).session for _ in range(100)}
+    assert len(tokens) == 200
+    assert min(map(len, tokens)) >= 43  # 256 bits
+    assert Access(8765).token not in repr(Access(8765))
+
+
+def test_without_a_token_there_is_a_form_and_nothing_else(stranger):
+    answer = stranger.get("/")
+    assert answer.status_code == 401
+    assert "<form" in answer.text
+    assert "index.html" not in answer.text
+
+
+@pytest.mark.parametrize("token", ["", "x", "%00", "%ff%fe", "é", "token", "A" * 5000])
+def test_a_wrong_token_is_refused(stranger, token):
+    answer = stranger.get(f"/?token={token}")
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+    assert "This is not the token" in answer.text
+
+
+def test_almost_the_token_is_refused(served, stranger):
+    for wrong in (served.access.token[:-1], served.access.token + "x", served.access.session):
+        assert stranger.get("/", params={"token": wrong}).status_code == 403
+
+
+@pytest.mark.parametrize("path", [*API, "/app.js", "/licenses.txt", "/nowhere"])
+def test_everything_asks_for_the_cookie(served, stranger, path):
+    assert stranger.get(path).status_code == 401
+    for cookie in ("", "x", served.access.token, served.access.session[:-1], '"', ";;=;"):
+        status, _, body = raw(served, path, headers={"Cookie": f"{served.access.cookie}={cookie}"})
+        assert status == 401
+        assert "not logged in" in json.loads(body)["error"]
+    # The token is for the page; it does not work as a key to anything else.
+    assert stranger.get(path, params={"token": served.access.token}).status_code == 401
+
+
+def test_the_cookie_of_another_viewer_is_no_use(served):
+    other = {"Cookie": f"nguide-{served.access.port + 1}={served.access.session}"}
+    assert raw(served, "/api/gallery", headers=other)[0] == 401
+    assert raw(served, "/api/gallery", headers=session(served))[0] == 200  # the same way with the right name
+
+
+# ----------------------------------------------------------------------------------------------------
+# Hosts, methods, paths
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", "[::1]:{port}",
+     "127.0.0.1:{port}.evil.example", "127.0.0.1:{port},evil.example", "0.0.0.0:{port}"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/api/gallery", "/style.css"])
+def test_a_foreign_host_is_refused_even_with_the_cookie(served, host, path):
+    status, _, body = raw(served, path, host=host.format(port=served.access.port), headers=session(served))
+    assert status == 403
+    assert "no other name" in json.loads(body)["error"]
+
+
+def test_a_foreign_host_cannot_log_in(served):
+    status, headers, _ = raw(served, f"/?token={served.access.token}", host="evil.example")
+    assert status == 403
+    assert "Set-Cookie" not in headers
+
+
+def test_our_own_names_are_accepted(served):
+    for host in (
+        f"127.0.0.1:{served.access.port}",
+        f"localhost:{served.access.port}",
+        f"LOCALHOST:{served.access.port}",
+    ):
+        assert raw(served, "/api/gallery", host=host, headers=session(served))[0] == 200
+
+
+def test_no_host_and_two_hosts_are_refused(served):
+    assert raw(served, "/api/gallery", host=None, headers=session(served))[0] in (400, 403)
+    for second in ("evil.example", f"127.0.0.1:{served.access.port}"):
+        status, _, _ = raw(served, "/api/gallery", headers={**session(served), "Host": second})
+        assert status in (400, 403)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "MKCOL", "PROPFIND"])
+@pytest.mark.parametrize("path", ["/", *API])
+def test_nothing_can_be_written(served, method, path):
+    status, headers, body = raw(served, path, method=method, headers=session(served))
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    assert "only be read" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("path", ["/", *API])
+def test_head_is_get_without_a_body(client, path):
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert int(answer.headers["content-length"]) == len(client.get(path).content)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../../../etc/passwd",
+        "/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/..%2f..%2f..%2fetc%2fpasswd",
+        "/%252e%252e%252fetc%252fpasswd",
+        "/..%5c..%5cetc%5cpasswd",
+        "//etc/passwd",
+        "/etc/passwd",
+        "/static/index.html",
+        "/index.html",
+        "/app.js/../server.py",
+        "/app.js%00.css",
+        "/server.py",
+        "/.git/config",
+        "/api/scans/../../etc/passwd",
+        "/api/scans/0/slices/..%2f..%2fetc%2fpasswd",
+        "/api/scans/0/slices/%2e%2e",
+        "/api/scans/%2fetc%2fpasswd/slices/0",
+        "/api/splits/..%2f0/scans",
+        "/api/splits/0/scans/-1",
+        "/api/splits/0/scans/99999999999999999999999",
+        "/api/splits/0/scans/0.5",
+        "/api/splits/nan/scans",
+        "/api/scans/-1/slices/0",
+        "/api/gallery/",
+        "/docs",
+        "/redoc",
+        "/openapi.json",
+    ],
+)
+def test_no_path_leads_anywhere_else(served, path):
+    status, _, body = raw(served, path, headers=session(served))
+    assert status == 404
+    assert "root:" not in body.decode()
+    assert json.loads(body)["error"]
+
+
+def test_absolute_targets_and_garbage_are_no_way_in(served):
+    target = f"http://evil.example:{served.access.port}/api/gallery"
+    status, _, _ = raw(served, target)  # our own Host, no cookie
+    assert status in (400, 401, 403, 404)
+    with socket.create_connection(("127.0.0.1", served.access.port), timeout=20) as connection:
+        connection.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert b" 400 " in connection.recv(1000)
+
+
+def test_web_sockets_are_refused(served):
+    import asyncio
+
+    sent = []
+
+    async def run():
+        async def send(message):
+            sent.append(message)
+
+        async def never(*_):
+            raise AssertionError("it went through")
+
+        await Guard(never, served.access)({"type": "websocket", "path": "/", "headers": []}, never, send)
+
+    asyncio.run(run())
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Answers
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/app.js", *API, "/nowhere", "/?token=wrong"])
+def test_every_answer_keeps_to_itself(client, path):
+    headers = client.get(path).headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert "http" not in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "access-control-allow-origin" not in headers
+    assert "server" not in headers
+
+
+def test_the_page_is_its_files(client):
+    for path, (name, kind) in FILES.items():
+        answer = client.get(path)
+        assert (answer.text, answer.headers["content-type"]) == (f"this is {name}", kind)
+
+
+def test_slices_are_pixels(client, manifest):
+    scan = client.get("/api/splits/0/scans/3").json()
+    row = manifest[manifest.scan_ids.index(scan["id"])]
+    volume, _ = read_volume(row, manifest.root)
+    answer = client.get("/api/scans/3/slices/5")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    got = np.frombuffer(answer.content, "<i2").reshape(row.rows, row.columns)
+    np.testing.assert_array_equal(got, np.rint(volume[5]).astype(int))
+
+
+def test_what_cannot_be_shown_is_a_sentence(client, serve, study, manifest, tmp_path):
+    answer = client.get("/api/scans/0/slices/500")
+    assert answer.status_code == 422
+    assert "there is no slice 501" in answer.json()["error"]
+    without = serve(open_gallery(study))
+    with httpx.Client(base_url=without.base, headers=session(without)) as bare:
+        answer = bare.get("/api/scans/0/slices/0")
+        assert answer.status_code == 404
+        assert "--index INDEX" in answer.json()["error"]
+    write_predictions(tmp_path, [rows_of(manifest)[0] | {"attention": [1.0]}])
+    damaged = serve(open_gallery(tmp_path))
+    with httpx.Client(base_url=damaged.base, headers=session(damaged)) as bare:
+        answer = bare.get("/api/splits/0/scans/0")
+        assert answer.status_code == 500
+        assert "damaged" in answer.json()["error"]
+
+
+def test_our_own_mistakes_show_no_traceback(serve, gallery, monkeypatch, caplog):
+    def fail():
+        raise ZeroDivisionError("inner workings")
+
+    broken = open_gallery(gallery.folder)
+    monkeypatch.setattr(broken, "about", fail)
+    server = serve(broken)
+    status, _, body = raw(server, "/api/gallery", headers=session(server))
+    assert status == 500
+    assert b"inner workings" not in body
+    assert "went wrong in the viewer" in json.loads(body)["error"]
+    assert raw(server, "/api/splits/0/scans", headers=session(server))[0] == 200  # it goes on
+
+
+def test_it_listens_on_the_loopback_interface_only(served):
+    listening = open_socket(0)
+    assert listening.getsockname()[0] == "127.0.0.1"
+    listening.close()
+    assert urlsplit(served.access.url).hostname == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_told_or_passed_over(served):
+    with pytest.raises(UserError, match="choose another --port"):
+        open_socket(served.access.port)
+    first, second = open_socket(None), open_socket(None)
+    assert first.getsockname()[1] != second.getsockname()[1]
+    first.close()
+    second.close()
+
+
+def test_a_page_that_is_not_built_is_told(tmp_path, blank_page):
+    assert set(read_page(blank_page)) == set(FILES)
+    with pytest.raises(UserError, match="run make viewer"):
+        read_page(tmp_path)
