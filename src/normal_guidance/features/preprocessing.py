@@ -185,11 +185,13 @@ class Preprocessing:
     def _resize(self, windowed: Tensor, margin: Tensor, side: int) -> Tensor:
         """(slices, channels, rows, columns) centred on a square; an odd line is added below or on the right."""
         slices, channels, rows, columns = windowed.shape
-        square = margin[None].expand(slices, channels, side, side).contiguous()
-        top, left = (side - rows) // 2, (side - columns) // 2
-        square[:, :, top : top + rows, left : left + columns] = windowed
+        square = windowed
+        if rows != columns:
+            square = margin[None].expand(slices, channels, side, side).contiguous()
+            top, left = (side - rows) // 2, (side - columns) // 2
+            square[:, :, top : top + rows, left : left + columns] = windowed
         # Slices as a batch of one-channel images: one memory layout, so a slice's bits do not depend on the others.
-        flat = square.view(slices * channels, 1, side, side)
+        flat = square.reshape(slices * channels, 1, side, side)
         resized = F.interpolate(flat, size=(self.size, self.size), mode="bilinear", antialias=True)
         return resized.view(slices, channels, self.size, self.size)
 

@@ -38,7 +38,11 @@ from normal_guidance.training.state import HISTORY, Checkpoint, Chunk, Finished,
 from normal_guidance.training.watch import Clock, Progress, Watch
 
 WORTH_LEAVING = 50
-"""Epochs that must be left for half a chunk, out of patience, to be left behind: on CUDA the rest compiles anew."""
+"""Epochs that must be left for the part of a chunk that is out of patience to be left behind."""
+
+LEAVING_SHARE = {"cuda": 0.75}
+"""How much of a chunk must be out of patience to be left behind, if not half: on CUDA the rest compiles anew, which
+takes a TransMIL as long as 70 epochs of all 32 configurations."""
 
 SLOT_CLASSES = 3
 """Numbers of slots among which a batch finds the smallest that holds it; each costs a recorded graph."""
@@ -236,6 +240,7 @@ def _train_chunk(
         restore(engine, selection, history, chunk.training)
     orders = _orders(len(train.lengths), seed, chunk.training.get("generator"))
     clock = Clock(engine.device, keeper.seconds)
+    share = LEAVING_SHARE.get(engine.device.type, 0.5)
     epoch, over, generator = chunk.epoch, [False] * len(configs), torch.empty(0)
     for epoch in range(chunk.epoch + 1, config.epochs + 1):
         order, generator = next(orders)
@@ -247,7 +252,7 @@ def _train_chunk(
         clock.mark("evaluation")
         watch(epoch, selection.val)
         over = selection.over(epoch)
-        if all(over) or (2 * sum(over) >= len(over) and config.epochs - epoch >= WORTH_LEAVING):
+        if all(over) or (sum(over) >= share * len(over) and config.epochs - epoch >= WORTH_LEAVING):
             break
         if keeper.is_due() and epoch < config.epochs:
             clock.settle()
