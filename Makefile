@@ -30,7 +30,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: $(STAMP) ## run the main job on a small semi-synthetic set
+demo: $(STAMP) ## the whole chain on drawn head CTs: DICOM in, training, a report on new scans, DICOM out
+	-@$(MAKE) --no-print-directory viewer
 	$(BIN)/nguide demo
 
 # The page that nguide view serves; sources and pinned packages are in frontend/, the result is never committed.

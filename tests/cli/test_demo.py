@@ -1,39 +1,180 @@
-"""The demo at a small size: it prints the table it promises and draws the picture it names."""
+"""The demo at a small size: what it prints is what it ran, and what it tells is what its files hold."""
 
+import json
+import re
+import shlex
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
+import pydicom
+import pytest
+from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
+from normal_guidance.cli.demo import command_lines, stages
 from normal_guidance.core.models import METHODS
+from normal_guidance.viewer import server
+from normal_guidance.viewer.gallery import open_gallery
 
-runner = CliRunner()
+SEED, SCANS = 7, 16
+module = import_module("normal_guidance.cli.demo")  # the package gives the command that name
 
 
-def test_demo_compares_methods_and_draws(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["demo", "--scans", "128", "--epochs", "2", "--out", str(tmp_path)])
+class Done(NamedTuple):
+    out: Path
+    printed: str
+
+
+def run(out: Path, *words: object) -> Done:
+    result = CliRunner().invoke(app, ["demo", "-o", str(out), *map(str, words)])
     assert result.exit_code == 0, result.output
-    for row in ("Centered Gaussian", "ABMIL", "Guidance", "Bayes oracle"):
-        assert row in result.output
-    assert "0.997" in result.output  # the oracle's slice AUROC on the demo's own test set
-    assert (tmp_path / "attention.png").stat().st_size > 10_000
+    return Done(out, result.output)
 
 
-def test_a_file_is_no_folder_to_write_to(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("")
-    result = runner.invoke(app, ["demo", "--out", str(tmp_path / "taken")])
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SLICES", 12)
+        patch.setattr(module, "EPOCHS", 10)
+        yield
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    return run(tmp_path_factory.mktemp("demo") / "out of it", "--scans", SCANS, "--seed", SEED)
+
+
+def closing(printed: str) -> str:
+    """What it tells at the end, but for the time."""
+    return printed.partition("What came out")[2].rpartition("All of it took")[0]
+
+
+def commands(printed: str) -> list[list[str]]:
+    """Everything that is printed to be typed, as a shell reads it."""
+    joined = re.sub(r" \\\n +", " ", printed)
+    return [shlex.split(line)[1:] for line in joined.splitlines() if re.match(r" +(\S*/|'.*/)?nguide'? ", line)]
+
+
+def test_the_printed_commands_are_those_that_ran(done: Done) -> None:
+    planned = stages(done.out, SCANS, SEED)
+    assert commands(done.printed)[: len(planned)] == [list(stage.words) for stage in planned]
+    assert all(stage.made.is_file() for stage in planned)
+    options = json.loads((done.out / "scans" / "phantom.json").read_text())["options"]
+    assert (options["scans"], options["seed"]) == (SCANS, SEED)
+    assert f"{SCANS} scans" in done.printed
+    assert "begins" not in done.printed
+    assert "Next:" not in done.printed
+
+
+def test_the_table_is_scikit_learns(done: Done) -> None:
+    labels = pd.read_csv(done.out / "scans" / "labels.csv").set_index("scan_id")
+    for method in ("abmil", "ng"):
+        table = pd.read_parquet(done.out / "study" / method / str(SEED) / "predictions.parquet")
+        test = table[table["part"] == "test"]
+        truth = labels.loc[test["scan_id"]]
+        slices = [
+            roc_auc_score([int(word) for word in words.split()], attention)
+            for words, attention in zip(truth["slice_labels"], test["attention"], strict=True)
+            if "1" in words
+        ]
+        row = next(line for line in done.printed.splitlines() if line.startswith(f"{METHODS[method].title} "))
+        found = [float(number) for number in re.findall(r"(?<=\s)[+-]?\d?\.\d{3}", row)]
+        scan_auroc = roc_auc_score(truth["label"], test["logit"])
+        assert (found[0], found[2]) == pytest.approx((np.mean(slices), scan_auroc), abs=6e-4)
+        gaussian = next(line for line in done.printed.splitlines() if line.startswith("Centered Gaussian "))
+        assert found[1] == pytest.approx(found[0] - float(gaussian.split()[2]), abs=1.1e-3)
+        assert f"on the {len(slices)} positive test scans" in done.printed
+    assert "Supervised reference" in done.printed
+    assert "an illustration, not evidence" in done.printed
+
+
+def test_new_scans_are_of_other_patients_and_told_beside_the_truth(done: Done) -> None:
+    new = pd.read_csv(done.out / "new" / "labels.csv")
+    known = pd.read_csv(done.out / "scans" / "labels.csv")
+    assert set(new["patient_id"]).isdisjoint(known["patient_id"])
+    assert sorted(new["label"]) == [0, 1]
+    for scan in new.itertuples():
+        told = done.printed.partition(f"- {scan.scan_id}, ")[2].partition("\n- ")[0]
+        predicted = json.loads((done.out / "predicted" / scan.scan_id / "prediction.json").read_text())
+        assert f"probability {predicted['probability']:.2f}, {'positive' if predicted['positive'] else 'neg'}" in told
+        positive = [place for place, label in enumerate(scan.slice_labels.split(), start=1) if label == "1"]
+        assert ("no hemorrhage" in told) == (not positive)
+        if positive:
+            assert f"slices {positive[0]} to " in told or f"slices {positive[0]}\n" in told
+        results = sorted((done.out / "predicted" / scan.scan_id / "dicom").iterdir())
+        assert {pydicom.dcmread(file).PatientID for file in results} == {scan.patient_id}
+        assert len(results) == 3
+
+
+def test_every_place_it_names_is_there(done: Done) -> None:
+    listed = done.printed.partition("To look at\n")[2].partition("\n\n")[0].splitlines()
+    assert len(listed) == 5
+    for line in listed:
+        place = Path(line[13:]).relative_to(done.out)
+        assert list(done.out.glob(str(place))), line
+
+
+def test_the_viewer_opens_with_the_printed_arguments(done: Done) -> None:
+    study, new = commands(done.printed)[-2:]
+    assert (study[0], study[2], study[4]) == ("view", "--index", "--store")
+    gallery = open_gallery(Path(study[1]), Path(study[3]), Path(study[5]))
+    assert gallery.manifest is not None
+    assert len(gallery) == len(pd.read_parquet(done.out / "study" / "ng" / str(SEED) / "predictions.parquet"))
+    assert len(open_gallery(Path(new[1]), None, None)) == module.NEW_SCANS
+
+
+def test_started_again_it_does_what_is_missing(done: Done) -> None:
+    missing = done.out / "splits" / f"split-{SEED}.csv"
+    before, report = missing.read_bytes(), (done.out / "study" / "report.html").stat().st_mtime_ns
+    missing.unlink()
+    again = run(done.out, "--scans", SCANS, "--seed", SEED)
+    assert again.printed.count("done before: ") == 7
+    assert missing.read_bytes() == before
+    assert (done.out / "study" / "report.html").stat().st_mtime_ns == report
+    assert closing(again.printed) == closing(done.printed)
+
+
+def test_a_page_that_is_not_built_is_told(done: Done, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(server, "STATIC", tmp_path)
+    assert "Not yet: the page is not built" in run(done.out, "--scans", SCANS, "--seed", SEED).printed
+
+
+def refused(out: Path, *words: object) -> str:
+    result = CliRunner().invoke(app, ["demo", "-o", str(out), *map(str, words)])
     assert result.exit_code == 2
-    assert "is a file; name a folder" in " ".join(result.output.split())
+    return " ".join(result.output.split())
 
 
-def test_wrong_values_are_refused() -> None:
-    result = runner.invoke(app, ["demo", "--scans", "3"])
-    assert result.exit_code == 2
-    assert "--scans" in result.output
+def test_other_folders_are_left_alone(done: Done, tmp_path: Path) -> None:
+    assert f"holds another demo: seed was {SEED}, now it is 8" in refused(done.out, "--scans", SCANS, "--seed", 8)
+    (tmp_path / "letter.txt").write_text("")
+    assert "holds other things; choose another folder" in refused(tmp_path)
+    assert "name a folder" in refused(tmp_path / "letter.txt")
+    assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
+    assert "--scans" in refused(tmp_path, "--scans", 3)
+
+
+def test_a_stage_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICES", 3)
+    told = refused(tmp_path / "out")
+    assert "slices is 3; a scan has at least 12" in told
+    assert "2/8" not in told
+
+
+def test_long_commands_can_be_pasted() -> None:
+    words = ["encode", "a folder", *(f"--option-{number} value" for number in range(9)), "-o", "$HOME"]
+    lines = command_lines(words)
+    assert len(lines) > 1
+    assert all(line.endswith(" \\") for line in lines[:-1])
+    assert shlex.split("\n".join(lines).replace("\\\n", ""))[1:] == words
 
 
 def test_methods_lists_the_table() -> None:
-    result = runner.invoke(app, ["methods"])
+    result = CliRunner().invoke(app, ["methods"])
     assert result.exit_code == 0
     assert all(name in result.output for name in METHODS)
     assert "4,743,169" in result.output

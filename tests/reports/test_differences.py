@@ -7,7 +7,7 @@ import math
 import pytest
 
 from normal_guidance.evaluation.statistics import Difference
-from normal_guidance.reports.differences import Differences
+from normal_guidance.reports.differences import Differences, read_differences
 
 SHOWN = Difference("ng", "abmil", "localization_auroc", 0.1349, 0.0899, 0.1801, 2e-8, 4e-7, 3, 1104, 1080)
 NOT_SHOWN = Difference("ng", "ceiling", "scan_auroc", -0.003, -0.016, 0.01, 0.325, 0.65, 3, 3639, 3600)
@@ -69,6 +69,14 @@ def test_files_hold_every_digit(three, tmp_path):
     assert [(one["test"], one["p_adjusted"]) for one in records] == [
         ("bootstrap", 4e-7), ("DeLong", 0.65), ("DeLong", None),
     ]  # fmt: skip
+
+
+def test_what_was_written_is_read_again(three, tmp_path):
+    three.write(tmp_path, "differences")
+    again = read_differences(tmp_path / "differences.json")
+    assert (again.dataset, again.found[:2]) == ("chest-ct", (SHOWN, NOT_SHOWN))
+    assert again.markdown() == three.markdown()
+    assert all(math.isnan(number) for number in (again.found[2].low, again.found[2].p, again.found[2].p_adjusted))
 
 
 def test_nothing_found_is_still_a_page(tmp_path):

@@ -1,9 +1,20 @@
-"""`nguide demo`: the method at work on a small semi-synthetic set, on any machine, with no data of your own."""
+"""`nguide demo`: the whole chain on drawn head CTs, from DICOM files to a report on new scans.
+
+Every stage is a command of nguide: it is printed as one would type it, and what was printed is what is run.
+"""
 
 from __future__ import annotations
 
+import io
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,109 +24,290 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from normal_guidance.core.bags import Bags
-    from normal_guidance.core.models import Prediction
-    from normal_guidance.evaluation.scores import Scores
-    from normal_guidance.training.fit import Fit
+DATASET = "head-phantoms"
+MARK = "demo.json"
+"""The file that says whose folder it is, and which options its contents were made with."""
 
-SHIFT = 1.5
-"""Easier than the paper's .5, where ABMIL (.546) and NG (.541) both stay near chance even with 10,000 scans.
+SLICES = 20
+EPOCHS = 60
+"""With `SLICES` and the grid: small enough for two minutes on two cores."""
 
-Picked, with L1 and the sizes below, among settings that were tried: an illustration, no evidence (LOG.md has the rest).
-"""
-VAL_SCANS, TEST_SCANS = 500, 400
-LEARNING_RATES = (0.1, 0.01)
-L1 = 1e-3
-COMPARED = ("abmil", "ng")
+NEW_SCANS = 2
+"""One positive, one negative."""
+
+COLUMNS = 72
+"""Command lines that are longer go on in the next line."""
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the picture.")] = Path("demo-output"),
-    scans: Annotated[int, typer.Option(min=64, help="Training scans.")] = 2000,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs for each configuration.")] = 20,
-    seed: Annotated[int, typer.Option(min=0, max=2**32, help="Seed of data, initial weights and shuffling.")] = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for everything.")] = Path("demo-output"),
+    scans: Annotated[int, typer.Option(min=16, help="Scans to draw.")] = 120,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of scans, split and initial weights.")] = 1001,
 ) -> None:
-    """Train ABMIL with and without Normal Guidance on a small semi-synthetic set and compare where they look."""
+    """Go through the whole chain on drawn head CTs: index, encode, train, compare, predict new scans, report.
+
+    Needs no data, no network and no GPU. Started again, it goes on where it was.
+    """
     from rich.console import Console
 
-    from normal_guidance.core.models import METHODS, build_model
-    from normal_guidance.data.synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
-    from normal_guidance.evaluation.scores import score
-    from normal_guidance.training.fit import predict
-
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
-    console = Console()
-    sizes = (scans, VAL_SCANS, TEST_SCANS)
-    train, val, test = (shifted_mean(n, 10 * seed + i, shift=SHIFT) for i, n in enumerate(sizes, start=1))
+    begin = time.monotonic()
+    console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    _open(out, {"scans": scans, "seed": seed})
     console.print(
-        f"Shifted Mean MIL: in a positive scan one feature of 12 neighbouring slices is shifted by {SHIFT} "
-        "(the paper's harder set: 0.5).\nTraining sees scan labels only; slice labels score the result.\n"
+        "Head CTs drawn by a program, half of them with a hemorrhage: no patient, no network, no GPU.\n"
+        f"Each step is a command that you can type yourself. Everything goes to {out}."
     )
-    for part, bags in (("train", train), ("val", val), ("test", test)):
-        console.print(f"{part:5} {bags}", highlight=False, soft_wrap=True)
-    console.print()
-
-    gaussian = predict(build_model("centered_gaussian", 1), test)
-    rows: dict[str, Scores] = {METHODS["centered_gaussian"].title: score(test, gaussian.slice_scores.double())}
-    predictions: dict[str, Prediction] = {}
-    for name in COMPARED:
-        best = _best_fit(name, train, val, epochs, seed, console)
-        prediction = predict(best.model, test)
-        predictions[name] = prediction
-        rows[METHODS[name].title] = score(test, prediction.slice_scores, prediction.logit)
-    rows["Bayes oracle"] = score(test, bayes_slice_scores(test, shift=SHIFT), bayes_scan_scores(test, shift=SHIFT))
-    console.print(_table(rows))
-    picture = _draw(test, predictions, out / "attention.png")
-    console.print(f"Attention on four test scans: {picture}", highlight=False, soft_wrap=True)
+    planned = stages(out, scans, seed)
+    for number, stage in enumerate(planned, start=1):
+        _do(console, stage, f"{number}/{len(planned)}")
+    for part in (*_comparison(out), *_new_scans(out), *_places(out)):
+        console.print(part)
+    console.print(f"\nAll of it took {time.monotonic() - begin:.0f} s.")
 
 
-def _best_fit(name: str, train: Bags, val: Bags, epochs: int, seed: int, console: Console) -> Fit:
-    """The learning rate with the best validation scan AUROC, as the paper chooses."""
-    from normal_guidance.core.models import METHODS
-    from normal_guidance.training.config import Config
-    from normal_guidance.training.fit import fit
-
-    fits = []
-    for lr in LEARNING_RATES:
-        with console.status(f"{METHODS[name].title}, learning rate {lr}"):
-            fits.append(fit(Config(name, lr=lr, l1=L1, epochs=epochs, seed=seed), train, val))
-    best = max(fits, key=lambda one: -1.0 if one.best is None else one.best.val_auroc)
-    chosen = best.best or best.history[-1]
-    console.print(
-        f"{METHODS[name].title}: learning rate {best.config.lr}, epoch {chosen.number} of {epochs}, "
-        f"validation scan AUROC {chosen.val_auroc:.3f}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    return best
+# ----------------------------------------------------------------------------------------------------
+# The stages
+# ----------------------------------------------------------------------------------------------------
 
 
-def _table(rows: dict[str, Scores]) -> Table:
+@dataclass(frozen=True)
+class Stage:
+    """One command, and the file that is there when it is complete."""
+
+    title: str
+    words: tuple[str, ...]
+    made: Path
+
+
+def stages(out: Path, scans: int, seed: int) -> list[Stage]:
+    """What the demo does, in order; sizes and grid are for two cores, not for the best result."""
+    drawing = f"--slices {SLICES} --positive 0.5 --contrast 2"
+    split = out / "splits" / f"split-{seed}.csv"
+    batch = min(16, scans // 4)  # half of the scans are for training, more or less
+    grid = f"--lr 0.1,0.01 --l1 0.001,0 --epochs {EPOCHS} --patience 20 --batch-size {batch}"
+    return [
+        _stage(
+            "Draw head CTs and write them as DICOM",
+            *("phantom folder", out / "scans", f"--scans {scans} {drawing} --seed {seed}"),
+            made=out / "scans" / "phantom.json",
+        ),
+        _stage(
+            "Find the scans, put their slices in order, join their labels",
+            *("index folder", out / "scans", "--table", out / "scans" / "labels.csv", "-o", out / "index"),
+            made=out / "index" / "manifest.parquet",
+        ),
+        _stage(
+            "Split them by patient: half to train, a quarter to choose by, a quarter to test",
+            *("split", out / "index", f"--seeds {seed} --proportions 2:1:1 -o", out / "splits"),
+            made=split,
+        ),
+        _stage(
+            "Encode every slice with a pretrained network, whose weights come inside a package",
+            *("encode", out / "index", "--encoder efficientnet-lite0 --offline --device cpu --window head"),
+            *("--split", split, "-o", out / "store"),
+            made=out / "store" / "store.json",
+        ),
+        _stage(
+            "Train with scan labels only, test, and compare",
+            *("experiment", out / "store", "--splits", out / "splits", "--index", out / "index"),
+            *(f"--dataset {DATASET} --methods centered_gaussian,abmil,ng {grid} --device cpu -o", out / "study"),
+            made=out / "study" / "report.html",
+        ),
+        _stage(
+            "Make a bundle of the guided model: calibrated, with a threshold, to hand over",
+            *("bundle", out / "study" / "ng" / str(seed), "-o", out / "model"),
+            made=out / "model" / "bundle.json",
+        ),
+        _stage(
+            "Draw new scans, of other patients",
+            *("phantom folder", out / "new", f"--scans {NEW_SCANS} {drawing} --seed {seed + 1}"),
+            made=out / "new" / "phantom.json",
+        ),
+        _stage(
+            "Predict them; results as pages, pictures and DICOM",
+            *("predict", out / "new" / "scans", "--model", out / "model"),
+            *("--offline --device cpu --dicom -o", out / "predicted"),
+            made=out / "predicted" / "summary.json",
+        ),
+    ]
+
+
+def _stage(title: str, *words: str | Path, made: Path) -> Stage:
+    """Paths are one word each, whatever they hold."""
+    return Stage(title, tuple(w for one in words for w in ([str(one)] if isinstance(one, Path) else one.split())), made)
+
+
+def _open(out: Path, options: Mapping[str, Any]) -> None:
+    """Takes an empty folder, or goes on with a demo of the same options; other things are left alone."""
+    from normal_guidance import __version__
+    from normal_guidance.files import make_folder, read_json, write_json
+    from normal_guidance.folders import difference
+
+    make_folder(out)
+    now = {"normal_guidance": __version__, **options}
+    if not (out / MARK).exists():
+        if any(out.iterdir()):
+            raise UserError(f"{out} holds other things; choose another folder (-o), or delete it first")
+        write_json(out / MARK, now)
+    if changed := difference(read_json(out / MARK), now):
+        raise UserError(f"{out} holds another demo: {changed}; choose another folder (-o), or delete it first")
+
+
+def _do(console: Console, stage: Stage, number: str) -> None:
+    """Runs a stage whose result is not there yet."""
+    console.print(f"\n{number}  {stage.title}", style="bold")
+    for line in command_lines(stage.words):
+        console.print(f"     {line}", style="cyan")
+    if stage.made.exists():
+        console.print(f"     done before: {stage.made}")
+        return
+    begin = time.monotonic()
+    with console.status(stage.words[0]):
+        code, printed = _run(stage.words)
+    for line in worth_telling(printed):
+        console.print(f"     {line}")
+    if code:
+        raise typer.Exit(code)
+    console.print(f"     {time.monotonic() - begin:.0f} s", style="dim")
+
+
+def _run(words: Sequence[str]) -> tuple[int, str]:
+    """The command as the shell would run it, in this process: its exit code, and what it printed."""
+    from normal_guidance.cli import app
+
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        code = typer.main.get_command(app).main(list(words), prog_name="nguide", standalone_mode=False)
+    return code or 0, printed.getvalue()
+
+
+def worth_telling(printed: str) -> list[str]:
+    """A command's lines without what begins, what comes next (the demo goes on itself), and pages that lie in files.
+
+    Example:
+        >>> worth_telling("ng: begins\\nng: epoch 7\\n# Tables\\n| a |\\n")
+        ['ng: epoch 7']
+    """
+    lines = f"\n{printed}".partition("\n# ")[0].splitlines()
+    return [line for line in lines if line and not line.endswith(": begins") and not line.startswith("Next: ")]
+
+
+def command_lines(words: Sequence[str]) -> list[str]:
+    """A command as it can be pasted into a shell; long ones are broken before an option.
+
+    Example:
+        >>> command_lines(["view", "my folder"])[0].endswith("nguide view 'my folder'")
+        True
+    """
+    lines = [_program()]
+    for word in map(shlex.quote, words):
+        if word.startswith("-") and len(lines[-1]) > COLUMNS:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return lines
+
+
+def _program() -> str:
+    """nguide as it can be typed here: `make` calls it from .venv, which need not be on the path."""
+    if shutil.which("nguide"):
+        return "nguide"
+    path = Path(sys.executable).with_name("nguide")
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What came of it
+# ----------------------------------------------------------------------------------------------------
+
+
+def _comparison(out: Path) -> Iterator[str | Table]:
+    """Where methods look, beside the centred Gaussian, on the test scans."""
     from rich.table import Table
 
-    localized = next(iter(rows.values())).localized
-    table = Table(title=f"\nLocalization on {localized} positive test scans, and scan classification")
-    table.add_column("method")
-    for column in ("slice AUROC", "slice AUPRC", "scan AUROC"):
+    from normal_guidance.evaluation.found import LOG_DENSITY, find
+    from normal_guidance.evaluation.published import CEILING
+    from normal_guidance.evaluation.words import digits, signed
+    from normal_guidance.reports.differences import read_differences
+    from normal_guidance.reports.results import collect
+    from normal_guidance.reports.tables import PaperTables
+
+    study = out / "study"
+    results, tested = collect(study, DATASET), read_differences(study / "differences.json")
+    # Differences are taken from its log-density; the row of the paper's tables has ties.
+    gaussian = next(find(study, DATASET, ("centered_gaussian",))).forms[LOG_DENSITY]
+    found = [one for one in tested.found if one.metric == "localization_auroc" and one.against != CEILING]
+    beside = {one.method: signed(one.estimate) for one in found if one.against == "centered_gaussian"}
+    table = Table("", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("slice AUROC", "against centered Gaussian", "scan AUROC"):
         table.add_column(column, justify="right")
-    for name, scores in rows.items():
-        values = (scores.localization_auroc, scores.localization_auprc, scores.scan_auroc)
-        table.add_row(name, *("-" if value is None else f"{value:.3f}" for value in values))
-    return table
+    assert isinstance(results.table, PaperTables)
+    for row in results.table.rows:
+        scores = gaussian if row.method == "centered_gaussian" else row.scores[0]
+        numbers = digits(scores.localization_auroc), beside.get(row.method, ""), digits(scores.scan_auroc)
+        table.add_row(row.title, *numbers)
+    yield f"\nWhat came out: slice AUROC on the {gaussian.localized} positive test scans, scan AUROC on all\n"
+    yield table
+    yield ""
+    yield from (f"- {one.words(tested.titles)}" for one in found)
+    yield (
+        "- The centered Gaussian is a bell in the middle of the scan and sees no image; the supervised reference was\n"
+        "  told slice labels. One small set of phantoms and one split: an illustration, not evidence."
+    )
 
 
-def _draw(test: Bags, predictions: dict[str, Prediction], path: Path) -> Path:
-    from normal_guidance.reports.figures.attention import AttendedScan, draw_attention
+def _new_scans(out: Path) -> Iterator[str]:
+    """The predictions beside the truth, which only the drawing program knows."""
+    from normal_guidance.data.phantom.dataset import TRUTH
+    from normal_guidance.files import read_json
 
-    chosen = test.localizable.nonzero().flatten().tolist()[:4]
-    attention = {name: one.attention.split(test.lengths.tolist()) for name, one in predictions.items()}
-    scans = [
-        AttendedScan(
-            title=test.scan_ids[i],
-            attention={name: parts[i] for name, parts in attention.items()},
-            slice_labels=test[i].slice_labels,
+    truth = {one["scan_id"]: one["slice_labels"] for one in read_json(out / "new" / TRUTH)["scans"]}
+    yield "\nNew scans, what was drawn and what was predicted\n"
+    for line in read_json(out / "predicted" / "summary.json")["scans"]:
+        if line["state"] != "predicted":
+            continue  # the command has said why
+        drawn = [place for place, label in enumerate(truth[line["scan_id"]], start=1) if label]
+        side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
+        where = f"half of the attention on slices {line['interval_first']} to {line['interval_last']}"
+        yield f"- {line['scan_id']}, {line['slices']} slices: " + (
+            f"a hemorrhage in slices {_ranges(drawn)}" if drawn else "no hemorrhage"
         )
-        for i in chosen
-    ]
-    return draw_attention(scans, path, reference="ng")
+        yield f"  probability {line['probability']:.2f}{side}; {where}, key slices {line['key_slices']}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Neighbours together.
+
+    Example:
+        >>> _ranges([3, 4, 5, 9])
+        '3 to 5, 9'
+    """
+    firsts = [one for one in numbers if one - 1 not in numbers]
+    lasts = [one for one in numbers if one + 1 not in numbers]
+    return ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))
+
+
+def _places(out: Path) -> Iterator[str]:
+    """Where to look, and how to go on."""
+    yield "\nTo look at"
+    for what, where in (
+        ("report", out / "study" / "report.html"),
+        ("new scans", out / "predicted" / "index.html"),
+        ("pictures", out / "study" / "figures"),
+        ("", out / "predicted" / "*" / "strip.png"),
+        ("DICOM", out / "predicted" / "*" / "dicom"),
+    ):
+        yield f"  {what:<10} {where}"
+    yield "\nIn the viewer, which prints the address to open"
+    for words in (
+        ["view", str(out / "study"), "--index", str(out / "index"), "--store", str(out / "store")],
+        ["view", str(out / "predicted")],
+    ):
+        yield from (f"  {line}" for line in command_lines(words))
+    try:
+        from normal_guidance.viewer import server
+
+        server.read_page(server.STATIC)
+    except UserError as error:  # it says what to do about it
+        yield f"  Not yet: {error}"

@@ -23,7 +23,7 @@ from normal_guidance.data.volumes import read_volume
 from normal_guidance.data.windows import Window, apply_windows
 from normal_guidance.evaluation.published import method_title
 from normal_guidance.features.inputs import plane_of
-from normal_guidance.reports.figures.style import GREEN, ORANGE, WIDTH, save, styled
+from normal_guidance.reports.figures.style import GREEN, ORANGE, WIDTH, label_slices, save, styled
 
 CURVE_HEIGHT = 2.1
 """Inches of the attention curve."""
@@ -143,7 +143,8 @@ def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
     panel.plot(keys, [top * 0.97] * len(keys), ls="", marker="v", ms=5, color="0.2", label="key slices", clip_on=False)
     located = prediction.row.slice_spacing is not None and plane_of(prediction.row.orientation) == "axial"
     along = "slice, from the feet to the head" if located else "slice"
-    panel.set(xlim=(0.5, len(slices) + 0.5), ylim=(0, top), xlabel=along, ylabel="attention")
+    panel.set(xlim=(0.5, len(slices) + 0.5), ylim=(0, top), ylabel="attention")
+    label_slices(panel, along)
     entries = len(panel.get_legend_handles_labels()[1])
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=entries if entries < 5 else 3)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from normal_guidance.evaluation.published import METRICS, Metric, method_title
 from normal_guidance.evaluation.statistics import LEVEL, Difference
 from normal_guidance.evaluation.words import digits, p_value, signed, yes_no
+from normal_guidance.files import read_json
 from normal_guidance.reports.figures.comparisons import ForestRow
 from normal_guidance.reports.grid import LATEX_HEAD, Grid, as_csv, as_json, write_page
 from normal_guidance.reports.tables import TITLES
@@ -106,3 +109,14 @@ class Differences:
 
     def _records(self) -> list[dict[str, object]]:
         return [{"dataset": self.dataset, **asdict(one), "shown": one.shown, "test": one.test} for one in self.found]
+
+
+def read_differences(path: Path) -> Differences:
+    """What `Differences.write` wrote as JSON, where null stands for NaN."""
+    content = read_json(path)
+    names = [one.name for one in fields(Difference)]
+    found = []
+    for one in content["differences"]:
+        record: dict[str, Any] = {name: math.nan if one[name] is None else one[name] for name in names}
+        found.append(Difference(**record))
+    return Differences(content["dataset"], tuple(found))

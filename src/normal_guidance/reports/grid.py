@@ -103,7 +103,7 @@ class Grid:
         header, *body = (
             f"<tr>{''.join(line)}</tr>"
             for line in [
-                [f"<th>{html.escape(text)}</th>" for text in self.header],
+                [f"<th>{html.escape(text).replace(' %', '&nbsp;%')}</th>" for text in self.header],
                 *([f"<td>{text}</td>" for text in row] for row in self._marked(html.escape, "<b>{}</b>")),
             ]
         )

@@ -23,7 +23,8 @@ nav a:hover { text-decoration: underline; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; margin: 6px 0 14px; }
 th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { border-bottom: 1.5px solid var(--ink); font-weight: 600; }
+th { border-bottom: 1.5px solid var(--ink); font-weight: 600; white-space: normal; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; }
 tbody tr:nth-child(even) td { background: var(--tint); }
 tbody tr:last-child td { border-bottom: 1px solid var(--line); }
 figure { margin: 18px 0; } figure img { max-width: 100%; height: auto; }

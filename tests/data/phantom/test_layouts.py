@@ -146,3 +146,13 @@ def test_folder_labels(datasets):
         assert (row["scan_id"], int(row["label"])) == (scan["scan_id"], scan["label"])
         assert [int(word) for word in row["slice_labels"].split()] == scan["slice_labels"]
         assert {Path(file).parent.as_posix() for file in scan["files"]} == {row["path"]}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_two_seeds_share_a_scan_or_patient(datasets, layout, tmp_path):
+    write_phantom(layout, tmp_path / "other", scans=10, seed=4, positive=0.4, **SMALL)
+    write_phantom(layout, tmp_path / "first", scans=10, seed=0, positive=0.4, **SMALL)
+    sets = [truth_of(folder) for folder in (datasets[layout], tmp_path / "other", tmp_path / "first")]
+    for name in ("scan_id", "patient_id"):
+        ids = [{scan[name] for scan in scans if scan[name]} for scans in sets]  # rsna-pe names no patients
+        assert len(set.union(*ids)) == sum(map(len, ids))

@@ -234,7 +234,9 @@ def _at_patient(name: str, scans: Sequence[Draft]) -> list[Any]:
 
 
 def _folder_ids(plan: ScanPlan) -> tuple[str, str]:
-    return f"scan-{plan.number:04d}", f"PHANTOM-{plan.patient:04d}"
+    """Scans of another seed are of other patients, and must not be taken for the same."""
+    of_seed = f"{plan.seed}-" if plan.seed else ""
+    return f"scan-{of_seed}{plan.number:04d}", f"PHANTOM-{of_seed}{plan.patient:04d}"
 
 
 def _folder_place(draft: Draft, image: Image) -> str:

@@ -23,6 +23,7 @@ from normal_guidance.reports.figures.style import (
     TRUTH,
     WIDTH,
     fill_truth,
+    label_slices,
     method_color,
     save,
     shortened,
@@ -139,8 +140,7 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
                 _draw_thumbnails(top, panel, scan, most)
             if is_first:
                 top.set_title(shortened(scan.title))
-            if part is parts[-1]:
-                panel.set_xlabel("slice")
+            label_slices(panel, "slice" if part is parts[-1] else "")
         axes[-1][0].set_ylabel("attention / its peak")
         _draw_legend(part, list(axes[-1]), width, with_truth=is_first)
     return figure

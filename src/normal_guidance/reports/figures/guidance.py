@@ -27,6 +27,7 @@ from normal_guidance.reports.figures.style import (
     DIVERGENCE_COLORS,
     WIDTH,
     fill_truth,
+    label_slices,
     save,
     styled,
 )
@@ -95,7 +96,8 @@ def plot_divergences(
         stretch = farthest / arrows.abs().max()
         _draw_arrows(panel, attention, reference, stretch * arrows, DIVERGENCE_COLORS[divergence])
         panel.set_title(f"{DIVERGENCE_TITLES[divergence]} ({BEHAVIOUR[divergence]})\narrows stretched × {stretch:.3g}")
-        panel.set(xlabel="slice", xlim=(0.5, len(attention) + 0.5))
+        panel.set_xlim(0.5, len(attention) + 0.5)
+        label_slices(panel)
     panels[0].set_ylabel("attention")
     panels[0].set_ylim(bottom=0)
     handles, names = panels[0].get_legend_handles_labels()
@@ -161,7 +163,7 @@ def plot_heads(
         left.set(title=f"{title}: references", ylabel="normal reference")
         right.set(title=f"{title}: attention", ylabel="attention")
     for panel in rows[-1]:
-        panel.set_xlabel("slice")
+        label_slices(panel)
     handles, names = rows[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=len(names), handlelength=1.2, columnspacing=1.1)
     return figure

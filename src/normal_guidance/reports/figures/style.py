@@ -16,6 +16,7 @@ from jaxtyping import Int
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from normal_guidance.core.guidance import DivergenceName
@@ -126,6 +127,20 @@ def shortened(text: str, most: int = 24) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
+
+
+def label_slices(panel: Axes, text: str = "slice") -> None:
+    """Names an axis of slices, which have whole numbers only.
+
+    Example:
+        >>> panel = Figure().subplots()
+        >>> panel.set_xlim(0.5, 16.5), label_slices(panel)
+        ((0.5, 16.5), None)
+        >>> all(tick == round(tick) for tick in panel.get_xticks())
+        True
+    """
+    panel.set_xlabel(text)
+    panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def fill_truth(panel: Axes, slice_labels: Int[Tensor, "slices"]) -> None:
