@@ -55,7 +55,7 @@ COLUMNS = {
 }
 """Of the table: heading and width."""
 
-COMMAND = "import typer; from normal_guidance.cli.view import view; typer.run(view)"
+COMMAND = ("-m", "normal_guidance.cli", "view")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def _resident(pid: int) -> int:
 
 @contextmanager
 def started(folder: Path) -> Iterator[Server]:
-    words = [sys.executable, "-c", COMMAND, str(folder / "study"), "--index", str(folder / "index"), "--port", "0"]
+    words = [sys.executable, *COMMAND, str(folder / "study"), "--index", str(folder / "index"), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

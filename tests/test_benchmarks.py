@@ -294,3 +294,20 @@ def test_the_metrics_benchmark_refuses_what_it_cannot_do(options, complaint):
     assert run.returncode == 2
     assert complaint in run.stderr
     assert "Traceback" not in run.stderr
+
+
+# ----------------------------------------------------------------------------------------------------
+# The viewer
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_viewer_benchmark_reads_and_browses():
+    page = BENCHMARKS.parent / "src" / "normal_guidance" / "viewer" / "static" / "index.html"
+    if not page.exists():
+        pytest.skip("the viewer's page has not been built: make viewer")
+    run = run_benchmark("--readers 3 --seconds 1 --scans 4 --size 32 --slices 12", "bench_viewer.py")
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert [step["step"] for step in report["steps"]] == ["crowd", "browse"]
+    assert all(step["requests"] > 4 and step["errors"] == 0 for step in report["steps"])
+    assert report["goals"]["no error: 3 readers for 1 s, 4 scans"] is True
