@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from measured.text import digits, share, short, table
-from normal_guidance.core.guidance import DIVERGENCES, VARIANCE_FLOOR, NormalGuidance, normal_reference
+from normal_guidance.core.guidance import DIVERGENCES, NormalGuidance, normal_reference
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.models import build_model
+from normal_guidance.core.normals import VARIANCE_FLOOR
 
 LENGTHS = (40, 246, 1083, 1727)
 """Slices of a scan: the middle of head CT, the mean and the longest of chest CT, the longest of abdomen CT."""

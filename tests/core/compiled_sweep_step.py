@@ -8,7 +8,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.models import METHODS, build_model
+from normal_guidance.core.models import EVERY_METHOD, build_model
 
 
 def main(method: str, device: str = "cpu") -> None:
@@ -18,7 +18,7 @@ def main(method: str, device: str = "cpu") -> None:
     packed = torch.randn(sum(lengths), 32)
     padded, mask = unpack(packed, torch.tensor(lengths))
     forms = {"padded": (padded, Layout.from_mask(mask))}
-    if method == "ng":
+    if method in ("ng", "bells_ng"):
         forms["packed"] = (packed, Layout.packed(torch.tensor(lengths)))
     models = [build_model(method, 32) for _ in range(3)]
     stacked, _ = stack_module_state(models)
@@ -26,7 +26,7 @@ def main(method: str, device: str = "cpu") -> None:
     def loss(parameters: dict[str, Tensor], features: Tensor, layout: Layout) -> Tensor:
         prediction = functional_call(models[0], parameters, (features, layout))
         value = nn.functional.binary_cross_entropy_with_logits(prediction.logit, labels)
-        if METHODS[method].guided or method == "smtp":
+        if EVERY_METHOD[method].guided or method == "smtp":
             value = value + NormalGuidance()(prediction.log_attention, lengths=layout, from_logits=True)
         return value
 

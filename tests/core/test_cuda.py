@@ -12,7 +12,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import DIVERGENCES, NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.metrics import auprc, auroc, localization
-from normal_guidance.core.models import METHODS, build_model
+from normal_guidance.core.models import EVERY_METHOD, build_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -20,7 +20,7 @@ LENGTHS = [5, 1, 33, 70, 12, 2]
 
 
 @pytest.mark.parametrize("form", ["packed", "padded"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_models_equal_the_cpu_in_float64(method: str, form: str) -> None:
     torch.manual_seed(0)
     features = torch.randn(sum(LENGTHS), 32, dtype=torch.float64)
@@ -71,7 +71,7 @@ def test_bags_move_and_select() -> None:
     assert isinstance(build_model("abmil", 4), nn.Module)
 
 
-@pytest.mark.parametrize("method", ["ng", "smap", "mhng", "smtp"])
+@pytest.mark.parametrize("method", ["ng", "smap", "mhng", "smtp", "bells_ng", "transmil_bells"])
 def test_compiled_and_stacked_equals_eager(method: str) -> None:
     script = Path(__file__).with_name("compiled_sweep_step.py")
     run = subprocess.run([sys.executable, str(script), method, "cuda"], capture_output=True, text=True, timeout=600)

@@ -16,6 +16,8 @@ from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.models import (
     ABMIL,
+    BEYOND,
+    EVERY_METHOD,
     METHODS,
     CenteredGaussian,
     MaxPooling,
@@ -26,8 +28,8 @@ from normal_guidance.core.models import (
 from normal_guidance.errors import UserError
 
 FEATURES = 16
-EVERY = pytest.mark.parametrize("method", METHODS)
-TRAINED = [name for name, method in METHODS.items() if method.scores_scans]
+EVERY = pytest.mark.parametrize("method", EVERY_METHOD)
+TRAINED = [name for name, method in EVERY_METHOD.items() if method.scores_scans]
 LENGTHS = st.lists(st.integers(1, 45), min_size=1, max_size=5)
 
 
@@ -107,7 +109,7 @@ def test_attention_is_a_distribution_except_for_the_class_token_share(method: st
     lengths = [7, 1, 30]
     prediction = model_of(method)(features_of(lengths), torch.tensor(lengths))
     sums = torch.stack([bag.sum() for bag in prediction.attention.split(lengths)])
-    if method in ("transmil", "smtp", "mhng"):
+    if isinstance(build_model(method, FEATURES), TransMIL):
         assert (sums < 1).all()
         assert (sums > 0).all()
     else:
@@ -127,6 +129,11 @@ def test_attention_is_a_distribution_except_for_the_class_token_share(method: st
         ("transmil", 4_742_400 + 769),
         ("smtp", 4_742_400 + 2 + 769),
         ("mhng", 4_742_400 + 769),
+        ("evidence", 768 + 1 + 2),
+        ("bells", 768 + 1 + 3),
+        ("whole_bells", 768 + 1 + 5),
+        ("abmil_bells", 768 * 128 + 128 + 128 + 1 + 2 + 769),
+        ("transmil_bells", 4_742_400 + 2 * 8 + 769),
     ],
 )
 def test_parameter_counts(method: str, parameters: int) -> None:
@@ -218,7 +225,7 @@ def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, f
     def loss(parameters: dict[str, Tensor]) -> Tensor:
         prediction = functional_call(models[0], parameters, (features, layout))
         bce = nn.functional.binary_cross_entropy_with_logits(prediction.logit, labels)
-        if not METHODS[method].guided:
+        if not EVERY_METHOD[method].guided:
             return bce
         return bce + NormalGuidance()(prediction.log_attention, lengths=layout, from_logits=True)
 
@@ -230,16 +237,40 @@ def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, f
             torch.testing.assert_close(got[name][i], gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("method", ["ng", "smap", "smtp"])
+@pytest.mark.parametrize("method", ["ng", "smap", "smtp", "bells_ng"])
 def test_compiled_and_stacked_equals_eager(method: str) -> None:
     """In a process of its own, because dynamo cannot trace the run-time shape checks of this one.
 
-    smtp holds every layer of the transformers, smap spectral normalisation, ng (packed too) the guidance.
+    smtp holds every layer of the transformers, smap spectral normalisation, ng (packed too) the guidance; bells_ng
+    (packed too) the mixture of bells.
     """
     script = Path(__file__).with_name("compiled_sweep_step.py")
     run = subprocess.run([sys.executable, str(script), method], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "largest difference" in run.stdout
+
+
+def test_the_paper_has_nine_methods_and_those_beyond_come_in_pairs() -> None:
+    assert list(EVERY_METHOD) == [*METHODS, *BEYOND]
+    assert not any(method.unpenalized for method in METHODS.values())
+    plain = [name for name, method in BEYOND.items() if not method.guided]
+    assert list(BEYOND) == [one for name in plain for one in (name, f"{name}_ng")]
+    for name in plain:
+        twin = BEYOND[f"{name}_ng"]
+        assert twin.title.startswith(f"{BEYOND[name].title} + ")
+        assert (twin.build, twin.unpenalized) == (BEYOND[name].build, BEYOND[name].unpenalized)
+
+
+@pytest.mark.parametrize("method", BEYOND)
+def test_l1_leaves_alone_what_makes_the_bells(method: str) -> None:
+    names = [name for name, _ in build_model(method, FEATURES).named_parameters()]
+    left_alone = BEYOND[method].unpenalized
+    assert set(left_alone) <= set(names)
+    assert {name for name in names if "log_" in name} <= set(left_alone)
+    if method.startswith(("evidence", "bells")):
+        assert [name for name in names if name not in left_alone] == ["classifier.weight"]  # w alone
+    else:
+        assert not any("log_" not in name for name in left_alone)
 
 
 def test_unknown_names_and_sizes_are_named() -> None:

@@ -1,5 +1,6 @@
 """Shifted Mean MIL: the published digits of its test sets, and its Bayes oracles against direct enumeration."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +14,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.blocks import block_statistics
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.models import CenteredGaussian, MaxPooling, MeanPooling
 from normal_guidance.data import synthetic
 from normal_guidance.data.synthetic import (
     BLOCK,
     SEEDS,
+    SEPARATION,
     SHIFT,
     SIZES,
+    VARIANTS,
     SemiSynthetic,
     bayes_scan_scores,
     bayes_slice_scores,
@@ -404,3 +408,111 @@ def test_the_three_sets_of_a_repetition(monkeypatch):
 def test_an_unknown_repetition_or_part_is_named(seed, part, message):
     with pytest.raises(UserError, match=message):
         semi_synthetic_part(seed, part)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Harder variants
+# ----------------------------------------------------------------------------------------------------
+
+
+def arrangements(size: int, block: int, blocks: int) -> list[tuple[range, ...]]:
+    """Every choice of starts whose blocks lie inside and far enough apart, one by one."""
+    return [
+        tuple(range(u, u + block) for u in starts)
+        for starts in itertools.combinations(range(size - block + 1), blocks)
+        if all(second - first >= block + SEPARATION for first, second in itertools.pairwise(starts))
+    ]
+
+
+@pytest.mark.parametrize(("block", "blocks", "signals"), [(1, 2, 1), (2, 2, 2), (1, 3, 1), (2, 3, 3), (3, 1, 2)])
+def test_oracles_are_the_enumeration_of_all_arrangements(block: int, blocks: int, signals: int):
+    least = blocks * block + (blocks - 1) * SEPARATION
+    lengths, shift = [least, least + 1, least + 5, least + 2], 0.9
+    bags = Bags(
+        torch.randn(sum(lengths), 4, dtype=torch.float64), torch.tensor(lengths), torch.ones(4, dtype=torch.int64)
+    )
+    scans, slices = [], []
+    for bag in bags:
+        ratio = (shift * bag.features[:, :signals] - shift**2 / 2).sum(1).exp().tolist()
+        found = arrangements(len(ratio), block, blocks)
+        joint = [math.prod(ratio[j] for one in ranges for j in one) / len(found) for ranges in found]
+        scans.append(math.log(sum(joint)))
+        for j in range(len(ratio)):
+            inside = sum(p for p, ranges in zip(joint, found, strict=True) if any(j in one for one in ranges))
+            slices.append(inside / sum(joint))
+    told = {"block": block, "shift": shift, "blocks": blocks, "signals": signals}
+    torch.testing.assert_close(bayes_scan_scores(bags, **told), torch.tensor(scans, dtype=torch.float64))
+    torch.testing.assert_close(bayes_slice_scores(bags, **told).exp(), torch.tensor(slices, dtype=torch.float64))
+
+
+def test_every_arrangement_of_blocks_is_as_probable_as_any_other():
+    """Of 2 blocks of 1 in 7 slices there are 3 arrangements; bounds are five standard errors wide."""
+    bags = shifted_mean(3_000, 4, features=1, min_slices=7, max_slices=7, block=1, blocks=2, prevalence=1.0)
+    kinds, counts = bags.layout.pad(bags.slice_labels).unique(dim=0, return_counts=True)
+    want = {tuple(int(any(j in one for one in ranges)) for j in range(7)) for ranges in arrangements(7, 1, 2)}
+    assert {tuple(row) for row in kinds.tolist()} == want
+    assert len(want) == 3
+    error = 5 * math.sqrt(len(bags) / 3 * 2 / 3)
+    torch.testing.assert_close(counts.double(), torch.full((3,), len(bags) / 3).double(), rtol=0, atol=error)
+
+
+def test_several_blocks_are_several_by_the_rule_of_blocks():
+    for name, number in (("two_blocks", 2), ("three_blocks", 3)):
+        bags = shifted_mean(200, 1, features=1, **VARIANTS[name].options)
+        positive = bags.positive_slices[bags.labels == 1]
+        assert (positive == BLOCK).all(), "as many positive slices as the paper's one block"
+        assert block_statistics(bags.slice_labels, bags.lengths).bags_by_blocks == {number: len(positive)}
+
+
+def test_signals_shift_the_first_features_and_nothing_else():
+    noise, bags = (shifted_mean(50, seed=3, features=5, shift=shift, signals=3) for shift in (0.0, 2.0))
+    expected = noise.features.clone()
+    expected[bags.slice_labels == 1, :3] += 2.0
+    assert bags.features.equal(expected)
+
+
+def test_features_that_share_the_signal_leave_the_ceiling_where_it_is():
+    """Their sum over sqrt(8) is one feature with the paper's shift: the oracles agree, number by number."""
+    told = VARIANTS["eight_signals"].oracle("test")
+    bags = shifted_mean(100, 6, features=8, **told)
+    told.pop("block", None)
+    one = Bags(bags.features.double().sum(1, keepdim=True) / math.sqrt(8), bags.lengths, bags.labels)
+    torch.testing.assert_close(bayes_scan_scores(bags, **told), bayes_scan_scores(one), rtol=0, atol=1e-9)
+    torch.testing.assert_close(bayes_slice_scores(bags, **told), bayes_slice_scores(one), rtol=0, atol=1e-9)
+
+
+def test_variants_of_a_repetition(monkeypatch):
+    monkeypatch.setattr(synthetic, "SIZES", (4, 3, 2))
+    paper, short = semi_synthetic(1001), semi_synthetic(1001, "short_blocks")
+    assert VARIANTS["paper"].drawn("train") == VARIANTS["paper"].drawn("test") == {}
+    assert short.train.features.equal(paper.train.features)
+    assert short.test.positive_slices.max() == 6 < paper.test.positive_slices.max()
+    assert VARIANTS["short_blocks"].oracle("train") == {}
+    assert VARIANTS["short_blocks"].oracle("test") == {"block": 6}
+    assert semi_synthetic_part(1001, "val", "more_noise").width == 4 * 768
+    assert VARIANTS["more_noise"].oracle("test") == {}, "noise does not change the ceiling"
+    few = semi_synthetic_part(2001, "val", "few_scans")
+    assert len(few) == 250
+    assert few.features.equal(shifted_mean(250, 2002).features)
+    with pytest.raises(UserError, match="variant 'two' is unknown; choose one of paper, two_blocks, three_blocks"):
+        semi_synthetic_part(1001, "test", "two")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"blocks": 0}, "blocks is 0; a positive scan has at least 1"),
+        ({"blocks": 2, "block": 9}, r"a scan may have 20 slices \(2 of them need 22\)"),
+        ({"signals": 0}, "signals is 0; choose from 1 to all 2 features"),
+        ({"signals": 3}, "signals is 3; choose from 1 to all 2 features"),
+    ],
+)
+def test_wrong_variants_are_named(arguments, message):
+    with pytest.raises(UserError, match=message):
+        shifted_mean(2, 1, features=2, **arguments)
+
+
+def test_a_scan_shorter_than_its_blocks_is_named():
+    bags = Bags(torch.zeros(35, 2), torch.tensor([20, 15]), torch.tensor([0, 1]), scan_ids=("A", "B17"))
+    with pytest.raises(UserError, match=r"'B17' has 15 slices, fewer than the 16 that 2 blocks of 6 need \(1 such"):
+        bayes_scan_scores(bags, block=6, blocks=2)

@@ -305,6 +305,7 @@ def test_splits_that_often_lose_a_kind_are_too_small_to_compare():
 def test_claims_are_those_of_the_text():
     listed = claims([*reversed(METHODS)], "ceiling")
     localization = [(claim.method, claim.against) for claim in listed if claim.metric == "localization_auprc"]
+    assert [one.method for one in claims(["evidence_ng", "bells", "bells_ng"], None)[:1]] == ["bells_ng"]
     others = [method for method in METHODS if method != "centered_gaussian"]
     twins = [("smap", "abmil"), ("ng", "abmil"), ("smtp", "transmil"), ("mhng", "transmil")]
     rivals = [("ng", "smap"), ("mhng", "smtp")]

@@ -10,7 +10,7 @@ from torch import nn
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.models import build_model
+from normal_guidance.core.models import BEYOND, build_model
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.training.config import Config
@@ -38,7 +38,7 @@ def test_objective_is_the_sum_of_its_three_terms() -> None:
     assert got.item() == pytest.approx(bce / 3 + 0.01 * weights + guide, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["abmil", "ng", "mean"])
+@pytest.mark.parametrize("method", ["abmil", "ng", "mean", "evidence", "bells_ng"])
 def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[Bags, Bags]) -> None:
     train, val = sets
     config = Config(method, lr=0.1, l1=0.01, epochs=2, batch_size=len(train), seed=5)
@@ -51,8 +51,9 @@ def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[
         batch = train[torch.randperm(len(train), generator=generator)]
         prediction = model(batch.features, batch.layout)
         loss = F.binary_cross_entropy_with_logits(prediction.logit, batch.labels.float())
-        loss = loss + 0.005 * sum(p.abs().sum() for p in model.parameters())
-        if method == "ng":
+        counted = [model.classifier.weight] if method in BEYOND else model.parameters()
+        loss = loss + 0.005 * sum(p.abs().sum() for p in counted)
+        if method in ("ng", "bells_ng"):
             loss = loss + NormalGuidance()(prediction.attention, lengths=batch.lengths)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = torch.stack([g.norm() for g in gradients]).norm()

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from normal_guidance.core.bags import UNKNOWN, Bags
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.training import sweep as sweep_module
@@ -224,7 +224,7 @@ class Sealed:
 
 
 @pytest.mark.parametrize("engine", ["packed", "slotted"])
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.scores_scans])
+@pytest.mark.parametrize("method", [name for name, method in EVERY_METHOD.items() if method.scores_scans])
 def test_no_method_reads_slice_labels(method: str, engine: str) -> None:
     train, val = (Sealed(shifted_mean(20, seed, features=8)) for seed in (1, 2))
     config = Config(method, epochs=1, batch_size=8)

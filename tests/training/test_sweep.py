@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.training import sweep as sweep_module
@@ -22,7 +22,10 @@ from normal_guidance.training.sweep import Execution, sweep
 from normal_guidance.training.watch import Progress
 
 FEATURES = 16
-TRAINABLE = [name for name, method in METHODS.items() if method.scores_scans]
+TRAINABLE = [
+    *(name for name, method in METHODS.items() if method.scores_scans),
+    *(name for name, method in BEYOND.items() if method.guided),  # their twins' loss is a part of theirs
+]
 EXACT = Execution(precision="float64")
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from normal_guidance import __version__
 from normal_guidance.clinical.calibration import Operation, choose_operation
 from normal_guidance.clinical.expectations import Expectations
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import NOT_OURS, Run, Selected, environments_of, load_run
 from normal_guidance.features.encoders import Encoder, Precision, load_encoder
@@ -152,7 +152,14 @@ def load_bundle(folder: str | Path) -> Bundle:
         return bundle_run(folder)
     raise UserError(
         f"{folder} is neither a bundle (no {BUNDLE}) nor a complete run (no {REPORT}); give the folder of one"
+        f"{_runs_below(folder)}"
     )
+
+
+def _runs_below(folder: Path) -> str:
+    """Names a run in a folder of runs, METHOD/SEED, which is what people give by mistake."""
+    first = min(folder.glob(f"*/*/{REPORT}"), default=None)
+    return "" if first is None else f", such as {first.parent}"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -168,9 +175,14 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
         group: which winner, where the run has several.
         sensitivity: that the threshold is to reach on the validation scans; without it, Youden's J chooses.
     """
+    folder = Path(folder)
+    if (folder / BUNDLE).is_file():
+        raise UserError(f"{folder} is a bundle already; use it: nguide predict SCAN --model {folder} -o OUT")
+    if not (folder / REPORT).is_file():
+        raise UserError(f"{folder} is no complete run (no {REPORT}); give the folder of one{_runs_below(folder)}")
     run = load_run(folder)
     winner = _winner(run, group)
-    method = METHODS.get(winner.config.method)
+    method = EVERY_METHOD.get(winner.config.method)
     if method is None or not method.scores_scans:
         raise UserError(
             f"{run.folder} is a run of {winner.config.method}, which does not score scans; give another run"

@@ -4,6 +4,8 @@
 
 For bag i with attention a_i over its slices j = 1..S_i, the reference r_i is the normal distribution with the mean
 and variance of a_i itself, so guidance says what shape attention has and leaves open where it looks (eqs. 2 and 3).
+Beyond the paper, r_i may depend on the bag's label, have several modes, and be fitted to given positions; the
+defaults are the paper's.
 
 Everything is computed from log-attention, in float32 or better, also under mixed precision:
 the variance in its centred form (E[J^2] - E[J]^2 in float32 gives .375 for .455 at 1,083 slices), r in log space (the
@@ -20,21 +22,23 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import Layout
+from normal_guidance.core.normals import log_mixture, log_normal
+from normal_guidance.core.positions import Positions, fold_positions
 from normal_guidance.errors import UserError
 
-VARIANCE_FLOOR = 1e-6
-"""Squared slices.  Attention on one slice alone has no variance; the floor keeps its reference on that slice."""
-
 DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
+
+NegativesName = Literal["own", "uniform", "none"]
 
 Padded = Float[Tensor, "bags heads longest"]
 Values = Float[Tensor, "*shape"]
 Mask = Bool[Tensor, "bags longest"]
 Lengths = Int[Tensor, "bags"] | Layout
+BagLabels = Shaped[Tensor, "bags"]
 
 
 def _forward_kl(log_r: Tensor, log_a: Tensor) -> Tensor:
@@ -66,9 +70,22 @@ DIVERGENCE_TITLES: dict[DivergenceName, str] = {
     "squared_error": "Squared error",
 }
 
+NEGATIVES: dict[NegativesName, str] = {
+    "own": "the normal of the bag's own attention, as in positive bags (the paper)",
+    "uniform": "the uniform distribution: nothing to be found, nowhere to look",
+    "none": "no guidance of negative bags",
+}
+"""What negative bags are guided to."""
+
 
 def normal_reference(
-    attention: Values, mask: Mask | None = None, *, lengths: Lengths | None = None, from_logits: bool = False
+    attention: Values,
+    mask: Mask | None = None,
+    *,
+    lengths: Lengths | None = None,
+    from_logits: bool = False,
+    positions: Positions | None = None,
+    modes: int = 1,
 ) -> Values:
     r"""The normal distribution with the mean and variance of the attended position, renormalised over the slices.
 
@@ -82,15 +99,21 @@ def normal_reference(
         mask: True for real slices; all are real without it.  Zeros are returned where it is False.
         lengths: slices per bag, for packed attention; or the bags' `Layout`, made once and used again.
         from_logits: `attention` is what the softmax is taken of (or log-attention), more exact than probabilities.
+        positions: where the slices lie, instead of their numbers: `(B, S)`, or packed `(N,)`; with one more dimension
+            for coordinates, `(B, S, 2)` for patches of an image, r is the normal of that dimension with attention's
+            mean and covariance.  The unit does not matter, nor do numbers where spacing is even (`core.positions`).
+        modes: k, for a mixture of k normals of one width, fitted to attention by expectation maximisation.
 
     Example:
         >>> normal_reference(torch.tensor([[0.0, 0.5, 0.5, 0.0]])).round(decimals=3)
         tensor([[0.0090, 0.4910, 0.4910, 0.0090]])
+        >>> normal_reference(torch.tensor([[0.1, 0.4, 0.0, 0.0, 0.4, 0.1]]), modes=2).round(decimals=2)
+        tensor([[0.0700, 0.4300, 0.0100, 0.0100, 0.4300, 0.0700]])
     """
     padded, layout = _padded(attention, mask, lengths)
     with torch.no_grad(), _full_precision(attention):
         log_a = _log_attention(padded, layout, from_logits, renormalize=True)
-        reference = _log_reference(log_a, layout).exp()
+        reference = _log_reference(log_a, layout, positions, _checked_modes(modes)).exp()
     return layout.restore(reference.squeeze(1) if _is_single_head(attention, layout) else reference)
 
 
@@ -135,6 +158,9 @@ class NormalGuidance(nn.Module):
             Off: compare it as it is, as the authors' runs do.  It matters only where attention over the slices does
             not sum to one, as a class token's row without its own entry; off then also penalises attention that the
             class token pays to itself.  With `from_logits`, off takes the values as finished log-attention.
+        modes: how many bells r is made of: see `normal_reference`.
+        negatives: what negative bags are guided to, a name in `NEGATIVES`; other than "own" needs `labels` in every
+            call.  The mean is over all bags, so "none" counts negative ones as 0.
 
     Example:
         >>> attention = torch.tensor([[0.1, 0.1, 0.6, 0.2]], requires_grad=True)
@@ -145,12 +171,20 @@ class NormalGuidance(nn.Module):
     """
 
     def __init__(
-        self, weight: float = 1.0, divergence: DivergenceName = "forward_kl", *, renormalize: bool = True
+        self,
+        weight: float = 1.0,
+        divergence: DivergenceName = "forward_kl",
+        *,
+        renormalize: bool = True,
+        modes: int = 1,
+        negatives: NegativesName = "own",
     ) -> None:
         super().__init__()
         self.weight = _checked_weight(weight)
         self.divergence = _checked_divergence(divergence)
         self.renormalize = renormalize
+        self.modes = _checked_modes(modes)
+        self.negatives = _checked_negatives(negatives)
 
     def forward(
         self,
@@ -159,9 +193,13 @@ class NormalGuidance(nn.Module):
         *,
         lengths: Lengths | None = None,
         from_logits: bool = False,
+        labels: BagLabels | None = None,
+        positions: Positions | None = None,
     ) -> Float[Tensor, ""]:
-        """A scalar loss; shapes and options as for `normal_reference`."""
-        values = self.per_bag(attention, mask, lengths=lengths, from_logits=from_logits)
+        """A scalar loss; shapes and options as for `normal_reference`; `labels` are the bags', 0 or 1."""
+        values = self.per_bag(
+            attention, mask, lengths=lengths, from_logits=from_logits, labels=labels, positions=positions
+        )
         return self.weight * values.mean()
 
     def per_bag(
@@ -171,17 +209,38 @@ class NormalGuidance(nn.Module):
         *,
         lengths: Lengths | None = None,
         from_logits: bool = False,
+        labels: BagLabels | None = None,
+        positions: Positions | None = None,
     ) -> Float[Tensor, "bags"] | Float[Tensor, "bags heads"]:
         """D(r, a), one value per bag (and head), without lambda."""
         padded, layout = _padded(attention, mask, lengths)
         with _full_precision(attention):
             log_a = _log_attention(padded, layout, from_logits, self.renormalize)
-            log_r = _log_reference(log_a if self.renormalize else layout.log_softmax(log_a), layout)
+            whole = log_a if self.renormalize else layout.log_softmax(log_a)
+            log_r = _log_reference(whole, layout, positions, self.modes)
+            if self.negatives == "uniform":
+                negative = self._negative(labels, layout)
+                log_r = torch.where(negative[:, None, None], layout.log_softmax(torch.zeros_like(log_r)), log_r)
             values = _divergence(log_r, log_a, self.divergence)
+            if self.negatives == "none":
+                values = values.masked_fill(self._negative(labels, layout)[:, None], 0)
         return values.squeeze(1) if _is_single_head(attention, layout) else values
 
+    def _negative(self, labels: BagLabels | None, layout: Layout) -> Bool[Tensor, "bags"]:
+        if labels is None:
+            raise UserError(
+                f"NormalGuidance(negatives={self.negatives!r}) must know which bags are negative; give it labels=, "
+                "0 or 1 for each bag"
+            )
+        if tuple(labels.shape) != (layout.bags,):
+            raise UserError(f"labels of shape {tuple(labels.shape)} for {layout.bags} bags; give one for each bag")
+        return labels == 0
+
     def extra_repr(self) -> str:
-        return f"weight={self.weight}, divergence={self.divergence!r}, renormalize={self.renormalize}"
+        parts = [f"weight={self.weight}", f"divergence={self.divergence!r}", f"renormalize={self.renormalize}"]
+        parts += [f"modes={self.modes}"] if self.modes > 1 else []
+        parts += [f"negatives={self.negatives!r}"] if self.negatives != "own" else []
+        return ", ".join(parts)
 
 
 def label_reference(
@@ -272,17 +331,12 @@ def _log_attention(padded: Padded, layout: Layout, from_logits: bool, renormaliz
     return layout.log_softmax(log_a) if renormalize else layout.hide(log_a)
 
 
-def _log_reference(log_a: Padded, layout: Layout) -> Padded:
-    """log r by eqs. 2 and 3, from log-attention that sums to one over the slices; a constant to the gradient."""
-    mask = layout.mask[:, None]
-    a = log_a.detach().exp()
-    # Positions count real slices and start at the middle of the bag: small numbers, so float32 keeps its digits.
-    j = mask.cumsum(-1) - (layout.lengths[:, None, None] + 1) / 2
-    mean = (j * a).sum(-1, keepdim=True)
-    mean = mean + ((j - mean) * a).sum(-1, keepdim=True)  # one step of refinement: removes the sum's rounding
-    distance = (j - mean).square()
-    variance = (distance * a).sum(-1, keepdim=True).clamp_min(VARIANCE_FLOOR)
-    return layout.log_softmax(-distance / (2 * variance))
+def _log_reference(log_a: Padded, layout: Layout, positions: Positions | None, modes: int) -> Padded:
+    """log r from log-attention that sums to one over the slices; a constant to the gradient."""
+    if positions is None and modes == 1:
+        return log_normal(log_a, layout)
+    points = None if positions is None else fold_positions(positions, layout)
+    return log_mixture(log_a, layout, points, modes)
 
 
 def _divergence(log_r: Padded, log_a: Padded, kind: str) -> Float[Tensor, "bags heads"]:
@@ -356,3 +410,15 @@ def _checked_divergence(kind: str) -> DivergenceName:
     if kind not in DIVERGENCES:
         raise UserError(f"divergence {kind!r} is unknown; choose one of {', '.join(DIVERGENCES)}")
     return kind
+
+
+def _checked_modes(modes: int) -> int:
+    if not isinstance(modes, int) or isinstance(modes, bool) or modes < 1:
+        raise UserError(f"modes is {modes}; a reference has at least 1, a whole number")
+    return modes
+
+
+def _checked_negatives(negatives: str) -> NegativesName:
+    if negatives not in NEGATIVES:
+        raise UserError(f"negatives {negatives!r} is unknown; choose one of {', '.join(NEGATIVES)}")
+    return negatives

@@ -9,6 +9,7 @@ the parameters have, and rows in the parameters' dtype cost no cast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import comb
 
 import torch
@@ -299,9 +300,16 @@ class ClassAttention(nn.Module):
         self.block = Block(features, heads)
 
     def forward(
-        self, tokens: Rows, layout: Layout, mix: Float[Tensor, "bags queries"] | None = None
+        self,
+        tokens: Rows,
+        layout: Layout,
+        mix: Float[Tensor, "bags queries"] | None = None,
+        attend: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Float[Tensor, "bags features"], Float[Tensor, "bags heads longest"]]:
-        """MHA's output for row 0 (or the rows mixed by `mix`), and log-attention of row 0, its own entry included."""
+        """MHA's output for row 0 (or the rows mixed by `mix`), and log-attention of row 0, its own entry included.
+
+        `attend` makes log-attention of scores where it is not their softmax.
+        """
         heads, features = self.block.heads, tokens.shape[1]
         width = features // heads
         weight, bias = self.block.attention.in_proj_weight, self.block.attention.in_proj_bias
@@ -320,7 +328,7 @@ class ClassAttention(nn.Module):
         w_k, w_v = (w.view(heads, width, features) for w in (w_k, w_v))
         u = torch.einsum("bhd,hdm->bhm", q, w_k).reshape(layout.bags, count * heads, features) * scale * width**-0.5
         scores = layout.dot(u.to(n.dtype).contiguous(), n)  # without shift, which adds a constant again
-        log_rows = layout.log_softmax(scores).reshape(layout.bags, count, heads, layout.longest)
+        log_rows = (attend or layout.log_softmax)(scores).reshape(layout.bags, count, heads, layout.longest)
         a = log_rows.exp()
         a = a[:, 0] if mix is None else (a * mix[:, :, None, None]).sum(1)
 

@@ -1,4 +1,6 @@
-"""The nine methods of the paper: frozen embeddings of a scan's slices in, one logit and attention over the slices out.
+"""The methods: frozen embeddings of a scan's slices in, one logit and attention over the slices out.
+
+`METHODS` are the nine of the paper, `BEYOND` those whose attention is made of bells.
 
 Each model is a plain `nn.Module` for one configuration and takes bags in any form that `as_rows` knows: packed with
 `lengths`, padded with a boolean `mask`, or with a `Layout`.  Attention comes back in the same form.  Guidance is a
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from normal_guidance.core.bells import WindowAttention, centered
 from normal_guidance.core.layers import PPEG, ClassAttention, SelfAttention, Sm, SpectralLinear, linear, matvec
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.errors import UserError
@@ -56,7 +60,12 @@ def _attend_and_classify(
     scores: Float[Tensor, "rows"], evidence: Float[Tensor, "rows"], bias: Float[Tensor, "1"], layout: Layout
 ) -> Prediction:
     """Pooling, then classifying = classifying, then pooling: logit = sum_j a_j (w . h_j) + c."""
-    log_a = layout.log_softmax(layout.fold(scores))
+    return _classify(layout.log_softmax(layout.fold(scores)), evidence, bias, layout)
+
+
+def _classify(
+    log_a: Float[Tensor, "bags longest"], evidence: Float[Tensor, "rows"], bias: Float[Tensor, "1"], layout: Layout
+) -> Prediction:
     logit = (log_a.exp() * layout.pad(evidence)).sum(1) + bias
     return _predict(logit, log_a[:, None], layout)
 
@@ -152,6 +161,8 @@ class ABMIL(nn.Module):
     $$ a_j = \mathrm{softmax}_j(w_2^\top \tanh(W_1 h_j + b_1) + b_2),
        \quad \mathrm{logit} = \sum_j a_j\, w^\top h_j + c $$
 
+    With `bells`, a mixture of bells over the same scores takes the place of the softmax (`WindowAttention`).
+
     Reference: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
 
     Example:
@@ -160,18 +171,22 @@ class ABMIL(nn.Module):
         torch.Size([2])
     """
 
-    def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:
+    def __init__(self, features: int = FEATURES, hidden: int = 128, *, bells: bool = False) -> None:
         super().__init__()
         self.hidden = nn.Linear(features, hidden)
         self.score = nn.Linear(hidden, 1)
         self.classifier = nn.Linear(features, 1)
+        self.bells = WindowAttention(bells=True) if bells else None
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         hidden = torch.tanh(linear(self.hidden, rows))
         scores = matvec(hidden.to(self.score.weight.dtype), self.score.weight[0]) + self.score.bias
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
-        return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
+        if self.bells is None:
+            return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
+        log_a = self.bells(centered(layout.fold(scores), layout), layout)
+        return _classify(log_a, evidence, self.classifier.bias, layout)
 
 
 class SmAP(nn.Module):
@@ -211,7 +226,8 @@ class TransMIL(nn.Module):
 
     Full softmax attention, no MLP, no final norm, no dropout.  Attention is the class token's row of block 2 without
     its own entry, one per head: it sums to less than one.  With `smooth`, an `Sm` of its own follows each block's MHA
-    before the residual, the class token being node 0 of its chain (SmTP).
+    before the residual, the class token being node 0 of its chain (SmTP).  With `bells`, the share of block 2's
+    attention that goes to slices is spread over them as each head's own mixture of bells.
 
     Reference: Shao et al., "TransMIL", 2021; smoothing: Castro-Macías et al., 2024.
 
@@ -221,7 +237,7 @@ class TransMIL(nn.Module):
         torch.Size([8, 5])
     """
 
-    def __init__(self, features: int = FEATURES, heads: int = 8, *, smooth: bool = False) -> None:
+    def __init__(self, features: int = FEATURES, heads: int = 8, *, smooth: bool = False, bells: bool = False) -> None:
         super().__init__()
         if features % heads:
             raise UserError(f"TransMIL: features ({features}) must be a multiple of heads ({heads})")
@@ -231,6 +247,7 @@ class TransMIL(nn.Module):
         self.block2 = ClassAttention(features, heads)
         self.sm1 = Sm() if smooth else None
         self.sm2 = Sm() if smooth else None
+        self.bells = WindowAttention(heads, bells=True) if bells else None
         self.classifier = nn.Linear(features, 1)
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
@@ -240,9 +257,56 @@ class TransMIL(nn.Module):
         if self.sm1 is not None:
             mixed = self.sm1(mixed, tokens)
         x = self.ppeg(layout.prepend(self.class_token, rows) + mixed, tokens)
-        output, log_row = self.block2(x, tokens, None if self.sm2 is None else self.sm2.first_row(tokens))
+        mix = None if self.sm2 is None else self.sm2.first_row(tokens)
+        attend = None if self.bells is None else partial(self._spread, tokens, layout)
+        output, log_row = self.block2(x, tokens, mix, attend)
         z = (tokens.take_first(x) + output).to(self.classifier.weight.dtype)
         return _predict(self.classifier(z).squeeze(-1), log_row[:, :, 1:], layout)
+
+    def _spread(
+        self, tokens: Layout, layout: Layout, scores: Float[Tensor, "bags heads tokens"]
+    ) -> Float[Tensor, "bags heads tokens"]:
+        """log-attention in which the class token keeps its own entry, and bells divide the rest among the slices."""
+        assert self.bells is not None
+        token, slices = tokens.log_softmax(scores).split([1, layout.longest], -1)
+        rest = layout.hide(slices).logsumexp(-1, keepdim=True)
+        bells = self.bells(centered(scores[:, :, 1:], layout), layout)
+        return torch.cat([token, layout.hide(rest + bells)], -1)
+
+
+class EvidenceMIL(nn.Module):
+    r"""The classifier's own evidence decides where it looks: no parameters for attention but its width and sharpness.
+
+    $$ e_j = w^\top h_j, \quad a = \mathrm{softmax}(\beta K e), \quad \mathrm{logit} = \sum_j a_j e_j + c $$
+
+    K sums over a Gaussian window along the slices, as evidence of adjacent slices adds up.  With `bells`, attention is
+    a mixture of bells (`WindowAttention`), and the logit has a scale of its own,
+    $\gamma \sum_j a_j e_j + c$: attention that is spread beyond the evidence dilutes it.
+    `whole` and `shaped` are those of `WindowAttention`.
+
+    Example:
+        >>> model = EvidenceMIL(bells=True)
+        >>> sum(parameter.numel() for parameter in model.parameters())  # w, c, sigma, beta, gamma
+        772
+        >>> model(torch.randn(5, 768), torch.tensor([2, 3])).attention.shape
+        torch.Size([5])
+    """
+
+    def __init__(
+        self, features: int = FEATURES, *, bells: bool = False, whole: bool = False, shaped: bool = False
+    ) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(features, 1)
+        self.attention = WindowAttention(bells=bells, whole=whole, shaped=shaped)
+        self.log_gamma = nn.Parameter(torch.zeros(())) if bells else None  # positive: more evidence, higher logit
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags, self.classifier.in_features)
+        evidence = rows @ self.classifier.weight[0].to(rows.dtype)
+        log_a = self.attention(layout.fold(evidence), layout)
+        if self.log_gamma is not None:
+            evidence = self.log_gamma.exp() * evidence
+        return _classify(log_a, evidence, self.classifier.bias, layout)
 
 
 def smtp(features: int = FEATURES) -> TransMIL:
@@ -252,7 +316,7 @@ def smtp(features: int = FEATURES) -> TransMIL:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the paper's tables: how to build the model, and whether it is trained with Normal Guidance.
+    """One row of the tables: how to build the model, and whether it is trained with Normal Guidance.
 
     Example:
         >>> METHODS["ng"].guided, type(METHODS["ng"].build(8)).__name__
@@ -266,6 +330,8 @@ class Method:
     scores_scans: bool = True
     pool: Callable[[Tensor], Tensor] | None = None
     """A scan's slices to one row, for methods that pool without parameters; the rest is logistic regression."""
+    unpenalized: tuple[str, ...] = ()
+    """Names of the parameters that L1 leaves alone; it counts all of the paper's, biases too."""
 
 
 METHODS: dict[str, Method] = {
@@ -282,16 +348,63 @@ METHODS: dict[str, Method] = {
         Method("mhng", "TransMIL + Multi-Head Normal Guidance", TransMIL, guided=True),
     )
 }
-"""The nine methods, in the order of the paper's tables."""
+"""The nine methods of the paper, in the order of its tables."""
+
+_WINDOW = ("log_sigma", "log_beta")
+_OF_EVIDENCE = ("classifier.bias", *(f"attention.{name}" for name in _WINDOW))
+_OF_BELLS = tuple(f"bells.{name}" for name in _WINDOW)
+
+
+def _with_and_without_guidance(
+    name: str, title: str, build: Callable[[int], nn.Module], unpenalized: tuple[str, ...], guidance: str
+) -> tuple[Method, Method]:
+    """A method and its guided twin, `<name>_ng`."""
+    guided = Method(f"{name}_ng", f"{title} + {guidance}", build, guided=True, unpenalized=unpenalized)
+    return Method(name, title, build, unpenalized=unpenalized), guided
+
+
+BEYOND: dict[str, Method] = {
+    method.name: method
+    for pair in (
+        _with_and_without_guidance("evidence", "Tied Evidence", EvidenceMIL, _OF_EVIDENCE, "Normal Guidance"),
+        _with_and_without_guidance(
+            "bells",
+            "Mixture of Bells",
+            partial(EvidenceMIL, bells=True),
+            (*_OF_EVIDENCE, "log_gamma"),
+            "Normal Guidance",
+        ),
+        _with_and_without_guidance(
+            "whole_bells",
+            "Mixture of Whole Bells",
+            partial(EvidenceMIL, bells=True, whole=True, shaped=True),
+            (*_OF_EVIDENCE, "attention.log_kappa", "attention.log_shape", "log_gamma"),
+            "Normal Guidance",
+        ),
+        _with_and_without_guidance(
+            "abmil_bells", "ABMIL + Bells", partial(ABMIL, bells=True), _OF_BELLS, "Normal Guidance"
+        ),
+        _with_and_without_guidance(
+            "transmil_bells", "TransMIL + Bells", partial(TransMIL, bells=True), _OF_BELLS, "Multi-Head Normal Guidance"
+        ),
+    )
+    for method in pair
+}
+"""Methods that the paper does not have, each followed by its guided twin.
+
+L1 counts what it counts in the paper's methods, but not width, sharpness, shape and scale, which would be pulled to 1;
+of those made of evidence alone it counts w only."""
+
+EVERY_METHOD: dict[str, Method] = METHODS | BEYOND
 
 
 def build_model(method: str, features: int = FEATURES) -> nn.Module:
-    """The model of a method by its name in `METHODS`, freshly initialised.
+    """The model of a method by its name in `METHODS` or `BEYOND`, freshly initialised.
 
     Example:
         >>> sum(p.numel() for p in build_model("transmil").parameters()) - (768 + 1)  # pooling without classifier
         4742400
     """
-    if method not in METHODS:
-        raise UserError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
-    return METHODS[method].build(features)
+    if method not in EVERY_METHOD:
+        raise UserError(f"method {method!r} is unknown; choose one of {', '.join(EVERY_METHOD)}")
+    return EVERY_METHOD[method].build(features)

@@ -3,19 +3,25 @@
 Noise everywhere, but in a positive scan one feature of one block of adjacent slices has a shifted mean.  The process
 is known, so Bayes' rule gives the ceilings for scans and for slices in closed form.
 
+`VARIANTS` are harder relatives of it: several blocks, blocks that are shorter or longer than in training, several
+features that share the signal, fewer scans, more noise.  Bayes' rule still gives their ceilings.
+
 A training set of 10,000 scans holds about 400,000 slices x 768 features: 1.2 GB, drawn once and shifted in place.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.blocks import GAP
 from normal_guidance.core.models import FEATURES
 from normal_guidance.errors import UserError
 
@@ -36,6 +42,9 @@ SEEDS = {1001: (1001, 1002, 1003), 2001: (2001, 2002, 2003), 3001: (3001, 3002, 
 
 SIZES = (10_000, 2_500, 1_000)
 """Scans of a training, a validation and a test set."""
+
+SEPARATION = GAP + 1
+"""Negative slices between two blocks of one scan, at least: with fewer, the rule of `core.blocks` sees one block."""
 
 
 class SemiSynthetic(NamedTuple):
@@ -62,6 +71,8 @@ def shifted_mean(
     block: int = BLOCK,
     shift: float = SHIFT,
     prevalence: float = PREVALENCE,
+    blocks: int = 1,
+    signals: int = 1,
 ) -> Bags:
     r"""Draws `n` scans of noise; in a positive one, feature 0 of `block` adjacent slices has the mean `shift`.
 
@@ -71,6 +82,9 @@ def shifted_mean(
 
     The order of the draws is part of the definition: with the defaults, the scans of a seed are the paper's own.
     Every scan draws a start, the negative ones too, which do not use it.
+
+    With more `blocks`, a positive scan has so many of them, at least `SEPARATION` slices apart, every arrangement
+    being as probable as any other.  With more `signals`, each of the first so many features has that mean there.
 
     Reference: Harvey et al., 2026 (Shifted Mean MIL); the paper's appendix on semi-synthetic data.
 
@@ -82,9 +96,12 @@ def shifted_mean(
         (tensor(12), 'synthetic-1003-000003')
     """
     _check_sizes(n, seed, features, min_slices, max_slices)
-    _check_block(block, shift)
-    if block > min_slices:
-        raise UserError(f"block is {block}, but a scan may have {min_slices} slices; raise min_slices or shorten block")
+    _check_block(block, shift, blocks, signals, features)
+    if _least_slices(block, blocks) > min_slices:
+        needed = "" if blocks == 1 else f" ({blocks} of them need {_least_slices(block, blocks)})"
+        raise UserError(
+            f"block is {block}, but a scan may have {min_slices} slices{needed}; raise min_slices or shorten block"
+        )
     if not 0 <= prevalence <= 1:
         raise UserError(f"prevalence is {prevalence}; give a probability, from 0 to 1")
 
@@ -92,31 +109,98 @@ def shifted_mean(
     lengths = torch.randint(min_slices, max_slices + 1, (n,), generator=generator)
     h = torch.randn(int(lengths.sum()), features, generator=generator, dtype=torch.float32)
     # One call per scan: one call for all scans draws other numbers.
-    starts = torch.cat([torch.randint(0, size - block + 1, (1,), generator=generator) for size in lengths.tolist()])
+    starts = torch.stack([_draw_starts(size, block, blocks, generator) for size in lengths.tolist()])
     # Not `bernoulli_(p)`: for a single p it reads the generator in another way.
     labels = torch.bernoulli(torch.full((n,), prevalence, dtype=torch.float32), generator=generator).long()
 
-    first = (lengths.cumsum(0) - lengths + starts).repeat_interleave(lengths)
+    slice_labels = torch.zeros(len(h), dtype=torch.int64)
     row = torch.arange(len(h))
-    slice_labels = labels.repeat_interleave(lengths) * ((first <= row) & (row < first + block))
-    h[:, 0] += shift * slice_labels
+    for start in starts.unbind(1):
+        first = (lengths.cumsum(0) - lengths + start).repeat_interleave(lengths)
+        slice_labels += labels.repeat_interleave(lengths) * ((first <= row) & (row < first + block))
+    h[:, :signals] += shift * slice_labels[:, None]
     return Bags(h, lengths, labels, slice_labels, scan_ids=tuple(f"synthetic-{seed}-{i:06d}" for i in range(n)))
 
 
-def semi_synthetic(seed: int = 1001) -> SemiSynthetic:
-    """The training, validation and test set of one of the paper's repetitions: 1.7 GB.
+def _draw_starts(size: int, block: int, blocks: int, generator: torch.Generator) -> Int64[Tensor, "blocks"]:
+    """Where the blocks of a scan begin: every arrangement is a choice of places among those that they leave free."""
+    free = size - _least_slices(block, blocks) + blocks
+    if blocks == 1:
+        return torch.randint(0, free, (1,), generator=generator)
+    chosen = torch.randperm(free, generator=generator)[:blocks].sort().values
+    return chosen + torch.arange(blocks) * (block + SEPARATION - 1)
 
-    `semi_synthetic_part` draws one of them alone.  Reference: the paper's section on data sets.
+
+def _least_slices(block: int, blocks: int) -> int:
+    """Slices that so many blocks need."""
+    return blocks * block + (blocks - 1) * SEPARATION
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is drawn in another way than the paper's data, as options of `shifted_mean`.
+
+    Args:
+        options: of all three sets.
+        test: of the test set alone, beside or instead of those.
+        sizes: scans of the three sets; None: `SIZES`.
+
+    Example:
+        >>> VARIANTS["short_blocks"].drawn("train"), VARIANTS["short_blocks"].drawn("test")
+        ({}, {'block': 6})
+    """
+
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    test: Mapping[str, Any] = field(default_factory=dict)
+    sizes: tuple[int, int, int] | None = None
+
+    def drawn(self, part: str) -> dict[str, Any]:
+        """The options of one set."""
+        return {**self.options, **(self.test if part == "test" else {})}
+
+    def oracle(self, part: str) -> dict[str, Any]:
+        """Those of them that the Bayes estimators of that set must be told.
+
+        Example:
+            >>> bags = shifted_mean(9, seed=1, **VARIANTS["two_blocks"].drawn("test"))
+            >>> bayes_scan_scores(bags, **VARIANTS["two_blocks"].oracle("test")).shape
+            torch.Size([9])
+        """
+        return {name: value for name, value in self.drawn(part).items() if name in _KNOWN_TO_ORACLES}
+
+
+_KNOWN_TO_ORACLES = ("block", "shift", "blocks", "signals")
+
+VARIANTS: dict[str, Variant] = {
+    "paper": Variant("The paper's data"),
+    "two_blocks": Variant("Two blocks of 6 slices", {"blocks": 2, "block": 6}),
+    "three_blocks": Variant("Three blocks of 4 slices", {"blocks": 3, "block": 4}),
+    "short_blocks": Variant("Blocks of 6 slices in the test set alone", test={"block": 6}),
+    "long_blocks": Variant("Blocks of 18 slices in the test set alone", test={"block": 18}),
+    "eight_signals": Variant("Eight features share the signal", {"signals": 8, "shift": SHIFT / math.sqrt(8)}),
+    "few_scans": Variant("A tenth of the training and validation scans", sizes=(1_000, 250, 1_000)),
+    "more_noise": Variant("Four times as many features", {"features": 4 * FEATURES}),
+}
+"""One thing is changed at a time.  Several blocks have as many positive slices as the paper's one, and eight features
+as much evidence together as its one has alone, so that the ceiling for scans tells what the form alone costs."""
+
+
+def semi_synthetic(seed: int = 1001, variant: str = "paper") -> SemiSynthetic:
+    """The training, validation and test set of one of the paper's repetitions: 1.7 GB (6.7 GB with `more_noise`).
+
+    `variant` is a name in `VARIANTS`; `semi_synthetic_part` draws one set alone.  Reference: the paper's section on
+    data sets.
 
     Example:
         >>> semi_synthetic(seed=7)
         Traceback (most recent call last):
         normal_guidance.errors.UserError: seed 7 is none of the paper's; choose one of 1001, 2001, 3001
     """
-    return SemiSynthetic(*(semi_synthetic_part(seed, part) for part in SemiSynthetic._fields))
+    return SemiSynthetic(*(semi_synthetic_part(seed, part, variant) for part in SemiSynthetic._fields))
 
 
-def semi_synthetic_part(seed: int, part: str) -> Bags:
+def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
     """One set of `semi_synthetic`: 'train', 'val' or 'test'.
 
     Reference: the paper's section on data sets.
@@ -129,15 +213,21 @@ def semi_synthetic_part(seed: int, part: str) -> Bags:
         raise UserError(f"seed {seed} is none of the paper's; choose one of {', '.join(map(str, SEEDS))}")
     if part not in SemiSynthetic._fields:
         raise UserError(f"part {part!r} is unknown; choose one of {', '.join(SemiSynthetic._fields)}")
-    index = SemiSynthetic._fields.index(part)
-    return shifted_mean(SIZES[index], SEEDS[seed][index])
+    if variant not in VARIANTS:
+        raise UserError(f"variant {variant!r} is unknown; choose one of {', '.join(VARIANTS)}")
+    index, chosen = SemiSynthetic._fields.index(part), VARIANTS[variant]
+    return shifted_mean((chosen.sizes or SIZES)[index], SEEDS[seed][index], **chosen.drawn(part))
 
 
-def bayes_scan_scores(bags: Bags, *, block: int = BLOCK, shift: float = SHIFT) -> Float64[Tensor, "scans"]:
+def bayes_scan_scores(
+    bags: Bags, *, block: int = BLOCK, shift: float = SHIFT, blocks: int = 1, signals: int = 1
+) -> Float64[Tensor, "scans"]:
     r"""The Bayes estimator of the scan's label: no score ranks the scans of `shifted_mean` better on average.
 
     $$ \log \frac{p(h_i \mid S_i, y_i{=}1)}{p(h_i \mid S_i, y_i{=}0)}
        = \log \frac{1}{S_i - R + 1} \sum_{u=1}^{S_i-R+1} \prod_{j=u}^{u+R-1} e^{\Delta h_{ij1} - \Delta^2/2} $$
+
+    For several blocks the sum runs over all their arrangements; for several features the product does, too.
 
     Reference: Harvey et al., 2026, Eq. (10); the paper's ceiling for semi-synthetic scans.
 
@@ -147,10 +237,13 @@ def bayes_scan_scores(bags: Bags, *, block: int = BLOCK, shift: float = SHIFT) -
         >>> auroc(bayes_scan_scores(bags), bags.labels)
         tensor(0.8132, dtype=torch.float64)
     """
-    return _log_joint(bags, block, shift).logsumexp(1)
+    # Each arrangement is counted once for each of its blocks.
+    return _log_joint(bags, block, shift, blocks, signals).logsumexp(1) - math.log(blocks)
 
 
-def bayes_slice_scores(bags: Bags, *, block: int = BLOCK, shift: float = SHIFT) -> Float64[Tensor, "slices"]:
+def bayes_slice_scores(
+    bags: Bags, *, block: int = BLOCK, shift: float = SHIFT, blocks: int = 1, signals: int = 1
+) -> Float64[Tensor, "slices"]:
     r"""The Bayes estimator of the slices' labels in a positive scan, as a log-probability.
 
     $$ \log p(y_{ij}{=}1 \mid h_i, S_i, y_i{=}1) = \log \sum_{u \in \mathcal{U}_{ij}} p(u \mid h_i, S_i, y_i{=}1),
@@ -166,8 +259,9 @@ def bayes_slice_scores(bags: Bags, *, block: int = BLOCK, shift: float = SHIFT) 
         >>> localization(bayes_slice_scores(bags), bags.slice_labels, bags.lengths).mean_auroc
         tensor(0.8746, dtype=torch.float64)
     """
-    log_joint = _log_joint(bags, block, shift)
-    log_posterior = log_joint - log_joint.logsumexp(1, keepdim=True)  # log p(u | h_i, S_i, y_i=1)
+    log_joint = _log_joint(bags, block, shift, blocks, signals)
+    evidence = log_joint.logsumexp(1, keepdim=True) - math.log(blocks)
+    log_posterior = log_joint - evidence  # log p(u | h_i, S_i, y_i=1)
     # Windows of R starts that end at j are U_ij: outside 1..S-R+1 a start has probability 0.
     nowhere = log_posterior.new_full((len(bags), block - 1), -torch.inf)
     candidates = torch.cat([nowhere, log_posterior, nowhere], dim=1).unfold(1, block, 1)
@@ -175,20 +269,50 @@ def bayes_slice_scores(bags: Bags, *, block: int = BLOCK, shift: float = SHIFT) 
     return bags.layout.restore(candidates.logsumexp(2).clamp_max(0.0))
 
 
-def _log_joint(bags: Bags, block: int, shift: float) -> Float64[Tensor, "scans starts"]:
-    """log p(h_i, u | S_i, y_i=1) - log p(h_i | y_i=0) of every start u; -inf where the block would leave the scan."""
-    _check_block(block, shift)
-    short = (bags.lengths < block).nonzero().flatten().tolist()
+def _log_joint(bags: Bags, block: int, shift: float, blocks: int, signals: int) -> Float64[Tensor, "scans starts"]:
+    """log p(h_i, a block begins at u | S_i, y_i=1) - log p(h_i | y_i=0) of every u; -inf where it would leave the scan.
+
+    Blocks do not overlap, so what one slice may begin or belong to excludes each other.
+    """
+    _check_block(block, shift, blocks, signals, bags.width)
+    least = _least_slices(block, blocks)
+    short = (bags.lengths < least).nonzero().flatten().tolist()
     if short:
+        needed = f"a block of {block}" if blocks == 1 else f"the {least} that {blocks} blocks of {block} need"
         raise UserError(
-            f"scan {bags.scan_ids[short[0]]!r} has {int(bags.lengths[short[0]])} slices, fewer than a block of {block} "
+            f"scan {bags.scan_ids[short[0]]!r} has {int(bags.lengths[short[0]])} slices, fewer than {needed} "
             f"({len(short)} such scans); leave them out or pass the block that the scans were drawn with"
         )
-    evidence = shift * bags.features[:, 0].double() - shift**2 / 2  # log N(h; Δ, 1) - log N(h; 0, 1)
+    # log N(h; Δ, 1) - log N(h; 0, 1)
+    evidence = (shift * bags.features[:, :signals].double() - shift**2 / 2).sum(1)
     log_ratio = bags.layout.pad(evidence).unfold(1, block, 1).sum(2)
-    starts = bags.lengths[:, None] - block + 1  # p(u | S_i, y_i=1) = 1 / starts
+    starts = bags.lengths[:, None] - block + 1
     possible = torch.arange(log_ratio.shape[1], device=log_ratio.device) < starts
-    return (log_ratio - starts.double().log()).masked_fill(~possible, -torch.inf)
+    log_ratio = log_ratio.masked_fill(~possible, -torch.inf)
+    # p(u | S_i, y_i=1) = 1 / the number of arrangements, C(free, blocks)
+    free = bags.lengths[:, None] - least + blocks
+    arrangements = torch.stack([(free - k).double().log() - math.log(k + 1) for k in range(blocks)]).sum(0)
+    return log_ratio + _log_others(log_ratio, block, blocks) - arrangements
+
+
+def _log_others(log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int) -> Float64[Tensor, "scans starts"]:
+    """log of the sum, over all arrangements of the other blocks around one at u, of their likelihood ratios."""
+    before = _log_before(log_ratio, block, blocks)
+    behind = [one.flip(1) for one in _log_before(log_ratio.flip(1), block, blocks)]
+    return torch.stack([one + other for one, other in zip(before, reversed(behind), strict=True)]).logsumexp(0)
+
+
+def _log_before(
+    log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int
+) -> list[Float64[Tensor, "scans starts"]]:
+    """The same for 0, 1, ... blocks - 1 others, all of which end at least `SEPARATION` slices before u."""
+    sums = [torch.zeros_like(log_ratio)]
+    for _ in range(blocks - 1):
+        ended = torch.logcumsumexp(log_ratio + sums[-1], dim=1)
+        away = min(block + SEPARATION, log_ratio.shape[1])
+        nowhere = log_ratio.new_full((len(log_ratio), away), -torch.inf)
+        sums.append(torch.cat([nowhere, ended[:, : log_ratio.shape[1] - away]], dim=1))
+    return sums
 
 
 def _check_sizes(n: int, seed: int, features: int, min_slices: int, max_slices: int) -> None:
@@ -201,8 +325,12 @@ def _check_sizes(n: int, seed: int, features: int, min_slices: int, max_slices: 
         raise UserError(f"seed is {seed}; give a number from 0 to 2**64 - 1")
 
 
-def _check_block(block: int, shift: float) -> None:
+def _check_block(block: int, shift: float, blocks: int, signals: int, features: int) -> None:
     if block < 1:
         raise UserError(f"block is {block}; it must be at least 1 slice")
+    if blocks < 1:
+        raise UserError(f"blocks is {blocks}; a positive scan has at least 1")
     if not math.isfinite(shift):
         raise UserError(f"shift is {shift}; it must be finite")
+    if not 1 <= signals <= features:
+        raise UserError(f"signals is {signals}; choose from 1 to all {features} features")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.core.references import SLICE_REFERENCE
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import CEILING
@@ -36,7 +36,7 @@ FORMS = {CEILING: (CEILING,), "centered_gaussian": (PUBLISHED_FORM, LOG_DENSITY)
 REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)
 """What is trained with slice labels."""
 
-EVERYTHING = (*METHODS, CEILING, *REFERENCES)
+EVERYTHING = (*EVERY_METHOD, CEILING, *REFERENCES)
 """What a study's folder may hold."""
 
 

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, Literal, NamedTuple, get_args
 
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 
 Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
@@ -42,7 +42,7 @@ def method_title(method: str, dataset: str = "") -> str:
     """
     if method == CEILING:
         return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
-    return REFERENCE_TITLES.get(method) or METHODS[method].title
+    return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title
 
 
 class Choice(NamedTuple):
@@ -142,5 +142,5 @@ def _name_in_paper(metric: Metric) -> str:
 
 def _check_method(method: str) -> None:
     # A slip of the pen must not read as "nothing was published".
-    if method not in (*METHODS, CEILING):
-        raise UserError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}, {CEILING}")
+    if method not in (*EVERY_METHOD, CEILING):
+        raise UserError(f"method {method!r} is unknown; choose one of {', '.join(EVERY_METHOD)}, {CEILING}")

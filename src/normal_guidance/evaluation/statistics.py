@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import BEYOND, EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.delong import delong, in_standard_errors
 from normal_guidance.evaluation.outcomes import Outcomes, Patients, patients_of
@@ -31,8 +31,12 @@ LEVEL = 0.95
 BASELINE = "centered_gaussian"
 """What every method must beat: it never looks at the image."""
 
-TWINS = {"smap": "abmil", "ng": "abmil", "smtp": "transmil", "mhng": "transmil"}
-"""A smoothed or guided method and the same model without."""
+TWINS = {
+    **{"smap": "abmil", "ng": "abmil", "smtp": "transmil", "mhng": "transmil"},
+    **{"whole_bells": "bells", "abmil_bells": "abmil", "transmil_bells": "transmil"},
+    **{name: name.removesuffix("_ng") for name, method in BEYOND.items() if method.guided},
+}
+"""A smoothed or guided method, or one made of bells, and the same model without."""
 
 RIVALS = {"ng": "smap", "mhng": "smtp"}
 """Guidance against smoothing of the same model."""
@@ -77,9 +81,9 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
         Claim(method='abmil', against='ceiling', metric='localization_auroc')
         Claim(method='ng', against='ceiling', metric='localization_auroc')
     """
-    if unknown := [method for method in methods if method not in METHODS and method != ceiling]:
-        raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(METHODS)}")
-    tested = [method for method in METHODS if method in methods]
+    if unknown := [method for method in methods if method not in EVERY_METHOD and method != ceiling]:
+        raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(EVERY_METHOD)}")
+    tested = [method for method in EVERY_METHOD if method in methods]
     pairs = [(method, BASELINE) for method in tested if method != BASELINE and BASELINE in tested]
     pairs += [
         (method, twin) for table in (TWINS, RIVALS) for method, twin in table.items() if {method, twin} <= {*tested}
@@ -90,7 +94,7 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
 
 def _have(pair: tuple[str, str], metric: Metric) -> bool:
     return metric.startswith("localization") or all(
-        METHODS[method].scores_scans for method in pair if method in METHODS
+        EVERY_METHOD[method].scores_scans for method in pair if method in EVERY_METHOD
     )
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.models import METHODS, CenteredGaussian, Prediction
+from normal_guidance.core.models import EVERY_METHOD, CenteredGaussian, Prediction
 from normal_guidance.core.references import SLICE_REFERENCE
 from normal_guidance.data.synthetic import SEEDS, bayes_scan_scores, bayes_slice_scores, semi_synthetic_part
 from normal_guidance.errors import UserError
@@ -139,8 +139,8 @@ class Study:
 
     def __post_init__(self) -> None:
         for method in self.methods:
-            if method not in METHODS:
-                raise UserError(f"method {method!r} is unknown; choose among {', '.join(METHODS)}")
+            if method not in EVERY_METHOD:
+                raise UserError(f"method {method!r} is unknown; choose among {', '.join(EVERY_METHOD)}")
         for seed in self.seeds:
             if seed not in self.dataset.seeds:
                 known = ", ".join(map(str, self.dataset.seeds))
@@ -148,7 +148,7 @@ class Study:
 
     def config(self, method: str, seed: int) -> Config:
         """The protocol for one run; `renormalize` means something only where there is guidance."""
-        renormalize = self.protocol.renormalize or not METHODS[method].guided
+        renormalize = self.protocol.renormalize or not EVERY_METHOD[method].guided
         return replace(self.protocol, method=method, seed=seed, renormalize=renormalize)
 
 
@@ -265,7 +265,7 @@ def wanted_of(study: Study) -> list[str]:
     """The methods that the study's dataset allows, and the ceiling: the oracle, or both supervised references."""
     dataset = study.dataset
     if not dataset.has_slice_labels:
-        return [method for method in study.methods if METHODS[method].scores_scans]
+        return [method for method in study.methods if EVERY_METHOD[method].scores_scans]
     if dataset.oracle is not None:
         return [*study.methods, CEILING]
     return [*study.methods, *(REFERENCES if dataset.has_supervision else ())]

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.data.description import describe_scans
 from normal_guidance.data.manifest import PARTS, Manifest
 from normal_guidance.errors import UserError
@@ -61,12 +61,12 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
     answers = read_answers(study.folder, dataset)
     if not answers:
         raise UserError(_nothing_to_tell(study, results))
-    compared = [method for method in (*METHODS, CEILING) if all(method in one.predictions for one in answers)]
+    compared = [method for method in (*EVERY_METHOD, CEILING) if all(method in one.predictions for one in answers)]
     found, notes = _compare(answers, compared, dataset)
     positions = None if manifest is None else {one.seed: _positions(manifest, one.scans) for one in answers}
     sensitivity = {
         method: collect_sensitivity(study.folder, dataset.name, method)
-        for method in METHODS
+        for method in EVERY_METHOD
         if any(find(study.folder / SENSITIVITY, dataset.name, (method,)))
     }
     return Experiment(
@@ -122,7 +122,7 @@ def _compare(
     everyone = {method for one in answers for method in one.predictions}
     notes = [
         f"{method_title(method, dataset.name)} is not complete on every split and is left out of the comparisons."
-        for method in (*METHODS, CEILING)
+        for method in (*EVERY_METHOD, CEILING)
         if method in everyone and method not in compared
     ]
     left_out = sum(one.left_out for one in answers)
@@ -147,7 +147,7 @@ def _is_usable(claim: Claim, dataset: Dataset, left_out: bool) -> bool:
 def _measure(
     answers: Sequence[Answers], dataset: Dataset, positions: Mapping[int, Float[Tensor, "slices"]] | None
 ) -> Measures:
-    methods = [method for method in (*METHODS, CEILING) if any(method in one.predictions for one in answers)]
+    methods = [method for method in (*EVERY_METHOD, CEILING) if any(method in one.predictions for one in answers)]
     return Measures(
         dataset.name,
         {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.data.description import Description
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.answers import Answers
@@ -93,7 +93,7 @@ def experiment_page(experiment: Experiment, images: Images | None = None) -> str
 
 def _findings(experiment: Experiment) -> Iterator[str]:
     found = experiment.differences
-    guided = [method for method, about in METHODS.items() if about.guided]
+    guided = [method for method, about in EVERY_METHOD.items() if about.guided]
     for metric in SHOWN_METRICS:
         chosen = [one for one in found.found if one.metric == metric and one.method in guided]
         if chosen:

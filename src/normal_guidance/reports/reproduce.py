@@ -6,7 +6,7 @@ DIR/sensitivity/<method>.md ...    the same for each divergence and lambda
 
 from __future__ import annotations
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.found import SENSITIVITY
 from normal_guidance.evaluation.study import Listener, MakeGrid, Study, Train, jobs_of, train_jobs, train_study
@@ -51,8 +51,8 @@ def reproduce_sensitivity(
 ) -> dict[str, Results]:
     """The same for the sensitivity to divergence and lambda, one table for each guided method of the study."""
     for method in study.methods:
-        if not METHODS[method].guided:
-            guided = ", ".join(name for name in METHODS if METHODS[name].guided)
+        if not EVERY_METHOD[method].guided:
+            guided = ", ".join(name for name in EVERY_METHOD if EVERY_METHOD[name].guided)
             raise UserError(f"method {method!r} has no guidance to vary; choose among {guided}")
     folder = study.folder / SENSITIVITY
     train_jobs(study, jobs_of(study, study.methods, make_grid, folder, f"{SENSITIVITY} of "), listener, train)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.found import LOG_DENSITY, REFERENCES, SENSITIVITY, Found, find, reference_scores
 from normal_guidance.evaluation.published import (
@@ -192,7 +192,7 @@ def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> Result
                 results[winner.config.divergence, winner.config.guidance_weight][one.seed] = winner.test
     complete = {setting: of_seeds for setting, of_seeds in results.items() if len(of_seeds) == len(found)}
     return Results(
-        title=f"{dataset.capitalize()}: sensitivity of {METHODS[method].title}",
+        title=f"{dataset.capitalize()}: sensitivity of {EVERY_METHOD[method].title}",
         dataset=dataset,
         method=method,
         table=sensitivity_table(complete, dataset, method) if complete else None,
@@ -220,7 +220,7 @@ def _chosen(found: Sequence[Found], dataset: str) -> Iterator[Chosen]:
             continue
         for winner in one.run.winners:
             config, guided = winner.config, winner.config.spec.guided
-            standard = one.method in METHODS and group_of(config) == group_of(Config(one.method, seed=config.seed))
+            standard = one.method in EVERY_METHOD and group_of(config) == group_of(Config(one.method, seed=config.seed))
             yield Chosen(
                 method=one.method,
                 seed=one.seed,

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind, mean_and_sd
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import (
     CEILING,
@@ -244,7 +244,7 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
         ...
     """
     _check_results(results)
-    names = (*METHODS, CEILING)
+    names = (*EVERY_METHOD, CEILING)
     if unknown := [method for method in results if method not in names]:
         raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(names)}")
     seeds = tuple(sorted({seed for of_seeds in results.values() for seed in of_seeds}))
@@ -337,8 +337,8 @@ class SensitivityTable:
             for shown, row in zip(rows, self.rows, strict=True):
                 shown += [mean_sd(row.cells[i].ours), *([mean_sd(row.cells[i].published)] * beside)]
         caption = (
-            f"{METHODS[self.method].title}, mean ± sd over {_count_seeds(self.seeds)}: population sd for localization, "
-            "sample sd for scans. The best of ours is bold."
+            f"{EVERY_METHOD[self.method].title}, mean ± sd over {_count_seeds(self.seeds)}: population sd for "
+            "localization, sample sd for scans. The best of ours is bold."
         )
         return Grid(f"Sensitivity to divergence and λ, {self.dataset}", caption, header, rows, frozenset(bold))
 
@@ -358,8 +358,8 @@ def sensitivity_table(
         [('forward_kl', 1.0), ('forward_kl', 10.0)]
     """
     _check_results(results)
-    if method not in METHODS or not METHODS[method].guided:
-        guided = ", ".join(name for name in METHODS if METHODS[name].guided)
+    if method not in EVERY_METHOD or not EVERY_METHOD[method].guided:
+        guided = ", ".join(name for name in EVERY_METHOD if EVERY_METHOD[name].guided)
         raise UserError(f"method {method!r} has no guidance to vary; choose one of {guided}")
     order: list[str] = list(DIVERGENCES)
     if unknown := [divergence for divergence, _ in results if divergence not in order]:

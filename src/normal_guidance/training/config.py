@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from functools import partial
 from itertools import product
 
-from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NormalGuidance
-from normal_guidance.core.models import METHODS, Method
+from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
+from normal_guidance.core.models import EVERY_METHOD, Method
 from normal_guidance.core.references import SLICE_REFERENCE, SliceReference
 from normal_guidance.errors import UserError
 
@@ -32,9 +32,14 @@ RANGES: tuple[tuple[str, int | float, int | float], ...] = (
     ("clip_norm", 1e-12, math.inf),
     ("epochs", 1, math.inf),
     ("batch_size", 1, math.inf),
+    ("modes", 1, math.inf),
+    ("warmup", 0, math.inf),
     ("seed", 0, 2**63 - 1),
 )
 """What a field may be; finite, and whole where the least is."""
+
+OPTIONAL = ("receptive_field", "modes", "negatives", "warmup")
+"""Fields that a run folder holds only where they are set: folders of before they existed stay what they are."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,16 @@ class Config:
     """One configuration: `lr` and `l1` are a point of the paper's grid, the other defaults are its protocol.
 
     Args:
-        method: a name in `METHODS`; guided methods add the guidance term.  Or `SLICE_REFERENCE`, the supervised
-            reference, which alone is trained, and selected, on slice labels: see `on_slices`.
+        method: a name in `METHODS` or `BEYOND`; guided methods add the guidance term.  Or `SLICE_REFERENCE`, the
+            supervised reference, which alone is trained, and selected, on slice labels: see `on_slices`.
         lr: learning rate of SGD with momentum.
-        l1: alpha, the strength of L1 on all trainable parameters.
+        l1: alpha, the strength of L1 on all trainable parameters but those of `Method.unpenalized`.
         guidance_weight: lambda; not comparable across divergences or scan lengths.
         divergence: a name in `DIVERGENCES`.
         renormalize: see `NormalGuidance`.
+        modes: bells that the reference is made of: see `NormalGuidance`.
+        negatives: what negative scans are guided to, a name in `NEGATIVES`.
+        warmup: epochs in which lambda rises from 0, in equal steps, to its value; 0: it is constant.
         patience: stop after so many epochs without a better one; None is the paper's protocol: train all epochs.
         train_above_val: only an epoch whose training AUROC is above its validation AUROC can be selected.
         seed: of the initial weights, and (of the first configuration, in a sweep) of the order of the scans.
@@ -73,13 +81,16 @@ class Config:
     train_above_val: bool = True
     seed: int = 0
     receptive_field: int | None = None
+    modes: int = 1
+    negatives: NegativesName = "own"
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         self._check_reference()
-        if not self.on_slices and (self.method not in METHODS or not METHODS[self.method].scores_scans):
-            trainable = ", ".join(name for name, method in METHODS.items() if method.scores_scans)
+        if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
+            trainable = ", ".join(name for name, method in EVERY_METHOD.items() if method.scores_scans)
             raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")
-        NormalGuidance(self.guidance_weight, self.divergence)  # refuses what it cannot use, guided or not
+        NormalGuidance(self.guidance_weight, self.divergence, negatives=self.negatives)  # refuses what it cannot use
         for name, least, most in RANGES:
             value = getattr(self, name)
             if not least <= value <= most or math.isinf(value):
@@ -113,31 +124,47 @@ class Config:
 
     @property
     def spec(self) -> Method:
-        """What is trained: a row of `METHODS`, or the supervised reference of this receptive field.
+        """What is trained: a row of `METHODS` or `BEYOND`, or the supervised reference of this receptive field.
 
         Example:
             >>> Config("slice_reference", receptive_field=12).spec.build(8).convolution
             Conv1d(8, 8, kernel_size=(12,), stride=(1,), groups=8)
         """
         if self.receptive_field is None:
-            return METHODS[self.method]
+            return EVERY_METHOD[self.method]
         build = partial(SliceReference, receptive_field=self.receptive_field)
         return Method(SLICE_REFERENCE, "Supervised reference", build, scores_scans=False)
 
     def as_json(self) -> dict[str, object]:
-        """The fields, as run folders hold them; what a method does not have is left out.
+        """The fields, as run folders hold them; `OPTIONAL` ones only if they are not at their default.
 
         Example:
-            >>> "receptive_field" in Config("ng").as_json()
-            False
+            >>> "receptive_field" in Config("ng").as_json(), Config("ng", modes=2).as_json()["modes"]
+            (False, 2)
         """
-        return {name: value for name, value in asdict(self).items() if name != "receptive_field" or value is not None}
+        unset = {field.name for field in fields(self) if field.name in OPTIONAL and self._is_default(field)}
+        return {name: value for name, value in asdict(self).items() if name not in unset}
 
-    def guidance(self) -> NormalGuidance | None:
-        """The guidance term, for the methods that have one."""
+    def _is_default(self, field: Field[object]) -> bool:
+        return getattr(self, field.name) == field.default
+
+    def guidance(self, epoch: int | None = None) -> NormalGuidance | None:
+        """The guidance term of an epoch, counted from 1, for the methods that have one; None: after the warm-up.
+
+        Example:
+            >>> Config("ng", warmup=10).guidance(epoch=3).weight
+            0.3
+        """
         if not self.spec.guided:
             return None
-        return NormalGuidance(self.guidance_weight, self.divergence, renormalize=self.renormalize)
+        weight = self.guidance_weight * (1.0 if epoch is None else self.ramp(epoch))
+        return NormalGuidance(
+            weight, self.divergence, renormalize=self.renormalize, modes=self.modes, negatives=self.negatives
+        )
+
+    def ramp(self, epoch: int) -> float:
+        """The share of lambda that counts in an epoch, counted from 1."""
+        return min(1.0, epoch / self.warmup) if self.warmup else 1.0
 
 
 def _is_whole(value: object) -> bool:

@@ -93,6 +93,7 @@ class Engine:
                 l1=self.stack.l1,
                 momentum=config.momentum,
                 clip_norm=config.clip_norm,
+                unpenalized=config.spec.unpenalized,
             )
             self.refresh()
         return penalty

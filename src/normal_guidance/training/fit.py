@@ -81,7 +81,7 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     history: tuple[Epoch, ...] = ()
     best, best_weights = None, None
     for number in range(1, config.epochs + 1):
-        loss, train_auroc = _train_epoch(model, optimizer, train, config, shuffling)
+        loss, train_auroc = _train_epoch(model, optimizer, train, config, shuffling, number)
         epoch = Epoch(number, loss, train_auroc, auroc(*_scored(config, predict(model, val), val)).item())
         history = (*history, epoch)
         best = select_epoch(history, train_above_val=config.train_above_val)
@@ -97,10 +97,16 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
 
 
 def _train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, train: Bags, config: Config, shuffling: torch.Generator
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: Bags,
+    config: Config,
+    shuffling: torch.Generator,
+    number: int,
 ) -> tuple[float, float]:
     model.train()
-    guidance, parameters = config.guidance(), list(model.parameters())
+    guidance, parameters = config.guidance(number), list(model.parameters())
+    penalized = [p for name, p in model.named_parameters() if name not in config.spec.unpenalized]
     losses, logits, labels = [], [], []
     for batch in train.batches(config.batch_size, shuffle=True, generator=shuffling, drop_last=True):
         prediction = model(batch.features, batch.layout)
@@ -109,7 +115,7 @@ def _train_epoch(
             prediction,
             targets,
             batch.layout,
-            parameters,
+            penalized,
             l1=config.l1,
             guidance=guidance,
             on_slices=config.on_slices,

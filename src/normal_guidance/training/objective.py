@@ -27,8 +27,9 @@ def objective(
 ) -> Float[Tensor, ""]:
     r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$.
 
-    The sum runs over all trainable parameters, biases, norms and class token included.  Labels are the
-    scans'; those of the slices enter only for a supervised reference, which says so (`on_slices`).
+    The sum runs over the given parameters: all trainable ones, biases, norms and class token included, but for those
+    that a method exempts (`Method.unpenalized`; none of the paper's does).  Labels are the scans'; those of the slices
+    enter only for a supervised reference, which says so (`on_slices`).
 
     Example:
         >>> from normal_guidance.core.models import build_model
@@ -40,7 +41,8 @@ def objective(
     loss = slice_classification(prediction, labels) if on_slices else classification(prediction, labels)
     loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
     if guidance is not None:
-        loss = loss + guidance(prediction.log_attention, lengths=layout, from_logits=True)
+        of_scans = None if on_slices else labels
+        loss = loss + guidance(prediction.log_attention, lengths=layout, from_logits=True, labels=of_scans)
     return loss
 
 

@@ -6,7 +6,7 @@ gradient of the sum of their losses is each one's own gradient, so ordinary auto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,6 +35,10 @@ def initial_model(config: Config, features: int) -> nn.Module:
         return config.spec.build(features)
 
 
+def _weights(configs: Sequence[Config], divergences: Sequence[DivergenceName]) -> list[list[float]]:
+    return [[c.guidance_weight * (c.divergence == name) for name in divergences] for c in configs]
+
+
 @dataclass(frozen=True, eq=False)
 class Stack:
     """The model's structure, and what differs between the configurations, one row each.
@@ -53,7 +57,7 @@ class Stack:
     divergences: tuple[DivergenceName, ...]
     """Those that some configuration uses."""
     guidance_weights: Float[Tensor, "configs divergences"]
-    """lambda in the column of the configuration's divergence, 0 in the others."""
+    """lambda in the column of the configuration's divergence, 0 in the others; as `begin_epoch` left it."""
 
     @classmethod
     def of(
@@ -65,7 +69,6 @@ class Stack:
     ) -> Stack:
         guided = configs[0].spec.guided
         divergences = tuple(sorted({config.divergence for config in configs})) if guided else ()
-        weights = [[c.guidance_weight * (c.divergence == name) for name in divergences] for c in configs]
         column = partial(torch.tensor, device=device, dtype=dtype)
         return cls(
             configs=tuple(configs),
@@ -73,8 +76,14 @@ class Stack:
             lr=column([config.lr for config in configs]),
             l1=column([config.l1 for config in configs]),
             divergences=divergences,
-            guidance_weights=column(weights).reshape(len(configs), len(divergences)),
+            guidance_weights=column(_weights(configs, divergences)).reshape(len(configs), len(divergences)),
         )
+
+    def begin_epoch(self, number: int) -> None:
+        """Sets lambda to what it is in this epoch, counted from 1: in place, where compiled code and graphs read it."""
+        if self.configs[0].warmup:
+            weights = torch.tensor(_weights(self.configs, self.divergences)).to(self.guidance_weights)
+            self.guidance_weights.copy_(weights.reshape(self.guidance_weights.shape) * self.configs[0].ramp(number))
 
     @property
     def on_slices(self) -> bool:
@@ -107,6 +116,11 @@ class Stack:
 
         return vmap(one)(parameters)
 
+    def _guidance(self, divergence: DivergenceName) -> NormalGuidance:
+        """Of weight 1: every configuration has its own."""
+        one = self.configs[0]
+        return NormalGuidance(1.0, divergence, renormalize=one.renormalize, modes=one.modes, negatives=one.negatives)
+
     def _logit(self, prediction: Prediction) -> Tensor:
         return prediction.slice_scores if self.on_slices else prediction.logit
 
@@ -119,13 +133,14 @@ class Stack:
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
         """Classification and guidance, without L1 (`descend` adds it), and the logits of the targets."""
         classify = slice_classification if self.on_slices else classification
-        guidance = [NormalGuidance(1.0, name, renormalize=self.configs[0].renormalize) for name in self.divergences]
+        guidance = [self._guidance(name) for name in self.divergences]
 
         def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
             prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
             loss = classify(prediction, labels)
             for weight, term in zip(weights.unbind(), guidance, strict=True):
-                loss = loss + weight * term(prediction.log_attention, lengths=layout, from_logits=True)
+                value = term(prediction.log_attention, lengths=layout, from_logits=True, labels=labels)
+                loss = loss + weight * value
             return loss, self._logit(prediction)
 
         return vmap(one)(parameters, self.guidance_weights)
@@ -140,13 +155,14 @@ def descend(
     l1: Float[Tensor, "configs"],
     momentum: float,
     clip_norm: float,
+    unpenalized: Collection[str] = (),
 ) -> Float[Tensor, "configs"]:
     """One step of SGD with momentum, in place, each configuration with its own norm, clip, L1 and lr.
 
     Gradients may be of a lower precision than the parameters.
 
-    `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken.  Returns
-    the value of the L1 term before the step.
+    `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all but
+    the `unpenalized` parameters.  Returns the value of the L1 term before the step.
 
     Example:
         >>> theta, velocity = {"w": torch.tensor([[1.0], [1.0]])}, {"w": torch.zeros(2, 1)}
@@ -164,11 +180,12 @@ def descend(
         return values.reshape(-1, *[1] * (like.ndim - 1))
 
     full = [
-        gradient.to(theta.dtype) + column(0.5 * l1, theta) * theta.sign()
-        for gradient, theta in zip(gradients, parameters.values(), strict=True)
+        gradient.to(theta.dtype) + (0 if name in unpenalized else column(0.5 * l1, theta) * theta.sign())
+        for gradient, (name, theta) in zip(gradients, parameters.items(), strict=True)
     ]
     squares = torch.stack([per_config(gradient.square()) for gradient in full]).sum(0)
-    size = torch.stack([per_config(theta.abs()) for theta in parameters.values()]).sum(0)
+    counted = [theta for name, theta in parameters.items() if name not in unpenalized]
+    size = torch.stack([per_config(theta.abs()) for theta in counted]).sum(0)
     scale = (clip_norm / (squares.sqrt() + CLIP_EPSILON)).clamp_max(1.0)
     for theta, velocity, gradient in zip(parameters.values(), momenta.values(), full, strict=True):
         moved = momentum * velocity + column(scale, theta) * gradient

@@ -244,6 +244,7 @@ def _train_chunk(
     epoch, over, generator = chunk.epoch, [False] * len(configs), torch.empty(0)
     for epoch in range(chunk.epoch + 1, config.epochs + 1):
         order, generator = next(orders)
+        engine.stack.begin_epoch(epoch)
         loss, train_auroc = engine.train_epoch(order)
         clock.mark("training")
         val_auroc = engine.val_auroc()

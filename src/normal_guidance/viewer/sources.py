@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.core.references import SLICE_REFERENCE
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.found import EVERYTHING
@@ -100,7 +100,7 @@ def _sources_of_run(run: Path, method: str) -> Iterator[Source]:
     """One, or one for each winner."""
     path = run / PREDICTION_TABLE
     groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
-    title = method_title(method) if method in (*METHODS, *REFERENCE_TITLES, CEILING) else method
+    title = method_title(method) if method in (*EVERY_METHOD, *REFERENCE_TITLES, CEILING) else method
     for group in groups:
         if group:
             yield Source(f"{method} {group}", f"{title}, {group}", path, group)

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from normal_guidance.core.guidance import normal_reference
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import method_title
 from normal_guidance.reports.figures.style import (
@@ -177,7 +177,7 @@ def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str], referenc
 
 
 def _is_guided(method: str) -> bool:
-    return method in METHODS and METHODS[method].guided
+    return method in EVERY_METHOD and EVERY_METHOD[method].guided
 
 
 def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) -> None:

@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from normal_guidance.core.guidance import DivergenceName
+from normal_guidance.core.models import BEYOND
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import CEILING, REFERENCE_TITLES
 from normal_guidance.files import make_folder, write_atomically
@@ -43,13 +44,26 @@ METHOD_COLORS = {
     "transmil": "#332288",
     "smtp": "#A65C00",
     "mhng": "#00573F",
+    "evidence": "#CDC12F",
+    "evidence_ng": "#64530C",
+    "bells": "#DB5CA7",
+    "bells_ng": "#900876",
+    "whole_bells": "#EE9F63",
+    "whole_bells_ng": "#490037",
+    "abmil_bells": "#5FC9E6",
+    "abmil_bells_ng": "#ADDCC7",
+    "transmil_bells": "#7C49E4",
+    "transmil_bells_ng": "#11482B",
     **dict.fromkeys((CEILING, *REFERENCE_TITLES), "#000000"),
 }
-"""Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL;
-references are black."""
+"""Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL; what the paper does
+not have is yellow (evidence), pink and apricot (bells), or lighter or darker than its like; references are black."""
 
-METHOD_MARKERS = {name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS}
-"""Squares for TransMIL and its twins."""
+METHOD_MARKERS = {
+    **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},
+    **{name: "s" if name.startswith("transmil") else "D" for name in BEYOND},
+}
+"""Squares for TransMIL and its twins, diamonds for what else the paper does not have."""
 
 DIVERGENCE_COLORS: dict[DivergenceName, str] = {"forward_kl": GREEN, "reverse_kl": RED, "squared_error": ORANGE}
 """As in the paper."""

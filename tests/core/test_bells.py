@@ -1,0 +1,344 @@
+"""Attention made of bells against dense formulas, at its limits, and on data whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import log_softmax, logsumexp
+from torch import Tensor
+
+from normal_guidance.core.bells import SMALLEST, WindowAttention, centered, gaussian_kernel, shaped_kernel
+from normal_guidance.core.guidance import NormalGuidance
+from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.metrics import localization
+from normal_guidance.core.models import ABMIL, EvidenceMIL, TransMIL, build_model
+from normal_guidance.data.synthetic import shifted_mean
+
+BELLS = pytest.mark.parametrize("bells", [False, True])
+
+
+def attention_of(sigma: float, beta: float, *, bells: bool, heads: int | None = None) -> WindowAttention:
+    attention = WindowAttention(heads, bells=bells).double()
+    with torch.no_grad():
+        attention.log_sigma.fill_(math.log(sigma))
+        attention.log_beta.fill_(math.log(beta))
+    return attention
+
+
+def dense_log_attention(scores: np.ndarray, sigma: float, beta: float, *, bells: bool) -> np.ndarray:
+    """One scan, entry by entry in log space: nothing underflows, at the cost of an S x S table of exponents."""
+    j = np.arange(len(scores))
+    exponent = -((j[:, None] - j) ** 2) / (2 * sigma**2)
+    log_q = log_softmax(beta * (np.exp(exponent) * scores).sum(1))
+    return log_softmax(logsumexp(exponent + log_q, axis=1)) if bells else log_q
+
+
+@BELLS
+@given(
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=4),
+    sigma=st.floats(0.05, 50),
+    beta=st.floats(0.001, 20),
+)
+def test_equals_the_dense_formula_in_log_space(bells: bool, lengths: list[int], sigma: float, beta: float) -> None:
+    scores = [torch.randn(length, dtype=torch.float64) for length in lengths]
+    layout = Layout.packed(lengths)
+    got = layout.restore(attention_of(sigma, beta, bells=bells)(layout.fold(torch.cat(scores)), layout))
+    for one, scan in zip(got.split(lengths), scores, strict=True):
+        want = torch.from_numpy(dense_log_attention(scan.numpy(), sigma, beta, bells=bells))
+        within = want > math.log(SMALLEST) + 10
+        torch.testing.assert_close(one[within], want[within], rtol=1e-9, atol=1e-9)
+        assert (one <= want + 1e-6 * want.abs()).all()  # where float64 ends, a lower bound
+
+
+@given(
+    length=st.integers(1, 70),
+    sigma=st.floats(0.05, 50),
+    beta=st.floats(0.001, 20),
+    kappa=st.floats(0.001, 30),
+    shape=st.floats(0.3, 40),
+)
+def test_whole_and_shaped_windows_equal_the_dense_formula(
+    length: int, sigma: float, beta: float, kappa: float, shape: float
+) -> None:
+    attention = WindowAttention(bells=True, whole=True, shaped=True).double()
+    for parameter, value in zip(attention.parameters(), (sigma, beta, kappa, shape), strict=True):
+        parameter.data.fill_(math.log(value))
+    scores = torch.randn(length, dtype=torch.float64)
+    got = attention(scores[None], Layout.packed([length]))[0].detach()
+    j = np.arange(length)
+    exponent = -0.5 * (np.abs(j[:, None] - j) / sigma) ** shape
+    window = np.exp(exponent)
+    log_q = log_softmax(beta * (window * scores.numpy()).sum(1) + kappa * np.log(window.sum(1)))
+    want = torch.from_numpy(log_softmax(logsumexp(exponent + log_q, axis=1)))
+    within = want > -500
+    torch.testing.assert_close(got[within], want[within], rtol=1e-5, atol=1e-5)  # log of float32 sigma
+
+
+def test_windows_learn_their_shape() -> None:
+    kernel = shaped_kernel(torch.tensor(3.0).log(), torch.tensor(2.0).log(), 9)
+    torch.testing.assert_close(kernel, gaussian_kernel(torch.tensor(3.0).log(), 9), rtol=1e-6, atol=1e-9)
+    box = shaped_kernel(torch.tensor(3.5).log(), torch.tensor(300.0).log(), 9)[0]
+    torch.testing.assert_close(box, torch.tensor([1.0] * 4 + [0.0] * 5, dtype=torch.float64))
+    attention = WindowAttention(bells=True, whole=True, shaped=True).double()
+    layout = Layout.padded(torch.tensor([5, 1, 8]), 9)
+    scores = torch.randn(3, 9, dtype=torch.float64)
+
+    def visible(*parameters: Tensor) -> Tensor:
+        own = dict(zip(dict(attention.named_parameters()), parameters, strict=True))
+        return torch.func.functional_call(attention, own, (scores, layout))[layout.mask]
+
+    assert torch.autograd.gradcheck(visible, tuple(attention.parameters()))
+
+
+@BELLS
+def test_every_head_has_its_own_width_and_sharpness(bells: bool) -> None:
+    sigmas, betas, lengths = [0.7, 2.0, 9.0], [3.0, 0.5, 0.1], [4, 23]
+    attention = attention_of(1, 1, bells=bells, heads=3)
+    with torch.no_grad():
+        attention.log_sigma.copy_(torch.tensor(sigmas).log())
+        attention.log_beta.copy_(torch.tensor(betas).log())
+    scores = torch.randn(3, sum(lengths), dtype=torch.float64)
+    layout = Layout.packed(lengths)
+    got = layout.restore(attention(layout.fold(scores), layout)).split(lengths, dim=1)
+    for scan, own in zip(scores.split(lengths, dim=1), got, strict=True):
+        for head, (sigma, beta) in enumerate(zip(sigmas, betas, strict=True)):
+            want = dense_log_attention(scan[head].numpy(), sigma, beta, bells=bells)
+            torch.testing.assert_close(own[head], torch.from_numpy(want), rtol=1e-6, atol=1e-6)  # log of float32 sigma
+
+
+@BELLS
+@pytest.mark.parametrize("heads", [None, 2])
+def test_gradients_are_those_of_finite_differences(bells: bool, heads: int | None) -> None:
+    attention = attention_of(1.7, 0.6, bells=bells, heads=heads)
+    layout = Layout.padded(torch.tensor([5, 1, 8]), 9)
+    shape = (3, 9) if heads is None else (3, heads, 9)
+    scores = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    def visible(scores: Tensor, log_sigma: Tensor, log_beta: Tensor) -> Tensor:
+        own = {"log_sigma": log_sigma, "log_beta": log_beta}
+        log_a = torch.func.functional_call(attention, own, (scores, layout))
+        return log_a.movedim(-1, 1)[layout.mask]
+
+    assert torch.autograd.gradcheck(visible, (scores, attention.log_sigma, attention.log_beta))
+
+
+def test_one_bell_is_a_parabola_in_logarithms() -> None:
+    scores = torch.zeros(1, 31, dtype=torch.float64)
+    scores[0, 12] = 1.0
+    log_a = attention_of(2.5, 5e3, bells=True)(scores, Layout.packed([31]))[0].detach()
+    assert log_a.argmax() == 12
+    bend = log_a.diff().diff()
+    torch.testing.assert_close(bend, torch.full_like(bend, -1 / 2.5**2))
+
+
+@pytest.mark.parametrize("method", ["evidence", "whole_bells", "abmil_bells"])
+def test_turned_scans_have_turned_attention(method: str) -> None:
+    model, lengths = build_model(method, 8).double(), [1, 17, 40]
+    bags = torch.randn(sum(lengths), 8, dtype=torch.float64).split(lengths)
+    plain, turned = (model(torch.cat(rows), lengths) for rows in (bags, [bag.flip(0) for bag in bags]))
+    torch.testing.assert_close(turned.logit, plain.logit)
+    want = [log_a.flip(1) for log_a in plain.log_attention.split(lengths, dim=1)]
+    torch.testing.assert_close(turned.log_attention, torch.cat(want, 1))
+
+
+def test_shuffled_slices_are_another_scan() -> None:
+    """Order counts: that is what distinguishes these heads from ABMIL."""
+    rows, order = torch.randn(30, 8), torch.randperm(30)
+    for method, differs in (("bells", True), ("abmil_bells", True), ("abmil", False)):
+        model = build_model(method, 8)
+        with torch.no_grad():
+            model.classifier.weight *= 10
+        plain, shuffled = model(rows, [30]), model(rows[order], [30])
+        assert (shuffled.logit - plain.logit).abs().item() > 1e-3 or not differs
+        if not differs:
+            torch.testing.assert_close(shuffled.logit, plain.logit)
+
+
+def test_a_scan_of_one_slice() -> None:
+    model = EvidenceMIL(8, bells=True).double()
+    with torch.no_grad():
+        model.log_gamma.fill_(0.3)
+    row = torch.randn(1, 8, dtype=torch.float64)
+    got = model(row, [1])
+    assert got.attention.item() == 1.0
+    evidence = row @ model.classifier.weight[0]
+    torch.testing.assert_close(got.logit, math.exp(0.3) * evidence + model.classifier.bias)
+    tied = EvidenceMIL(8).double()
+    torch.testing.assert_close(tied(row, [1]).logit, tied.classifier(row)[0])
+
+
+@pytest.mark.parametrize("method", ["evidence_ng", "bells_ng", "whole_bells_ng", "abmil_bells_ng"])
+def test_long_scans_in_float32_equal_float64(method: str) -> None:
+    """1,083 slices and evidence with a wide range: what float32 alone would flush to 0, and so tie, keeps its order."""
+    model, lengths = build_model(method, 8), [1083, 1, 300]
+    with torch.no_grad():
+        model.classifier.weight *= 30
+    rows, layout = torch.randn(sum(lengths), 8), Layout.packed(lengths)
+    single = model(rows, layout)
+    losses = NormalGuidance()(single.log_attention, lengths=layout, from_logits=True)
+    gradients = torch.autograd.grad(losses + single.logit.sum(), list(model.parameters()), materialize_grads=True)
+    double = model.double()(rows.double(), layout)
+    assert single.log_attention.dtype == torch.float32
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    torch.testing.assert_close(single.log_attention.double(), double.log_attention, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(single.logit.double(), double.logit, rtol=1e-4, atol=1e-4)
+
+
+def test_log_attention_is_exact_where_float32_would_be_zero() -> None:
+    scores = torch.linspace(0, 9, 400)[None]
+    log_a = attention_of(3.0, 5.0, bells=True)(scores, Layout.packed([400]))[0].detach()
+    assert log_a.min() < -200  # e^-200 is nothing to float32
+    assert (log_a.diff()[10:-10] > 0).all()  # no two slices tie
+    want = dense_log_attention(scores[0].double().numpy(), 3.0, 5.0, bells=True)
+    torch.testing.assert_close(log_a.double(), torch.from_numpy(want), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("log_beta", [-60.0, -8.0, 0.0, 8.0, 60.0])
+@pytest.mark.parametrize("log_sigma", [-300.0, -20.0, -1.0, 20.0, 300.0])
+@BELLS
+def test_extreme_parameters_give_finite_numbers_and_gradients(bells: bool, log_sigma: float, log_beta: float) -> None:
+    attention = WindowAttention(bells=bells)
+    with torch.no_grad():
+        attention.log_sigma.fill_(log_sigma)
+        attention.log_beta.fill_(log_beta)
+    layout = Layout.packed([1, 150, 20])
+    scores = torch.randn(171, requires_grad=True)
+    log_a = layout.restore(attention(layout.fold(scores), layout))
+    sums = torch.stack([bag.exp().sum() for bag in log_a.split([1, 150, 20])])
+    torch.testing.assert_close(sums, torch.ones(3))
+    loss = NormalGuidance()(log_a, lengths=layout, from_logits=True)
+    for gradient in torch.autograd.grad(loss, [scores, *attention.parameters()]):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("log_kappa", [-60.0, 4.0, 8.0])
+@pytest.mark.parametrize("log_shape", [-300.0, -2.0, 4.0, 300.0])
+@pytest.mark.parametrize("log_sigma", [-20.0, 0.0, 20.0])
+def test_extreme_shapes_give_finite_numbers_and_gradients(log_sigma: float, log_shape: float, log_kappa: float) -> None:
+    attention = WindowAttention(bells=True, whole=True, shaped=True)
+    for parameter, value in zip(attention.parameters(), (log_sigma, 0.0, log_kappa, log_shape), strict=True):
+        parameter.data.fill_(value)
+    layout = Layout.packed([1, 60, 20])
+    log_a = layout.restore(attention(layout.fold(torch.randn(81)), layout))
+    sums = torch.stack([bag.exp().sum() for bag in log_a.split([1, 60, 20])])
+    torch.testing.assert_close(sums, torch.ones(3))
+    loss = NormalGuidance()(log_a, lengths=layout, from_logits=True)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, list(attention.parameters())))
+
+
+@BELLS
+def test_a_window_without_end_attends_to_all_alike(bells: bool) -> None:
+    scores = torch.randn(1, 50, dtype=torch.float64)
+    log_a = attention_of(1e9, 1.0, bells=bells)(scores, Layout.packed([50]))
+    torch.testing.assert_close(log_a, torch.full_like(log_a, -math.log(50)))
+
+
+def test_below_the_range_of_float64_a_slice_keeps_its_own_share() -> None:
+    scores = torch.linspace(0, 1, 50, dtype=torch.float64)[None]
+    layout, narrow, beta = Layout.packed([50]), 0.2, 1e5
+    bells = attention_of(narrow, beta, bells=True)(scores, layout)[0].detach()
+    shares = attention_of(narrow, beta, bells=False)(scores, layout)[0].detach()
+    reach = math.floor(narrow * math.sqrt(-2 * math.log(SMALLEST)))  # of the last slice's bell, which holds nearly all
+    assert reach == 7
+    assert shares[:42].max() < math.log(SMALLEST)
+    torch.testing.assert_close(bells[:42], shares[:42])
+    assert (bells[42:-1] > shares[42:-1]).all()
+    assert (bells.diff() > 0).all()
+
+
+def test_nothing_of_a_narrow_window_is_left_but_the_softmax() -> None:
+    """The rest of the models is as it was: with sigma near 0 and beta 1, K is the identity."""
+    lengths = [5, 1, 33]
+    rows = torch.randn(sum(lengths), 16, dtype=torch.float64)
+    for plain, with_bells in ((ABMIL(16), ABMIL(16, bells=True)), (TransMIL(16), TransMIL(16, bells=True))):
+        assert [*with_bells.load_state_dict(plain.state_dict(), strict=False).missing_keys] == [
+            "bells.log_sigma",
+            "bells.log_beta",
+        ]
+        with torch.no_grad():
+            with_bells.bells.log_sigma.fill_(-20)
+            with_bells.bells.log_beta.fill_(0)
+        want, got = (model.double()(rows, lengths) for model in (plain, with_bells))
+        torch.testing.assert_close(got.logit, want.logit)
+        torch.testing.assert_close(got.log_attention, want.log_attention)
+
+
+def test_the_class_token_keeps_its_own_entry() -> None:
+    plain, spread = TransMIL(16).double(), TransMIL(16, bells=True).double()
+    spread.load_state_dict(plain.state_dict(), strict=False)
+    rows = torch.randn(40, 16, dtype=torch.float64)
+    want, got = plain(rows, [30, 10]), spread(rows, [30, 10])
+    for bag in (slice(0, 30), slice(30, 40)):
+        torch.testing.assert_close(got.log_attention[:, bag].exp().sum(1), want.log_attention[:, bag].exp().sum(1))
+    assert not torch.allclose(got.attention, want.attention, rtol=1e-3)
+
+
+def test_an_offset_of_scores_changes_nothing() -> None:
+    """As in a softmax; without centring it would count by the slices in a window, so less at a scan's ends."""
+    layout = Layout.packed([12, 3])
+    scores = layout.fold(torch.randn(15, dtype=torch.float64))
+    attention = attention_of(3.0, 0.25, bells=True)
+    plain, moved = (attention(centered(values, layout), layout) for values in (scores, scores + 100))
+    torch.testing.assert_close(moved, plain)
+    assert not torch.allclose(attention(scores + 100, layout), attention(scores, layout))
+    model, rows = ABMIL(8, bells=True).double(), torch.randn(15, 8, dtype=torch.float64)
+    before = model(rows, [12, 3]).attention
+    with torch.no_grad():
+        model.score.bias += 50
+    torch.testing.assert_close(model(rows, [12, 3]).attention, before)
+
+
+def test_padding_may_hold_anything_and_gets_nothing() -> None:
+    model = EvidenceMIL(4, bells=True).double()
+    rows, lengths = torch.randn(9, 4, dtype=torch.float64), torch.tensor([2, 7])
+    padded, mask = unpack(rows, lengths)
+    got = model(padded.masked_fill(~mask[..., None], -1e6), mask)
+    torch.testing.assert_close(got.attention[mask], model(rows, lengths).attention)
+    assert not got.attention[~mask].any()
+    assert (got.log_attention[:, 0][~mask] < -1e30).all()
+    assert got.log_attention.isfinite().all()
+
+
+def test_half_precision_rows_give_float32() -> None:
+    model, rows = EvidenceMIL(8, bells=True), torch.randn(20, 8)
+    got, want = model(rows.bfloat16(), [20]), model(rows, [20])
+    assert got.log_attention.dtype == got.logit.dtype == torch.float32
+    torch.testing.assert_close(got.log_attention, want.log_attention, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(got.logit, want.logit, atol=0.05, rtol=0.05)
+
+
+def test_the_kernel_by_hand() -> None:
+    kernel = gaussian_kernel(torch.tensor([math.log(2.0), 0.0]), 4)
+    assert kernel.shape == (2, 4, 4)
+    torch.testing.assert_close(kernel[0, 0, 2].item(), math.exp(-0.5), rtol=1e-6, atol=0)
+    torch.testing.assert_close(kernel[1, 3, 1].item(), math.exp(-2.0), rtol=1e-6, atol=0)
+    assert (kernel.diagonal(dim1=1, dim2=2) == 1).all()
+
+
+def test_given_the_true_feature_windows_beat_slices_and_bells_beat_windows() -> None:
+    """The form's own limit: with w the true feature, only its shape decides.  Bayes: slice AUROC .88."""
+    bags = shifted_mean(400, seed=1003, features=1)
+
+    def localized(model: EvidenceMIL, sigma: float, beta: float) -> float:
+        with torch.no_grad():
+            model.classifier.weight.fill_(1.0)
+            model.attention.log_sigma.fill_(math.log(sigma))
+            model.attention.log_beta.fill_(math.log(beta))
+        scores = model(bags.features, bags.layout).slice_scores.detach()
+        assert bags.slice_labels is not None
+        return localization(scores, bags.slice_labels, bags.lengths).auroc.nanmean().item()
+
+    slices = localized(EvidenceMIL(1), 0.01, 1.0)
+    windows = localized(EvidenceMIL(1), 4.5, 1.0)
+    bells = localized(EvidenceMIL(1, bells=True), 4.5, 0.15)
+    whole = EvidenceMIL(1, bells=True, whole=True, shaped=True)
+    with torch.no_grad():
+        whole.attention.log_kappa.fill_(math.log(8.0))
+        whole.attention.log_shape.fill_(math.log(10.0))
+    assert localized(whole, 6.0, 0.4) > localized(EvidenceMIL(1, bells=True), 4.5, 0.25) + 0.005
+    assert slices < 0.68
+    assert slices + 0.1 < windows < bells - 0.02
+    assert bells > 0.85
