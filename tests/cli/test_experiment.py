@@ -1,5 +1,6 @@
 """`nguide experiment` on tiny stores: from features to the page, and mistakes in one line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def test_from_features_to_the_page(phantom, tmp_path):
     assert "begins" in result.output
     assert "begins" not in again.output
     assert {path: path.read_bytes() for path in out.rglob("*.json")} == before
+    # A script reads the tables, and nothing else, from standard output.
+    assert json.loads(invoke(*options, "--json").stdout) == json.loads((out / "tables.json").read_text())
     # A wrong folder is told before anything is trained.
     missing = refused(phantom / "store", "--splits", tmp_path / "splits", "--index", tmp_path, "-o", tmp_path / "new")
     assert missing == f"error: {tmp_path / 'manifest.parquet'} is not there; run nguide index first\n"

@@ -62,6 +62,25 @@ def test_a_refused_scan_does_not_stop_the_rest(trained, scans, tmp_path):
     assert options["force"] is True
 
 
+def test_what_is_odd_is_named_and_where_to_read_on(trained, scans, tmp_path):
+    files = sorted((scans / "good").iterdir())
+    files[3].unlink()
+    (scans / "notes.txt").write_text("no image")
+    result = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1)
+    assert f"; problems: 1 gap, see {tmp_path / 'out' / 'good'}\n" in result.stdout
+    assert f"1 file belongs to no scan (1 no image); see {tmp_path / 'out' / 'problems.csv'}\n" in result.stdout
+    count = len(list((scans / "mr").iterdir()))
+    assert result.stderr == f"scan mr: refused: Modality is MR, not CT ({count} files) (--force goes on)\n"
+
+
+def test_a_slice_that_is_no_dicom_file_refuses_its_scan(trained, scans, tmp_path):
+    file = sorted((scans / "good").iterdir())[3]
+    file.write_bytes(bytes(1000))
+    result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1)
+    assert "scan good: refused: 1 file of it cannot be read" in result.stderr
+    assert f"({file.name}: not a DICOM file): what it shows would be missing (--force goes on)" in result.stderr
+
+
 def test_json_is_one_object_a_scan(trained, scans, tmp_path):
     words = ("-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--keys", 2, "--share", 0.9, "--json")
     result = nguide("predict", scans / "good", scans / "mr", *words, code=1)

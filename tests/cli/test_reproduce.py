@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from normal_guidance.cli import app
 from normal_guidance.cli.reproduce import choose_methods, show_page
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.evaluation.runs import load_run
@@ -63,6 +63,8 @@ def test_sensitivity_is_abmil_s_unless_asked_otherwise(tmp_path):
 
 def test_methods_by_default():
     assert choose_methods(None, False) == choose_methods("all", False) == tuple(METHODS)
+    assert choose_methods("all,beyond", False) == (*METHODS, *BEYOND)
+    assert choose_methods("beyond", True) == tuple(name for name in BEYOND if name.endswith("_ng"))
     assert choose_methods(None, True) == ("ng",)
     assert choose_methods("all", True) == ("ng", "mhng")
     assert choose_methods("mhng, ng", False) == ("mhng", "ng")

@@ -15,7 +15,7 @@ from normal_guidance.cli import app, progress
 from normal_guidance.cli.options import choose_execution
 from normal_guidance.cli.progress import describe, watch_run
 from normal_guidance.cli.sweep import make_grids, parse_methods
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import load_run
@@ -200,6 +200,8 @@ def test_a_store_without_parts_needs_a_split(tmp_path: Path) -> None:
 
 def test_grids_are_the_papers_unless_told() -> None:
     assert {len(configs) for configs in make_grids(parse_methods("all"), [0, 1], {}).values()} == {32}
+    assert parse_methods("beyond") == list(BEYOND)
+    assert parse_methods("bells,beyond,ng") == ["bells", *(name for name in BEYOND if name != "bells"), "ng"]
     assert parse_methods("all") == [name for name in METHODS if name != "centered_gaussian"]
     axes = {"lr": None, "l1": [0.0], "guidance_weight": [0.1, 1.0], "divergence": ["forward_kl"]}
     grids = make_grids(["abmil", "ng"], [5], axes, patience=3)

@@ -1,5 +1,6 @@
 """`nguide view` from the outside: what it prints, what it refuses, and how it ends."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
+from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.training.results import write_table
+from normal_guidance.viewer import server
+from normal_guidance.viewer.gallery import open_gallery
 from normal_guidance.viewer.server import FILES, STATIC
 
 BUILT = all((STATIC / name).is_file() for name, _ in FILES.values())
@@ -36,6 +41,26 @@ def test_mistakes_are_told(words, message, tmp_path, monkeypatch):
     result = runner.invoke(app, ["view", *words])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+def test_a_folder_without_a_predicted_scan_is_told(tmp_path):
+    write_table(tmp_path / "predictions.parquet", PREDICTIONS.empty_table())
+    result = runner.invoke(app, ["view", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "no scan in it was predicted; its summary.csv says why" in " ".join(result.output.split())
+
+
+def test_anonymous_results_say_why_there_are_no_images(small_experiment, tmp_path, monkeypatch):
+    """Where the scans lie is left out of them on purpose, so --index would not help."""
+    shutil.copy(next(small_experiment.folder.glob("ng/*/predictions.parquet")), tmp_path)
+    monkeypatch.setattr(server, "serve", lambda gallery, port, announce: None)
+    assert "images: no, give --index INDEX for them" in runner.invoke(app, ["view", str(tmp_path)]).stdout
+    (tmp_path / "summary.json").write_text('{"anonymous": true}')
+    said = runner.invoke(app, ["view", str(tmp_path)]).stdout
+    assert "images: no, anonymous results do not say where the scans lie; predict without --anonymize for them" in said
+    (missing,) = open_gallery(tmp_path).about()["missing"]
+    assert "these results are anonymous" in missing["why"]
+    assert missing["command"].startswith("nguide predict SCAN")
 
 
 @pytest.mark.skipif(not BUILT, reason="THE PAGE IS NOT BUILT: NO TEST OF nguide view ITSELF RUNS; make viewer")

@@ -126,6 +126,19 @@ def test_bundles_of_another_kind_are_refused(trained, tmp_path):
         load_bundle(swapped)
 
 
+def test_folders_that_are_given_by_mistake(trained, tmp_path):
+    folder = write_bundle(load_bundle(trained.run), tmp_path / "bundle")
+    with pytest.raises(UserError, match="is a bundle already; use it: nguide predict"):
+        bundle_run(folder)
+    runs = tmp_path / "runs"
+    copy(trained.run, runs / "ng" / "0")
+    for load in (bundle_run, load_bundle):
+        with pytest.raises(UserError, match=rf"give the folder of one, such as {runs}/ng/0$"):
+            load(runs)
+        with pytest.raises(UserError, match=r"give the folder of one$"):
+            load(tmp_path)
+
+
 def test_an_encoder_with_other_weights_is_refused(trained, monkeypatch):
     bundle = load_bundle(trained.run)
     use_tiny(monkeypatch)

@@ -214,6 +214,13 @@ def test_the_strip_on_disk_is_a_picture(one, tmp_path):
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("anonymize", [False, True])
+def test_the_summary_says_whether_it_is_anonymous(scans, bundle, tmp_path, anonymize):
+    write(scans, bundle, tmp_path / "out", anonymize=anonymize)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["anonymous"] is anonymize
+    assert (tmp_path / "out" / "manifest.parquet").exists() is not anonymize
+
+
 def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     renamed = scans.rename(tmp_path / "DOE^JOHN")
     header = dcmread(renamed / "a" / "0000.dcm")
@@ -239,7 +246,7 @@ def dicom_out(monkeypatch) -> list[tuple]:
     """In place of the module that writes DICOM: remembers what it was asked for, and fails for scan b."""
     calls, module = [], ModuleType("normal_guidance.clinical.dicom_out")
 
-    def write_dicom(prediction, strip, out, *, anonymize=False):
+    def write_dicom(prediction, strip, out, *, anonymize=False, report=None):
         calls.append((prediction.row.scan_id, strip.read_bytes()[:4], out.name, anonymize))
         if "/b/" in f"/{prediction.row.files[0]}":
             raise UserError("scan 'b' of DOE^JOHN has no DICOM identity; do without --dicom")

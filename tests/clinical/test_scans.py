@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pydicom import dcmread
 
-from normal_guidance.clinical.scans import find_scans
+from normal_guidance.clinical.scans import NOT_DICOM, find_scans
 from normal_guidance.data.phantom.dataset import write_phantom
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
@@ -112,7 +112,7 @@ def test_nothing_to_predict_is_the_users_mistake(tmp_path):
         find_scans([tmp_path])
     (tmp_path / "notes.txt").write_text("no image")
     for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(UserError, match=r"1 files are no slices, for instance notes.txt: no_image"):
+        with pytest.raises(UserError, match=r"no scan in it: notes.txt is no slice \(not a DICOM file\); give"):
             find_scans([path])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="none of them holds an image"):
@@ -162,9 +162,25 @@ def test_unreadable_files_belong_to_the_only_series_of_their_folder(copy, tmp_pa
     assert any(problem.kind == "gap" for problem in found.problems["one"])
     failed = {one.scan_id: one for one in found.unusable}
     assert set(failed) == {"lost", "broken.zip"}
-    assert failed["lost"].reason.detail.startswith("its file cannot be read: unreadable, ")
+    assert failed["lost"].reason.detail.startswith("its file cannot be read: the file ends")
     assert "the archive cannot be read" in failed["broken.zip"].reason.detail
     assert not any(one.refused for one in found.unusable)
+
+
+@pytest.mark.parametrize("content", [bytes(5000), b"<html>404 Not Found</html>"])
+def test_a_slice_that_is_no_dicom_file_any_more_is_missing(copy, tmp_path, content):
+    """A file of another name may be anything; one that is called .dcm was a slice."""
+    copy("scan")[3].write_bytes(content)
+    for name in ("notes.txt", "._0004.dcm"):
+        (tmp_path / "scan" / name).write_bytes(b"no image")
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "1.dcm").write_bytes(content)
+    found = find_scans([tmp_path])
+    (lost,) = found.incomplete["scan"]
+    assert (lost.file, lost.detail) == ("scan/0003.dcm", NOT_DICOM)
+    assert {Path(problem.file).name for problem in found.problems[""]} <= {"notes.txt", "._0004.dcm"}
+    (gone,) = found.unusable
+    assert (gone.scan_id, gone.reason.detail) == ("gone", f"its file cannot be read: {NOT_DICOM}")
 
 
 def test_scouts_and_screenshots_are_no_loss(tmp_path):

@@ -15,6 +15,7 @@ from normal_guidance import __version__
 from normal_guidance.cli.bundle import bundle
 from normal_guidance.cli.demo import demo
 from normal_guidance.cli.describe import describe
+from normal_guidance.cli.doctor import doctor
 from normal_guidance.cli.encode import encode
 from normal_guidance.cli.experiment import experiment
 from normal_guidance.cli.index import index
@@ -51,7 +52,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     name="nguide",
     cls=_Commands,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -80,7 +80,7 @@ def nguide(
 
 for command in (
     *(demo, phantom, index, split, audit, describe, encode, methods, sweep, experiment, reproduce),
-    *(bundle, predict, view),
+    *(bundle, predict, view, doctor),
 ):
     app.command()(command)
 app.add_typer(store_app, name="store")

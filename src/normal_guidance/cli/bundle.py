@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from normal_guidance.cli.json_output import AsJson, print_json
+
 
 def bundle(
     run: Annotated[Path, typer.Argument(help="The folder of a run, trained on a store of nguide encode.")],
@@ -16,16 +18,21 @@ def bundle(
         typer.Option(help="Choose the threshold that finds this share of the positive validation scans, such as 0.95."),
     ] = None,
     group: Annotated[str, typer.Option(help="Which winner, where the run has several.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Make a bundle of a run: weights, encoder's name, window, normalisation, calibration, threshold; no patient data.
 
     The threshold maximises sensitivity + specificity on the validation scans, unless --sensitivity asks for another.
     """
-    from normal_guidance.clinical.bundle import bundle_run, write_bundle
+    from normal_guidance.clinical.bundle import BUNDLE, bundle_run, write_bundle
     from normal_guidance.clinical.calibration import describe
+    from normal_guidance.files import read_json
 
     made = bundle_run(run, group=group, sensitivity=sensitivity)
     write_bundle(made, out)
+    if as_json:
+        print_json(read_json(out / BUNDLE))
+        return
     typer.echo(f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}")
     for line in describe(made.operation):
         typer.echo(line)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from normal_guidance.cli.json_output import AsJson, print_json, valid_json
 from normal_guidance.cli.split import Index
 from normal_guidance.errors import UserError
 
@@ -17,11 +18,9 @@ def describe(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for description.md, .json and density.png.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Describe indexed scans: lengths, blocks of positive slices, where these lie."""
-    import json
-
     from normal_guidance.data.description import describe as describe_scans
     from normal_guidance.data.manifest import PARTS, read_manifest
     from normal_guidance.data.splits import read_split
@@ -40,8 +39,11 @@ def describe(
             if numbers:
                 found[part] = describe_scans(manifest.take(numbers))
     page = "\n".join(grid.markdown() for grid in description_tables(str(manifest.about["source"]), found))
-    values = {part: description.to_dict() for part, description in found.items()}
-    typer.echo(json.dumps(values, indent=2) if json_ else page)
+    values = valid_json({part: description.to_dict() for part, description in found.items()})
+    if as_json:
+        print_json(values)
+    else:
+        typer.echo(page)
     if out is not None:
         from normal_guidance.reports.figures.datasets import draw_density
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
+from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.options import Device, Precision, choose_execution
 from normal_guidance.errors import UserError
 
@@ -33,11 +35,16 @@ def encode(
         typer.Option(
             help="vit-b16-imagenet, efficientnet-lite0, or a Hugging Face id or folder, such as microsoft/rad-dino.",
             show_default=False,
+            autocompletion=one_of(ENCODERS),
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The store to write.", show_default=False)],
     window: Annotated[
-        str, typer.Option(help="HU window, or several for several channels: head, lung, -100:300, none, head,lung.")
+        str,
+        typer.Option(
+            help="HU window, or several for several channels: head, lung, -100:300, none, head,lung.",
+            autocompletion=some_of(WINDOWS),
+        ),
     ] = "none",
     split: Annotated[
         Path | None, typer.Option(help="Table of nguide split; its training scans say what to normalise with.")
@@ -45,7 +52,9 @@ def encode(
     normalize: Annotated[
         str | None, typer.Option(help="MEAN,SD in HU instead, for each window.", show_default=False)
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the store: float16 or float32.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Of the store: float16 or float32.", autocompletion=one_of(DTYPES))
+    ] = "float32",
     repair: Annotated[
         bool,
         typer.Option("--repair/--no-repair", help="Mend known mistakes: RSNA 2019's intercepts, RSNA 2023's bits."),
@@ -65,6 +74,7 @@ def encode(
         str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster: auto, or the head's host:port.")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Where the scans lie, if they were moved since.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Encode scans into a feature store: decode, window, resize, normalise, and run a frozen encoder.
 
@@ -86,7 +96,7 @@ def encode(
     if dtype not in ("float16", "float32"):
         raise UserError(f"--dtype {dtype} is unknown; choose float16 or float32")
     windows = tuple(one and (float(one[0]), float(one[1])) for one in parse_windows(window))
-    console = make_console()
+    console = make_console(stderr=as_json)
     with _watch(console) as watch:
         outcome = run(
             read_manifest(index),
@@ -103,6 +113,12 @@ def encode(
             ray=ray,
             watch=watch,
         )
+    if as_json:
+        from normal_guidance.features.jobs import REPORT
+        from normal_guidance.files import read_json
+
+        print_json(read_json(outcome.store.folder / REPORT))
+        return
     for line in describe_outcome(outcome):
         say(console, line)
 

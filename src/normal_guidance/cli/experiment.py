@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.cli.completion import BEYOND, METHODS, some_of
+from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.options import (
     Chunk,
     Device,
@@ -36,7 +39,11 @@ def experiment(
         typer.Option(help="Table scan_id, part (.csv, .parquet) or a folder of such; may be repeated. Default: the "
                      "stores' own parts."),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated names (nguide methods), or all.")] = "all",
+    methods: Annotated[
+        str,
+        typer.Option(help="Comma-separated names (nguide methods), all, beyond.",
+                     autocompletion=some_of((*METHODS, *BEYOND), "all", "beyond")),
+    ] = "all",
     dataset: Annotated[
         str | None,
         typer.Option(help="head-ct, chest-ct or abdomen-ct put the paper's numbers beside ours. Default: the store's "
@@ -67,6 +74,7 @@ def experiment(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Train on a Ray cluster; 'auto' for one of this machine.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Train every method on every split, and the supervised references; test, compare, and write report.html.
 
@@ -78,7 +86,7 @@ def experiment(
 
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.cli.reproduce import choose_methods, make_listener, show_page
-    from normal_guidance.core.models import METHODS
+    from normal_guidance.core.models import EVERY_METHOD
     from normal_guidance.evaluation.stored import stored_dataset
     from normal_guidance.evaluation.study import Study
     from normal_guidance.reports.experiment import write_report
@@ -105,17 +113,20 @@ def experiment(
         receptive_field=receptive_field,
     )
     manifest = _manifest(index, data)
-    console, train = make_console(), _cluster(ray)
+    console, train = make_console(stderr=as_json), _cluster(ray)
     listener = make_listener(console)
     given = {"lr": parse_if_given("--lr", lr, float), "l1": parse_if_given("--l1", l1, float)}
     axes: dict[str, Any] = {axis: values for axis, values in given.items() if values is not None}
     results = reproduce(study, make_grid=partial(grid, **axes), listener=listener, train=train)
     if sensitivity:
-        guided = tuple(name for name in names if METHODS[name].guided)
+        guided = tuple(name for name in names if EVERY_METHOD[name].guided)
         make_grid = partial(sensitivity_grid, **axes)
         reproduce_sensitivity(replace(study, methods=guided), make_grid=make_grid, listener=listener, train=train)
     page = write_report(study, manifest=manifest)
-    show_page(console, results.markdown())
+    if as_json:
+        print_json(json.loads(results.json()))
+    else:
+        show_page(console, results.markdown())
     say(console, f"Report: {page}")
 
 

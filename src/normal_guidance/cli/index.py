@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.cli.completion import LABELS, SOURCES, one_of
+from normal_guidance.cli.json_output import AsJson, print_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,7 +23,12 @@ MOST_WORKERS = 8
 
 
 def index(
-    source: Annotated[str, typer.Argument(help="rsna-ich, rsna-pe, rsna-at (as Kaggle distributes them) or folder.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="rsna-ich, rsna-pe, rsna-at (as Kaggle distributes them) or folder.", autocompletion=one_of(SOURCES)
+        ),
+    ],
     root: Annotated[Path, typer.Argument(help="Folder that holds the images and, but for folder, the label tables.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for manifest.parquet, problems.csv, report.json.")],
     table: Annotated[
@@ -34,12 +42,14 @@ def index(
         str | None,
         typer.Option(
             help="Of rsna-at: image (rows of image_level_labels_2024.csv, as in the paper; default) or patient "
-            "(any_injury)."
+            "(any_injury).",
+            autocompletion=one_of(LABELS),
         ),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes that read headers; 0: none but this one. Default: by cores.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Index scans: find them, order their slices by geometry, join their labels, and report whatever is odd.
 
@@ -50,10 +60,13 @@ def index(
     from normal_guidance.data.indexing import index as make_index
 
     check_options(source, table, labels)
-    console = make_console()
+    console = make_console(stderr=as_json)
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
     with _watch(console, f"{source} in {root}") as watch:
         made = make_index(source, root, out, table=table, labels=labels, workers=count, watch=watch)
+    if as_json:
+        print_json(made.report)
+        return
     for line in summary(made, out):
         say(console, line)
 

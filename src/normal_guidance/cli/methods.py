@@ -1,16 +1,32 @@
 """`nguide methods`: the table of methods, as every other command names them."""
 
+from __future__ import annotations
 
-def methods() -> None:
-    """List the methods of the paper by the names that the other commands take."""
+from normal_guidance.cli.json_output import AsJson, print_json
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List the methods, those of the paper first, by the names that the other commands take."""
+    from normal_guidance.core.models import EVERY_METHOD
+
+    found = [
+        {
+            "name": method.name,
+            "title": method.title,
+            "guided": method.guided,
+            "scores_scans": method.scores_scans,
+            "parameters": sum(parameter.numel() for parameter in method.build(768).parameters()),
+        }
+        for method in EVERY_METHOD.values()
+    ]
+    if as_json:
+        print_json(found)
+        return
     from rich.console import Console
     from rich.table import Table
 
-    from normal_guidance.core.models import METHODS
-
     table = Table("name", "method", "guidance", "scan score", "parameters")
-    for method in METHODS.values():
-        count = sum(parameter.numel() for parameter in method.build(768).parameters())
-        guided, scored = ("yes" if flag else "no" for flag in (method.guided, method.scores_scans))
-        table.add_row(method.name, method.title, guided, scored, f"{count:,}")
+    for one in found:
+        guided, scored = ("yes" if one[flag] else "no" for flag in ("guided", "scores_scans"))
+        table.add_row(str(one["name"]), str(one["title"]), guided, scored, f"{one['parameters']:,}")
     Console().print(table)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from normal_guidance.cli.completion import DEVICES, PRECISIONS, one_of
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
+    from normal_guidance.core.models import Method
     from normal_guidance.training.sweep import Execution
 
 T = TypeVar("T")
@@ -23,8 +25,16 @@ Renormalize = Annotated[
 ]
 LearningRates = Annotated[str | None, typer.Option(help="Learning rates. Default: the paper's 4.")]
 L1Strengths = Annotated[str | None, typer.Option(help="L1 strengths. Default: the paper's 8.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: cuda if there is one.")]
-Precision = Annotated[str, typer.Option(help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32, bf16.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:1. Default: cuda if there is one.", autocompletion=one_of(DEVICES)),
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32, bf16.", autocompletion=one_of(PRECISIONS)
+    ),
+]
 Chunk = Annotated[int | None, typer.Option(min=1, help="Configurations trained together at most.")]
 
 
@@ -45,6 +55,23 @@ def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
             raise UserError(f"{option} {text}: {word.strip()!r} is empty or given twice; give each value once")
         values.append(value)
     return values
+
+
+def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
+    """Names of methods; 'all' are the paper's and 'beyond' those that it does not have, as far as `keep` wants them.
+
+    Example:
+        >>> named_methods("all, bells", keep=lambda method: method.guided)
+        ['ng', 'mhng', 'bells']
+    """
+    from normal_guidance.core.models import BEYOND, METHODS
+
+    groups = {"all": METHODS, "beyond": BEYOND}
+    names: list[str] = []
+    for word in parse_list("--methods", text, str):
+        kept = [name for name, method in groups.get(word, {}).items() if keep(method)]
+        names += kept if word in groups else [word]
+    return list(dict.fromkeys(names))
 
 
 def parse_if_given(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] | None:
@@ -90,10 +117,10 @@ def check_guidance(methods: Sequence[str], given: Sequence[str]) -> None:
         normal_guidance.errors.UserError: --divergence reverse_kl: none of abmil is guided; add one of ng, mhng to
         --methods, or leave the option out
     """
-    from normal_guidance.core.models import METHODS
+    from normal_guidance.core.models import EVERY_METHOD, METHODS
 
     guided = [name for name, method in METHODS.items() if method.guided]
-    if given and set(methods).isdisjoint(guided):
+    if given and not any(EVERY_METHOD[name].guided for name in methods if name in EVERY_METHOD):
         raise UserError(
             f"{given[0]}: none of {', '.join(methods)} is guided; add one of {', '.join(guided)} to --methods, or "
             "leave the option out"

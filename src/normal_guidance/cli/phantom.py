@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+from normal_guidance.cli.completion import ANATOMIES, COMPRESSIONS, ODDITIES, SOURCES, one_of, some_of
 from normal_guidance.cli.options import parse_list
 
 
 def phantom(
-    layout: Annotated[str, typer.Argument(help="rsna-ich (head), rsna-pe (chest), rsna-at (abdomen) or folder.")],
+    layout: Annotated[
+        str,
+        typer.Argument(
+            help="rsna-ich (head), rsna-pe (chest), rsna-at (abdomen) or folder.", autocompletion=one_of(SOURCES)
+        ),
+    ],
     out: Annotated[Path, typer.Argument(help="A folder that is empty or not there.")],
     scans: Annotated[int, typer.Option(min=1, help="Number of scans.")] = 24,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same files.")] = 0,
@@ -24,13 +30,24 @@ def phantom(
         int | None, typer.Option(help="Median number of slices. Default: 32 (head), 64 (chest, abdomen).")
     ] = None,
     anatomy: Annotated[
-        str | None, typer.Option(help="head, chest or abdomen, for the layout folder. Default: head.")
+        str | None,
+        typer.Option(
+            help="head, chest or abdomen, for the layout folder. Default: head.", autocompletion=one_of(ANATOMIES)
+        ),
     ] = None,
     oddities: Annotated[
-        str, typer.Option(help="Names (tilt,gaps,localizer,...), 'all' that the layout can have, or 'none'.")
+        str,
+        typer.Option(
+            help="Names (tilt,gaps,localizer,...), 'all' that the layout can have, or 'none'.",
+            autocompletion=some_of(ODDITIES, "all", "none"),
+        ),
     ] = "none",
     compression: Annotated[
-        str, typer.Option(help="none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed: every scan another.")
+        str,
+        typer.Option(
+            help="none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed: every scan another.",
+            autocompletion=one_of(COMPRESSIONS),
+        ),
     ] = "none",
 ) -> None:
     """Draw CT scans with lesions and write them as DICOM with label tables; OUT/phantom.json tells what is true.

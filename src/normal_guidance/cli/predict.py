@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.cli.completion import ENCODERS, one_of
+from normal_guidance.cli.json_output import print_json
 from normal_guidance.cli.options import Device, choose_execution
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.outputs import Written
+    from normal_guidance.data.problems import Problem
 
 FAILED_EXIT_CODE = 1
 """Some scan was not predicted, or not all of its results could be written; the others were."""
@@ -51,7 +54,10 @@ def predict(
         bool, typer.Option("--json", help="Print one JSON object a scan, and nothing else, to standard output.")
     ] = False,
     encoder: Annotated[
-        str | None, typer.Option(help="Name, id or folder of the encoder, if not as it was in training.")
+        str | None,
+        typer.Option(
+            help="Name, id or folder of the encoder, if not as it was in training.", autocompletion=one_of(ENCODERS)
+        ),
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="The encoder's weights, if they were your own.")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network call.")] = False,
@@ -90,7 +96,7 @@ def predict(
 
     def tell(one: Written) -> None:
         if as_json:
-            typer.echo(json.dumps(outcome_json(one, bundle, anonymize=anonymize)))
+            print_json(outcome_json(one, bundle, anonymize=anonymize), indent=None)
         else:
             for line in describe(one):
                 typer.echo(line, err=not one.complete)
@@ -107,19 +113,31 @@ def predict(
     )
     good = sum(one.complete for one in written)
     if not as_json:
-        typer.echo(f"{good} of {len(written)} scans, {time.monotonic() - begin:.1f} s; open {out / 'index.html'}")
+        seconds = time.monotonic() - begin
+        typer.echo(f"{good} of {len(written)} scans predicted, {seconds:.1f} s; open {out / 'index.html'}")
+        others = found.problems.get("", ())
+        if others:
+            files = "1 file belongs" if len(others) == 1 else f"{len(others)} files belong"
+            typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
     if good < len(written):
         raise typer.Exit(FAILED_EXIT_CODE)
 
 
 def describe(one: Written) -> list[str]:
     """Lines for people about one scan."""
-    from normal_guidance.clinical.outputs import summary_line
+    from normal_guidance.clinical.outputs import problems_of, summary_line
 
     line = summary_line(one)
     if line["state"] != "predicted":
         return [f"scan {line['scan_id']}: {line['state']}: {line['reason']}"]
     side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
-    odd = f"; problems: {line['problems']}" if line["problems"] else ""
+    odd = f"; problems: {_kinds(problems_of(one))}, see {one.folder}" if line["problems"] else ""
     first = f"scan {line['scan_id']}: probability {line['probability']:.3f}{side}, key slices {line['key_slices']}{odd}"
     return [first, *(f"scan {line['scan_id']}: {problem.action}: {problem.detail}" for problem in one.problems)]
+
+
+def _kinds(problems: Iterable[Problem]) -> str:
+    """How many there are of each kind."""
+    from normal_guidance.data.problems import summarize
+
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in summarize(problems).items())

@@ -20,12 +20,12 @@ FILE_WIDTH = 140
 """Columns for tables outside a terminal, where nothing says how many there are."""
 
 
-def make_console() -> Console:
-    """Standard output, with room for a table also where it is no terminal."""
+def make_console(*, stderr: bool = False) -> Console:
+    """Standard output, with room for a table also where it is no terminal; stderr where stdout is for JSON."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=FILE_WIDTH)
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(width=FILE_WIDTH, stderr=stderr)
 
 
 def say(console: Console, text: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.cli.completion import BEYOND, DATASETS, METHODS, one_of, some_of
+from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.options import (
     Chunk,
     Device,
@@ -16,6 +19,7 @@ from normal_guidance.cli.options import (
     Renormalize,
     check_guidance,
     choose_execution,
+    named_methods,
     parse_list,
 )
 from normal_guidance.errors import UserError
@@ -28,11 +32,14 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    dataset: Annotated[str, typer.Argument(help="semi-synthetic.")],
+    dataset: Annotated[str, typer.Argument(help="semi-synthetic.", autocompletion=one_of(DATASETS))],
     out: Annotated[Path, typer.Option("--out", "-o", help="Runs go to OUT/method/seed, tables to OUT.")],
     methods: Annotated[
         str | None,
-        typer.Option(help="Comma-separated names (nguide methods), or all. Default: all; with --sensitivity: ng."),
+        typer.Option(
+            help="Comma-separated names (nguide methods), all, beyond. Default: all; with --sensitivity: ng.",
+            autocompletion=some_of((*METHODS, *BEYOND), "all", "beyond"),
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of the paper's partitions.")] = "1001,2001,3001",
     epochs: Epochs = 1000,
@@ -47,6 +54,7 @@ def reproduce(
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="The study of divergences and lambdas in place of the four tables.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train the paper's grid on its data and compare its tables with ours.
 
@@ -68,14 +76,18 @@ def reproduce(
         execution=choose_execution(device, precision, chunk),
     )
     check_guidance(study.methods, [] if renormalize else ["--no-renormalize"])
-    console = make_console()
+    console = make_console(stderr=as_json)
     if sensitivity:
         results = reproduce_sensitivity(study, listener=make_listener(console))
         files = {out / SENSITIVITY / f"{method}.md": one for method, one in results.items()}
     else:
         files = {out / "tables.md": reproduce_tables(study, listener=make_listener(console))}
+    if as_json:
+        documents = {path.stem: json.loads(one.json()) for path, one in files.items()}
+        print_json(documents if sensitivity else documents["tables"])
     for path, one in files.items():
-        show_page(console, one.markdown())
+        if not as_json:
+            show_page(console, one.markdown())
         say(console, f"Tables: {path}, and as .tex, .csv and .json beside it")
     if report:
         from normal_guidance.reports.experiment import write_report
@@ -92,14 +104,10 @@ def _dataset(name: str) -> Dataset:
 
 
 def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
-    """All that the study can take, unless named; sensitivity is ABMIL's, as in the paper, unless more is asked for."""
-    from normal_guidance.core.models import METHODS
-
+    """The paper's that the study can take, unless named; sensitivity is ABMIL's, as there, unless more is asked."""
     if text is None and sensitivity:
         return ("ng",)
-    if text in (None, "all"):
-        return tuple(name for name, method in METHODS.items() if method.guided or not sensitivity)
-    return tuple(parse_list("--methods", text, str))
+    return tuple(named_methods(text or "all", keep=lambda method: method.guided or not sensitivity))
 
 
 def make_listener(console: Console) -> Listener:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.options import parse_list
 from normal_guidance.errors import UserError
 
@@ -21,6 +22,7 @@ def split(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for split-SEED.csv.", show_default=False)],
     seeds: Annotated[str, typer.Option(help="One split for each.")] = "1001,2001,3001",
     proportions: Annotated[str, typer.Option(help="Training, validation and test patients.")] = "4:1:1",
+    as_json: AsJson = False,
 ) -> None:
     """Split scans into train, val and test: by patient, stratified by label.
 
@@ -33,11 +35,16 @@ def split(
     shares = _proportions(proportions)
     manifest = read_manifest(index)
     make_folder(out)
+    told = []
     for seed in parse_list("--seeds", seeds, int):
         found = split_scans(manifest.scan_ids, manifest.patient_ids, manifest.labels.tolist(), seed, shares)
         path = out / f"split-{seed}.csv"
         write_split(path, found)
-        typer.echo(f"{path}: {_counts(found)}")
+        told.append({"file": path, "seed": seed, "parts": found.counts()})
+        if not as_json:
+            typer.echo(f"{path}: {_counts(found)}")
+    if as_json:
+        print_json(told)
 
 
 def audit(
@@ -46,6 +53,7 @@ def audit(
     store: Annotated[
         Path | None, typer.Option(help="Feature store: also look for copies of a scan under another name.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Prove that the parts of splits share no patient, scan or slice.
 
@@ -57,14 +65,19 @@ def audit(
 
     manifest = read_manifest(index)
     checksums = None if store is None else _checksums(store)
+    told = []
     for path in splits:
         found = read_split(path)
         try:
             compared = audit_split(found, manifest, checksums)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
-        typer.echo(f"{path}: no overlap; compared {', '.join(f'{n:,} {what}' for what, n in compared.items())}")
-        typer.echo(f"  {_counts(found)}")
+        told.append({"file": path, "overlap": False, "compared": compared, "parts": found.counts()})
+        if not as_json:
+            typer.echo(f"{path}: no overlap; compared {', '.join(f'{n:,} {what}' for what, n in compared.items())}")
+            typer.echo(f"  {_counts(found)}")
+    if as_json:
+        print_json(told)
 
 
 def _proportions(text: str) -> list[int]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.cli.completion import FORMATS, one_of
+from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.errors import UserError
+
+if TYPE_CHECKING:
+    from normal_guidance.features.store import FeatureStore
 
 store_app = typer.Typer(
     help="Show, verify, import and export feature stores.",
@@ -18,35 +22,66 @@ store_app = typer.Typer(
 
 Store = Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE", show_default=False)]
 Form = Annotated[
-    str, typer.Option("--format", "-f", help="npz, hdf5 or torchmil.", metavar="FORMAT", show_default=False)
+    str,
+    typer.Option(
+        "--format",
+        "-f",
+        help="npz, hdf5 or torchmil.",
+        metavar="FORMAT",
+        show_default=False,
+        autocompletion=one_of(FORMATS),
+    ),
 ]
 
 
 @store_app.command()
-def show(store: Store) -> None:
+def show(store: Store, as_json: AsJson = False) -> None:
     """What a store holds, and how it was made; reads no features."""
     from normal_guidance.features.store import open_store
 
     opened = open_store(store)
+    if as_json:
+        print_json(_about(opened))
+        return
     typer.echo(repr(opened))
     typer.echo(f"recipe: {opened.recipe or 'unknown'}")
     typer.echo(f"fingerprint: {opened.fingerprint}")
-    typer.echo(json.dumps(opened.provenance, indent=2))
+    print_json(opened.provenance)
+
+
+def _about(store: FeatureStore) -> dict[str, Any]:
+    """For scripts."""
+    return {
+        "folder": store.folder,
+        "scans": len(store),
+        "positive": int((store.labels == 1).sum()),
+        "slices": int(store.lengths.sum()),
+        "features": store.width,
+        "dtype": str(store.dtype).removeprefix("torch."),
+        "bytes": store.memory,
+        "parts": {str(part): int(count) for part, count in store.scans["part"].value_counts(sort=False).items()},
+        "recipe": store.recipe or None,
+        "fingerprint": store.fingerprint,
+        "provenance": store.provenance,
+    }
 
 
 @store_app.command()
-def verify(store: Store) -> None:
+def verify(store: Store, as_json: AsJson = False) -> None:
     """Read every feature and compare each scan's sha256 with the index; fails if one is damaged."""
     from normal_guidance.features.store import open_store
 
     opened = open_store(store)
     damaged = opened.damaged()
+    if as_json:
+        print_json({"folder": store, "scans": len(opened), "bytes": opened.memory, "damaged": damaged})
     if damaged:
         raise UserError(
             f"{store}: {len(damaged)} of {len(opened)} scans are damaged: {', '.join(damaged[:10])}"
             f"{', ...' if len(damaged) > 10 else ''}; copy the store again, or encode it again"
         )
-    typer.echo(f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features, all as they were written")
+    if not as_json:
+        typer.echo(f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features, all as they were written")
 
 
 @store_app.command("import")

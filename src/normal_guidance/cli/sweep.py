@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from normal_guidance.cli.completion import BEYOND, DIVERGENCES, METHODS, some_of
+from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.options import (
     Chunk,
     Device,
@@ -20,6 +22,7 @@ from normal_guidance.cli.options import (
     Renormalize,
     check_guidance,
     choose_execution,
+    named_methods,
     parse_if_given,
     parse_list,
 )
@@ -48,7 +51,13 @@ def sweep(
     split: Annotated[
         Path | None, typer.Option(help="Table (.csv, .parquet): scan_id, part. Default: the store's own parts.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated names (nguide methods), or 'all' that train.")] = "ng",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated names (nguide methods), 'all' that train of the paper's, or 'beyond'.",
+            autocompletion=some_of((*METHODS, *BEYOND), "all", "beyond"),
+        ),
+    ] = "ng",
     seeds: Annotated[str, typer.Option(help="Seeds of initial weights and order, one run each: 0,1,2.")] = "0",
     out: Annotated[Path, typer.Option("--out", "-o", help="Runs go to OUT/method/seed.")] = Path("sweep-output"),
     lr: LearningRates = None,
@@ -57,7 +66,11 @@ def sweep(
         str | None, typer.Option(help="Lambdas; each has its own winner. Default: the paper's 1.0.")
     ] = None,
     divergence: Annotated[
-        str | None, typer.Option(help="Divergences; each has its own winner. Default: the paper's forward_kl.")
+        str | None,
+        typer.Option(
+            help="Divergences; each has its own winner. Default: the paper's forward_kl.",
+            autocompletion=some_of(DIVERGENCES),
+        ),
     ] = None,
     renormalize: Renormalize = True,
     epochs: Epochs = 1000,
@@ -75,12 +88,13 @@ def sweep(
         float,
         typer.Option(callback=_above_zero, help="or minutes: a killed run loses that, plus the epoch it was in."),
     ] = 5.0,
+    as_json: AsJson = False,
 ) -> None:
     """Train methods on stored features, all configurations of the grid at once, and score the winners on the test part.
 
     Started again with the same options, a killed command goes on where it was, and what is complete is only shown.
     """
-    options = _given(locals())  # before there are other names
+    options = _given({name: value for name, value in locals().items() if name != "as_json"})  # and no other names yet
     from normal_guidance.cli.progress import make_console, say
 
     execution = choose_execution(device, precision, chunk)
@@ -95,9 +109,12 @@ def sweep(
     grids = make_grids(names, parse_list("--seeds", seeds, int), axes, renormalize=renormalize, **protocol)
     check_guidance(names, _guidance_options(guidance_weight, divergence, renormalize))
     parts = open_parts(store, split)
-    console = make_console()
+    console = make_console(stderr=as_json)
     saving = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
     runs = _run_all(console, out, grids, parts, execution, options=options, **saving)
+    if as_json:
+        print_json({"folder": out, "runs": [_run_json(*key, run) for key, run in runs.items()]})
+        return
     console.print(_table(runs, scored=parts[2] is not None))
     say(console, f"Runs: {out}")
 
@@ -149,7 +166,7 @@ def make_grids(
         >>> {key: len(configs) for key, configs in grids.items()}
         {('abmil', 0): 8, ('ng', 0): 16}
     """
-    from normal_guidance.core.models import METHODS
+    from normal_guidance.core.models import EVERY_METHOD
     from normal_guidance.training.config import Config, grid
 
     given = {axis: values for axis, values in axes.items() if values is not None}
@@ -157,23 +174,20 @@ def make_grids(
     for method in methods:
         for seed in seeds:
             base = Config(method, seed=seed, **protocol)
-            guided = METHODS[method].guided
+            guided = EVERY_METHOD[method].guided
             own = {axis: given[axis] for axis in given if axis in ("lr", "l1") or guided}
             grids[method, seed] = grid(replace(base, renormalize=renormalize or not guided), **own)
     return grids
 
 
 def parse_methods(text: str) -> list[str]:
-    """Names of methods; 'all' are those that train.
+    """Names of methods; 'all' are those of the paper that train, 'beyond' those that it does not have.
 
     Example:
         >>> len(parse_methods("all"))
         8
     """
-    from normal_guidance.core.models import METHODS
-
-    trainable = [name for name, method in METHODS.items() if method.scores_scans]
-    return trainable if text == "all" else parse_list("--methods", text, str)
+    return named_methods(text, keep=lambda method: method.scores_scans)
 
 
 def open_parts(folder: Path, split: Path | None) -> tuple[FeatureStore, FeatureStore, FeatureStore | None]:
@@ -214,6 +228,12 @@ def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The command's options as JSON takes them."""
     given = {name: value for name, value in parameters.items() if value is not None}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+
+
+def _run_json(method: str, seed: int, run: Run) -> dict[str, Any]:
+    """What was selected, as the run's report.json has it."""
+    about = {"method": method, "seed": seed, "folder": run.folder, "seconds": run.seconds, "note": run.note}
+    return {**about, "winners": run.report["winners"]}
 
 
 def _table(runs: Mapping[tuple[str, int], Run], scored: bool) -> Table:

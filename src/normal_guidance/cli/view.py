@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from normal_guidance.errors import UserError
+
+if TYPE_CHECKING:
+    from normal_guidance.viewer.gallery import Gallery
 
 
 def view(
@@ -31,7 +36,9 @@ def view(
 
     console = make_console()
     gallery = open_gallery(folder, index, store)
-    say(console, f"{folder}: {len(gallery)} scans, {len(gallery.splits)} splits; images: {_images(gallery.manifest)}")
+    if not len(gallery):
+        raise UserError(f"{folder}: no scan in it was predicted; its summary.csv says why")
+    say(console, f"{folder}: {len(gallery)} scans, {len(gallery.splits)} splits; images: {_images(gallery)}")
 
     def announce(url: str) -> None:
         say(console, f"Open {url}")
@@ -40,5 +47,11 @@ def view(
     serve(gallery, port, announce)
 
 
-def _images(manifest: object) -> str:
-    return "yes" if manifest is not None else "no, give --index INDEX for them"
+def _images(gallery: Gallery) -> str:
+    from normal_guidance.viewer.gallery import is_anonymous
+
+    if gallery.manifest is not None:
+        return "yes"
+    if is_anonymous(gallery.folder):
+        return "no, anonymous results do not say where the scans lie; predict without --anonymize for them"
+    return "no, give --index INDEX for them"

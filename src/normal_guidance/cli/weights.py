@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from normal_guidance.cli.completion import ENCODERS, one_of
+from normal_guidance.cli.json_output import AsJson, print_json
 
 
 class _ListByDefault(TyperGroup):
@@ -22,12 +26,17 @@ weights_app = typer.Typer(
 
 
 @weights_app.command("list")
-def list_weights() -> None:
+def list_weights(as_json: AsJson = False) -> None:
     """Which weights there are, and where they lie; reads none of them."""
     from normal_guidance.features.weights import KNOWN_WEIGHTS, cache_folder, find_weights
 
+    found = {name: find_weights(name) for name in KNOWN_WEIGHTS}
+    if as_json:
+        rows = [{"name": name, **asdict(known), "found": found[name]} for name, known in KNOWN_WEIGHTS.items()]
+        print_json({"cache": cache_folder(), "weights": rows})
+        return
     for name, known in KNOWN_WEIGHTS.items():
-        file = find_weights(name)
+        file = found[name]
         where = f"in {file}" if file else f"not on this machine; nguide weights import {name} {known.file}"
         typer.echo(f"{name}: {known.source}, {known.mib} MiB, {where}")
     typer.echo(f"cache: {cache_folder()} (NGUIDE_CACHE chooses another)")
@@ -35,7 +44,9 @@ def list_weights() -> None:
 
 @weights_app.command("import")
 def import_(
-    name: Annotated[str, typer.Argument(help="One of `nguide weights list`.", metavar="NAME")],
+    name: Annotated[
+        str, typer.Argument(help="One of `nguide weights list`.", metavar="NAME", autocompletion=one_of(ENCODERS))
+    ],
     file: Annotated[Path, typer.Argument(help="The published file, downloaded elsewhere.", metavar="FILE")],
 ) -> None:
     """Copy a weights file into the cache, if its sha256 is the published one."""
@@ -45,13 +56,15 @@ def import_(
 
 
 @weights_app.command("check")
-def check() -> None:
+def check(as_json: AsJson = False) -> None:
     """Compare the sha256 of each weights file with the published one; fails if one is damaged."""
     from normal_guidance.errors import UserError
     from normal_guidance.features.weights import check_weights
 
     found = check_weights()
-    for one in found:
+    if as_json:
+        print_json([one._asdict() for one in found])
+    for one in [] if as_json else found:
         typer.echo(f"{one.name}: {one.state} ({', '.join(str(part) for part in (one.file, one.detail) if part)})")
     damaged = [str(one.file) for one in found if one.state == "damaged"]
     if damaged:

@@ -282,6 +282,7 @@ def _write_tables(
     summary = {
         "format": FORMAT,
         "normal_guidance": __version__,
+        "anonymous": anonymize,
         **about,
         "counts": {state: states.count(state) for state in STATES},
         "problems": summarize(problems),
@@ -325,7 +326,7 @@ def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
         "interval_first": found and found.interval[0] + 1,
         "interval_last": found and found.interval[1] + 1,
         "problems": len(problems_of(one)),
-        "reason": reason and f"{reason.detail} ({reason.action})",
+        "reason": reason and f"{reason.detail} ({reason.action.removeprefix('refused; ')})",
     }
 
 

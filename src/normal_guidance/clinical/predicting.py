@@ -1,7 +1,7 @@
 """New scans through a trained model: found, checked, decoded, encoded, and scored, one after the other.
 
-Worker processes decode, and may die over a damaged file; the encoder and the model are loaded once.  Slices go through
-the encoder in batches, so a long scan takes no more memory than its own decoded pixels.
+Worker processes decode, and may die over a damaged file; the encoder and the model are loaded once.  Long scans are
+decoded in pieces and go through the encoder in batches, so a scan takes little more memory than the encoder's input.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.decoding import PiecewiseDecoding
 from normal_guidance.clinical.prediction import ScanPrediction
 from normal_guidance.clinical.scans import FoundScans, NotPredicted, anonymous_problem, find_scans
 from normal_guidance.data.manifest import ScanRow
@@ -24,7 +25,6 @@ from normal_guidance.data.volumes import read_volume
 from normal_guidance.data.workers import TIMEOUT
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.measures import smallest_interval
-from normal_guidance.features.decoding import Decoding
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.files import DTYPES
 from normal_guidance.features.jobs import Encoded
@@ -119,7 +119,7 @@ def predict_found(
     if not taken:
         return
     machine = _machine(bundle, encoder or bundle.load_encoder(), options)
-    decoding = Decoding(read_volume, found.root, bundle.repair, bundle.preprocessing)
+    decoding = PiecewiseDecoding(read_volume, found.root, bundle.repair, bundle.preprocessing)
     try:
         for number, encoded in machine.encode(decoding, ((number, [row]) for number, row in enumerate(taken))):
             row = taken[number]
@@ -144,8 +144,10 @@ def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
     if lost:
         first = lost[0]
         where = f" ({first.file}: {first.detail})" if first.file else ""
-        files = f"{len(lost)} file{' of it cannot' if len(lost) == 1 else 's of it cannot'} be read{where}"
-        reasons.append(f"{files}: what they show would be missing")
+        if len(lost) == 1:
+            reasons.append(f"1 file of it cannot be read{where}: what it shows would be missing")
+        else:
+            reasons.append(f"{len(lost)} files of it cannot be read{where}: what they show would be missing")
     return reasons
 
 

@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 NO_SCAN = frozenset({"no_image", "localizer", "secondary_capture"})
 """Files that are no slices, and are no loss: reports, scouts, screenshots."""
 
+SLICE_SUFFIXES = frozenset({".dcm", ".dicom", ".ima"})
+"""A file called so is meant to be a slice; if it is no DICOM file, one is missing."""
+
+NOT_DICOM = "not a DICOM file"
+"""How reading a header says so; DICOM files without pixels (reports, presentation states) are told otherwise."""
+
 RESERVED = ("index.html", "summary.csv", "summary.json", "predictions.parquet", "manifest.parquet", "problems.csv")
 """Names in the output folder that a scan's folder cannot have."""
 
@@ -251,7 +257,7 @@ class _Sorted:
         lost: dict[str, list[Problem]] = defaultdict(list)
         for problem in self.problems:
             key = self._owner(problem)
-            if problem.kind in NO_SCAN or not key:
+            if (problem.kind in NO_SCAN and not _should_be_slice(problem)) or not key:
                 of_scan[""].append(self._named(problem, ""))
             elif key in self.names and problem.scan_id == key:
                 of_scan[key].append(self._named(problem, key))
@@ -325,7 +331,7 @@ class _Sorted:
         else:
             files = "its file" if len(problems) == 1 else f"none of its {len(problems)} files"
             verb = "cannot be read" if len(problems) == 1 else "can be read"
-            reason = Problem(name, first.file, "failed", f"{files} {verb}: {first.kind}, {first.detail}", "left out")
+            reason = Problem(name, first.file, "failed", f"{files} {verb}: {first.detail}", "left out")
         return NotPredicted(name, reason, tuple(self._named(one, key) for one in problems))
 
     def _empty_places(self, lost: Mapping[str, Sequence[Problem]]) -> list[NotPredicted]:
@@ -340,12 +346,26 @@ class _Sorted:
         root = self.source.root
         name = self._free(root.name if place == "." else place)
         below = [one for one in self.problems if _is_below(one.file, place)]
-        if below:
-            detail = f"no scan in it: {len(below)} files are no slices, for instance {below[0].file}: {below[0].kind}, "
-            detail += below[0].detail
+        if len(below) == 1:
+            detail = f"no scan in it: {below[0].file} is no slice ({below[0].detail})"
+        elif below:
+            detail = f"no scan in it: {len(below)} files are no slices, for instance {below[0].file}: {below[0].detail}"
         else:
             detail = "no file in it"
         return NotPredicted(name, Problem(name, "", "no_image", detail, "left out"))
+
+
+def _should_be_slice(problem: Problem) -> bool:
+    """Whether a file that is no DICOM is called as if it were: zeros, or an error page, under a slice's name.
+
+    Those that begin with a dot are macOS's notes about the slices, and no loss.
+
+    Example:
+        >>> [_should_be_slice(Problem("", file, "no_image", NOT_DICOM, "")) for file in ("A/3.dcm", "A/._3.dcm", "A/3")]
+        [True, False, False]
+    """
+    path = PurePosixPath(problem.file.rpartition("!")[2])
+    return problem.detail == NOT_DICOM and path.suffix.lower() in SLICE_SUFFIXES and not path.name.startswith(".")
 
 
 def _is_below(file: str, place: str) -> bool:

@@ -267,6 +267,15 @@ class Gallery:
     def _missing(self) -> list[dict[str, str]]:
         """What could be shown and is not, and the command that helps."""
         command = f"nguide view {self.folder}"
+        if self.manifest is None and is_anonymous(self.folder):
+            return [
+                {
+                    "what": "images",
+                    "why": "No images: these results are anonymous, so they do not say where the scans lie. The key "
+                    "slices are in each scan's strip.png. To look at all slices, predict without --anonymize.",
+                    "command": "nguide predict SCAN --model MODEL -o OTHER",
+                }
+            ]
         if self.manifest is None:
             return [
                 {
@@ -306,6 +315,12 @@ def _encoder_windows(folder: Path, store: Path | None) -> list[tuple[float, floa
         if store is None:
             return []
         raise UserError(f"{store} does not say which windows its encoder saw; leave out --store") from error
+
+
+def is_anonymous(folder: Path) -> bool:
+    """Whether a folder is what `nguide predict --anonymize` made, which leaves out where the scans lie."""
+    summary = folder / SUMMARY
+    return summary.is_file() and read_json(summary).get("anonymous") is True
 
 
 def _geometry(row: ScanRow | None) -> dict[str, Any]:

@@ -1,0 +1,70 @@
+"""What the shell's TAB key offers for the values of options.
+
+The names are written down here a second time, because the tables that they come from lie beside torch and pydicom,
+which take a second to import; a test keeps them the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+METHODS = ("centered_gaussian", "max", "mean", "abmil", "smap", "ng", "transmil", "smtp", "mhng")
+BEYOND = (
+    *("evidence", "evidence_ng", "bells", "bells_ng", "whole_bells", "whole_bells_ng"),
+    *("abmil_bells", "abmil_bells_ng", "transmil_bells", "transmil_bells_ng"),
+)
+DIVERGENCES = ("forward_kl", "reverse_kl", "squared_error")
+ENCODERS = ("vit-b16-imagenet", "efficientnet-lite0")
+WINDOWS = ("head", "lung", "mediastinum", "abdomen", "none")
+SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
+LABELS = ("image", "patient")
+DATASETS = ("semi-synthetic",)
+ANATOMIES = ("head", "chest", "abdomen")
+ODDITIES = (
+    *("tilt", "gaps", "duplicates", "mixed_series", "localizer", "secondary_capture", "one_slice", "unreadable"),
+    *("truncated", "wrong_intercept", "bits", "multi_frame", "no_position", "reversed", "shuffled", "double_rows"),
+    *("rows_without_image", "indeterminate", "incomplete_organ"),
+)
+COMPRESSIONS = ("none", "rle", "jpeg2000", "jpeg-lossless", "jpeg-ls", "mixed")
+FORMATS = ("npz", "hdf5", "torchmil")
+DTYPES = ("float16", "float32")
+DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
+PRECISIONS = ("auto", "float32", "tf32", "bf16")
+
+Complete = Callable[[str], list[str]]
+"""From what is typed so far to what it may become."""
+
+
+def one_of(names: Sequence[str]) -> Complete:
+    """Completes one name.
+
+    Example:
+        >>> one_of(WINDOWS)("m")
+        ['mediastinum']
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def some_of(names: Sequence[str], *whole: str) -> Complete:
+    """Completes the last of several names, separated by commas; those that are there already are not offered again.
+
+    Args:
+        names: that may be joined.
+        whole: words that stand alone, such as 'all'.
+
+    Example:
+        >>> some_of(METHODS, "all")("abmil,m"), some_of(METHODS, "all")("a")
+        (['abmil,max', 'abmil,mean', 'abmil,mhng'], ['all', 'abmil'])
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        taken = before.split(",")
+        offered = names if comma else (*whole, *names)
+        return [f"{before}{comma}{name}" for name in offered if name.startswith(last) and name not in taken]
+
+    return complete

@@ -1,0 +1,34 @@
+"""The option ``--json``: one JSON document on standard output, and nothing else there; progress goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else, to standard output.")]
+
+
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Prints a document; where a command writes the same to a file, it is the same document."""
+    typer.echo(json.dumps(valid_json(value), indent=indent, allow_nan=False))
+
+
+def valid_json(value: Any) -> Any:
+    """The value as every reader of JSON takes it: null for numbers that are none, text for paths.
+
+    Example:
+        >>> valid_json({"auroc": math.nan, "folder": Path("runs"), "range": (0.5, math.inf)})
+        {'auroc': None, 'folder': 'runs', 'range': [0.5, None]}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): valid_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [valid_json(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,69 @@
+"""The machine as a program may use it: cores, memory, disk; in a container that is less than what it is made of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+GIB = 2**30
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: by its affinity, and by the quota of its control group.
+
+    Example:
+        >>> 0 < usable_cores() <= os.cpu_count()
+        True
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    return float(cores) if quota == "max" else min(float(cores), int(quota) / int(period))
+
+
+def memory() -> tuple[int, int | None]:
+    """Bytes in all, and those that are free or can be freed, where the system tells.
+
+    Example:
+        >>> total, free = memory()
+        >>> 0 < free <= total
+        True
+    """
+    lines = (line.split() for line in (_read("/proc/meminfo") or "").splitlines())
+    known = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if len(words) > 1}
+    total = known.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = known.get("MemAvailable")
+    limit = _read("/sys/fs/cgroup/memory.max") or "max"
+    if limit != "max" and int(limit) < total:
+        total = int(limit)
+        used = int(_read("/sys/fs/cgroup/memory.current") or 0)
+        free = max(0, total - used) if free is None else min(free, max(0, total - used))
+    return total, free
+
+
+def disk(folder: Path) -> tuple[Path, int, bool]:
+    """The folder, or the first above it that exists, its free bytes, and whether it can be written to.
+
+    Example:
+        >>> disk(Path("/no/such/folder"))[0]
+        PosixPath('/')
+    """
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+    return there, shutil.disk_usage(there).free, os.access(there, os.W_OK)
+
+
+def in_gib(size: int) -> str:
+    """For people.
+
+    Example:
+        >>> in_gib(3 * 2**29), in_gib(200 * 2**30)
+        ('1.5 GiB', '200 GiB')
+    """
+    return f"{size / GIB:.1f} GiB" if size < 100 * GIB else f"{size / GIB:.0f} GiB"
+
+
+def _read(file: str) -> str | None:
+    try:
+        return Path(file).read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,109 @@
+"""What `nguide doctor` tries in processes of their own: imports that take a second each, and may fail, hang or crash.
+
+    python -P probes.py imports numpy pandas
+
+prints one JSON object: what was found, or {"error": "..."}.  A native library that does not fit the processor ends such
+a process and not the doctor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def probe_imports(*modules: str) -> dict[str, str | None]:
+    """For each module why it cannot be imported, or None.
+
+    Example:
+        >>> probe_imports("json", "no_such_module")
+        {'json': None, 'no_such_module': "ModuleNotFoundError: No module named 'no_such_module'"}
+    """
+    return {module: _error(lambda module=module: import_module(module)) for module in modules}  # type: ignore[misc]
+
+
+def probe_torch() -> dict[str, Any]:
+    """What torch says about CUDA: its devices, or why there are none."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        there = torch.cuda.is_available()
+    why = None
+    if torch.version.cuda is None:
+        why = "this torch was built without CUDA"
+    elif not there:  # a driver that is too old is told by a warning, none at all by an error
+        why = _line(told[0].message) if told else _error(torch.cuda.init) or "torch sees no CUDA device"
+    devices = []
+    for number in range(torch.cuda.device_count() if there else 0):
+        properties = torch.cuda.get_device_properties(number)
+        capability = f"{properties.major}.{properties.minor}"
+        devices.append({"name": properties.name, "bytes": properties.total_memory, "capability": capability})
+    return {"cuda": torch.version.cuda, "devices": devices, "why": why}
+
+
+def probe_codecs() -> dict[str, dict[str, str | None]]:
+    """For each transfer syntax that the package knows: its name, who decodes it, and why not, or None."""
+    from pydicom.pixels.decoders.base import get_decoder
+    from pydicom.uid import UID
+
+    from normal_guidance.data.pixels import GDCM, OPENJPEG, PYDICOM
+
+    gdcm = _error(lambda: import_module("gdcm"))
+    found: dict[str, dict[str, str | None]] = {}
+    for uid in (*PYDICOM, *OPENJPEG, *GDCM):
+        decoder, error = "pydicom", None
+        if uid in GDCM:
+            decoder, error = "gdcm", gdcm
+        elif uid in OPENJPEG:
+            decoder = "openjpeg"
+            if "pylibjpeg" not in get_decoder(uid).available_plugins:
+                error = "pydicom finds no pylibjpeg with pylibjpeg-openjpeg"
+        found[uid] = {"name": UID(uid).name, "decoder": decoder, "error": error}
+    return found
+
+
+def _error(attempt: Callable[[], object]) -> str | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            attempt()
+    except Exception as error:  # packages raise anything when they are imported
+        return f"{type(error).__name__}: {_line(error)}"
+    return None
+
+
+def _line(message: object) -> str:
+    return " ".join(str(message).split())[:300]
+
+
+PROBES: Mapping[str, Callable[..., Mapping[str, Any]]] = {
+    "imports": probe_imports,
+    "torch": probe_torch,
+    "codecs": probe_codecs,
+}
+
+
+def main(name: str, *words: str) -> str:
+    """One line of JSON.
+
+    Example:
+        >>> main("imports", "json")
+        '{"json": null}'
+    """
+    found: Mapping[str, Any] = {}
+
+    def probe() -> None:
+        nonlocal found
+        found = PROBES[name](*words)
+
+    error = _error(probe)
+    return json.dumps(found if error is None else {"error": error})
+
+
+if __name__ == "__main__":
+    print(main(*sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""The TAB key: the shells' own protocol in a process of its own, and names that are those of the tables."""
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from normal_guidance.cli import completion
+from normal_guidance.core.guidance import DIVERGENCES
+from normal_guidance.core.models import BEYOND, METHODS
+from normal_guidance.data.phantom.dataset import MIXED
+from normal_guidance.data.phantom.dicom import COMPRESSIONS
+from normal_guidance.data.phantom.layouts import LAYOUTS
+from normal_guidance.data.phantom.oddities import ODDITIES
+from normal_guidance.data.phantom.study import ANATOMIES
+from normal_guidance.data.sources import SOURCES
+from normal_guidance.data.sources.rsna_at import LABELS
+from normal_guidance.data.windows import WINDOWS
+from normal_guidance.evaluation.study import DATASETS
+from normal_guidance.features.convert import FORMATS
+from normal_guidance.features.encoders import ENCODERS, Precision
+
+# As the installed command does; torch and its like must not be imported for it.
+PROGRAM = """
+import sys
+from normal_guidance.cli import app
+try:
+    app(prog_name="nguide")
+finally:
+    heavy = {"torch", "numpy", "pandas", "pyarrow", "pydicom"} & sys.modules.keys()
+    assert not heavy, heavy
+"""
+
+
+def ask(line: str, shell: str) -> list[str]:
+    """What the shell is offered for a line that ends at the cursor."""
+    words = line.split(" ")
+    environment = {**os.environ, "_NGUIDE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line}
+    if shell == "bash":
+        environment |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, "-c", PROGRAM]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert result.stderr == ""
+    if shell == "bash":
+        return result.stdout.split()
+    if result.stdout.strip() == "_files":
+        return []
+    inner = result.stdout.strip().removeprefix("_arguments '*: :((").removesuffix("))'")
+    return [entry.split('"')[1] for entry in inner.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("nguide do", ["doctor"]),
+        ("nguide sweep store --methods ", ["all", "beyond", *METHODS, *BEYOND]),
+        ("nguide sweep store --methods abmil,m", ["abmil,max", "abmil,mean", "abmil,mhng"]),
+        ("nguide encode index --encoder e", ["efficientnet-lite0"]),
+        ("nguide encode index --window head,", ["head,lung", "head,mediastinum", "head,abdomen", "head,none"]),
+        ("nguide index rsna-", ["rsna-ich", "rsna-pe", "rsna-at"]),
+        ("nguide weights import v", ["vit-b16-imagenet"]),
+        ("nguide view ", []),  # the shell goes on with files
+    ],
+)
+def test_bash_and_zsh_are_offered_what_fits(line, offered):
+    assert ask(line, "bash") == offered
+    assert ask(line, "zsh") == offered
+
+
+def test_other_values_are_offered_too():
+    for line, first in (
+        ("nguide phantom f", "folder"),
+        ("nguide phantom folder out --compression jpeg", "jpeg2000"),
+        ("nguide store export s --format h", "hdf5"),
+        ("nguide reproduce s", "semi-synthetic"),
+    ):
+        assert ask(line, "bash")[0] == first
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_scripts_are_printed_and_installed(shell, tmp_path):
+    environment = {
+        **os.environ,
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",  # the shell is named, and not looked for
+        "HOME": str(tmp_path),
+    }
+    for option in ("--show-completion", "--install-completion"):
+        command = [sys.executable, "-c", PROGRAM, option, shell]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        assert result.stderr == ""
+        if option == "--show-completion":
+            assert f"_NGUIDE_COMPLETE=complete_{shell}" in result.stdout
+    written = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file())
+    assert f"_NGUIDE_COMPLETE=complete_{shell}" in written
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_real_bash_completes(tmp_path):
+    """The printed script, sourced by bash, and asked as the TAB key asks it."""
+    nguide = tmp_path / "nguide"
+    nguide.write_text(f"#!{sys.executable}\n{PROGRAM}")
+    nguide.chmod(0o755)
+    script = f"""
+        PATH={tmp_path}:$PATH
+        eval "$(_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1 nguide --show-completion bash)"
+        COMP_WORDS=(nguide sweep store --divergence forward_kl,) COMP_CWORD=4
+        _nguide_completion nguide
+        echo "${{COMPREPLY[@]}}"
+    """
+    result = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["forward_kl,reverse_kl", "forward_kl,squared_error"]
+
+
+@pytest.mark.parametrize(
+    ("offered", "table"),
+    [
+        (completion.METHODS, METHODS),
+        (completion.BEYOND, BEYOND),
+        (completion.DIVERGENCES, DIVERGENCES),
+        (completion.ENCODERS, ENCODERS),
+        (completion.WINDOWS, WINDOWS),
+        (completion.SOURCES, SOURCES),
+        (completion.SOURCES, LAYOUTS),
+        (completion.LABELS, LABELS),
+        (completion.DATASETS, DATASETS),
+        (completion.ANATOMIES, ANATOMIES),
+        (completion.ODDITIES, ODDITIES),
+        (completion.COMPRESSIONS, (*COMPRESSIONS, MIXED)),
+        (completion.FORMATS, FORMATS),
+        (completion.PRECISIONS, ("auto", *get_args(Precision))),
+    ],
+)
+def test_what_is_offered_is_what_the_tables_have(offered, table):
+    assert offered == tuple(table)
