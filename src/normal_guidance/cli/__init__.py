@@ -26,6 +26,7 @@ from normal_guidance.cli.reproduce import reproduce
 from normal_guidance.cli.split import audit, split
 from normal_guidance.cli.store import store_app
 from normal_guidance.cli.sweep import sweep
+from normal_guidance.cli.trust import trust
 from normal_guidance.cli.view import view
 from normal_guidance.cli.weights import weights_app
 from normal_guidance.errors import UserError
@@ -80,7 +81,7 @@ def nguide(
 
 for command in (
     *(demo, phantom, index, split, audit, describe, encode, methods, sweep, experiment, reproduce),
-    *(bundle, predict, view, doctor),
+    *(trust, bundle, predict, view, doctor),
 ):
     app.command()(command)
 app.add_typer(store_app, name="store")

@@ -1,0 +1,101 @@
+"""`nguide trust`: can the attention of a trained model be trusted?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normal_guidance.cli.completion import one_of
+from normal_guidance.cli.json_output import AsJson, print_json, valid_json
+from normal_guidance.cli.options import Device
+from normal_guidance.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from normal_guidance.evaluation.trust.curves import By
+    from normal_guidance.evaluation.trust.examining import Trust
+
+PARTS = ("val", "test")
+BY = ("slices", "attention")
+
+
+def trust(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, as nguide sweep and experiment write them.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for trust.json, trust.md and trust.png.", show_default=False)
+    ],
+    store: Annotated[
+        Path | None, typer.Option(help="Its feature store. Default: where the run says that it lay.")
+    ] = None,
+    split: Annotated[
+        Path | None, typer.Option(help="Table scan_id, part (.csv, .parquet). Default: the run's, or the store's own.")
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="test or val: scans that were not trained on.", autocompletion=one_of(PARTS))
+    ] = "test",
+    group: Annotated[str, typer.Option(help="Which winner, where the run has several.")] = "",
+    by: Annotated[
+        str, typer.Option(help="What shares to remove are of: slices or attention.", autocompletion=one_of(BY))
+    ] = "slices",
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Test a model's attention: shuffle slices, randomise weights, delete and insert slices, alarm if inverted.
+
+    Each test has a number, what chance gives, an interval and a verdict: passes, fails, or cannot be told. No slice
+    labels are needed. The exit code is 0 whatever the verdicts.
+    """
+    from normal_guidance.cli.options import choose_execution
+    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.evaluation.trust.runs import examine_run
+    from normal_guidance.files import make_folder, write_atomically, write_json
+    from normal_guidance.reports.figures.trust import draw_trust
+    from normal_guidance.reports.trust import trust_page
+
+    chosen, where = _by(by), choose_execution(device, "auto").device
+    console = make_console(stderr=as_json)
+    with console.status("Testing") as status:  # on a terminal; elsewhere it says nothing
+
+        def watch(done: float) -> None:
+            status.update(f"Testing: {done:.0%}")
+
+        found = examine_run(run, store=store, split=split, part=part, group=group, by=chosen, device=where, watch=watch)
+    make_folder(out)
+    if found.curves is not None:
+        draw_trust(found.curves, out / "trust.png", by=found.by)
+    page = trust_page(found, picture=None if found.curves is None else "trust.png")
+    write_atomically(out / "trust.md", page.encode())
+    written = valid_json({"run": run, "part": part, **found.as_json()})
+    write_json(out / "trust.json", written)
+    if as_json:
+        print_json(written)
+        return
+    console.print(_table(found))
+    for note in found.notes:
+        say(console, note)
+    for finding in found.findings:
+        todo = "" if finding.verdict == "passes" else f" What to do: {finding.action}"
+        say(console, f"{finding.title}: {finding.verdict}. {finding.meaning}{todo}")
+    say(console, f"Details: {out / 'trust.md'}")
+
+
+def _by(text: str) -> By:
+    match text:
+        case "slices" | "attention":
+            return text
+    raise UserError(f"--by {text} is unknown; choose one of {', '.join(BY)}")
+
+
+def _table(found: Trust) -> Table:
+    from rich.table import Table
+
+    from normal_guidance.reports.trust import verdict_table
+
+    grid = verdict_table(found)
+    table = Table(*grid.header, title=grid.title)
+    for row in grid.rows:
+        table.add_row(*row)
+    return table

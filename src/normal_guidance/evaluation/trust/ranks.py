@@ -1,0 +1,90 @@
+"""Ranks of slices within their scans: orders to remove them in, and how far two orders agree."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Float64, Int, Int64
+from torch import Tensor
+
+
+def scan_of(lengths: Int[Tensor, "scans"]) -> Int64[Tensor, "slices"]:
+    """The number of every slice's scan."""
+    return torch.arange(len(lengths)).repeat_interleave(lengths)
+
+
+def positions(lengths: Int[Tensor, "scans"]) -> Int64[Tensor, "slices"]:
+    """Every slice's place in its scan, from 0.
+
+    Example:
+        >>> positions(torch.tensor([2, 3]))
+        tensor([0, 1, 0, 1, 2])
+    """
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
+
+
+def highest_first(
+    scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"], generator: torch.Generator
+) -> Int64[Tensor, "slices"]:
+    """The slices' numbers, scan after scan, the highest score first; ties in random order.
+
+    By position they must not be: max pooling ties most slices, and the first of them would stand for a place.
+
+    Example:
+        >>> highest_first(torch.tensor([0.1, 0.9, 0.3, 0.2]), torch.tensor([2, 2]), torch.Generator())
+        tensor([1, 0, 2, 3])
+    """
+    order = torch.randperm(len(scores), generator=generator)
+    order = order[scores[order].argsort(descending=True, stable=True)]
+    return order[scan_of(lengths)[order].argsort(stable=True)]
+
+
+def moved_round(lengths: Int[Tensor, "scans"], generator: torch.Generator) -> Int64[Tensor, "slices"]:
+    """The slices' numbers, scan after scan, each beginning at a random slice, its end followed by its beginning.
+
+    Example:
+        >>> moved_round(torch.tensor([4]), torch.Generator().manual_seed(1))
+        tensor([3, 0, 1, 2])
+    """
+    size, place = lengths[scan_of(lengths)], positions(lengths)
+    by = (torch.rand(len(lengths), generator=generator) * lengths).long()[scan_of(lengths)]
+    return torch.arange(len(size)) - place + (place + by) % size
+
+
+def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Float64[Tensor, "slices"]:
+    """Ranks within each scan from 0, ties sharing their mean.
+
+    Example:
+        >>> ranks(torch.tensor([0.3, 0.1, 0.3, 5.0, 4.0]), torch.tensor([3, 2]))
+        tensor([1.5000, 0.0000, 1.5000, 1.0000, 0.0000], dtype=torch.float64)
+    """
+    scan = scan_of(lengths)
+    order = scores.argsort(stable=True)
+    order = order[scan[order].argsort(stable=True)]
+    ordered, of = scores[order], scan[order]
+    begins = torch.ones_like(of, dtype=torch.bool)
+    begins[1:] = (ordered[1:] != ordered[:-1]) | (of[1:] != of[:-1])
+    group = begins.cumsum(0) - 1
+    place = positions(lengths).double()  # of the ordered slices: scans keep their order and lengths
+    count = torch.bincount(group).double()
+    mean = torch.zeros_like(count).index_add(0, group, place) / count
+    return torch.empty_like(place).index_copy(0, order, mean[group])
+
+
+def rank_correlation(
+    one: Float[Tensor, "slices"], other: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
+) -> Float64[Tensor, "scans"]:
+    """Spearman's correlation within each scan; NaN where all slices of a scan tie in one of the two.
+
+    Example:
+        >>> rank_correlation(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([3.0, 2.0, 1.0]), torch.tensor([3]))
+        tensor([-1.], dtype=torch.float64)
+    """
+    scan, half = scan_of(lengths), (lengths.double() - 1) / 2
+    x, y = (ranks(scores, lengths) - half[scan] for scores in (one, other))
+
+    def total(values: Tensor) -> Tensor:
+        return torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, values)
+
+    # Ranks are halves of whole numbers: sums are exact, and 0 is 0.
+    return total(x * y) / (total(x * x) * total(y * y)).sqrt()
