@@ -644,6 +644,14 @@ def secrets_of(row: ScanRow, root: Path) -> set[bytes]:
     return found
 
 
+def without_new_uids(file: Path, secrets: set[bytes]) -> bytes:
+    """A file's bytes but for UIDs that are not the source's: their random digits may hold any time of day."""
+    content = file.read_bytes()
+    for uid in {one.value.encode() for one in everything(pydicom.dcmread(file)) if one.VR == "UI"} - secrets:
+        content = content.replace(uid, b"")
+    return content
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_of_the_patient_is_left(scans, strip, tmp_path, kind):
     row, root = scans[kind]
@@ -653,7 +661,7 @@ def test_nothing_of_the_patient_is_left(scans, strip, tmp_path, kind):
     named = write(row, root, strip, tmp_path / "named")
     anonymous = write(row, root, strip, tmp_path / "anonymous", anonymize=True)
     for name in SERIES:
-        leaked = {word for word in secrets if word in anonymous[name].read_bytes()}
+        leaked = {word for word in secrets if word in without_new_uids(anonymous[name], secrets)}
         assert leaked == set(), name
         assert len({word for word in secrets if word in named[name].read_bytes()}) > 10  # the search can find
 

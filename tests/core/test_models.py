@@ -267,7 +267,7 @@ def test_l1_leaves_alone_what_makes_the_bells(method: str) -> None:
     left_alone = BEYOND[method].unpenalized
     assert set(left_alone) <= set(names)
     assert {name for name in names if "log_" in name} <= set(left_alone)
-    if method.startswith(("evidence", "bells")):
+    if method.startswith(("evidence", "bells", "whole_bells")):
         assert [name for name in names if name not in left_alone] == ["classifier.weight"]  # w alone
     else:
         assert not any("log_" not in name for name in left_alone)
