@@ -52,12 +52,12 @@ tools:
 	  >/dev/null 2>&1 || echo "COULD NOT INSTALL$$missing: their tests are skipped" >&2; \
 	fi
 
-# Processes that tests run in; each is given whole files (conftest.py).
+# Processes that tests run in; each is given whole files, so that what a file sets up is set up once.
 JOBS ?= 2
 
 # pytest comes last, so that its closing line closes the output.
 test: lint types tools viewer ## everything that CI runs: lint, types, tests, doctests, README code, coverage
-	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadgroup --durations=25 --cov=normal_guidance --cov-report=term
+	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile --durations=25 --cov=normal_guidance --cov-report=term
 
 lint: $(STAMP) ## ruff: rules and formatting
 	$(BIN)/ruff check .

@@ -27,17 +27,6 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-# A cluster that tests start is found by every process of the machine that looks for one.
-ONE_AT_A_TIME = {"test_cluster.py": "ray", "test_ray_cluster.py": "ray"}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests run in several processes, each of which takes whole files: what a file sets up is set up once."""
-    for item in items:
-        group = ONE_AT_A_TIME.get(item.path.name, item.nodeid.partition("::")[0])
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(autouse=True)
 def seed() -> int:
     """Seed torch's global generator before every test; a test that wants the number asks for ``seed``."""
