@@ -14,7 +14,7 @@ import torch
 from matplotlib.image import imread
 from pydicom import dcmread
 
-from normal_guidance.clinical import Options, ScanPrediction, load_bundle, outputs, predict, write_predictions
+from normal_guidance.clinical import Options, ScanPrediction, outputs, predict, write_predictions
 from normal_guidance.clinical.outputs import outcome_json, prediction_json, write_scan
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.strip import draw_strip, plot_strip
@@ -24,17 +24,9 @@ from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS
 from pages import check_page
-from small_bundle import PATIENT, WINDOW, copy_series, use_tiny
+from small_bundle import PATIENT, WINDOW, copy_series
 
-
-@pytest.fixture(autouse=True)
-def _tiny(monkeypatch):
-    use_tiny(monkeypatch)
-
-
-@pytest.fixture
-def bundle(trained):
-    return load_bundle(trained.run)
+pytestmark = pytest.mark.usefixtures("tiny_encoder")
 
 
 @pytest.fixture

@@ -14,23 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
-from normal_guidance.clinical import NotPredicted, Options, ScanPrediction, load_bundle, predict, predicting
+from normal_guidance.clinical import NotPredicted, Options, ScanPrediction, predict, predicting
 from normal_guidance.clinical.predicting import APART_MM, key_slices, predict_found
 from normal_guidance.clinical.scans import find_scans
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.measures import smallest_interval
-from small_bundle import copy_series, read_or_die, tiny, use_tiny
+from small_bundle import copy_series, read_or_die, tiny
 
-
-@pytest.fixture(autouse=True)
-def _tiny(monkeypatch):
-    use_tiny(monkeypatch)
-
-
-@pytest.fixture
-def bundle(trained):
-    return load_bundle(trained.run)
+pytestmark = pytest.mark.usefixtures("tiny_encoder")
 
 
 @pytest.fixture

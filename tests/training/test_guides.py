@@ -1,6 +1,5 @@
 """Guides beyond the paper are trained as its own is: every engine gives the numbers of the plain loop."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,14 +19,6 @@ from normal_guidance.training.sweep import Execution, sweep
 
 FEATURES = 8
 GUIDES = [{"negatives": "uniform"}, {"negatives": "none"}, {"modes": 2}, {"warmup": 3}]
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """`fit` takes its dtype from the features, but losses of integers from torch's default."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def scans(n: int, seed: int) -> Bags:

@@ -1,7 +1,7 @@
 """The sweep trains the slice reference as torch's own layers and optimizer do, and lets nothing else see its labels."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,14 +25,6 @@ from normal_guidance.training.sweep import Execution, sweep
 
 FEATURES = 6
 EXACT = Execution(precision="float64")
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """`fit` takes its dtype from the features, but losses of integers from torch's default."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def scans(n: int, seed: int) -> Bags:

@@ -1,7 +1,7 @@
 """The sweep gives the numbers of the plain loop in `fit`, for every configuration, by either engine."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,14 +27,6 @@ TRAINABLE = [
     *(name for name, method in BEYOND.items() if method.guided),  # their twins' loss is a part of theirs
 ]
 EXACT = Execution(precision="float64")
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """`fit` takes its dtype from the features, but losses of integers from torch's default."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def scans(n: int, seed: int, **options: object) -> Bags:

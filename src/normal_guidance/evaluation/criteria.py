@@ -44,6 +44,7 @@ from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.measures import smallest_interval
+from normal_guidance.evaluation.trust.ranks import rank_correlation
 
 Predict = Callable[[Bags], Prediction]
 """A trained model: packed scans in, packed predictions out; `functools.partial(training.fit.predict, model)` is one."""
@@ -311,26 +312,19 @@ def agreement(
     models = [[one.double().split(lengths.tolist())[scan] for scan in chosen] for one in attentions]
     same, other = [], []
     for one, two in itertools.combinations(models, 2):
-        for scan, attention in enumerate(one):
-            same.append(_rank_correlation(attention, two[scan]))
-            other.append(_rank_correlation(attention, _stretched(two[(scan + 1) % len(two)], len(attention))))
-    return Agreement(sum(same) / len(same), sum(other) / len(other), len(chosen))
+        turned = [_stretched(two[(scan + 1) % len(two)], len(attention)) for scan, attention in enumerate(one)]
+        same.append(_correlations(one, two))
+        other.append(_correlations(one, turned))
+    return Agreement(torch.cat(same).mean().item(), torch.cat(other).mean().item(), len(chosen))
+
+
+def _correlations(
+    one: Sequence[Float64[Tensor, "_"]], other: Sequence[Float64[Tensor, "_"]]
+) -> Float64[Tensor, "scans"]:
+    """Of ranks, scan by scan; 0 where all slices tie, since uniform attention points nowhere."""
+    return rank_correlation(torch.cat(list(one)), torch.cat(list(other)), torch.tensor([*map(len, one)])).nan_to_num(0)
 
 
 def _stretched(attention: Float64[Tensor, "slices"], length: int) -> Float64[Tensor, "length"]:
     """Linear between the slices, the first and the last in place."""
     return F.interpolate(attention[None, None], size=length, mode="linear", align_corners=True)[0, 0]
-
-
-def _rank_correlation(a: Float64[Tensor, "slices"], b: Float64[Tensor, "slices"]) -> float:
-    """Spearman's; 0 where all slices tie, since uniform attention points nowhere."""
-    x, y = (_ranks(one) for one in (a, b))
-    norm = (x.norm() * y.norm()).item()
-    return (x @ y).item() / norm if norm else 0.0
-
-
-def _ranks(values: Float64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
-    """Centred ranks; equal values share the mean of theirs."""
-    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    middle = counts.cumsum(0) - (counts - 1) / 2.0
-    return (middle[inverse] - middle[inverse].mean()).double()
