@@ -176,7 +176,9 @@ def load_run(folder: str | Path) -> Run:
             report=report,
         )
     except NOT_OURS as error:
-        raise UserError(f"{folder / REPORT} is damaged or no report ({error!r}); copy the run again") from error
+        raise UserError(
+            f"{folder / REPORT} is damaged or no report ({error!r}); give the folder of a run, or copy it again"
+        ) from error
 
 
 def _selected(winner: Mapping[str, Any]) -> Selected:
