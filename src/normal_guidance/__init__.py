@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normal_guidance.core.blocks import block_statistics, find_blocks
     from normal_guidance.core.guidance import (
         DIVERGENCES,
+        NEGATIVES,
         LabelGuidance,
         NormalGuidance,
         divergence,
@@ -32,6 +33,7 @@ _HOME = {
     "block_statistics": "core.blocks",
     "find_blocks": "core.blocks",
     "DIVERGENCES": "core.guidance",
+    "NEGATIVES": "core.guidance",
     "LabelGuidance": "core.guidance",
     "NormalGuidance": "core.guidance",
     "divergence": "core.guidance",
@@ -53,6 +55,7 @@ _HOME = {
 __all__ = [
     "DIVERGENCES",
     "METHODS",
+    "NEGATIVES",
     "Bag",
     "Bags",
     "LabelGuidance",

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from normal_guidance.cli import completion
-from normal_guidance.core.guidance import DIVERGENCES
+from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES
 from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.data.phantom.dataset import MIXED
 from normal_guidance.data.phantom.dicom import COMPRESSIONS
@@ -76,6 +76,9 @@ def test_other_values_are_offered_too():
         ("nguide phantom folder out --compression jpeg", "jpeg2000"),
         ("nguide store export s --format h", "hdf5"),
         ("nguide reproduce s", "semi-synthetic"),
+        ("nguide reproduce semi-synthetic --negatives n", "none"),
+        ("nguide experiment store --negatives u", "uniform"),
+        ("nguide sweep store --negatives o", "own"),
     ):
         assert ask(line, "bash")[0] == first
 
@@ -120,6 +123,7 @@ def test_a_real_bash_completes(tmp_path):
         (completion.METHODS, METHODS),
         (completion.BEYOND, BEYOND),
         (completion.DIVERGENCES, DIVERGENCES),
+        (completion.NEGATIVES, NEGATIVES),
         (completion.ENCODERS, ENCODERS),
         (completion.WINDOWS, WINDOWS),
         (completion.SOURCES, SOURCES),

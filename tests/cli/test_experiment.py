@@ -121,12 +121,16 @@ def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_p
         ("STORE --splits SPLITS --methods ng,ng", "--methods ng,ng: 'ng' is empty or given twice"),
         ("STORE --splits SPLITS --methods mean --sensitivity", "--sensitivity: none of mean is guided; add one of ng"),
         ("STORE --splits SPLITS --methods mean --no-renormalize", "--no-renormalize: none of mean is guided; add one"),
+        ("STORE --splits SPLITS --methods mean --modes 2", "--modes 2: none of mean is guided; add one of ng, mhng to"),
+        ("STORE --splits SPLITS --methods mean --negatives none", "--negatives none: none of mean is guided; add one"),
+        ("STORE --splits SPLITS --methods mean --warmup 3", "--warmup 3: none of mean is guided; add one of ng, mhng"),
+        ("STORE --splits SPLITS --negatives all", "negatives 'all' is unknown; choose one of own, uniform, none"),
         ("STORE --splits SPLITS --dataset semi-synthetic", "dataset 'semi-synthetic' is drawn, not stored, and its"),
         ("STORE --splits SPLITS --device nowhere", "--device nowhere is unknown; give cpu, cuda or cuda:1"),
         ("STORE --splits SPLITS --out /dev/null/x", "/dev/null/x is, or lies under, a file; name a folder"),
     ],
 )
-def test_mistakes_are_one_line(store, tmp_path, arguments, message):
+def test_mistakes_are_one_line(store, tmp_path, arguments, message, unchecked):
     places = {"STORE": store, "SPLITS": store.parent / "splits", "BOTH": store.parent}
     for word, place in places.items():
         arguments, message = arguments.replace(word, str(place)), message.replace(word, str(place))
@@ -182,3 +186,19 @@ def test_a_grid_of_one_s_own(store, tmp_path):
     assert len(runs) >= 3  # ng and both references
     assert {run.report["configurations"]["trained"] for run in runs} == {2}
     assert "'x' is no float" in refused(*options, "--lr", "x")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_guides_concern_guided_methods_only(store, tmp_path):
+    options = (store, "--splits", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
+    guides = {"modes": 2, "negatives": "none", "warmup": 3}
+    given = [word for name, value in guides.items() for word in (f"--{name}", value)]
+    result = invoke(*options, "--methods", "mean,ng", *given)
+    assert result.exit_code == 0, result.output
+    for method in ("mean", "ng", "slice_reference", "scan_reference"):
+        changed = load_run(tmp_path / "out" / method / "1001").report["departures"]
+        assert {name: changed[name] for name in guides if name in changed} == (guides if method == "ng" else {})
+    # So what is not guided need not be trained again beside other guides.
+    again = invoke(*options, "--methods", "mean")
+    assert again.exit_code == 0, again.output
+    assert "begins" not in again.output

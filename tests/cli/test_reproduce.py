@@ -61,6 +61,19 @@ def test_sensitivity_is_abmil_s_unless_asked_otherwise(tmp_path):
     assert not (tmp_path / "tables.md").exists()
 
 
+@pytest.mark.usefixtures("tiny")
+def test_guides_concern_guided_methods_only(tmp_path):
+    options = ("semi-synthetic", "--seeds", "1001", "--epochs", "1", "--device", "cpu", "-o", tmp_path)
+    guides = ("--modes", "2", "--negatives", "uniform", "--warmup", "3")
+    result = invoke(*options, "--methods", "mean,ng", *guides)
+    assert result.exit_code == 0, result.output
+    changed = {method: load_run(tmp_path / method / "1001").report["departures"] for method in ("mean", "ng")}
+    assert changed["mean"] == {"epochs": 1}
+    assert changed["ng"] == {"epochs": 1, "modes": 2, "negatives": "uniform", "warmup": 3}
+    again = invoke(*options, "--methods", "mean")
+    assert (again.exit_code, "begins" in again.output) == (0, False)
+
+
 def test_methods_by_default():
     assert choose_methods(None, False) == choose_methods("all", False) == tuple(METHODS)
     assert choose_methods("all,beyond", False) == (*METHODS, *BEYOND)
@@ -84,9 +97,13 @@ def test_methods_by_default():
         (["semi-synthetic", "--device", "cuda:9"], "--device cuda:9: this machine or torch has none; use c"),
         (["semi-synthetic", "--seeds", "9" * 20], f"seed {'9' * 20} is none of semi-synthetic's"),
         (["semi-synthetic", "--methods", "mean", "--no-renormalize"], "--no-renormalize: none of mean is guided"),
+        (["semi-synthetic", "--methods", "mean", "--modes", "2"], "--modes 2: none of mean is guided"),
+        (["semi-synthetic", "--methods", "mean", "--negatives", "none"], "--negatives none: none of mean is guided"),
+        (["semi-synthetic", "--methods", "mean", "--warmup", "3"], "--warmup 3: none of mean is guided"),
+        (["semi-synthetic", "--negatives", "all"], "negatives 'all' is unknown; choose one of own, uniform, none"),
     ],
 )
-def test_mistakes_are_one_line(arguments, message, tmp_path):
+def test_mistakes_are_one_line(arguments, message, tmp_path, unchecked):
     result = invoke(*arguments, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {message}")

@@ -20,6 +20,7 @@ from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import load_run
 from normal_guidance.features.store import open_store, write_store
+from normal_guidance.training.config import departures
 from normal_guidance.training.sweep import Execution
 from normal_guidance.training.watch import Progress
 
@@ -162,6 +163,10 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
         ),
         (("--methods", "abmil,mean", "--guidance-weight", "1"), "--guidance-weight 1: none of abmil, mean is guided"),
         (("--methods", "mean", "--no-renormalize"), "--no-renormalize: none of mean is guided"),
+        (("--methods", "mean", "--modes", "2"), "--modes 2: none of mean is guided; add one of ng, mhng to --methods"),
+        (("--methods", "mean,abmil", "--negatives", "none"), "--negatives none: none of mean, abmil is guided"),
+        (("--methods", "bells", "--warmup", "10"), "--warmup 10: none of bells is guided"),
+        (("--negatives", "all"), "negatives 'all' is unknown; choose one of own, uniform, none"),
         (("--methods", "abmil,ng", "--divergence", "foo"), "divergence 'foo' is unknown"),
         (("--out", "/proc/runs"), "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
         (("--out", "/dev/null"), "/dev/null/ng/0 is, or lies under, a file; name a folder"),
@@ -207,9 +212,27 @@ def test_grids_are_the_papers_unless_told() -> None:
     grids = make_grids(["abmil", "ng"], [5], axes, patience=3)
     assert {key: len(configs) for key, configs in grids.items()} == {("abmil", 5): 4, ("ng", 5): 8}
     assert {(config.seed, config.patience) for configs in grids.values() for config in configs} == {(5, 3)}
-    # What guidance does to its rows is no departure of a method that has none.
-    grids = make_grids(["abmil", "ng"], [0], {}, renormalize=False)
-    assert [{config.renormalize for config in configs} for configs in grids.values()] == [{True}, {False}]
+
+
+def test_options_of_guidance_are_no_departure_of_a_method_that_has_none() -> None:
+    guides = {"renormalize": False, "modes": 2, "negatives": "uniform", "warmup": 5}
+    grids = make_grids(["abmil", "ng", "bells", "bells_ng"], [0], {}, **guides)
+    assert grids["abmil", 0] == make_grids(["abmil"], [0], {})["abmil", 0]
+    assert [departures(configs[0]) for configs in grids.values()] == [{}, guides, {}, guides]
+
+
+def test_guides_are_those_that_were_given(store: Path, tmp_path: Path) -> None:
+    options = (store, "--methods", "abmil,ng", "--no-train-above-val", "--out", tmp_path, *QUICK)
+    sweep(*options, "--modes", "2", "--negatives", "none", "--warmup", "2")
+    guided = load_run(tmp_path / "ng" / "0").winners[0].config
+    assert (guided.modes, guided.negatives, guided.warmup) == (2, "none", 2)
+    # Beside other guides, a method without guidance has the same run; another guided one is refused.
+    before = (tmp_path / "abmil" / "0" / "report.json").stat().st_mtime_ns
+    sweep(*options, "--methods", "abmil")
+    assert (tmp_path / "abmil" / "0" / "report.json").stat().st_mtime_ns == before
+    assert "ng/0 holds another run: configs.0.modes was 2, now it is 3" in sweep(*options, "--modes", "3", code=2)
+    for option, value in (("--modes", "0"), ("--warmup", "-1")):
+        assert option in sweep(*options, option, value, code=2)
 
 
 def test_precision_follows_the_device() -> None:

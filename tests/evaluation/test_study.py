@@ -44,6 +44,17 @@ def trained(monkeypatch) -> list[tuple[str, int]]:
     return counted
 
 
+def test_guides_are_left_out_where_there_is_no_guidance(tmp_path):
+    def drawn(seed, part):
+        return shifted_mean(4, seed, features=2)
+
+    guides = {"renormalize": False, "modes": 3, "negatives": "uniform", "warmup": 2}
+    plain = Study(Dataset("drawn", drawn, (1,)), tmp_path, ("abmil", "ng"), (1,), PROTOCOL)
+    study = replace(plain, protocol=replace(PROTOCOL, **guides))
+    assert study.config("abmil", 1) == plain.config("abmil", 1)
+    assert study.config("ng", 1) == replace(plain.config("ng", 1), **guides)
+
+
 # ----------------------------------------------------------------------------------------------------
 # What is trained
 # ----------------------------------------------------------------------------------------------------

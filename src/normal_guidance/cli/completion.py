@@ -14,6 +14,7 @@ BEYOND = (
     *("abmil_bells", "abmil_bells_ng", "transmil_bells", "transmil_bells_ng"),
 )
 DIVERGENCES = ("forward_kl", "reverse_kl", "squared_error")
+NEGATIVES = ("own", "uniform", "none")
 ENCODERS = ("vit-b16-imagenet", "efficientnet-lite0")
 WINDOWS = ("head", "lung", "mediastinum", "abdomen", "none")
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "folder")

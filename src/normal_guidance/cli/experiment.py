@@ -16,11 +16,15 @@ from normal_guidance.cli.options import (
     Epochs,
     L1Strengths,
     LearningRates,
+    Modes,
+    Negatives,
     Patience,
     Precision,
     Renormalize,
+    Warmup,
     check_guidance,
     choose_execution,
+    given_guides,
     parse_if_given,
 )
 
@@ -62,6 +66,9 @@ def experiment(
         typer.Option("--train-above-val/--no-train-above-val", help="Select only epochs with training AUROC above."),
     ] = True,
     renormalize: Renormalize = True,
+    modes: Modes = 1,
+    negatives: Negatives = "own",
+    warmup: Warmup = 0,
     receptive_field: Annotated[
         int | None, typer.Option(min=1, help="R of the slice reference. Default: mean length of positive blocks.")
     ] = None,
@@ -94,7 +101,8 @@ def experiment(
     from normal_guidance.training.config import Config, grid, sensitivity_grid
 
     names = choose_methods(methods, sensitivity=False)
-    check_guidance(names, ["--no-renormalize"] * (not renormalize) + ["--sensitivity"] * sensitivity)
+    guides: dict[str, Any] = {"renormalize": renormalize, "modes": modes, "negatives": negatives, "warmup": warmup}
+    check_guidance(names, [*given_guides(guides), *["--sensitivity"] * sensitivity])
     data = stored_dataset(stores, splits or [], dataset)
     study = Study(
         dataset=data,
@@ -107,7 +115,7 @@ def experiment(
             batch_size=batch_size,
             patience=patience,
             train_above_val=train_above_val,
-            renormalize=renormalize,
+            **guides,
         ),
         execution=choose_execution(device, precision, chunk),
         receptive_field=receptive_field,

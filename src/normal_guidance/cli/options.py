@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from normal_guidance.cli.completion import DEVICES, PRECISIONS, one_of
+from normal_guidance.cli.completion import DEVICES, NEGATIVES, PRECISIONS, one_of
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +22,17 @@ Patience = Annotated[
 ]
 Renormalize = Annotated[
     bool, typer.Option("--renormalize/--no-renormalize", help="Guide class-token rows made to sum to one.")
+]
+Modes = Annotated[int, typer.Option(min=1, help="Bells that attention is guided to in a scan; the paper's is 1.")]
+Negatives = Annotated[
+    str,
+    typer.Option(
+        help="Guide negative scans to their own bell (own, the paper's), to uniform attention (uniform), not (none).",
+        autocompletion=one_of(NEGATIVES),
+    ),
+]
+Warmup = Annotated[
+    int, typer.Option(min=0, metavar="EPOCHS", help="Epochs in which lambda rises to its value. The paper's: none.")
 ]
 LearningRates = Annotated[str | None, typer.Option(help="Learning rates. Default: the paper's 4.")]
 L1Strengths = Annotated[str | None, typer.Option(help="L1 strengths. Default: the paper's 8.")]
@@ -106,6 +117,20 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
         case "float32" | "tf32" | "bf16":
             return Execution(device, chosen, chunk=chunk)
     raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")
+
+
+def given_guides(guides: Mapping[str, object]) -> list[str]:
+    """Those of a command's `GUIDES` that are not the paper's, as they were given.
+
+    Example:
+        >>> given_guides({"renormalize": False, "modes": 1, "warmup": 10})
+        ['--no-renormalize', '--warmup 10']
+    """
+    from normal_guidance.training.config import Config
+
+    paper = Config("ng")
+    given = {name: value for name, value in guides.items() if value != getattr(paper, name)}
+    return [f"--no-{name}" if value is False else f"--{name} {value}" for name, value in given.items()]
 
 
 def check_guidance(methods: Sequence[str], given: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,11 +14,15 @@ from normal_guidance.cli.options import (
     Chunk,
     Device,
     Epochs,
+    Modes,
+    Negatives,
     Patience,
     Precision,
     Renormalize,
+    Warmup,
     check_guidance,
     choose_execution,
+    given_guides,
     named_methods,
     parse_list,
 )
@@ -45,6 +49,9 @@ def reproduce(
     epochs: Epochs = 1000,
     patience: Patience = None,
     renormalize: Renormalize = True,
+    modes: Modes = 1,
+    negatives: Negatives = "own",
+    warmup: Warmup = 0,
     device: Device = None,
     precision: Precision = "auto",
     chunk: Chunk = None,
@@ -67,15 +74,16 @@ def reproduce(
     from normal_guidance.reports.reproduce import reproduce_sensitivity
     from normal_guidance.training.config import Config
 
+    guides: dict[str, Any] = {"renormalize": renormalize, "modes": modes, "negatives": negatives, "warmup": warmup}
     study = Study(
         dataset=_dataset(dataset),
         folder=out,
         methods=choose_methods(methods, sensitivity),
         seeds=tuple(parse_list("--seeds", seeds, int)),
-        protocol=Config("ng", epochs=epochs, patience=patience, renormalize=renormalize),
+        protocol=Config("ng", epochs=epochs, patience=patience, **guides),
         execution=choose_execution(device, precision, chunk),
     )
-    check_guidance(study.methods, [] if renormalize else ["--no-renormalize"])
+    check_guidance(study.methods, given_guides(guides))
     console = make_console(stderr=as_json)
     if sensitivity:
         results = reproduce_sensitivity(study, listener=make_listener(console))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,11 +16,15 @@ from normal_guidance.cli.options import (
     Epochs,
     L1Strengths,
     LearningRates,
+    Modes,
+    Negatives,
     Patience,
     Precision,
     Renormalize,
+    Warmup,
     check_guidance,
     choose_execution,
+    given_guides,
     named_methods,
     parse_if_given,
     parse_list,
@@ -73,6 +76,9 @@ def sweep(
         ),
     ] = None,
     renormalize: Renormalize = True,
+    modes: Modes = 1,
+    negatives: Negatives = "own",
+    warmup: Warmup = 0,
     epochs: Epochs = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Scans in a batch.")] = 64,
     patience: Patience = None,
@@ -106,8 +112,9 @@ def sweep(
         "divergence": parse_if_given("--divergence", divergence, str),
     }
     protocol = {"epochs": epochs, "batch_size": batch_size, "patience": patience, "train_above_val": train_above_val}
-    grids = make_grids(names, parse_list("--seeds", seeds, int), axes, renormalize=renormalize, **protocol)
-    check_guidance(names, _guidance_options(guidance_weight, divergence, renormalize))
+    guides = {"renormalize": renormalize, "modes": modes, "negatives": negatives, "warmup": warmup}
+    grids = make_grids(names, parse_list("--seeds", seeds, int), axes, **protocol, **guides)
+    check_guidance(names, [*_guidance_axes(guidance_weight, divergence), *given_guides(guides)])
     parts = open_parts(store, split)
     console = make_console(stderr=as_json)
     saving = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
@@ -119,11 +126,10 @@ def sweep(
     say(console, f"Runs: {out}")
 
 
-def _guidance_options(guidance_weight: str | None, divergence: str | None, renormalize: bool) -> list[str]:
+def _guidance_axes(guidance_weight: str | None, divergence: str | None) -> list[str]:
     """Those that were given, as they were."""
     given = {"--guidance-weight": guidance_weight, "--divergence": divergence}
-    texts = [f"{option} {value}" for option, value in given.items() if value is not None]
-    return texts if renormalize else [*texts, "--no-renormalize"]
+    return [f"{option} {value}" for option, value in given.items() if value is not None]
 
 
 def _run_all(
@@ -155,8 +161,6 @@ def make_grids(
     methods: Sequence[str],
     seeds: Sequence[int],
     axes: Mapping[str, Sequence[Any] | None],
-    *,
-    renormalize: bool = True,
     **protocol: Any,
 ) -> dict[tuple[str, int], tuple[Config, ...]]:
     """The configurations of every method and seed; axes without values are the paper's, guidance is for the guided.
@@ -166,17 +170,15 @@ def make_grids(
         >>> {key: len(configs) for key, configs in grids.items()}
         {('abmil', 0): 8, ('ng', 0): 16}
     """
-    from normal_guidance.core.models import EVERY_METHOD
     from normal_guidance.training.config import Config, grid
 
     given = {axis: values for axis, values in axes.items() if values is not None}
     grids = {}
     for method in methods:
         for seed in seeds:
-            base = Config(method, seed=seed, **protocol)
-            guided = EVERY_METHOD[method].guided
-            own = {axis: given[axis] for axis in given if axis in ("lr", "l1") or guided}
-            grids[method, seed] = grid(replace(base, renormalize=renormalize or not guided), **own)
+            base = Config(method, seed=seed, **protocol).without_idle_guides()
+            own = {axis: given[axis] for axis in given if axis in ("lr", "l1") or base.spec.guided}
+            grids[method, seed] = grid(base, **own)
     return grids
 
 

@@ -44,7 +44,8 @@ from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.measures import smallest_interval
-from normal_guidance.evaluation.trust.ranks import rank_correlation
+from normal_guidance.evaluation.trust.asking import Chosen
+from normal_guidance.evaluation.trust.ranks import positions, rank_correlation, scan_of
 
 Predict = Callable[[Bags], Prediction]
 """A trained model: packed scans in, packed predictions out; `functools.partial(training.fit.predict, model)` is one."""
@@ -164,16 +165,15 @@ def most_attended(
 
 def _interval(scans: Bags, first: Int[Tensor, "scans"], length: Int[Tensor, "scans"]) -> Bool[Tensor, "slices"]:
     """Which slices lie in their scan's interval."""
-    start = (scans.lengths.cumsum(0) - scans.lengths + first).repeat_interleave(scans.lengths)
-    row = torch.arange(len(start), device=start.device)
-    return (row >= start) & (row < start + length.repeat_interleave(scans.lengths))
+    place, scan = positions(scans.lengths), scan_of(scans.lengths)
+    return (place >= first[scan]) & (place < (first + length)[scan])
 
 
 def _logit(predict: Predict, scans: Bags, slices: Bool[Tensor, "slices"]) -> Float64[Tensor, "scans"]:
     """Of the scans with these slices only; there is at least one in every scan."""
-    lengths = scans.layout.pad(slices).sum(1)
-    cut = Bags(scans.features[slices], lengths, scans.labels, scan_ids=scans.scan_ids)
-    return predict(cut).logit.to(lengths.device, torch.float64)
+    chosen = Chosen.where(slices, scans.lengths)
+    cut = Bags(scans.features[chosen.slices], chosen.lengths, scans.labels, scan_ids=scans.scan_ids)
+    return predict(cut).logit.to(chosen.lengths.device, torch.float64)
 
 
 # ----------------------------------------------------------------------------------------------------

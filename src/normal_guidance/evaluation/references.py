@@ -147,7 +147,7 @@ def slice_reference_config(protocol: Config, train: Data, receptive_field: int |
     """
     if receptive_field is None:
         receptive_field = block_statistics(slice_labels_of(train), train.lengths).receptive_field
-    return replace(protocol, method=SLICE_REFERENCE, receptive_field=receptive_field, renormalize=True)
+    return replace(protocol, method=SLICE_REFERENCE, receptive_field=receptive_field).without_idle_guides()
 
 
 def run_scan_reference(
@@ -170,7 +170,7 @@ def run_scan_reference(
     pooled = {part: oracle_pooled(scans, protocol.seed) for part, scans in parts.items()}
     left_out = {part: len(scans) - len(pooled[part]) for part, scans in parts.items()}
     about = {"reference": "scans", "left_out": left_out}
-    configs = make_grid(replace(protocol, method="mean", receptive_field=None, renormalize=True))
+    configs = make_grid(replace(protocol, method="mean", receptive_field=None).without_idle_guides())
     return run_sweep(
         folder,
         configs,

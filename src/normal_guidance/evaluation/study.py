@@ -147,9 +147,8 @@ class Study:
                 raise UserError(f"seed {seed} is none of {self.dataset.name}'s; choose among {known}")
 
     def config(self, method: str, seed: int) -> Config:
-        """The protocol for one run; `renormalize` means something only where there is guidance."""
-        renormalize = self.protocol.renormalize or not EVERY_METHOD[method].guided
-        return replace(self.protocol, method=method, seed=seed, renormalize=renormalize)
+        """The protocol for one run, without options of guidance where there is none."""
+        return replace(self.protocol, method=method, seed=seed).without_idle_guides()
 
 
 @dataclass(frozen=True)

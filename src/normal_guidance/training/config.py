@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
 from normal_guidance.core.models import EVERY_METHOD, Method
@@ -40,6 +41,9 @@ RANGES: tuple[tuple[str, int | float, int | float], ...] = (
 
 OPTIONAL = ("receptive_field", "modes", "negatives", "warmup")
 """Fields that a run folder holds only where they are set: folders of before they existed stay what they are."""
+
+GUIDES = ("renormalize", "modes", "negatives", "warmup")
+"""Fields of the protocol that say how guided methods are guided, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,18 @@ class Config:
         return NormalGuidance(
             weight, self.divergence, renormalize=self.renormalize, modes=self.modes, negatives=self.negatives
         )
+
+    def without_idle_guides(self) -> Config:
+        """The same, but `GUIDES` at their defaults where the method is not guided: they would only look like a change.
+
+        Example:
+            >>> Config("abmil", modes=2).without_idle_guides().modes, Config("ng", modes=2).without_idle_guides().modes
+            (1, 2)
+        """
+        if self.spec.guided:
+            return self
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in GUIDES}
+        return replace(self, **defaults)
 
     def ramp(self, epoch: int) -> float:
         """The share of lambda that counts in an epoch, counted from 1."""

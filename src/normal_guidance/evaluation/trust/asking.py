@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, nn
 
 from normal_guidance.errors import UserError
+from normal_guidance.evaluation.trust.ranks import scan_of
 from normal_guidance.training.feed import Scans
 
 Model = Callable[[Tensor, Tensor], Any]
@@ -56,8 +57,8 @@ class Chosen(NamedTuple):
             >>> Chosen.where(torch.tensor([True, False, True]), torch.tensor([2, 1]))
             Chosen(slices=tensor([0, 2]), lengths=tensor([1, 1]))
         """
-        scan = torch.arange(len(lengths)).repeat_interleave(lengths)
-        return cls(keep.nonzero().squeeze(1), torch.zeros_like(lengths).index_add(0, scan, keep.to(lengths.dtype)))
+        counts = torch.zeros_like(lengths).index_add(0, scan_of(lengths), keep.to(lengths.dtype))
+        return cls(keep.nonzero().squeeze(1), counts)
 
 
 def ask(model: Model, scans: Scans, chosen: Chosen | None = None, *, batch_size: int = BATCH) -> Answer:
@@ -128,7 +129,7 @@ def _read(said: Any, lengths: Int[Tensor, "scans"], slices: int) -> Answer:
         )
     if not (attention.isfinite() & (attention >= 0)).all():
         raise UserError("the model's attention is negative or not finite; give attention, not its logarithm or logits")
-    scan = torch.arange(len(lengths)).repeat_interleave(lengths)
+    scan = scan_of(lengths)
     total = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, attention)
     if (total <= 0).any():
         raise UserError("the model's attention is 0 on all slices of a scan; give attention that is not")

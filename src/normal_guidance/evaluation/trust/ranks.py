@@ -9,7 +9,7 @@ from torch import Tensor
 
 def scan_of(lengths: Int[Tensor, "scans"]) -> Int64[Tensor, "slices"]:
     """The number of every slice's scan."""
-    return torch.arange(len(lengths)).repeat_interleave(lengths)
+    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
 
 
 def positions(lengths: Int[Tensor, "scans"]) -> Int64[Tensor, "slices"]:
@@ -20,7 +20,7 @@ def positions(lengths: Int[Tensor, "scans"]) -> Int64[Tensor, "slices"]:
         tensor([0, 1, 0, 1, 2])
     """
     starts = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
+    return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
 
 
 def highest_first(
