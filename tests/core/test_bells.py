@@ -15,7 +15,7 @@ from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import ABMIL, EvidenceMIL, TransMIL, build_model
-from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.data.synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
 
 BELLS = pytest.mark.parametrize("bells", [False, True])
 
@@ -134,7 +134,7 @@ def test_one_bell_is_a_parabola_in_logarithms() -> None:
     torch.testing.assert_close(bend, torch.full_like(bend, -1 / 2.5**2))
 
 
-@pytest.mark.parametrize("method", ["evidence", "whole_bells", "abmil_bells"])
+@pytest.mark.parametrize("method", ["evidence", "whole_bells", "posterior_bells", "abmil_bells"])
 def test_turned_scans_have_turned_attention(method: str) -> None:
     model, lengths = build_model(method, 8).double(), [1, 17, 40]
     bags = torch.randn(sum(lengths), 8, dtype=torch.float64).split(lengths)
@@ -170,7 +170,9 @@ def test_a_scan_of_one_slice() -> None:
     torch.testing.assert_close(tied(row, [1]).logit, tied.classifier(row)[0])
 
 
-@pytest.mark.parametrize("method", ["evidence_ng", "bells_ng", "whole_bells_ng", "abmil_bells_ng"])
+@pytest.mark.parametrize(
+    "method", ["evidence_ng", "bells_ng", "whole_bells_ng", "posterior_bells_ng", "abmil_bells_ng"]
+)
 def test_long_scans_in_float32_equal_float64(method: str) -> None:
     """1,083 slices and evidence with a wide range: what float32 alone would flush to 0, and so tie, keeps its order."""
     model, lengths = build_model(method, 8), [1083, 1, 300]
@@ -342,3 +344,44 @@ def test_given_the_true_feature_windows_beat_slices_and_bells_beat_windows() -> 
     assert slices < 0.68
     assert slices + 0.1 < windows < bells - 0.02
     assert bells > 0.85
+
+
+def test_posterior_bells_are_the_bayes_estimators_of_one_block() -> None:
+    """With the true feature, windows as long as the block and only whole ones: both oracles, digit by digit."""
+    block, shift = 11, 0.5
+    bags = shifted_mean(200, seed=1003, features=1, block=block, shift=shift)
+    model = build_model("posterior_bells", 1).double()
+    with torch.no_grad():
+        model.classifier.weight.fill_(shift)
+        model.classifier.bias.fill_(-block * shift**2 / 2)
+        model.attention.log_sigma.fill_(math.log(block / 2))
+        model.attention.log_shape.fill_(math.log(140.0))
+        model.attention.log_kappa.fill_(math.log(400.0))
+        prediction = model(bags.features.double(), bags.layout)
+    want = bayes_scan_scores(bags, block=block, shift=shift)
+    torch.testing.assert_close(prediction.logit, want, rtol=1e-4, atol=1e-4)
+    posterior = bayes_slice_scores(bags, block=block, shift=shift).exp() / block
+    torch.testing.assert_close(prediction.attention, posterior, rtol=1e-3, atol=1e-6)
+
+
+def test_attention_of_posterior_bells_is_how_much_each_slice_counts() -> None:
+    model, layout = build_model("posterior_bells", 3).double(), Layout.padded(torch.tensor([7, 1, 12]), 12)
+    rows = torch.randn(3, 12, 3, dtype=torch.float64, requires_grad=True)
+    prediction = model(rows, layout)
+    (slope,) = torch.autograd.grad(prediction.logit.sum(), rows)
+    counts = slope @ model.classifier.weight[0].detach() / model.classifier.weight.detach().square().sum()
+    torch.testing.assert_close(counts / counts.sum(1, keepdim=True), prediction.attention)
+
+
+def test_the_posterior_score_has_gradients_of_finite_differences_and_ignores_padding() -> None:
+    attention = WindowAttention(2, bells=True, whole=True, shaped=True, sharpened=False).double()
+    layout = Layout.padded(torch.tensor([5, 1, 8]), 9)
+    scores = torch.randn(3, 2, 9, dtype=torch.float64, requires_grad=True)
+
+    def score(scores: Tensor) -> Tensor:
+        return attention.posterior(scores, layout)[1]
+
+    assert torch.autograd.gradcheck(score, scores)
+    other = scores.detach().masked_fill(~layout.mask[:, None], 1e30)
+    assert attention.posterior(other, layout)[1].equal(score(scores))
+    assert attention.posterior(other, layout)[0].equal(attention(scores, layout))

@@ -132,6 +132,7 @@ def test_attention_is_a_distribution_except_for_the_class_token_share(method: st
         ("evidence", 768 + 1 + 2),
         ("bells", 768 + 1 + 3),
         ("whole_bells", 768 + 1 + 5),
+        ("posterior_bells", 768 + 1 + 3),
         ("abmil_bells", 768 * 128 + 128 + 128 + 1 + 2 + 769),
         ("transmil_bells", 4_742_400 + 2 * 8 + 769),
     ],
@@ -267,7 +268,7 @@ def test_l1_leaves_alone_what_makes_the_bells(method: str) -> None:
     left_alone = BEYOND[method].unpenalized
     assert set(left_alone) <= set(names)
     assert {name for name in names if "log_" in name} <= set(left_alone)
-    if method.startswith(("evidence", "bells", "whole_bells")):
+    if method.startswith(("evidence", "bells", "whole_bells", "posterior_bells")):
         assert [name for name in names if name not in left_alone] == ["classifier.weight"]  # w alone
     else:
         assert not any("log_" not in name for name in left_alone)

@@ -30,7 +30,19 @@ def configs(method: str, **options: object) -> tuple[Config, ...]:
 
 @pytest.mark.parametrize("precision", list(TOLERANCE))
 @pytest.mark.parametrize(
-    "method", ["mean", "ng", "smap", "mhng", "smtp", "evidence", "whole_bells_ng", "abmil_bells", "transmil_bells_ng"]
+    "method",
+    [
+        "mean",
+        "ng",
+        "smap",
+        "mhng",
+        "smtp",
+        "evidence",
+        "whole_bells_ng",
+        "posterior_bells",
+        "abmil_bells",
+        "transmil_bells_ng",
+    ],
 )
 def test_a_gpu_trains_as_the_cpu_does(method: str, precision: str) -> None:
     train, val = scans()

@@ -121,6 +121,7 @@ class WindowAttention(nn.Module):
         bells: whether what the softmax gives a slice is spread as a bell around it.
         whole: whether windows that stick out of the scan are less likely, the more the larger the learned kappa.
         shaped: whether the windows' shape is learned, too.
+        sharpened: whether beta is learned; if not it is 1, for scores that have a scale of their own.
 
     Example:
         >>> scores = torch.tensor([[0.0, 0.0, 9.0, 0.0, 0.0]])
@@ -128,30 +129,74 @@ class WindowAttention(nn.Module):
         tensor([[0.1800, 0.2100, 0.2200, 0.2100, 0.1800]], grad_fn=<RoundBackward1>)
     """
 
-    def __init__(self, heads: int | None = None, *, bells: bool, whole: bool = False, shaped: bool = False) -> None:
+    def __init__(
+        self,
+        heads: int | None = None,
+        *,
+        bells: bool,
+        whole: bool = False,
+        shaped: bool = False,
+        sharpened: bool = True,
+    ) -> None:
         super().__init__()
         shape = () if heads is None else (heads,)
 
         def starting_at(value: float) -> nn.Parameter:
             return nn.Parameter(torch.full(shape, math.log(value)))
 
-        self.log_sigma, self.log_beta = starting_at(SIGMA), starting_at(BETA)
+        self.log_sigma = starting_at(SIGMA)
+        self.log_beta = starting_at(BETA) if sharpened else None
         self.log_kappa = starting_at(KAPPA) if whole else None
         self.log_shape = starting_at(SHAPE) if shaped else None
         self.bells = bells
 
     def forward(self, scores: Scores, layout: Layout) -> Scores:
         """log a of folded scores, whatever their padding holds; in float32 or better, very low in the padding."""
-        real = layout.mask if scores.ndim == 2 else layout.mask[:, None]
         kernel = self._kernel(layout.longest)
-        s = torch.exp(self.log_beta.double())[..., None] * smooth(scores.masked_fill(~real, 0), kernel)
-        if self.log_kappa is not None:
-            inside = smooth(real.expand_as(scores).double(), kernel)  # at least 1 in the scan: the slice itself
-            s = s + torch.exp(self.log_kappa.double())[..., None] * inside.clamp_min(SMALLEST).log()
-        log_a = layout.log_softmax(s)  # log q, so far
+        s, log_prior = self._windows(scores, layout, kernel)
+        return self._attend(s + log_prior, kernel, layout, scores.dtype)
+
+    def posterior(self, scores: Scores, layout: Layout) -> tuple[Scores, Float[Tensor, "bags *heads"]]:
+        r"""log a as of `forward`, and the scan's own score: the log of the mean of $e^s$ over windows.
+
+        $$ \log \frac{\sum_j e^{s_j} (K 1)_j^\kappa}{\sum_j (K 1)_j^\kappa}, \quad s = \beta K x $$
+
+        Its derivative by a slice's score is $\beta (K q)_j$: attention is how much each slice counts.
+
+        Example:
+            >>> attention = WindowAttention(bells=True, whole=True)
+            >>> x = torch.randn(1, 5, requires_grad=True)
+            >>> log_a, score = attention.posterior(x, Layout.packed([5]))
+            >>> (slope,) = torch.autograd.grad(score.sum(), x)
+            >>> torch.allclose(slope / slope.sum(), log_a.exp())
+            True
+        """
+        kernel = self._kernel(layout.longest)
+        s, log_prior = self._windows(scores, layout, kernel)
+        score = layout.hide(s + log_prior).logsumexp(-1) - layout.hide(log_prior).logsumexp(-1)
+        log_a = self._attend(s + log_prior, kernel, layout, scores.dtype)
+        return log_a, score.to(log_a.dtype)
+
+    def _windows(
+        self, scores: Scores, layout: Layout, kernel: Float64[Tensor, "*heads longest longest"]
+    ) -> tuple[Scores, Scores]:
+        """What the windows collected, beta K x, and the logarithm of how likely they were before, kappa log K 1."""
+        real = layout.mask if scores.ndim == 2 else layout.mask[:, None]
+        s = smooth(scores.masked_fill(~real, 0), kernel)
+        if self.log_beta is not None:
+            s = torch.exp(self.log_beta.double())[..., None] * s
+        if self.log_kappa is None:
+            return s, torch.zeros_like(s)
+        inside = smooth(real.expand_as(scores).double(), kernel)  # at least 1 in the scan: the slice itself
+        return s, torch.exp(self.log_kappa.double())[..., None] * inside.clamp_min(SMALLEST).log()
+
+    def _attend(
+        self, log_weight: Scores, kernel: Float64[Tensor, "*heads longest longest"], layout: Layout, dtype: torch.dtype
+    ) -> Scores:
+        log_a = layout.log_softmax(log_weight)  # log q, so far
         if self.bells:
             log_a = layout.log_softmax(_log_bells(log_a, kernel))
-        return layout.hide(log_a.to(torch.promote_types(scores.dtype, torch.float32)))
+        return layout.hide(log_a.to(torch.promote_types(dtype, torch.float32)))
 
     def _kernel(self, longest: int) -> Float64[Tensor, "*heads longest longest"]:
         if self.log_shape is None:

@@ -284,6 +284,11 @@ class EvidenceMIL(nn.Module):
     $\gamma \sum_j a_j e_j + c$: attention that is spread beyond the evidence dilutes it.
     `whole` and `shaped` are those of `WindowAttention`.
 
+    With `posterior`, evidence is a log-likelihood ratio (so beta is 1), and the logit is Bayes' own for one block that
+    may lie anywhere, $\log \operatorname{mean}_j e^{(K e)_j} + c$: with the true feature and windows of its length
+    the scan score is the Bayes estimator of `data.synthetic`, and attention is its posterior.  What guides attention
+    and what scores the scan are then one thing: $\partial\, \mathrm{logit} / \partial e_j = (K q)_j \propto a_j$.
+
     Example:
         >>> model = EvidenceMIL(bells=True)
         >>> sum(parameter.numel() for parameter in model.parameters())  # w, c, sigma, beta, gamma
@@ -293,16 +298,26 @@ class EvidenceMIL(nn.Module):
     """
 
     def __init__(
-        self, features: int = FEATURES, *, bells: bool = False, whole: bool = False, shaped: bool = False
+        self,
+        features: int = FEATURES,
+        *,
+        bells: bool = False,
+        whole: bool = False,
+        shaped: bool = False,
+        posterior: bool = False,
     ) -> None:
         super().__init__()
         self.classifier = nn.Linear(features, 1)
-        self.attention = WindowAttention(bells=bells, whole=whole, shaped=shaped)
-        self.log_gamma = nn.Parameter(torch.zeros(())) if bells else None  # positive: more evidence, higher logit
+        self.attention = WindowAttention(bells=bells, whole=whole, shaped=shaped, sharpened=not posterior)
+        self.posterior = posterior
+        self.log_gamma = nn.Parameter(torch.zeros(())) if bells and not posterior else None  # more evidence, more logit
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
+        if self.posterior:
+            log_a, score = self.attention.posterior(layout.fold(evidence), layout)
+            return _predict(score + self.classifier.bias, log_a[:, None], layout)
         log_a = self.attention(layout.fold(evidence), layout)
         if self.log_gamma is not None:
             evidence = self.log_gamma.exp() * evidence
@@ -379,6 +394,13 @@ BEYOND: dict[str, Method] = {
             "Mixture of Whole Bells",
             partial(EvidenceMIL, bells=True, whole=True, shaped=True),
             (*_OF_EVIDENCE, "attention.log_kappa", "attention.log_shape", "log_gamma"),
+            "Normal Guidance",
+        ),
+        _with_and_without_guidance(
+            "posterior_bells",
+            "Posterior Bells",
+            partial(EvidenceMIL, bells=True, whole=True, shaped=True, posterior=True),
+            ("classifier.bias", *(f"attention.{name}" for name in ("log_sigma", "log_kappa", "log_shape"))),
             "Normal Guidance",
         ),
         _with_and_without_guidance(

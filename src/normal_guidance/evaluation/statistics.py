@@ -33,7 +33,7 @@ BASELINE = "centered_gaussian"
 
 TWINS = {
     **{"smap": "abmil", "ng": "abmil", "smtp": "transmil", "mhng": "transmil"},
-    **{"whole_bells": "bells", "abmil_bells": "abmil", "transmil_bells": "transmil"},
+    **{"whole_bells": "bells", "posterior_bells": "whole_bells", "abmil_bells": "abmil", "transmil_bells": "transmil"},
     **{name: name.removesuffix("_ng") for name, method in BEYOND.items() if method.guided},
 }
 """A smoothed or guided method, or one made of bells, and the same model without."""

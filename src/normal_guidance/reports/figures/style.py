@@ -50,14 +50,16 @@ METHOD_COLORS = {
     "bells_ng": "#900876",
     "whole_bells": "#EE9F63",
     "whole_bells_ng": "#490037",
+    "posterior_bells": "#F01E5A",
+    "posterior_bells_ng": "#000096",
     "abmil_bells": "#5FC9E6",
     "abmil_bells_ng": "#ADDCC7",
     "transmil_bells": "#7C49E4",
     "transmil_bells_ng": "#11482B",
     **dict.fromkeys((CEILING, *REFERENCE_TITLES), "#000000"),
 }
-"""Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL; what the paper does
-not have is yellow (evidence), pink and apricot (bells), or lighter or darker than its like; references are black."""
+"""Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL.  What the paper does
+not have is yellow (evidence), pink, apricot, crimson (bells) or lighter or darker than its like.  Black: references."""
 
 METHOD_MARKERS = {
     **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},
