@@ -62,6 +62,16 @@ def test_sensitivity_is_abmil_s_unless_asked_otherwise(tmp_path):
 
 
 @pytest.mark.usefixtures("tiny")
+def test_the_selection_filter_can_be_left_out(tmp_path):
+    options = ("semi-synthetic", "--seeds", "1001", "--epochs", "3", "--methods", "mean", "--no-train-above-val")
+    result = invoke(*options, "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    run = load_run(tmp_path / "mean" / "1001")
+    assert run.report["departures"] == {"epochs": 3, "train_above_val": False}
+    assert "train_above_val False" in (tmp_path / "tables.md").read_text()
+
+
+@pytest.mark.usefixtures("tiny")
 def test_guides_concern_guided_methods_only(tmp_path):
     options = ("semi-synthetic", "--seeds", "1001", "--epochs", "1", "--device", "cpu", "-o", tmp_path)
     guides = ("--modes", "2", "--negatives", "uniform", "--warmup", "3")

@@ -20,6 +20,13 @@ Epochs = Annotated[int, typer.Option(min=1)]
 Patience = Annotated[
     int | None, typer.Option(min=1, help="Stop after so many epochs without a better one. Default: never.")
 ]
+TrainAboveVal = Annotated[
+    bool,
+    typer.Option(
+        "--train-above-val/--no-train-above-val",
+        help="Select only epochs whose training AUROC is above validation AUROC, as the paper does.",
+    ),
+]
 Renormalize = Annotated[
     bool, typer.Option("--renormalize/--no-renormalize", help="Guide class-token rows made to sum to one.")
 ]

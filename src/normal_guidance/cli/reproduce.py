@@ -19,6 +19,7 @@ from normal_guidance.cli.options import (
     Patience,
     Precision,
     Renormalize,
+    TrainAboveVal,
     Warmup,
     check_guidance,
     choose_execution,
@@ -48,6 +49,7 @@ def reproduce(
     seeds: Annotated[str, typer.Option(help="Seeds of the paper's partitions.")] = "1001,2001,3001",
     epochs: Epochs = 1000,
     patience: Patience = None,
+    train_above_val: TrainAboveVal = True,
     renormalize: Renormalize = True,
     modes: Modes = 1,
     negatives: Negatives = "own",
@@ -80,7 +82,7 @@ def reproduce(
         folder=out,
         methods=choose_methods(methods, sensitivity),
         seeds=tuple(parse_list("--seeds", seeds, int)),
-        protocol=Config("ng", epochs=epochs, patience=patience, **guides),
+        protocol=Config("ng", epochs=epochs, patience=patience, train_above_val=train_above_val, **guides),
         execution=choose_execution(device, precision, chunk),
     )
     check_guidance(study.methods, given_guides(guides))

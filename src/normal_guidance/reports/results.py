@@ -210,7 +210,8 @@ def _check_same_scans(found: Sequence[Found]) -> None:
         other = first.setdefault(one.seed, one)
         if one.fingerprints.get("test") != other.fingerprints.get("test"):
             raise UserError(
-                f"{one.folder} and {other.folder} were scored on different test scans; delete one and run it again"
+                f"{one.folder} and {other.folder} were scored on different test scans; delete one and run it again "
+                "(drawn scans differ in their last bits between kinds of processor: score a study on one)"
             )
 
 
