@@ -101,7 +101,7 @@ def test_held_numbers_stay_and_started_ones_move(study, protocol, kind, stays):
     job = study.points.Job("bells", **{kind: (("sigma", 6.0), ("beta", 0.5))})
     scans = study.drawing.drawn(1001, "paper", protocol)
     with study.variations.registered(job.spec()):
-        configs = [replace(one, train_above_val=False) for one in job.configs(protocol, 1001)]
+        configs = job.configs(replace(protocol, train_above_val=False), 1001)
         (winner,) = sweep(configs, scans.train, scans.val).winners
         model = study.measuring.winner_model(winner.config, scans.train.width, winner.weights)
     numbers = study.variations.numbers_of(model)
