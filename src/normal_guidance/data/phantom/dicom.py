@@ -64,7 +64,9 @@ def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
 
 def _write(path: Path, dataset: Dataset, compression: str) -> None:
     if compression in ("rle", "jpeg2000"):
-        dataset.compress(COMPRESSIONS[compression], generate_instance_uid=False)
+        # Named, because gdcm, which pydicom would ask first, ends the process over RLE on some machines.
+        plugin = "pydicom" if compression == "rle" else ""
+        dataset.compress(COMPRESSIONS[compression], encoding_plugin=plugin, generate_instance_uid=False)
     dataset.save_as(path, enforce_file_format=True)
     if compression in ("jpeg-lossless", "jpeg-ls"):
         _compress_file(path, compression)
