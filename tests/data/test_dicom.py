@@ -6,7 +6,6 @@ import pickle
 import runpy
 import struct
 import sys
-import time
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -467,16 +466,10 @@ def test_file_without_preamble():
     assert np.array_equal(read_pixels(bare, "x.dcm")[0], read_pixels(content, "x.dcm")[0])
 
 
-def test_reading_a_header_is_fast():
-    """pydicom's own CT file has 257 elements, more than most; about .8 ms where this was written."""
+def test_a_header_of_many_elements():
+    """pydicom's own CT file has 257 elements, more than most."""
     path = Path(pydicom.data.get_testdata_file("CT_small.dcm"))
     assert read_header(path, "x").patient_id == "1CT1"
-    durations = []
-    for _ in range(50):
-        start = time.perf_counter()
-        read_header(path, "x")
-        durations.append(time.perf_counter() - start)
-    assert min(durations) < 0.005  # a wide margin: tests share the machine
 
 
 # ----------------------------------------------------------------------------------------------------
