@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import torch
 
 from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.training.run import PREDICTION_TABLE
 
-TABLE = "predictions.parquet"
 DOCUMENTS = ("report.json", "config.json", "best.json")
 
 
@@ -55,8 +55,8 @@ def keep(run: Path, to: Path) -> int:
     lists = ["attention.list.element", "log_attention.list.element.list.element"]
     texts = [field.name for field in PREDICTIONS if field.type == pa.string()]
     pq.write_table(
-        compact(pq.read_table(run / TABLE)),
-        to / TABLE,
+        compact(pq.read_table(run / PREDICTION_TABLE)),
+        to / PREDICTION_TABLE,
         compression="zstd",
         compression_level=19,
         use_dictionary=texts,
@@ -66,8 +66,10 @@ def keep(run: Path, to: Path) -> int:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(f"{len(sys.argv) - 1} folders given; give two: the runs, and where to keep them")
     source, target = map(Path, sys.argv[1:])
-    for table in sorted(source.glob(f"**/{TABLE}")):
+    for table in sorted(source.glob(f"**/{PREDICTION_TABLE}")):
         run = table.parent
         size = keep(run, target / run.parent.name / run.name)
         print(f"{run.parent.name} {run.name}: {size / 1024:.0f} KiB")

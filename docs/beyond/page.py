@@ -56,36 +56,8 @@ def write_page(found: Found, protocol: Protocol, page: Path = PAGE, images: Path
     """Tables and figures into the page; words around them stay."""
     if protocol.is_trial:
         raise UserError("the page is about the whole data; leave --sizes and --features out, or show with --tables")
-    text = page.read_text(encoding="utf-8") if page.exists() else empty_page()
+    text = page.read_text(encoding="utf-8")
     for name, made in sections(found, protocol).items():
         text = put(text, name, made)
     draw(found, images)
     write_atomically(page, text.encode())
-
-
-def empty_page() -> str:
-    """The page before anything is measured."""
-    parts = [
-        "# Beyond the paper: attention made of bells",
-        "What of attention made of bells matters, along which axis, and when it helps: all on the paper's "
-        "semi-synthetic data and on variants of it, scan labels only.",
-        _place("about"),
-        "Made by `docs/measure_beyond.py`; the points are those of `docs/beyond/points.py`. Points that are still to "
-        "be measured say so.",
-    ]
-    for axis, heading in AXES.items():
-        parts.append(f"## {heading}")
-        parts += [_place(f"figure_{axis}")] if axis in FIGURES else []
-        parts.append(_place(axis))
-        if axis == "lambda":
-            parts += [
-                "What a rule chooses among these lambdas, seed by seed, by validation scans; regret is what that loses "
-                "in test localization AUROC against the best lambda, mean over seeds. Only the last row sees slice "
-                "labels.",
-                _place("choice"),
-            ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _place(name: str) -> str:
-    return f"<!-- measured: {name} -->\n\n{IN_PROGRESS}\n\n<!-- end -->"

@@ -21,6 +21,7 @@ from normal_guidance.evaluation.published import Metric
 from normal_guidance.evaluation.resampling import DRAWS, measure, resample
 from normal_guidance.evaluation.statistics import LEVEL, Claim, differences, student_quantile
 from normal_guidance.evaluation.words import NOTHING, digits, signed
+from normal_guidance.reports.results import software
 
 IN_PROGRESS = "*In progress: not measured yet.*"
 
@@ -207,7 +208,7 @@ def about(found: Found, protocol: Protocol) -> str:
     rates, strengths = (", ".join(map(short, values)) for values in (protocol.lr, protocol.l1))
     return "\n".join(
         [
-            f"- Software: {'; '.join(sorted({_software(one) for one in environments}))}",
+            f"- Software: {'; '.join(sorted({software(one) for one in environments}))}",
             f"- Machine: {'; '.join(machines)}; date: {' to '.join(dict.fromkeys((dates[0], dates[-1])))}",
             f"- Sweeps: {len(trained)}, of {len(set(trained))} jobs; {spent} (h:mm:ss), all processes together",
             f"- Protocol: lr {rates}; L1 {strengths}; {protocol.epochs} epochs at most, patience {protocol.patience}, "
@@ -217,12 +218,3 @@ def about(found: Found, protocol: Protocol) -> str:
             "of the test scans, paired for differences (from the row in bold), not adjusted for the number of rows",
         ]
     )
-
-
-def _software(versions: Mapping[str, object]) -> str:
-    commit = versions["commit"]
-    name = "no commit known"
-    if isinstance(commit, dict):
-        changed = " (as told)" if commit.get("told") else " with uncommitted changes" if commit["dirty"] else ""
-        name = f"commit {commit['id'][:12]}{changed}"
-    return f"normal-guidance {versions['normal_guidance']}, {name}, torch {versions['torch']}"

@@ -72,6 +72,15 @@ def test_other_methods_get_a_row_of_their_own():
     assert [list(curves(panel)) for panel in panels(figure)] == [["ABMIL"], ["Centered Gaussian", "Max pooling"]]
 
 
+def test_what_the_paper_does_not_have_gets_a_row_without_and_one_with_guidance():
+    figure = plot_attention([scan(methods=("bells_ng", "ng", "bells", "posterior_bells"))])
+    assert [list(curves(panel)) for panel in panels(figure)] == [
+        ["ABMIL + Normal Guidance"],
+        ["Mixture of Bells", "Posterior Bells"],
+        ["Mixture of Bells + Normal Guidance"],
+    ]
+
+
 def test_truth_is_filled_where_it_is_known():
     known, unknown = panels(plot_attention([scan(), scan(labelled=False)]))[:2]
     assert [(patch.get_x(), patch.get_width()) for patch in known.patches] == [(4.5, 5.0)]

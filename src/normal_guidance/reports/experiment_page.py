@@ -20,7 +20,7 @@ from normal_guidance.files import make_folder
 from normal_guidance.reports import html
 from normal_guidance.reports.description import description_tables
 from normal_guidance.reports.differences import METHOD, Differences
-from normal_guidance.reports.figures.attention import ROWS, AttendedScan, draw_attention, random_scans
+from normal_guidance.reports.figures.attention import PANELS, AttendedScan, draw_attention, random_scans
 from normal_guidance.reports.figures.comparisons import (
     MethodValues,
     SettingValues,
@@ -168,7 +168,7 @@ def _attention(experiment: Experiment, folder: Path, images: Images | None) -> I
     if not experiment.answers:
         return
     first = experiment.answers[0]
-    methods = [method for row in ROWS for method in row if method in first.predictions]
+    methods = [method for row in PANELS for method in row if method in first.predictions]
     labels = first.scans.slice_labels
     lengths = first.scans.lengths.tolist()
     positive = [number for number, label in enumerate(first.scans.labels.tolist()) if label]

@@ -295,7 +295,7 @@ def _about(found: Sequence[Found], axes: Sequence[str] = ()) -> dict[str, Any]:
         own = {name: value for name, value in one.departures.items() if name not in axes}
         departures[one.method][str(one.seed)] = own
     return {
-        "software": sorted({name for one in found for name in map(_software, one.environments)}),
+        "software": sorted({name for one in found for name in map(software, one.environments)}),
         "machines": sorted({name for one in runs or found for name in _machines(one)}),
         "dates": sorted({str(start["date"]) for one in found for start in one.environments}),
         "runs": len(runs),
@@ -309,7 +309,8 @@ def _machines(one: Found) -> list[str]:
     return [f"{start['device']}{how}" for start in one.environments]
 
 
-def _software(versions: Mapping[str, Any]) -> str:
+def software(versions: Mapping[str, Any]) -> str:
+    """The code and torch of one environment, as pages name them."""
     commit = versions["commit"]
     where = "installed"
     if commit:

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from normal_guidance.core.guidance import normal_reference
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.models import BEYOND, EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import method_title
 from normal_guidance.reports.figures.style import (
@@ -31,7 +31,11 @@ from normal_guidance.reports.figures.style import (
 )
 
 ROWS = (("abmil", "smap", "ng"), ("transmil", "smtp", "mhng"))
-"""Methods that share a row of panels, as in the paper; any others share one more."""
+"""Methods that share a row of panels, as in the paper."""
+
+PANELS = (*ROWS, *(tuple(name for name, one in BEYOND.items() if one.guided == guided) for guided in (False, True)))
+"""Those and, in rows of their own, what the paper does not have, without guidance and with it; any others share one
+more."""
 
 SCANS = 4
 """How many scans the paper shows of each dataset."""
@@ -113,7 +117,7 @@ def draw_attention(scans: Sequence[AttendedScan], path: Path, *, reference: str 
 
 @styled
 def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = None) -> Figure:
-    """Attention along the slices, one column a scan and one row for each of `ROWS`, thumbnails above, truth filled.
+    """Attention along the slices, one column a scan and one row for each of `PANELS`, thumbnails above, truth filled.
 
     Each curve is scaled to its own peak, because a narrow bell would flatten the others.  `reference` names a method
     whose normal reference is dashed.
@@ -156,8 +160,8 @@ def _rows(scans: Sequence[AttendedScan]) -> list[list[str]]:
                 f"scan {scan.title!r} has attention of {', '.join(scan.attention)}, {scans[0].title!r} of "
                 f"{', '.join(methods)}; give the same methods for all scans"
             )
-    known = {method for row in ROWS for method in row}
-    rows = [[method for method in row if method in methods] for row in ROWS]
+    known = {method for row in PANELS for method in row}
+    rows = [[method for method in row if method in methods] for row in PANELS]
     rows.append([method for method in methods if method not in known])
     return [row for row in rows if row]
 
