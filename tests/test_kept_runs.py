@@ -14,7 +14,8 @@ from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.training.config import Config, grid
 
 ROOT = Path(__file__).parents[1]
-RUNS = sorted((ROOT / "docs/results/runs").glob("*/*/*/predictions.parquet"))
+TRAINED = sorted(path.parent for path in (ROOT / "docs/results/runs").glob("*/*/*/report.json"))
+RUNS = [run / "predictions.parquet" for run in TRAINED if (run / "predictions.parquet").exists()]
 
 
 @pytest.fixture

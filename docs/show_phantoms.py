@@ -1,0 +1,107 @@
+"""Writes the tables of docs/results/phantoms.md from what `nguide experiment` left for the three layouts.
+
+    .venv/bin/python docs/show_phantoms.py            prints them
+    .venv/bin/python docs/show_phantoms.py --write    puts them into the page
+
+docs/results/runs/phantoms holds tables.json, differences.json and measures.json of each study.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from measure_replication import put
+from measured.text import table
+
+from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.evaluation.published import CEILING, METRICS, Metric
+from normal_guidance.evaluation.statistics import RIVALS, TWINS
+from normal_guidance.evaluation.words import digits, p_value, signed
+
+DOCS = Path(__file__).parent
+PAGE, STUDIES = DOCS / "results/phantoms.md", DOCS / "results/runs/phantoms"
+LAYOUTS = ("head", "chest", "abdomen")
+LOCALIZATION: Metric = "localization_auroc"
+
+Records = list[dict[str, Any]]
+
+
+def records(layout: str, document: str, part: str, **wanted: object) -> Records:
+    """The lines of one document of a layout's study that have these values."""
+    lines: Records = json.loads((STUDIES / layout / f"{document}.json").read_text())[part]
+    return [line for line in lines if all(line[name] == value for name, value in wanted.items())]
+
+
+def title(method: str) -> str:
+    return "Supervised reference" if method == CEILING else EVERY_METHOD[method].title
+
+
+def means(metric: Metric) -> str:
+    """Mean and sd of every method in each layout."""
+    found = {
+        layout: {one["method"]: one for one in records(layout, "tables", "tables", table=metric)} for layout in LAYOUTS
+    }
+    methods = [method for method in (*EVERY_METHOD, CEILING) if method in found[LAYOUTS[0]]]
+    rows = [[title(method), *(_mean(found[layout].get(method)) for layout in LAYOUTS)] for method in methods]
+    return table(["Method", *LAYOUTS], rows)
+
+
+def _mean(one: dict[str, Any] | None) -> str:
+    if one is None or one["ours_mean"] is None:
+        return "-"
+    splits = len(one["seeds"])
+    return f"{digits(one['ours_mean'])} ± {digits(one['ours_sd'])}" + f" ({splits} of 3 splits)" * (splits < 3)
+
+
+def against(metric: Metric, pairs: Iterable[tuple[str, str]]) -> str:
+    """Differences of these pairs in each layout; those that are shown are bold."""
+    rows = []
+    for method, other in pairs:
+        found = [
+            records(layout, "differences", "differences", method=method, against=other, metric=metric)
+            for layout in LAYOUTS
+        ]
+        if any(found):
+            rows.append([title(method), title(other), *(_difference(one) for one in found)])
+    return table(["Method", "Against", *LAYOUTS], rows)
+
+
+def _difference(found: Records) -> str:
+    if not found:
+        return "-"
+    (one,) = found
+    if one["p"] is None:
+        return f"{signed(one['estimate'])} (too few scans)"
+    words = f"{signed(one['estimate'])} [{digits(one['low'])}, {digits(one['high'])}], {p_value(one['p_adjusted'])}"
+    return f"**{words}**" if one["shown"] else words
+
+
+GAUSSIAN = [(method, "centered_gaussian") for method in EVERY_METHOD if method not in ("max", "mean")]
+PAIRS = [*TWINS.items(), *RIVALS.items()]
+CEILINGS = [(method, CEILING) for method in EVERY_METHOD if method not in ("max", "mean")]
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    **{metric: partial(means, metric) for metric in METRICS if metric != "scan_auprc"},
+    "gaussian": partial(against, LOCALIZATION, GAUSSIAN),
+    "twins": partial(against, LOCALIZATION, PAIRS),
+    "scan_twins": partial(against, "scan_auroc", PAIRS),
+    "supervised": partial(against, LOCALIZATION, CEILINGS),
+}
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name, section in SECTIONS.items():
+        print(f"## {name}\n\n{section()}\n")
+        text = put(text, name, section())
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
