@@ -173,6 +173,9 @@ def test_patience_ends_a_configuration(script):
     val = np.array([[0.5], [0.6], [0.5], [0.5], [0.7]])
     history = selection.History(np.ones_like(val), val, np.zeros(1), np.ones(1))
     assert [selection.select(history, patience=patience).epoch for patience in (None, 3, 2)] == [5, 5, 2]
+    val = np.array([[0.5], [0.6], [0.7], [0.8]])
+    learning = selection.History(np.array([[0.4], [0.4], [0.4], [0.9]]), val, np.zeros(1), np.ones(1))
+    assert selection.select(learning, patience=2).epoch == 4
 
 
 def test_selection_reads_run_folders(script, tmp_path):

@@ -74,12 +74,14 @@ def read_history(path: Path) -> History:
 def select(history: History, *, train_above_val: bool = True, patience: int | None = None) -> Selected:
     """The first best epoch of every configuration, and of these the best; as `training.selection` does it."""
     kept, best = np.zeros(len(history.lr), int), np.full(len(history.lr), -np.inf)
+    risen, peak = kept, best
     for epoch, (train, val) in enumerate(zip(history.train, history.val, strict=True), start=1):
-        better = val > best
+        better, higher = val > best, val > peak
         if train_above_val:
             better &= train > val
         if patience is not None:
-            better &= epoch - kept <= patience
+            better, higher = better & (epoch - risen <= patience), higher & (epoch - risen <= patience)
+        risen, peak = np.where(better | higher, epoch, risen), np.where(higher, val, peak)
         kept, best = np.where(better, epoch, kept), np.where(better, val, best)
     winner = int(best.argmax())
     return Selected(winner, int(kept[winner]), best)

@@ -10,7 +10,7 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 from normal_guidance.core.guidance import normal_reference
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.models import EVERY_METHOD, METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.reports.figures.attention import AttendedScan, draw_attention, plot_attention, random_scans
 from normal_guidance.reports.figures.style import METHOD_COLORS, RED, TRUTH
@@ -90,6 +90,18 @@ def test_truth_is_filled_where_it_is_known():
 def test_the_legend_explains_truth_that_only_a_later_scan_has():
     assert TRUTH in legends(plot_attention([scan(labelled=False), scan()]))[0]
     assert TRUTH not in legends(plot_attention([scan(labelled=False)]))[0]
+
+
+@pytest.mark.parametrize("scans", [1, 2, 4])
+def test_the_legends_stay_inside_the_figure(scans):
+    methods = tuple(name for name, method in EVERY_METHOD.items() if method.scores_scans)
+    figure = plot_attention([scan(methods=methods) for _ in range(scans)])
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    for part in figure.subfigs:
+        box = part.legends[0].get_window_extent()
+        assert whole.x0 <= box.x0
+        assert box.x1 <= whole.x1
 
 
 def test_the_reference_is_that_of_the_named_method_at_the_scale_of_its_curve():

@@ -17,6 +17,7 @@ from normal_guidance.training.config import Config, departures, grid, sensitivit
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.training.feed import Scans, batched, pool_scans, prefetch
 from normal_guidance.training.fit import Fit, fit, select_epoch
+from normal_guidance.training.selection import Selection
 from normal_guidance.training.stack import Stack
 from normal_guidance.training.sweep import Execution, sweep
 from normal_guidance.training.watch import Progress
@@ -260,6 +261,20 @@ def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
     assert len(want.history) < 60, "patience did not end it, so nothing was tested"
     assert (~result.history[:, 0, 0].isnan()).sum() == len(want.history)
     assert result.best_epoch[0] == (want.best.number if want.best else 0)
+
+
+def test_patience_waits_for_who_still_learns_though_nothing_can_be_selected_yet(train: Bags, val: Bags) -> None:
+    engine = make_engine("packed", [Config("abmil", batch_size=16)] * 2, train, val)
+    selection = Selection(engine, train_above_val=True, patience=2)
+    learning, idle = [0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.5, 0.5, 0.5, 0.9]
+    training = torch.tensor([[0.4, 0.4], [0.5, 0.4], [0.6, 0.4], [0.7, 0.4], [0.95, 0.95]])
+    over = []
+    for epoch, values in enumerate(zip(learning, idle, strict=True), start=1):
+        selection.update(epoch, training[epoch - 1], torch.tensor(values), engine.parameters)
+        over.append(selection.over(epoch))
+    assert over[3] == [False, True]
+    assert selection.epoch.tolist() == [5, 0]
+    assert selection.trained(5).tolist() == [5, 3]
 
 
 def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:

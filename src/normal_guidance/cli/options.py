@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 Epochs = Annotated[int, typer.Option(min=1)]
 Patience = Annotated[
-    int | None, typer.Option(min=1, help="Stop after so many epochs without a better one. Default: never.")
+    int | None,
+    typer.Option(min=1, help="Stop after so many epochs without a better one, selectable or not. Default: never."),
 ]
 TrainAboveVal = Annotated[
     bool,

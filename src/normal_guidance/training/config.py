@@ -61,7 +61,8 @@ class Config:
         modes: bells that the reference is made of: see `NormalGuidance`.
         negatives: what negative scans are guided to, a name in `NEGATIVES`.
         warmup: epochs in which lambda rises from 0, in equal steps, to its value; 0: it is constant.
-        patience: stop after so many epochs without a better one; None is the paper's protocol: train all epochs.
+        patience: stop after so many epochs in which none was selected and validation AUROC was never higher than
+            before; None is the paper's protocol: train all epochs.
         train_above_val: only an epoch whose training AUROC is above its validation AUROC can be selected.
         seed: of the initial weights, and (of the first configuration, in a sweep) of the order of the scans.
         receptive_field: R of the supervised reference, which must be given for it and can be given for nothing else.

@@ -80,6 +80,7 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     shuffling = torch.Generator().manual_seed(config.seed)
     history: tuple[Epoch, ...] = ()
     best, best_weights = None, None
+    risen, peak = 0, -math.inf
     for number in range(1, config.epochs + 1):
         loss, train_auroc = _train_epoch(model, optimizer, train, config, shuffling, number)
         epoch = Epoch(number, loss, train_auroc, auroc(*_scored(config, predict(model, val), val)).item())
@@ -89,7 +90,9 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
             best_weights = copy.deepcopy(model.state_dict())
         if on_epoch is not None:
             on_epoch(epoch)
-        if config.patience is not None and number - (best.number if best else 0) >= config.patience:
+        if best is epoch or epoch.val_auroc > peak:
+            risen, peak = number, max(peak, epoch.val_auroc)
+        if config.patience is not None and number - risen >= config.patience:
             break
     if best_weights is not None:
         model.load_state_dict(best_weights)

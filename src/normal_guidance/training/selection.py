@@ -41,23 +41,32 @@ class Winner:
 
 
 class Selection:
-    """The best epoch of each configuration so far, its weights included, on the device."""
+    """The best epoch of each configuration so far, its weights included, on the device.
+
+    Patience counts from the last epoch that was selected or had a higher validation AUROC than all before it: a
+    configuration that still learns is not given up because its training AUROC is not above its validation AUROC yet.
+    """
 
     def __init__(self, engine: Engine, train_above_val: bool = True, patience: int | None = None) -> None:
         count, device = len(engine.stack.configs), engine.device
         self.train_above_val, self.patience = train_above_val, patience
         self.epoch = torch.zeros(count, dtype=torch.int64, device=device)
         self.val = torch.full((count,), -math.inf, dtype=torch.float64, device=device)
+        self.risen, self.peak = self.epoch.clone(), self.val.clone()
         self.weights = {name: torch.zeros_like(p) for name, p in engine.parameters.items()}
 
     @torch.no_grad()
     def update(self, epoch: int, train: Tensor, val: Tensor, parameters: Parameters) -> None:
         """The first of equally good epochs stays; NaN is never better; who has run out of patience chooses no more."""
         better: Bool[Tensor, "configs"] = val > self.val
-        if self.patience is not None:
-            better = better & (epoch - self.epoch <= self.patience)
+        higher: Bool[Tensor, "configs"] = val > self.peak
         if self.train_above_val:
             better = better & (train > val)
+        if self.patience is not None:
+            patient = epoch - self.risen <= self.patience
+            better, higher = better & patient, higher & patient
+        self.risen = torch.where(better | higher, epoch, self.risen)
+        self.peak = torch.where(higher, val, self.peak)
         self.epoch = torch.where(better, epoch, self.epoch)
         self.val = torch.where(better, val, self.val)
         for name, kept in self.weights.items():
@@ -71,10 +80,10 @@ class Selection:
         """
         if self.patience is None:
             return torch.full_like(self.epoch, epoch)
-        return (self.epoch + self.patience).clamp_max(epoch)
+        return (self.risen + self.patience).clamp_max(epoch)
 
     def over(self, epoch: int) -> list[bool]:
         """Which configurations have run out of patience."""
         if self.patience is None:
             return [False] * len(self.epoch)
-        return (epoch - self.epoch >= self.patience).tolist()
+        return (epoch - self.risen >= self.patience).tolist()

@@ -220,6 +220,8 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
         **_named("best.", selection.weights),
         "best_epoch": selection.epoch,
         "best_val": selection.val,
+        "risen": selection.risen,
+        "peak": selection.peak,
         "history": history,
         "generator": generator,
     }
@@ -238,6 +240,8 @@ def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mappin
     engine.refresh()
     selection.epoch.copy_(saved["best_epoch"])
     selection.val.copy_(saved["best_val"])
+    selection.risen.copy_(saved["risen"])
+    selection.peak.copy_(saved["peak"])
     history.copy_(saved["history"])
 
 

@@ -41,7 +41,10 @@ SCANS = 4
 """How many scans the paper shows of each dataset."""
 
 CURVES_HEIGHT = 1.9
-"""Inches: a row of panels with its legend."""
+"""Inches: a row of panels with one line of legend."""
+
+LEGEND_LINE, LEGEND_LETTER, LEGEND_HEIGHT = 0.7, 0.068, 0.2
+"""Inches: what a column of the legend takes beside its names, a letter of them, and a line of the legend."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +131,7 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
     width = WIDTH if len(scans) > 2 else 3.6 * len(scans)
     most = max(len(scan.thumbnails or ()) for scan in scans)
     strip = 0.9 * width / len(scans) / most + 0.2 if most else 0.0  # inches: square thumbnails and their numbers
-    heights = [CURVES_HEIGHT] * len(rows)
+    heights = [CURVES_HEIGHT + LEGEND_HEIGHT * (_legend_lines(methods, width) - 1) for methods in rows]
     heights[0] += strip + 0.25  # titles
     heights[-1] += 0.2  # what the x axis shows
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
@@ -154,6 +157,8 @@ def _rows(scans: Sequence[AttendedScan]) -> list[list[str]]:
     if not scans:
         raise UserError("there is no scan to draw; give one at least")
     methods = list(scans[0].attention)
+    for method in methods:
+        method_color(method)  # refuses a method that has none
     for scan in scans:
         if set(scan.attention) != set(methods):
             raise UserError(
@@ -206,6 +211,25 @@ def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) ->
     strip.set_axis_off()
 
 
+def legend_columns(names: Sequence[str], width: float) -> int:
+    """The most columns that fit into so many inches; matplotlib fills them one after the other.
+
+    Example:
+        >>> [legend_columns(["ABMIL", "ABMIL + Normal Guidance"], width) for width in (5.0, 2.0)]
+        [2, 1]
+    """
+    for columns in range(len(names), 1, -1):
+        widest = [max(map(len, column)) for column in np.array_split(np.array(names, dtype=object), columns)]
+        if sum(LEGEND_LINE + LEGEND_LETTER * letters for letters in widest) <= width:
+            return columns
+    return 1
+
+
+def _legend_lines(methods: Sequence[str], width: float) -> int:
+    names = [method_title(method) for method in methods]
+    return -(-len(names) // legend_columns(names, width))
+
+
 def _draw_legend(part: SubFigure, panels: Sequence[Axes], width: float, *, with_truth: bool) -> None:
     """What any of the panels shows, above them; the truth is explained once for all rows."""
     entries: dict[str, Artist] = {}
@@ -214,5 +238,5 @@ def _draw_legend(part: SubFigure, panels: Sequence[Axes], width: float, *, with_
         entries |= dict(zip(names, handles, strict=True))
     if not with_truth:
         entries.pop(TRUTH, None)
-    columns = min(len(entries), max(1, int(width // 2.2)))
+    columns = legend_columns(list(entries), width)
     part.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns)
