@@ -1,0 +1,49 @@
+"""The pages of docs/results say what the studies and runs in docs/results/runs say."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from normal_guidance.evaluation.published import method_title
+from normal_guidance.evaluation.words import signed
+
+DOCS = Path(__file__).parents[1] / "docs"
+RUNS = DOCS / "results/runs"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module
+
+
+def test_the_phantoms_page_shows_its_studies(script):
+    show = script("show_phantoms")
+    written = script("measure_replication").written(show.PAGE.read_text())
+    assert written == {name: section() for name, section in show.SECTIONS.items()}
+
+
+def test_a_method_that_was_not_tested_in_a_layout_has_a_dash(script):
+    show = script("show_phantoms")
+    rows = {line.split("|")[1].strip(): line for line in show.against(show.LOCALIZATION, show.CEILINGS).splitlines()}
+    assert rows["ABMIL"].split("|")[4].strip() == "-", "the chest study has no reference for every split"
+    assert "**-.263 [-.383, -.143], p = .005**" in rows["ABMIL"]
+
+
+def test_the_page_beyond_shows_how_far_posterior_bells_are_ahead(script):
+    found = script("compare_runs").compare("posterior_bells", [RUNS / "semi-synthetic", RUNS / "beyond"]).found
+    page = (DOCS / "results/beyond.md").read_text()
+    assert len(found) > 10
+    for one in found:
+        (row,) = [
+            line
+            for line in page.splitlines()
+            if line.startswith(f"| {method_title(one.against, 'semi-synthetic')} | ") and "p " in line
+        ]
+        assert row.split("|")[2 if one.metric == "localization_auroc" else 3].strip().startswith(signed(one.estimate))
+
+
+def test_a_method_without_predictions_is_refused(script, tmp_path):
+    with pytest.raises(SystemExit, match="ng has no predictions for every seed"):
+        script("compare_runs").compare("ng", [tmp_path])
