@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tools viewer lint types bench fuzz constraints clean
+.PHONY: help install demo test coverage tools viewer lint types bench fuzz constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,8 +56,11 @@ tools:
 JOBS ?= 2
 
 # pytest comes last, so that its closing line closes the output.
-test: lint types tools viewer ## everything that CI runs: lint, types, tests, doctests, README code, coverage
-	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile --durations=25 --cov=normal_guidance --cov-report=term
+test: lint types tools viewer ## everything that CI runs: lint, types, tests, doctests, README code
+	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile --durations=25 $(COVERAGE)
+
+coverage: COVERAGE := --cov=normal_guidance --cov-report=term
+coverage: test ## the same, and which lines no test reaches; a third slower
 
 lint: $(STAMP) ## ruff: rules and formatting
 	$(BIN)/ruff check .

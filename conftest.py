@@ -1,4 +1,4 @@
-"""What every test and every doctest runs under: checked shapes, two threads, fixed seeds.
+"""What every test and every doctest runs under: checked shapes, few threads, fixed seeds.
 
 It lies at the root, not in tests/, because the doctests in src/ need it too.
 """
@@ -16,7 +16,11 @@ from jaxtyping import install_import_hook
 # Must come before anything imports the package: modules that are already imported stay unchecked.
 install_import_hook("normal_guidance", "beartype.beartype")
 
-torch.set_num_threads(2)
+# Test processes side by side have one thread each, as have the programs that they start: where threads outnumber cores,
+# each step waits for one that is not running, and small ones take up to six times as long.
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+torch.set_num_threads(THREADS)
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 # Doctests import what they are collected from; Triton comes with torch's CUDA builds only.
 collect_ignore_glob = [] if find_spec("triton") else ["src/*_triton.py"]
