@@ -27,16 +27,15 @@ def cluster():
 
 
 @pytest.fixture
-def one_thread():
-    """As many as a node has cores: the bits depend on it."""
+def set_threads():
+    """The bits depend on how many there are, and a task asks for as many cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
+    yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_a_cluster_gives_the_same_bytes(cluster, tmp_path, monkeypatch):
+def test_a_cluster_gives_the_same_bytes(cluster, tmp_path, monkeypatch, set_threads):
+    set_threads(1)
     here = make_study(tmp_path, ["ng"])
     here = replace(here, seeds=(1001,))
     train_study(here, make_grid=small_grid)
@@ -55,9 +54,9 @@ def test_a_cluster_gives_the_same_bytes(cluster, tmp_path, monkeypatch):
     train_study(there, make_grid=small_grid, train=partial(train_on_cluster, "nowhere:1"))
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_mistakes_in_a_task_are_the_user_s_own(cluster, copied):
+def test_mistakes_in_a_task_are_the_user_s_own(cluster, copied, set_threads):
     """What only the process over there sees: the store is gone from its disk."""
+    set_threads(1)
     job = Job("mean", copied.folder / "mean" / "7", replace(copied.protocol, method="mean", seed=1001), grid, "mean")
     gone = {1001: (copied.folder / "gone", None)}
     lost = replace(copied, dataset=replace(copied.dataset, draw=replace(copied.dataset.draw, sources=gone)))
@@ -69,9 +68,9 @@ def test_mistakes_in_a_task_are_the_user_s_own(cluster, copied):
         train_on_cluster(cluster.address, broken, [job], Listener())
 
 
-def test_needs_that_do_not_fit_are_refused(cluster, copied):
+def test_needs_that_do_not_fit_are_refused(cluster, copied, set_threads):
     jobs = jobs_of(copied, ["mean"], small_grid)
-    assert torch.get_num_threads() == 2
+    set_threads(2)
     message = r"none of the cluster's 2 machines has 2 CPU; use fewer threads \(OMP_NUM_THREADS\), or add machines"
     with pytest.raises(UserError, match=message):
         train_on_cluster(cluster.address, copied, jobs, Listener())
