@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.evaluation.answers import read_prediction
+from normal_guidance.evaluation.answers import Answers, read_prediction
 from normal_guidance.evaluation.found import find
-from normal_guidance.evaluation.outcomes import Outcomes, outcomes_from
 from normal_guidance.evaluation.published import CEILING, Metric
 from normal_guidance.evaluation.statistics import Claim, differences
 from normal_guidance.evaluation.study import SEMI_SYNTHETIC
@@ -35,15 +34,10 @@ def predicted(folders: Sequence[Path]) -> dict[str, dict[int, Path]]:
     return {method: seeds for method, seeds in runs.items() if set(seeds) == set(SEMI_SYNTHETIC.seeds)}
 
 
-def outcomes(runs: dict[str, dict[int, Path]], seed: int) -> Outcomes:
+def answers(runs: dict[str, dict[int, Path]], seed: int) -> Answers:
     """What every method said about the test scans of one seed."""
     scans = SEMI_SYNTHETIC.draw(seed, "test")
-    said = {method: read_prediction(seeds[seed], scans) for method, seeds in runs.items()}
-    return outcomes_from(
-        scans,
-        {method: prediction.slice_scores for method, prediction in said.items()},
-        {method: prediction.logit for method, prediction in said.items()},
-    )
+    return Answers(seed, scans, {method: read_prediction(seeds[seed], scans) for method, seeds in runs.items()})
 
 
 def compare(method: str, folders: Sequence[Path]) -> Differences:
@@ -57,9 +51,8 @@ def compare(method: str, folders: Sequence[Path]) -> Differences:
         for other in (*EVERY_METHOD, CEILING)
         if other in runs and other != method and (metric != "scan_auroc" or other != "centered_gaussian")
     ]
-    return Differences(
-        SEMI_SYNTHETIC.name, tuple(differences([outcomes(runs, seed) for seed in SEMI_SYNTHETIC.seeds], claims))
-    )
+    splits = [answers(runs, seed).outcomes(list(runs)) for seed in SEMI_SYNTHETIC.seeds]
+    return Differences(SEMI_SYNTHETIC.name, tuple(differences(splits, claims)))
 
 
 def main() -> None:

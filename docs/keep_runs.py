@@ -4,8 +4,8 @@
 
 For every run METHOD/SEED below the first folder: its report, its configurations, what was selected, and what the
 winners say about the test scans.  Of several heads only their mean is kept, which is what localization is scored by;
-weights and histories stay behind.  `nguide reproduce semi-synthetic -o FOLDER` reads the result as it reads runs, so
-that tables, intervals and tests of differences can be made again without training.
+weights and histories stay behind.  `nguide reproduce semi-synthetic -o FOLDER` makes the tables of the result as it
+does of runs, and `docs/compare_runs.py` tests differences, without training; `--report` needs the histories, too.
 """
 
 from __future__ import annotations

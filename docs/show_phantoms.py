@@ -19,7 +19,7 @@ from measure_replication import put
 from measured.text import table
 
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.evaluation.published import CEILING, METRICS, Metric
+from normal_guidance.evaluation.published import CEILING, METRICS, Metric, method_title
 from normal_guidance.evaluation.statistics import RIVALS, TWINS
 from normal_guidance.evaluation.words import digits, p_value, signed
 
@@ -37,17 +37,13 @@ def records(layout: str, document: str, part: str, **wanted: object) -> Records:
     return [line for line in lines if all(line[name] == value for name, value in wanted.items())]
 
 
-def title(method: str) -> str:
-    return "Supervised reference" if method == CEILING else EVERY_METHOD[method].title
-
-
 def means(metric: Metric) -> str:
     """Mean and sd of every method in each layout."""
     found = {
         layout: {one["method"]: one for one in records(layout, "tables", "tables", table=metric)} for layout in LAYOUTS
     }
     methods = [method for method in (*EVERY_METHOD, CEILING) if method in found[LAYOUTS[0]]]
-    rows = [[title(method), *(_mean(found[layout].get(method)) for layout in LAYOUTS)] for method in methods]
+    rows = [[method_title(method), *(_mean(found[layout].get(method)) for layout in LAYOUTS)] for method in methods]
     return table(["Method", *LAYOUTS], rows)
 
 
@@ -67,7 +63,7 @@ def against(metric: Metric, pairs: Iterable[tuple[str, str]]) -> str:
             for layout in LAYOUTS
         ]
         if any(found):
-            rows.append([title(method), title(other), *(_difference(one) for one in found)])
+            rows.append([method_title(method), method_title(other), *(_difference(one) for one in found)])
     return table(["Method", "Against", *LAYOUTS], rows)
 
 

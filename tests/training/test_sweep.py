@@ -19,6 +19,7 @@ from normal_guidance.training.feed import Scans, batched, pool_scans, prefetch
 from normal_guidance.training.fit import Fit, fit, select_epoch
 from normal_guidance.training.selection import Selection
 from normal_guidance.training.stack import Stack
+from normal_guidance.training.state import collect, restore
 from normal_guidance.training.sweep import Execution, sweep
 from normal_guidance.training.watch import Progress
 
@@ -275,6 +276,16 @@ def test_patience_waits_for_who_still_learns_though_nothing_can_be_selected_yet(
     assert over[3] == [False, True]
     assert selection.epoch.tolist() == [5, 0]
     assert selection.trained(5).tolist() == [5, 3]
+
+
+def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(train: Bags, val: Bags) -> None:
+    engine = make_engine("packed", [Config("abmil", batch_size=16)], train, val)
+    selection, history = Selection(engine), torch.zeros(2, 1, 3)
+    saved = collect(engine, selection, history, torch.zeros(1))
+    restore(engine, selection, history, saved)
+    del saved["risen"]
+    with pytest.raises(UserError, match="does not hold 'risen': an older version wrote it; delete it to train from"):
+        restore(engine, selection, history, saved)
 
 
 def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:

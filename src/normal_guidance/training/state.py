@@ -230,6 +230,12 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
 
 @torch.no_grad()
 def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mapping[str, Tensor]) -> None:
+    """The inverse of `collect`, but for the generator, which is its caller's."""
+    if missing := sorted({"risen", "peak"} - set(saved)):
+        raise UserError(
+            f"the run's state.safetensors does not hold {missing[0]!r}: an older version wrote it; delete it to train "
+            "from the start"
+        )
     for prefix, into in (
         ("parameters.", engine.parameters),
         ("momenta.", engine.momenta),
