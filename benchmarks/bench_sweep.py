@@ -323,7 +323,7 @@ def kernels(engine: SlottedEngine, slots: Sequence[int], most: int = 30) -> str:
 
 def time_evaluation(engine: SlottedEngine, size: Size) -> dict[str, float]:
     """Seconds of the validation set, of the paper's training AUROC, and of selecting, each once an epoch."""
-    device, selection = engine.device, Selection(engine, train_above_val=False)
+    device, selection = engine.device, Selection(engine.parameters, train_above_val=False)
     logits = torch.randn(size.configs, PAPER_STEPS * BAGS, device=device)
     labels = torch.arange(logits.shape[1], device=device) % 2
     val = engine.val_auroc()

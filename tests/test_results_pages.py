@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from normal_guidance.evaluation.found import find
 from normal_guidance.evaluation.published import method_title
-from normal_guidance.evaluation.words import signed
+from normal_guidance.evaluation.words import digits, signed
+from normal_guidance.reports.results import collect
 
 DOCS = Path(__file__).parents[1] / "docs"
 RUNS = DOCS / "results/runs"
@@ -16,6 +18,30 @@ RUNS = DOCS / "results/runs"
 def script(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     return importlib.import_module
+
+
+def test_the_semi_synthetic_page_is_made_of_its_runs():
+    page = (DOCS / "results/semi-synthetic.md").read_text().splitlines()
+    assert [
+        line for line in collect(RUNS / "semi-synthetic", "semi-synthetic").markdown().splitlines() if line not in page
+    ] == []
+
+
+def test_the_page_beyond_shows_what_each_run_reached():
+    """One row a method; those of the paper that are not repeated there have none."""
+    page = (DOCS / "results/beyond.md").read_text().replace("**", "").splitlines()
+    rows = {cells[1].strip(): cells[2:5] for line in page if len(cells := line.split("|")) == 8}
+    checked = 0
+    for folder in ("semi-synthetic", "beyond"):
+        for one in find(RUNS / folder, "semi-synthetic"):
+            title = method_title(one.method, "semi-synthetic")
+            cells = rows.get(title) or rows.get(f"{title} (paper's)")
+            if cells is None or one.scores is None:
+                continue
+            checked += 1
+            reached = f"{digits(one.scores.localization_auroc)} / {digits(one.scores.scan_auroc)}"
+            assert cells[(1001, 2001, 3001).index(one.seed)].strip() == reached, (title, one.seed)
+    assert checked > 20
 
 
 def test_the_phantoms_page_shows_its_studies(script):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from measured.data import slice_auroc
 from measured.text import digits, short, table
@@ -19,6 +20,7 @@ from normal_guidance.core.models import METHODS
 from normal_guidance.data.synthetic import SEEDS, SemiSynthetic, bayes_scan_scores, semi_synthetic_part
 from normal_guidance.training.fit import predict
 from normal_guidance.training.results import load_winner
+from normal_guidance.training.selection import Selection
 
 
 def difficulty() -> str:
@@ -72,19 +74,14 @@ def read_history(path: Path) -> History:
 
 
 def select(history: History, *, train_above_val: bool = True, patience: int | None = None) -> Selected:
-    """The first best epoch of every configuration, and of these the best; as `training.selection` does it."""
-    kept, best = np.zeros(len(history.lr), int), np.full(len(history.lr), -np.inf)
-    risen, peak = kept, best
+    """The first best epoch of every configuration, and of these the best."""
+    no_weights = {"": torch.zeros(len(history.lr))}
+    selection = Selection(no_weights, train_above_val, patience)
     for epoch, (train, val) in enumerate(zip(history.train, history.val, strict=True), start=1):
-        better, higher = val > best, val > peak
-        if train_above_val:
-            better &= train > val
-        if patience is not None:
-            better, higher = better & (epoch - risen <= patience), higher & (epoch - risen <= patience)
-        risen, peak = np.where(better | higher, epoch, risen), np.where(higher, val, peak)
-        kept, best = np.where(better, epoch, kept), np.where(better, val, best)
+        selection.update(epoch, torch.tensor(train), torch.tensor(val), no_weights)
+    best = selection.val.numpy()
     winner = int(best.argmax())
-    return Selected(winner, int(kept[winner]), best)
+    return Selected(winner, int(selection.epoch[winner]), best)
 
 
 RULES: dict[str, dict[str, object]] = {

@@ -35,7 +35,7 @@ def listed(root: Path) -> tuple[list[str], list[Problem]]:
     return files, problems
 
 
-def refused(root: Path, file: str, kind: str, *words: str) -> None:
+def assert_refused(root: Path, file: str, kind: str, *words: str) -> None:
     for read in (locate, read_bytes):
         with pytest.raises(UnreadableError) as caught:
             read(root, file)
@@ -103,7 +103,7 @@ def test_links_that_lead_out_of_the_root_are_reported(tmp_path):
         ("z.zip", "unsafe_path"),
     }
     for file in ("file", "folder/secret.dcm", "z.zip!1.dcm"):
-        refused(root, file, "unsafe_path", "link")
+        assert_refused(root, file, "unsafe_path", "link")
 
 
 def test_links_inside_the_root(tmp_path):
@@ -155,14 +155,14 @@ def test_a_folder_that_cannot_be_listed_is_reported(tmp_path, monkeypatch):
 def test_names_that_lead_out_are_never_read(tmp_path, file):
     zipped(tmp_path / "z.zip", {"../x": b"secret"})
     put(tmp_path.parent / "x.dcm", b"secret")
-    refused(tmp_path, file, "unsafe_path")
+    assert_refused(tmp_path, file, "unsafe_path")
 
 
 def test_missing_files(tmp_path):
     zipped(tmp_path / "z.zip", {"1.dcm": b"1"})
-    refused(tmp_path, "1.dcm", "unreadable", "not there")
-    refused(tmp_path, "z.zip!2.dcm", "unreadable", "no such member")
-    refused(tmp_path, "y.zip!2.dcm", "unreadable", "not there")
+    assert_refused(tmp_path, "1.dcm", "unreadable", "not there")
+    assert_refused(tmp_path, "z.zip!2.dcm", "unreadable", "no such member")
+    assert_refused(tmp_path, "y.zip!2.dcm", "unreadable", "not there")
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_encrypted_members_are_reported(tmp_path):
     files, [problem] = listed(tmp_path)
     assert files == []
     assert (problem.file, problem.kind, problem.detail) == ("z.zip!1.dcm", "unreadable", "the member is encrypted")
-    refused(tmp_path, "z.zip!1.dcm", "unreadable", "encrypted")
+    assert_refused(tmp_path, "z.zip!1.dcm", "unreadable", "encrypted")
 
 
 def test_bombs_are_reported_and_not_read(tmp_path, monkeypatch):
@@ -206,7 +206,7 @@ def test_bombs_are_reported_and_not_read(tmp_path, monkeypatch):
     assert files == ["z.zip!good.dcm"]
     assert (problem.file, problem.kind) == ("z.zip!bomb.dcm", "unreadable")
     assert "100,001 bytes" in problem.detail
-    refused(tmp_path, "z.zip!bomb.dcm", "unreadable", "100,001 bytes")
+    assert_refused(tmp_path, "z.zip!bomb.dcm", "unreadable", "100,001 bytes")
     assert len(read_bytes(tmp_path, "z.zip!good.dcm")) == 100_000
 
 
@@ -214,7 +214,7 @@ def test_a_member_that_is_larger_than_it_declares_is_refused(tmp_path):
     path = zipped(tmp_path / "z.zip", {"1.dcm": bytes(100_000)})
     content = path.read_bytes().replace((100_000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
     path.write_bytes(content)
-    refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
+    assert_refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
 
 
 def test_a_member_that_declares_less_than_it_inflates_to_takes_no_memory(tmp_path):
@@ -230,7 +230,7 @@ def test_a_member_that_declares_less_than_it_inflates_to_takes_no_memory(tmp_pat
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
+        assert_refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
         assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     finally:
         tracemalloc.stop()
@@ -244,7 +244,7 @@ def test_members_packed_otherwise_are_reported(tmp_path, method):
     assert files == []
     assert (problem.file, problem.kind) == ("z.zip!1.dcm", "unreadable")
     assert f"packed by method {method}" in problem.detail
-    refused(tmp_path, "z.zip!1.dcm", "unreadable", "by deflate")
+    assert_refused(tmp_path, "z.zip!1.dcm", "unreadable", "by deflate")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000, "\ud800.dcm"])
@@ -260,7 +260,7 @@ def test_what_is_no_regular_file_is_reported_and_not_read(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to("a")
     assert listed(tmp_path) == ([], [Problem("", "1.dcm", "unreadable", "a pipe, a socket or a device", "left out")])
-    refused(tmp_path, "1.dcm", "unreadable")
+    assert_refused(tmp_path, "1.dcm", "unreadable")
 
 
 def test_damaged_archives_are_reported(tmp_path):
@@ -271,7 +271,7 @@ def test_damaged_archives_are_reported(tmp_path):
     files, problems = listed(tmp_path)
     assert files == ["b.dcm"]
     assert [(problem.file, problem.kind) for problem in problems] == [("a.zip", "unreadable"), ("c.zip", "unreadable")]
-    refused(tmp_path, "a.zip!1.dcm", "unreadable")
+    assert_refused(tmp_path, "a.zip!1.dcm", "unreadable")
 
 
 def test_members_that_are_damaged_are_refused(tmp_path):
@@ -280,7 +280,7 @@ def test_members_that_are_damaged_are_refused(tmp_path):
     content[100] ^= 0xFF
     path.write_bytes(content)
     assert listed(tmp_path) == (["z.zip!1.dcm"], [])
-    refused(tmp_path, "z.zip!1.dcm", "unreadable")
+    assert_refused(tmp_path, "z.zip!1.dcm", "unreadable")
 
 
 def test_members_of_the_same_name_are_reported(tmp_path):

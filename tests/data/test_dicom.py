@@ -127,7 +127,7 @@ def read_both(content: bytes | Path) -> None:
     read_pixels(content, "x.dcm")
 
 
-def refused(content: bytes | Path, kind: str, *words: str) -> None:
+def assert_refused(content: bytes | Path, kind: str, *words: str) -> None:
     """The header is refused or, if it is good, the pixels are."""
     with pytest.raises(UnreadableError) as caught:
         read_both(content)
@@ -197,7 +197,7 @@ def test_an_unknown_transfer_syntax_is_named():
     file.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.4.51"
     file.PixelData = encapsulate([b"\xff\xd8\xff\xd9"])
     file["PixelData"].is_undefined_length = True
-    refused(saved(file), "unreadable", "x.dcm", "JPEG Extended")
+    assert_refused(saved(file), "unreadable", "x.dcm", "JPEG Extended")
 
 
 def test_missing_packages_are_named(monkeypatch):
@@ -502,20 +502,20 @@ def test_what_has_no_pixels_is_no_image():
     pdf.SOPClassUID = EncapsulatedPDFStorage
     for name in ("PixelData", "Rows", "Columns"):
         delattr(pdf, name)
-    refused(saved(pdf), "no_image", "Encapsulated PDF")
+    assert_refused(saved(pdf), "no_image", "Encapsulated PDF")
     for name in ("reportsi.dcm", "DICOMDIR", "rtplan.dcm"):
-        refused(Path(pydicom.data.get_testdata_file(name)), "no_image", "no pixels")
+        assert_refused(Path(pydicom.data.get_testdata_file(name)), "no_image", "no pixels")
 
 
 @pytest.mark.parametrize("content", [b"scan_id,label\nA17,1\n", b"PK\x03\x04" + b"\0" * 500, b"\0" * 500, b"\x08"])
 def test_other_files_are_no_image(content):
-    refused(content, "no_image", "not a DICOM file")
+    assert_refused(content, "no_image", "not a DICOM file")
 
 
 def test_empty_and_missing_files(tmp_path):
-    refused(b"", "unreadable", "empty")
-    refused(tmp_path / "nowhere.dcm", "unreadable", "No such file")
-    refused(tmp_path, "unreadable", "directory")
+    assert_refused(b"", "unreadable", "empty")
+    assert_refused(tmp_path / "nowhere.dcm", "unreadable", "No such file")
+    assert_refused(tmp_path, "unreadable", "directory")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -536,7 +536,7 @@ def test_compressed_images_cut_off_inside_a_whole_file_are_refused(syntax):
     file = image(values(16, True, (96, 96)), syntax=syntax)
     [code] = pydicom.encaps.generate_frames(file.PixelData, number_of_frames=1)
     file.PixelData = encapsulate([code[: len(code) // 2]])
-    refused(saved(file), "unreadable", "cut off")
+    assert_refused(saved(file), "unreadable", "cut off")
 
 
 def test_native_pixels_that_are_missing_show_in_the_header():
@@ -554,8 +554,8 @@ def test_absurd_sizes_are_refused_before_allocating(syntax, monkeypatch):
     many.NumberOfFrames = 2_000_000_000
     contents = saved(large), saved(many)
     monkeypatch.setattr(np, "empty", None)  # whoever allocates pixels fails otherwise
-    refused(contents[0], "unreadable", "65535 x 65535")
-    refused(contents[1], "unreadable", "2000000000 x 40 x 36")
+    assert_refused(contents[0], "unreadable", "65535 x 65535")
+    assert_refused(contents[1], "unreadable", "2000000000 x 40 x 36")
 
 
 @pytest.mark.parametrize("syntax", [JPEG2000Lossless, *JPEG])
@@ -563,21 +563,21 @@ def test_a_stream_of_another_size_than_the_header_is_refused(syntax):
     """GDCM would end the process, OpenJPEG allocate whatever the stream says."""
     file = image(values(16, True), syntax=syntax)
     file.Rows += 1
-    refused(saved(file), "unreadable", "compressed image is 40 x 36, but the header says 41 x 36")
+    assert_refused(saved(file), "unreadable", "compressed image is 40 x 36, but the header says 41 x 36")
 
 
 @pytest.mark.parametrize("syntax", [RLELossless, JPEG2000Lossless, *JPEG])
 def test_missing_frames_are_refused(syntax):
     file = image(values(16, True, (2, *SHAPE)), syntax=syntax)
     file.NumberOfFrames = 3
-    refused(saved(file), "unreadable")
+    assert_refused(saved(file), "unreadable")
 
 
 def test_a_deflated_bomb_is_refused(monkeypatch):
     monkeypatch.setattr(dicom_files, "INFLATED_BYTES", 10_000)
     small = saved(image(np.zeros(SHAPE, np.int16), syntax=DeflatedExplicitVRLittleEndian))
     assert read_header(small, "x.dcm").rows == 40
-    refused(
+    assert_refused(
         saved(image(np.zeros((200, 200), np.int16), syntax=DeflatedExplicitVRLittleEndian)),
         "unreadable",
         "inflates to more than 10,000",
@@ -588,47 +588,47 @@ def test_a_compressed_bomb_is_refused(monkeypatch):
     content = saved(image(np.zeros((256, 256), np.int16), syntax=JPEG2000Lossless))
     assert (read_pixels(content, "x.dcm")[0] == -1024).all()
     monkeypatch.setattr(pixels, "FREE_BYTES", 1000)
-    refused(content, "unreadable", "131,072 bytes")
+    assert_refused(content, "unreadable", "131,072 bytes")
 
 
 def test_a_stream_that_gdcm_cannot_decode_is_refused():
     """pydicom's plugin would return what happened to lie in memory."""
     file = image(values(16, True), syntax=JPEGLosslessSV1)
     file.PixelData = encapsulate([bytes.fromhex("ffd8 ffc3000b 10 0028 0024 01 01 11 00 ffd9")])
-    refused(saved(file), "unreadable", "GDCM cannot decode")
+    assert_refused(saved(file), "unreadable", "GDCM cannot decode")
 
 
 def test_a_stream_of_more_bits_than_the_header_is_refused():
     file = image(values(16, True), syntax=JPEGLosslessSV1)
     file.BitsAllocated = file.BitsStored = 8
-    refused(saved(file), "unreadable", "16 bits in 8 bits")
+    assert_refused(saved(file), "unreadable", "16 bits in 8 bits")
 
 
 def test_pixels_without_a_size_are_no_image():
     content = saved(image(values(16, True), Rows=0))
-    refused(content, "no_image", "0 x 36")
+    assert_refused(content, "no_image", "0 x 36")
     with pytest.raises(UnreadableError, match=r"no_image: x\.dcm"):
         read_pixels(content, "x.dcm")
 
 
 def test_colour_and_strange_bits_are_refused():
-    refused(saved(image(values(16, True), SamplesPerPixel=3, BitsAllocated=8, BitsStored=8)), "unreadable")
-    refused(saved(image(values(16, True), BitsAllocated=1)), "unreadable", "BitsAllocated is 1")
-    refused(saved(image(values(16, True), BitsStored=17)), "unreadable", "BitsStored is 17")
+    assert_refused(saved(image(values(16, True), SamplesPerPixel=3, BitsAllocated=8, BitsStored=8)), "unreadable")
+    assert_refused(saved(image(values(16, True), BitsAllocated=1)), "unreadable", "BitsAllocated is 1")
+    assert_refused(saved(image(values(16, True), BitsStored=17)), "unreadable", "BitsStored is 17")
 
 
 def test_native_pixels_called_compressed_are_refused():
     content = saved(image(values(16, True)))
     long = content.replace(b"UI\x14\x001.2.840.10008.1.2.1\0", b"UI\x16\x001.2.840.10008.1.2.4.70")
     assert len(long) == len(content) + 2
-    refused(long[:140] + bytes([long[140] + 2]) + long[141:], "unreadable", "not encapsulated")
+    assert_refused(long[:140] + bytes([long[140] + 2]) + long[141:], "unreadable", "not encapsulated")
 
 
 def test_nested_sequences_without_end_are_refused():
     start = saved(image(values(16, True)))
     depth = b"\x08\x00\x40\x11SQ\0\0\xff\xff\xff\xff\xfe\xff\x00\xe0\xff\xff\xff\xff" * 5000
     place = start.index(b"\x10\x00\x20\x00LO")
-    refused(start[:place] + depth + start[place:], "unreadable", "RecursionError")
+    assert_refused(start[:place] + depth + start[place:], "unreadable", "RecursionError")
 
 
 SAMPLES = {syntax: saved(image(values(12, True), syntax=syntax, bits=12)) for syntax in SYNTAXES if syntax not in JPEG}
@@ -678,5 +678,5 @@ def test_other_segments_before_the_size_are_skipped():
 
 def test_deflated_without_group_length_is_refused():
     content = SAMPLES[DeflatedExplicitVRLittleEndian]
-    refused(content[:132] + content[144:], "unreadable", "(0002,0000)")
+    assert_refused(content[:132] + content[144:], "unreadable", "(0002,0000)")
     assert zlib.decompress(content[144 + int.from_bytes(content[140:144], "little") :], -15)

@@ -29,7 +29,7 @@ def written(path: Path, voxels: np.ndarray, affine: np.ndarray, kind: type = nib
     return path
 
 
-def refused(content: bytes | Path, *words: str) -> None:
+def assert_refused(content: bytes | Path, *words: str) -> None:
     for read in (read_nifti_header, read_nifti):
         with pytest.raises(UnreadableError) as caught:
             read(content, "x.nii")
@@ -114,19 +114,19 @@ def test_nifti_2_and_floats_and_a_fourth_dimension_of_one(tmp_path):
 
 
 def test_what_is_no_volume_is_refused(tmp_path):
-    refused(b"", "")
-    refused(b"scan_id,label\n" * 100)
-    refused(b"\x1f\x8b" + b"junk" * 100)
-    refused(tmp_path / "nowhere.nii", "No such file")
-    refused(written(tmp_path / "a.nii", np.zeros((4, 4, 4, 2), np.int16), AFFINE), "4 x 4 x 4 x 2")
-    refused(written(tmp_path / "b.nii", np.zeros((4, 4), np.int16), AFFINE), "4 x 4")
-    refused(written(tmp_path / "c.nii", np.zeros((4, 4, 4), np.complex64), AFFINE), "complex64")
+    assert_refused(b"", "")
+    assert_refused(b"scan_id,label\n" * 100)
+    assert_refused(b"\x1f\x8b" + b"junk" * 100)
+    assert_refused(tmp_path / "nowhere.nii", "No such file")
+    assert_refused(written(tmp_path / "a.nii", np.zeros((4, 4, 4, 2), np.int16), AFFINE), "4 x 4 x 4 x 2")
+    assert_refused(written(tmp_path / "b.nii", np.zeros((4, 4), np.int16), AFFINE), "4 x 4")
+    assert_refused(written(tmp_path / "c.nii", np.zeros((4, 4, 4), np.complex64), AFFINE), "complex64")
     affine = AFFINE.copy()
     affine[:3, 2] = 0
     image = nibabel.Nifti1Image(VOXELS, None)
     image.header.set_sform(affine, code=1)
     nibabel.save(image, tmp_path / "d.nii")
-    refused(tmp_path / "d.nii", "affine")
+    assert_refused(tmp_path / "d.nii", "affine")
 
 
 def test_voxels_that_are_no_numbers_are_refused(tmp_path):
@@ -139,12 +139,12 @@ def test_voxels_that_are_no_numbers_are_refused(tmp_path):
 
 def test_files_cut_off_and_absurd_sizes_are_refused(tmp_path):
     content = written(tmp_path / "x.nii", VOXELS, AFFINE).read_bytes()
-    refused(content[:-100], "592 bytes of header and voxels")
-    refused(content[:200])
+    assert_refused(content[:-100], "592 bytes of header and voxels")
+    assert_refused(content[:200])
     huge = bytearray(content)
     huge[42:48] = np.array([32767, 32767, 32767], "<i2").tobytes()
-    refused(bytes(huge), "70,362,301,923,678 bytes")
-    refused(gzip.compress(bytes(huge)), "70,362,301,923,678 bytes")
+    assert_refused(bytes(huge), "70,362,301,923,678 bytes")
+    assert_refused(gzip.compress(bytes(huge)), "70,362,301,923,678 bytes")
     with pytest.raises(UnreadableError):
         read_nifti(gzip.compress(content)[:-50])
 
@@ -155,7 +155,7 @@ def test_nifti_2_with_billions_of_slices_is_refused_at_once(tmp_path, shape):
     content = bytearray(written(tmp_path / "x.nii", VOXELS, AFFINE, nibabel.Nifti2Image).read_bytes())
     content[24:48] = np.array(shape, "<i8").tobytes()
     packed = gzip.compress(bytes(content) + bytes(2**24), 1) + RNG.bytes(4 * 2**20)
-    refused(packed, " x ".join(map(str, shape)), "65535")
+    assert_refused(packed, " x ".join(map(str, shape)), "65535")
 
 
 def test_missing_nibabel_is_named(monkeypatch):

@@ -266,7 +266,7 @@ def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
 
 def test_patience_waits_for_who_still_learns_though_nothing_can_be_selected_yet(train: Bags, val: Bags) -> None:
     engine = make_engine("packed", [Config("abmil", batch_size=16)] * 2, train, val)
-    selection = Selection(engine, train_above_val=True, patience=2)
+    selection = Selection(engine.parameters, train_above_val=True, patience=2)
     learning, idle = [0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.5, 0.5, 0.5, 0.9]
     training = torch.tensor([[0.4, 0.4], [0.5, 0.4], [0.6, 0.4], [0.7, 0.4], [0.95, 0.95]])
     over = []
@@ -280,7 +280,7 @@ def test_patience_waits_for_who_still_learns_though_nothing_can_be_selected_yet(
 
 def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(train: Bags, val: Bags) -> None:
     engine = make_engine("packed", [Config("abmil", batch_size=16)], train, val)
-    selection, history = Selection(engine), torch.zeros(2, 1, 3)
+    selection, history = Selection(engine.parameters), torch.zeros(2, 1, 3)
     saved = collect(engine, selection, history, torch.zeros(1))
     restore(engine, selection, history, saved)
     del saved["risen"]

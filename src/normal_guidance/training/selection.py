@@ -14,7 +14,6 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from normal_guidance.training.config import Config
-from normal_guidance.training.engine import Engine
 from normal_guidance.training.stack import Parameters
 
 
@@ -45,15 +44,23 @@ class Selection:
 
     Patience counts from the last epoch that was selected or had a higher validation AUROC than all before it: a
     configuration that still learns is not given up because its training AUROC is not above its validation AUROC yet.
+
+    Example:
+        >>> parameters = {"weight": torch.tensor([[1.0], [2.0]])}
+        >>> selection = Selection(parameters)
+        >>> selection.update(1, torch.tensor([0.9, 0.6]), torch.tensor([0.7, 0.8]), parameters)
+        >>> selection.epoch.tolist(), selection.weights["weight"].tolist()
+        ([1, 0], [[1.0], [0.0]])
     """
 
-    def __init__(self, engine: Engine, train_above_val: bool = True, patience: int | None = None) -> None:
-        count, device = len(engine.stack.configs), engine.device
+    def __init__(self, parameters: Parameters, train_above_val: bool = True, patience: int | None = None) -> None:
+        first = next(iter(parameters.values()))
+        count, device = len(first), first.device
         self.train_above_val, self.patience = train_above_val, patience
         self.epoch = torch.zeros(count, dtype=torch.int64, device=device)
         self.val = torch.full((count,), -math.inf, dtype=torch.float64, device=device)
         self.risen, self.peak = self.epoch.clone(), self.val.clone()
-        self.weights = {name: torch.zeros_like(p) for name, p in engine.parameters.items()}
+        self.weights = {name: torch.zeros_like(p) for name, p in parameters.items()}
 
     @torch.no_grad()
     def update(self, epoch: int, train: Tensor, val: Tensor, parameters: Parameters) -> None:

@@ -232,7 +232,7 @@ def _train_chunk(
     configs, chunk = state.present(), state.pending[0]
     config, seed = configs[0], state.configs[0].seed
     engine = _make_engine(configs, train, val, execution, seed)
-    selection = Selection(engine, config.train_above_val, config.patience)
+    selection = Selection(engine.parameters, config.train_above_val, config.patience)
     history = torch.full(
         (config.epochs, len(configs), len(HISTORY)), math.nan, dtype=torch.float64, device=engine.device
     )

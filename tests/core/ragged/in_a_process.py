@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def run_as_script(file: str, *arguments: str, **environment: str) -> None:
+def assert_script_passes(file: str, *arguments: str, **environment: str) -> None:
     """A part of a test file in a process of its own, which must end well and say how far it was off."""
     run = subprocess.run(
         [sys.executable, file, *arguments],

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from in_a_process import let_interpreter_loop, run_as_script
+from in_a_process import assert_script_passes, let_interpreter_loop
 from torch import Tensor
 from torch.func import vmap
 
@@ -107,18 +107,18 @@ def test_vmap_equals_a_loop_over_configurations() -> None:
 
 
 def test_compiled_vmap_equals_eager() -> None:
-    run_as_script(__file__, "compiled", "cpu")
+    assert_script_passes(__file__, "compiled", "cpu")
 
 
 @needs_triton
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_interpreted(case: str) -> None:
-    run_as_script(__file__, "interpreted", case, TRITON_INTERPRET="1")
+    assert_script_passes(__file__, "interpreted", case, TRITON_INTERPRET="1")
 
 
 @needs_cuda
 def test_compiled_vmap_equals_eager_on_cuda() -> None:
-    run_as_script(__file__, "compiled", "cuda")
+    assert_script_passes(__file__, "compiled", "cuda")
 
 
 # Roundings of inputs to 8 bits (bfloat16) and 11 (tf32), and of attention weights on the way.
@@ -134,7 +134,7 @@ def test_cuda_equals_the_cpu_in_float64(case: str, kind: str) -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if kind == "float32" else "high")
     try:
-        compare_kernels(problem(lengths, heads, d, dtype, "cuda"), heads, longest, CUDA_TOLERANCE[kind])
+        assert_kernels_agree(problem(lengths, heads, d, dtype, "cuda"), heads, longest, CUDA_TOLERANCE[kind])
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -170,7 +170,7 @@ def test_cuda_graph_serves_other_bags_and_repeats_exactly(longest: int) -> None:
         assert torch.equal(got, want)
 
 
-def compare_kernels(inputs: tuple[Tensor, ...], heads: int, longest: int, tolerance: float) -> None:
+def assert_kernels_agree(inputs: tuple[Tensor, ...], heads: int, longest: int, tolerance: float) -> None:
     """Triton's forward and backward against the formula in float64."""
     from normal_guidance.core.ragged import attention_triton
 
@@ -215,7 +215,7 @@ def interpreted(case: str) -> None:
     let_interpreter_loop()
     lengths, longest, heads, d = CASES[case]
     for dtype, tolerance in ((torch.float32, 2e-6), (torch.float16, 2e-3)):
-        compare_kernels(problem(lengths, heads, d, dtype), heads, longest, tolerance)
+        assert_kernels_agree(problem(lengths, heads, d, dtype), heads, longest, tolerance)
 
 
 if __name__ == "__main__":

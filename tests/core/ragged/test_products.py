@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from in_a_process import assert_compiled_equals_eager, let_interpreter_loop, run_as_script
+from in_a_process import assert_compiled_equals_eager, assert_script_passes, let_interpreter_loop
 from torch import Tensor
 from torch.func import vmap
 
@@ -143,12 +143,12 @@ def test_mistakes_are_named() -> None:
 
 
 def test_compiled_equals_eager() -> None:
-    run_as_script(__file__, "compiled")
+    assert_script_passes(__file__, "compiled")
 
 
 @needs_triton
 def test_kernels_equal_float64_in_tritons_interpreter() -> None:
-    run_as_script(__file__, "interpreted", TRITON_INTERPRET="1")
+    assert_script_passes(__file__, "interpreted", TRITON_INTERPRET="1")
 
 
 def compiled(device: str = "cpu") -> None:
@@ -283,7 +283,7 @@ def test_cuda_beyond_two_billion_numbers() -> None:
 
 @needs_cuda
 def test_cuda_compiled_equals_eager() -> None:
-    run_as_script(__file__, "compiled", "cuda")
+    assert_script_passes(__file__, "compiled", "cuda")
 
 
 if __name__ == "__main__":
