@@ -110,7 +110,7 @@ def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nowhere", "nowhere is no feature store: store.json is missing; give a folder that write_store made"),
+        ("nowhere", "nowhere is no feature store: store.json is missing; give a folder that nguide encode made"),
         ("STORE", "no scan of STORE is of part 'train'; give --splits FILE, a table with the columns scan_id and part"),
         ("STORE --splits nowhere.csv", "nowhere.csv cannot be read "),
         ("STORE --splits nowhere", "nowhere: a table of parts is a .csv or .parquet file with the columns scan_id and"),

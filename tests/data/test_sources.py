@@ -727,7 +727,7 @@ def test_folder_needs_a_table_of_a_known_kind(folder):
         index("folder", folder.root, folder.root.parent / "out")
     with pytest.raises(UserError, match=r"labels.xlsx: the ending is unknown; give a .csv or .parquet"):
         index("folder", folder.root, folder.root.parent / "out", table="labels.xlsx")
-    with pytest.raises(UserError, match=r"labels.csv cannot be read"):
+    with pytest.raises(UserError, match=r"labels.csv is no file; give the table of labels"):
         index("folder", folder.root, folder.root.parent / "out", table="labels.csv")
     with pytest.raises(UserError, match=r"nowhere is no folder"):
         index("folder", folder.root / "nowhere", folder.root.parent / "out", table="labels.csv")

@@ -283,7 +283,7 @@ def other_tensor(**tensors):
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("store.json", Path.unlink, "is no feature store: store.json is missing; give a folder that write_store made"),
+        ("store.json", Path.unlink, "store.json is missing; give a folder that nguide encode made"),
         ("store.json", fill, r"store.json is damaged \(.*copy the store again"),
         ("store.json", change_json(format=3), "format 3, but this version of normal-guidance reads formats up to 2"),
         ("store.json", change_json(dtype="int4"), r"store.json is damaged \(KeyError\('int4'\)\)"),

@@ -109,7 +109,7 @@ def read_about(folder: Path) -> About:
     """Reads store.json; the other files are read only if their format is known."""
     path = folder / "store.json"
     if not path.is_file():
-        raise UserError(f"{folder} is no feature store: store.json is missing; give a folder that write_store made")
+        raise UserError(f"{folder} is no feature store: store.json is missing; give a folder that nguide encode made")
     try:
         fields = json.loads(path.read_bytes())
         version = fields["format"]

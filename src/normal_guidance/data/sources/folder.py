@@ -217,6 +217,8 @@ def _read_table(path: Path) -> dict[str, list[str]]:
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise UserError(f"--table {path}: the ending is unknown; give a .csv or .parquet file")
+    if not path.is_file():
+        raise UserError(f"--table {path} is no file; give the table of labels")
     try:
         table = read_parquet(path) if suffix == ".parquet" else _read_csv(path)
         columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _wanted(table)}
