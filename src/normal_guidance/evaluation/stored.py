@@ -49,7 +49,7 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
         >>> stored_dataset([Path("nowhere")])
         Traceback (most recent call last):
         normal_guidance.errors.UserError: nowhere is no feature store: store.json is missing; give a folder that
-        write_store made
+        nguide encode made
     """
     tables: list[Path | None] = [*_tables(splits)]
     if not stores:

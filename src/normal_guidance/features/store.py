@@ -441,7 +441,7 @@ def open_store(folder: str | Path) -> FeatureStore:
         >>> open_store("nowhere")
         Traceback (most recent call last):
         normal_guidance.errors.UserError: nowhere is no feature store: store.json is missing; give a folder that
-        write_store made
+        nguide encode made
     """
     folder = Path(folder)
     about = read_about(folder)
