@@ -41,7 +41,8 @@ def read_volume(
         _check(slices, frames, row, file)
         if not volume.size:  # only now is the manifest's size known to be no lie, which may not fit the memory
             volume = np.empty((len(row), row.rows, row.columns), np.float32)
-        volume[wanted] = slices[frames]
+        for place, frame in zip(wanted, frames, strict=True):
+            volume[place] = slices[frame]
         problems += [Problem(row.scan_id, file, kind, detail, ACTIONS[kind]) for kind, detail in notes]
     return volume, problems
 

@@ -2,8 +2,9 @@
 
 Every worker has a socket of its own, so the parent knows which tasks each one is at: if a worker dies (a segmentation
 fault, the kernel out of memory) or says nothing for too long, its tasks are tried once more, each alone, and one that
-ends its worker again is a `Failure`.  Nothing is lost but that.  Workers are started as programs of their own, not
-forked (CUDA and OpenMP do not survive it) and not by multiprocessing, which would run the user's main script again.
+ends its worker again is a `Failure`.  Nothing is lost but that.  Workers are not forked from the parent (CUDA and
+OpenMP do not survive it) and not started by multiprocessing, which would run the user's main script again: they come
+from a process that has imported what they take and nothing else (`normal_guidance.data.nursery`).
 
 What they do in there is in `normal_guidance.data.serving`.
 """
@@ -14,8 +15,6 @@ import mmap
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from multiprocessing.reduction import recv_handle
 from types import TracebackType
 from typing import Any, Generic, NamedTuple
 
+from normal_guidance.data.nursery import Nursery
 from normal_guidance.data.serving import Death, Failure, Result, Task, attempt
 from normal_guidance.errors import UserError
 
@@ -43,9 +43,6 @@ ATTEMPTS = 2
 
 POLL_SECONDS = 0.2
 """How long the parent sleeps at most before it looks at deadlines again."""
-
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-"""There are as many workers as cores; more threads in each would only be in the way of the others."""
 
 
 class StartError(UserError):
@@ -68,6 +65,7 @@ class Pool:
     def __init__(self, workers: int, timeout: float = TIMEOUT) -> None:
         self.workers, self.timeout = workers, timeout
         self._started: list[_Worker] = []
+        self._nursery: Nursery | None = None
         self._stopping = threading.Event()
 
     def __enter__(self) -> Pool:
@@ -75,6 +73,11 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+    def prepare(self, *functions: Callable[..., Any]) -> None:
+        """Begins to import what these take, so that workers need not wait for it when `map` is called."""
+        if self.workers > 0 and self._nursery is None:
+            self._nursery = Nursery(*functions)
 
     def stop(self) -> None:
         """Ends the `map` that another thread is in; there will be no other."""
@@ -85,6 +88,9 @@ class Pool:
         self.stop()
         while self._started:
             self._started.pop().kill()
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
 
     def map(
         self,
@@ -130,13 +136,20 @@ class Pool:
             if idle is None:
                 # Those that are starting take the next ones: begun tasks that nobody has are for them.
                 if len(self._started) < self.workers and work.could_begin(starting + 1):
-                    self._started.append(_Worker.start())
+                    self._start(function)
                     continue
                 return
             job = work.begin()
             if job is None:
                 return
             idle.give(job, function, work.tasks_of(job))
+
+    def _start(self, function: Callable[[Any], Any]) -> None:
+        if self._nursery is None or not self._nursery.alive:
+            self._nursery = Nursery(function)
+        worker = _Worker(self._nursery, self._nursery.bear())
+        worker.expect(START_TIMEOUT)
+        self._started.append(worker)
 
     def _collect(self, work: _Work[Any]) -> None:
         """Waits for something to happen: results, deaths, deadlines."""
@@ -244,31 +257,19 @@ class _Work(Generic[Task]):
 class _Worker:
     """A process, seen from the parent."""
 
-    process: subprocess.Popen[bytes]
+    nursery: Nursery
     connection: Connection
-    ready: bool = False
+    number: int | None = None
+    """Of the process; None until it is ready."""
     job: _Job | None = None
     """What it is at."""
     patience: float = START_TIMEOUT
     deadline: float = float("inf")
 
-    @classmethod
-    def start(cls) -> _Worker:
-        ours, theirs = socket.socketpair()
-        code = f"from normal_guidance.data.serving import serve; serve({theirs.fileno()})"
-        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # decoders talk, and whatever is wrong is said by the result
-                stderr=subprocess.DEVNULL,
-            )
-        worker = cls(process, Connection(ours.detach()))
-        worker.expect(START_TIMEOUT)
-        return worker
+    @property
+    def ready(self) -> bool:
+        """Whether it can be given something to do."""
+        return self.number is not None
 
     def expect(self, seconds: float) -> None:
         """It is to say something within this time."""
@@ -293,22 +294,21 @@ class _Worker:
         if kind == "results":
             assert self.job is not None, "results of no task"
             work.done(self.job, pickle.loads(content, buffers=_map_buffers(self.connection, sizes)))
-        self.ready, self.job, self.deadline = True, None, float("inf")
+        if kind == "ready":
+            self.number = content
+        self.job, self.deadline = None, float("inf")
 
     def end(self) -> Death:
         """How it ended, for it has."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(POLL_SECONDS)
-        self.kill()
-        code = self.process.returncode
-        with suppress(ValueError):  # not every signal has a name
-            return Death(signal.Signals(-code).name)
-        return Death(f"exit code {code}")
+        self.connection.close()
+        return self.nursery.end() if self.number is None else self.nursery.bury(self.number)
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.connection.close()
+        self.connection.close()  # one that is not ready yet has nothing to do but to see this
+        if self.number is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.number, signal.SIGKILL)
+            self.nursery.bury(self.number)
 
 
 def _map_buffers(connection: Connection, sizes: list[int]) -> list[memoryview]:
