@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +164,19 @@ def test_workers_are_born_with_what_their_tasks_take():
         (nursery,) = parents
         assert len(os.listdir(f"/proc/{nursery}/task")) == 1, "a fork copies no other thread, nor its locks"
     assert not any(map(is_running, [nursery, *numbers]))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 600.0])
+def test_another_thread_may_close_it_at_any_moment(seconds):
+    """As a viewer does whose scans are still being read."""
+    for _ in range(5):
+        pool = Pool(2)
+        reading = threading.Thread(target=lambda pool=pool: list(pool.map(work, repeat(("hang", seconds)))))
+        reading.start()
+        wait_until(lambda pool=pool: any(worker.job is not None for worker in pool._started))
+        pool.close()
+        reading.join(20)
+        assert not reading.is_alive()
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")

@@ -67,7 +67,7 @@ class Nursery:
         return Connection(ours.detach())
 
     def bury(self, number: int) -> Death:
-        """How the worker of this process number ended; one that has not is killed."""
+        """How the worker of this process number ended; one that does not is killed."""
         try:
             self._connection.send(number)
             return _death(self._connection.recv())

@@ -14,7 +14,6 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
@@ -67,6 +66,8 @@ class Pool:
         self._started: list[_Worker] = []
         self._nursery: Nursery | None = None
         self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        """Of the processes: whoever closes the pool may be in another thread than `map`."""
 
     def __enter__(self) -> Pool:
         return self
@@ -76,8 +77,9 @@ class Pool:
 
     def prepare(self, *functions: Callable[..., Any]) -> None:
         """Begins to import what these take, so that workers need not wait for it when `map` is called."""
-        if self.workers > 0 and self._nursery is None:
-            self._nursery = Nursery(*functions)
+        with self._lock:
+            if self.workers > 0 and self._nursery is None:
+                self._nursery = Nursery(*functions)
 
     def stop(self) -> None:
         """Ends the `map` that another thread is in; there will be no other."""
@@ -86,11 +88,12 @@ class Pool:
     def close(self) -> None:
         """Ends the workers, whatever they are doing."""
         self.stop()
-        while self._started:
-            self._started.pop().kill()
-        if self._nursery is not None:
-            self._nursery.close()
-            self._nursery = None
+        with self._lock:
+            while self._started:
+                self._started.pop().kill()
+            if self._nursery is not None:
+                self._nursery.close()
+                self._nursery = None
 
     def map(
         self,
@@ -120,7 +123,8 @@ class Pool:
             return
         work = _Work(iter(tasks), batch, size, batches * self.workers, ahead)
         while not self._stopping.is_set():
-            self._hand_out(function, work)
+            with self._lock:
+                self._hand_out(function, work)
             if work.has_next():
                 yield from work.give_out()
             elif work.begun or work.could_begin(1):
@@ -130,7 +134,7 @@ class Pool:
 
     def _hand_out(self, function: Callable[[Any], Any], work: _Work[Any]) -> None:
         """Tasks to every worker that has none; workers are started as long as there are tasks for them."""
-        while True:
+        while not self._stopping.is_set():
             idle = next((worker for worker in self._started if worker.ready and worker.job is None), None)
             starting = sum(not worker.ready for worker in self._started)
             if idle is None:
@@ -154,16 +158,23 @@ class Pool:
     def _collect(self, work: _Work[Any]) -> None:
         """Waits for something to happen: results, deaths, deadlines."""
         by_connection = {worker.connection: worker for worker in self._started}
-        for connection in wait(list(by_connection), POLL_SECONDS):
-            worker = by_connection[connection]  # type: ignore[index]  # connections, because such were given
-            try:
-                worker.receive(work, self.timeout)
-            except (EOFError, ConnectionError, pickle.UnpicklingError):
-                self._bury(worker, work, worker.end())
-        for worker in self._started[:]:
-            if time.monotonic() > worker.deadline:
-                worker.kill()
-                self._bury(worker, work, Death(silence=worker.patience))
+        try:
+            happened = wait(list(by_connection), POLL_SECONDS)
+        except OSError:  # another thread has closed the pool
+            happened = []
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            for connection in happened:
+                worker = by_connection[connection]  # type: ignore[index]  # connections, because such were given
+                try:
+                    worker.receive(work, self.timeout)
+                except (EOFError, ConnectionError, pickle.UnpicklingError):
+                    self._bury(worker, work, worker.end())
+            for worker in self._started[:]:
+                if time.monotonic() > worker.deadline:
+                    worker.kill()
+                    self._bury(worker, work, Death(silence=worker.patience))
 
     def _bury(self, worker: _Worker, work: _Work[Any], death: Death) -> None:
         self._started.remove(worker)
@@ -306,8 +317,6 @@ class _Worker:
     def kill(self) -> None:
         self.connection.close()  # one that is not ready yet has nothing to do but to see this
         if self.number is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.number, signal.SIGKILL)
             self.nursery.bury(self.number)
 
 
