@@ -3,6 +3,7 @@
 It lies at the root, not in tests/, because the doctests in src/ need it too.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ install_import_hook("normal_guidance", "beartype.beartype")
 
 from normal_guidance.memory import keep_freed_memory  # noqa: E402
 
-# As the command line does: where two processes clear pages all the time, encoding takes four times as long.
+# As the command line does, so that networks do not spend half of their time on pages that the system clears.
 keep_freed_memory()
 
 # Test processes side by side have one thread each, as have the programs that they start: where threads outnumber cores,
@@ -29,6 +30,13 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 # Doctests import what they are collected from; Triton comes with torch's CUDA builds only.
 collect_ignore_glob = [] if find_spec("triton") else ["src/*_triton.py"]
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected, a million objects, stays: whole collections, which look at each, skip it."""
+    gc.collect()
+    gc.freeze()
+
 
 # CI must not fail by chance; on a developer's machine new examples are welcome.
 hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
