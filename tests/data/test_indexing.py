@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
-from working import is_running
 
 from normal_guidance import __version__
 from normal_guidance.data import reading
@@ -176,7 +175,7 @@ def test_unknown_labels_are_refused(tmp_path):
 
 HOOK = """
 import os, signal, sys, time
-if "import raise_workers;" in sys.orig_argv[-1]:
+if "import serve;" in sys.orig_argv[-1]:
     def watch(event, arguments):
         if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
             name, marker = os.fspath(arguments[0]), {marker!r}
@@ -254,11 +253,11 @@ def test_workers_that_cannot_import_are_an_error(root, tmp_path, hook):
 def test_an_index_that_is_given_up_ends_its_workers(root):
     stream = read_all(root, (Wanted(f"scan0/{place % SLICES:02d}.dcm") for place in range(10 * CHUNK)), workers=2)
     assert isinstance(next(stream), Header)
-    numbers = [worker.number for worker in stream.gi_frame.f_locals["pool"]._started if worker.ready]
-    assert numbers
-    assert all(map(is_running, numbers))
+    processes = [worker.process for worker in stream.gi_frame.f_locals["pool"]._started]
+    assert processes
+    assert all(process.poll() is None for process in processes)
     stream.close()
-    assert not any(map(is_running, numbers))
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_results_come_in_the_order_of_the_files(root):

@@ -21,23 +21,6 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def is_running(number: int) -> bool:
-    """Whether a process runs; one that ended and that nobody asked about does not."""
-    return _status(number)[:1] not in ([], ["Z"])
-
-
-def parent_of(number: int) -> int:
-    return int(_status(number)[1])
-
-
-def _status(number: int) -> list[str]:
-    """What the kernel says of a process after its name, beginning with the state and the parent."""
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def work(task: tuple[str, object]) -> object:
     """Does what the task says, for instance ("exit", 3)."""
     name, value = task

@@ -1,13 +1,11 @@
 """What a worker process of `normal_guidance.data.workers` does: tasks come in, results or failures go out.
 
 Arrays come back through anonymous memory that the worker fills and the parent maps: not copied, not bound by
-/dev/shm, and gone with the processes, however they end.  Few imports, because the nursery, which workers are forked
-from, begins with them.
+/dev/shm, and gone with the processes, however they end.  Few imports, because every worker has to wait for them.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import select
@@ -15,12 +13,11 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
+from multiprocessing.reduction import send_handle
 from typing import Any, NamedTuple, TypeVar
 
 from normal_guidance.data.problems import UnreadableError
@@ -29,9 +26,6 @@ from normal_guidance.memory import keep_freed_memory
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-
-GRACE = 0.2
-"""Seconds for a process that is at its end to be gone, before it is killed."""
 
 
 class Death(NamedTuple):
@@ -82,57 +76,13 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
         return Failure("failed", f"{type(error).__name__}: {error}")
 
 
-def raise_workers(descriptor: int) -> None:
-    """What a `normal_guidance.data.nursery.Nursery` does until the parent is gone.
-
-    The first message names what to import.  Then None, with a socket, asks for a worker at its other end, and a
-    worker's process number asks for its end: the answer is its exit code.
-    """
-    keep_freed_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends the others
-    connection = Connection(descriptor)
-    with suppress(EOFError, ConnectionError):
-        wanted = connection.recv_bytes()
-        with suppress(Exception):  # the workers will find the same, and say so
-            pickle.loads(wanted)
-        gc.freeze()  # a collection would write to every object, and so copy the pages that workers share
-        while True:
-            number = connection.recv()
-            if number is None:
-                _fork(connection)
-            else:
-                connection.send(_bury(number))
-
-
-def _fork(connection: Connection) -> None:
-    descriptor = recv_handle(connection)
-    if os.fork():
-        os.close(descriptor)
-        return
-    try:
-        connection.close()  # or the parent would not see the nursery's end
-        serve(descriptor)
-    finally:
-        os._exit(1)
-
-
-def _bury(number: int) -> int:
-    """A worker's exit code, negative for a signal; nobody else asks for it, so the number is not another's yet."""
-    end = time.monotonic() + GRACE
-    while True:
-        gone, status = os.waitpid(number, os.WNOHANG)
-        if gone:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            os.kill(number, signal.SIGKILL)
-        time.sleep(0.002)
-
-
 def serve(descriptor: int) -> None:
     """What a worker process does until the parent is gone."""
+    keep_freed_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends the others
     _die_with_the_parent(descriptor)
     connection = Connection(descriptor)
-    connection.send(("ready", os.getpid(), []))
+    connection.send(("ready", None, []))
     with suppress(EOFError, ConnectionError):
         while True:
             _work(connection)

@@ -2,9 +2,8 @@
 
 Every worker has a socket of its own, so the parent knows which tasks each one is at: if a worker dies (a segmentation
 fault, the kernel out of memory) or says nothing for too long, its tasks are tried once more, each alone, and one that
-ends its worker again is a `Failure`.  Nothing is lost but that.  Workers are not forked from the parent (CUDA and
-OpenMP do not survive it) and not started by multiprocessing, which would run the user's main script again: they come
-from a process that has imported what they take and nothing else (`normal_guidance.data.nursery`).
+ends its worker again is a `Failure`.  Nothing is lost but that.  Workers are started as programs of their own, not
+forked (CUDA and OpenMP do not survive it) and not by multiprocessing, which would run the user's main script again.
 
 What they do in there is in `normal_guidance.data.serving`.
 """
@@ -14,6 +13,9 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -27,7 +29,6 @@ from multiprocessing.reduction import recv_handle
 from types import TracebackType
 from typing import Any, Generic, NamedTuple
 
-from normal_guidance.data.nursery import Nursery
 from normal_guidance.data.serving import Death, Failure, Result, Task, attempt
 from normal_guidance.errors import UserError
 
@@ -42,6 +43,9 @@ ATTEMPTS = 2
 
 POLL_SECONDS = 0.2
 """How long the parent sleeps at most before it looks at deadlines again."""
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""There are as many workers as cores; more threads in each would only be in the way of the others."""
 
 
 class StartError(UserError):
@@ -64,22 +68,13 @@ class Pool:
     def __init__(self, workers: int, timeout: float = TIMEOUT) -> None:
         self.workers, self.timeout = workers, timeout
         self._started: list[_Worker] = []
-        self._nursery: Nursery | None = None
         self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        """Of the processes: whoever closes the pool may be in another thread than `map`."""
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
-
-    def prepare(self, *functions: Callable[..., Any]) -> None:
-        """Begins to import what these take, so that workers need not wait for it when `map` is called."""
-        with self._lock:
-            if self.workers > 0 and self._nursery is None:
-                self._nursery = Nursery(*functions)
 
     def stop(self) -> None:
         """Ends the `map` that another thread is in; there will be no other."""
@@ -88,12 +83,8 @@ class Pool:
     def close(self) -> None:
         """Ends the workers, whatever they are doing."""
         self.stop()
-        with self._lock:
-            while self._started:
-                self._started.pop().kill()
-            if self._nursery is not None:
-                self._nursery.close()
-                self._nursery = None
+        while self._started:
+            self._started.pop().kill()
 
     def map(
         self,
@@ -123,8 +114,7 @@ class Pool:
             return
         work = _Work(iter(tasks), batch, size, batches * self.workers, ahead)
         while not self._stopping.is_set():
-            with self._lock:
-                self._hand_out(function, work)
+            self._hand_out(function, work)
             if work.has_next():
                 yield from work.give_out()
             elif work.begun or work.could_begin(1):
@@ -134,13 +124,13 @@ class Pool:
 
     def _hand_out(self, function: Callable[[Any], Any], work: _Work[Any]) -> None:
         """Tasks to every worker that has none; workers are started as long as there are tasks for them."""
-        while not self._stopping.is_set():
+        while True:
             idle = next((worker for worker in self._started if worker.ready and worker.job is None), None)
             starting = sum(not worker.ready for worker in self._started)
             if idle is None:
                 # Those that are starting take the next ones: begun tasks that nobody has are for them.
                 if len(self._started) < self.workers and work.could_begin(starting + 1):
-                    self._start(function)
+                    self._started.append(_Worker.start())
                     continue
                 return
             job = work.begin()
@@ -148,33 +138,19 @@ class Pool:
                 return
             idle.give(job, function, work.tasks_of(job))
 
-    def _start(self, function: Callable[[Any], Any]) -> None:
-        if self._nursery is None or not self._nursery.alive:
-            self._nursery = Nursery(function)
-        worker = _Worker(self._nursery, self._nursery.bear())
-        worker.expect(START_TIMEOUT)
-        self._started.append(worker)
-
     def _collect(self, work: _Work[Any]) -> None:
         """Waits for something to happen: results, deaths, deadlines."""
         by_connection = {worker.connection: worker for worker in self._started}
-        try:
-            happened = wait(list(by_connection), POLL_SECONDS)
-        except OSError:  # another thread has closed the pool
-            happened = []
-        with self._lock:
-            if self._stopping.is_set():
-                return
-            for connection in happened:
-                worker = by_connection[connection]  # type: ignore[index]  # connections, because such were given
-                try:
-                    worker.receive(work, self.timeout)
-                except (EOFError, ConnectionError, pickle.UnpicklingError):
-                    self._bury(worker, work, worker.end())
-            for worker in self._started[:]:
-                if time.monotonic() > worker.deadline:
-                    worker.kill()
-                    self._bury(worker, work, Death(silence=worker.patience))
+        for connection in wait(list(by_connection), POLL_SECONDS):
+            worker = by_connection[connection]  # type: ignore[index]  # connections, because such were given
+            try:
+                worker.receive(work, self.timeout)
+            except (EOFError, ConnectionError, pickle.UnpicklingError):
+                self._bury(worker, work, worker.end())
+        for worker in self._started[:]:
+            if time.monotonic() > worker.deadline:
+                worker.kill()
+                self._bury(worker, work, Death(silence=worker.patience))
 
     def _bury(self, worker: _Worker, work: _Work[Any], death: Death) -> None:
         self._started.remove(worker)
@@ -268,19 +244,31 @@ class _Work(Generic[Task]):
 class _Worker:
     """A process, seen from the parent."""
 
-    nursery: Nursery
+    process: subprocess.Popen[bytes]
     connection: Connection
-    number: int | None = None
-    """Of the process; None until it is ready."""
+    ready: bool = False
     job: _Job | None = None
     """What it is at."""
     patience: float = START_TIMEOUT
     deadline: float = float("inf")
 
-    @property
-    def ready(self) -> bool:
-        """Whether it can be given something to do."""
-        return self.number is not None
+    @classmethod
+    def start(cls) -> _Worker:
+        ours, theirs = socket.socketpair()
+        code = f"from normal_guidance.data.serving import serve; serve({theirs.fileno()})"
+        path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # decoders talk, and whatever is wrong is said by the result
+                stderr=subprocess.DEVNULL,
+            )
+        worker = cls(process, Connection(ours.detach()))
+        worker.expect(START_TIMEOUT)
+        return worker
 
     def expect(self, seconds: float) -> None:
         """It is to say something within this time."""
@@ -305,19 +293,22 @@ class _Worker:
         if kind == "results":
             assert self.job is not None, "results of no task"
             work.done(self.job, pickle.loads(content, buffers=_map_buffers(self.connection, sizes)))
-        if kind == "ready":
-            self.number = content
-        self.job, self.deadline = None, float("inf")
+        self.ready, self.job, self.deadline = True, None, float("inf")
 
     def end(self) -> Death:
         """How it ended, for it has."""
-        self.connection.close()
-        return self.nursery.end() if self.number is None else self.nursery.bury(self.number)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(POLL_SECONDS)
+        self.kill()
+        code = self.process.returncode
+        with suppress(ValueError):  # not every signal has a name
+            return Death(signal.Signals(-code).name)
+        return Death(f"exit code {code}")
 
     def kill(self) -> None:
-        self.connection.close()  # one that is not ready yet has nothing to do but to see this
-        if self.number is not None:
-            self.nursery.bury(self.number)
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
 
 
 def _map_buffers(connection: Connection, sizes: list[int]) -> list[memoryview]:

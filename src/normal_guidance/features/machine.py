@@ -91,16 +91,11 @@ class Encodes(Protocol):
 
 
 class Machine:
-    """Worker processes and an encoder.
+    """Worker processes and an encoder."""
 
-    Args:
-        setup: how it encodes.
-        encoder: of that setup.
-        pool: its worker processes; whoever made them ends them.
-    """
-
-    def __init__(self, setup: Setup, encoder: Encoder, pool: Pool) -> None:
-        self.setup, self.encoder, self.pool = setup, encoder, pool
+    def __init__(self, setup: Setup, encoder: Encoder) -> None:
+        self.setup, self.encoder = setup, encoder
+        self.pool = Pool(setup.workers, setup.timeout)
 
     def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, one by one, as `Encodes` has it."""
@@ -140,6 +135,10 @@ class Machine:
                 raise
             finally:
                 items.close()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.pool.close()
 
 
 @contextmanager
