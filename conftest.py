@@ -17,11 +17,6 @@ from jaxtyping import install_import_hook
 # Must come before anything imports the package: modules that are already imported stay unchecked.
 install_import_hook("normal_guidance", "beartype.beartype")
 
-from normal_guidance.memory import keep_freed_memory  # noqa: E402
-
-# As the command line does, so that networks do not spend half of their time on pages that the system clears.
-keep_freed_memory()
-
 # Test processes side by side have one thread each, as have the programs that they start: where threads outnumber cores,
 # each step waits for one that is not running, and small ones take up to six times as long.
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
