@@ -6,7 +6,7 @@
     .venv/bin/python docs/measure_replication.py --write                puts the tables into the page
 
 Runs are folders METHOD/SEED as `nguide reproduce semi-synthetic` leaves them: their histories and, for TransMIL's
-family, their weights.  Everything else is drawn here, from fixed seeds, and read from the published numbers.
+family, their predictions.  Everything else is drawn here, from fixed seeds, and read from the published numbers.
 """
 
 from __future__ import annotations

@@ -11,17 +11,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from measure_replication import put
-from measured.text import table
+from measured.text import difference, table
 
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.evaluation.published import CEILING, METRICS, Metric, method_title
-from normal_guidance.evaluation.statistics import RIVALS, TWINS
-from normal_guidance.evaluation.words import digits, p_value, signed
+from normal_guidance.evaluation.statistics import RIVALS, TWINS, Difference
+from normal_guidance.evaluation.words import digits
+from normal_guidance.reports.differences import read_differences
 
 DOCS = Path(__file__).parent
 PAGE, STUDIES = DOCS / "results/phantoms.md", DOCS / "results/runs/phantoms"
@@ -54,27 +55,21 @@ def _mean(one: dict[str, Any] | None) -> str:
     return f"{digits(one['ours_mean'])} ± {digits(one['ours_sd'])}" + f" ({splits} of 3 splits)" * (splits < 3)
 
 
+@cache
+def tested(layout: str) -> dict[tuple[str, str, str], Difference]:
+    """The differences of a layout's study by method, against what, and metric."""
+    found = read_differences(STUDIES / layout / "differences.json").found
+    return {(one.method, one.against, one.metric): one for one in found}
+
+
 def against(metric: Metric, pairs: Iterable[tuple[str, str]]) -> str:
     """Differences of these pairs in each layout; those that are shown are bold."""
     rows = []
-    for method, other in pairs:
-        found = [
-            records(layout, "differences", "differences", method=method, against=other, metric=metric)
-            for layout in LAYOUTS
-        ]
+    for pair in pairs:
+        found = [tested(layout).get((*pair, metric)) for layout in LAYOUTS]
         if any(found):
-            rows.append([method_title(method), method_title(other), *(_difference(one) for one in found)])
+            rows.append([*map(method_title, pair), *map(difference, found)])
     return table(["Method", "Against", *LAYOUTS], rows)
-
-
-def _difference(found: Records) -> str:
-    if not found:
-        return "-"
-    (one,) = found
-    if one["p"] is None:
-        return f"{signed(one['estimate'])} (too few scans)"
-    words = f"{signed(one['estimate'])} [{digits(one['low'])}, {digits(one['high'])}], {p_value(one['p_adjusted'])}"
-    return f"**{words}**" if one["shown"] else words
 
 
 GAUSSIAN = [(method, "centered_gaussian") for method in EVERY_METHOD if method not in ("max", "mean")]

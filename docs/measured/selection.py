@@ -18,8 +18,8 @@ from measured.text import digits, short, table
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import METHODS
 from normal_guidance.data.synthetic import SEEDS, SemiSynthetic, bayes_scan_scores, semi_synthetic_part
-from normal_guidance.training.fit import predict
-from normal_guidance.training.results import load_winner
+from normal_guidance.evaluation.answers import read_prediction
+from normal_guidance.training.run import PREDICTION_TABLE
 from normal_guidance.training.selection import Selection
 
 
@@ -130,10 +130,10 @@ def heads(folders: Sequence[Path]) -> str:
     """Localization by the heads' mean attention, beside each head by itself."""
     rows = []
     for run in run_folders(folders):
-        if run.parent.name not in ("transmil", "smtp", "mhng") or not (run / "best.safetensors").exists():
+        if run.parent.name not in ("transmil", "smtp", "mhng") or not (run / PREDICTION_TABLE).exists():
             continue
         bags = semi_synthetic_part(int(run.name), "test")
-        prediction = predict(load_winner(run), bags)
+        prediction = read_prediction(run, bags)
         alone = sorted(slice_auroc(head, bags) for head in prediction.log_attention)
         own = 1 - prediction.attention.sum() / len(bags)
         shown = [slice_auroc(prediction.slice_scores, bags), alone[0], median(alone), alone[-1], own.item()]
