@@ -28,6 +28,9 @@ from normal_guidance.errors import UserError
 from normal_guidance.training.engine import Precision
 from normal_guidance.training.sweep import Execution
 
+RUNS = Path(__file__).parent / "results/runs/study"
+"""What the page is made of."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
@@ -43,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(AXES), help="axes, joined by commas")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="joined by commas")
-    parser.add_argument("--runs", type=Path, default=Path("results/beyond"), help="folder of results")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of results")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32", choices=get_args(Precision))
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
