@@ -148,6 +148,21 @@ def test_workers_do_not_load_torch():
     assert "torch" not in modules
 
 
+def test_workers_that_are_started_ahead_have_imported_what_they_are_told():
+    """As many as there are tasks for; what cannot be imported is the matter of a task that needs it."""
+    with Pool(2, timeout=60.0) as pool:
+        pool.start(1, ["normal_guidance.no_such_module", "wave"])
+        (first,) = started = list(pool._started)
+        assert first.ready is False
+        (modules,) = pool.map(work, [("modules", None)])
+        assert pool._started == started
+        assert "wave" in modules
+        pool.start(9)
+        assert len(pool._started) == 2
+        assert list(pool.map(work, [("square", 3)])) == [9]
+    assert first.process.poll() is not None
+
+
 def test_a_task_that_cannot_be_loaded_is_an_error(tmp_path):
     """Were it a failure, every scan would be one."""
     (tmp_path / "passing.py").write_text("def work(task): return task")

@@ -13,7 +13,9 @@ from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.manifest import Manifest, read_manifest
 from normal_guidance.data.problems import read_problems
+from normal_guidance.data.workers import Pool
 from normal_guidance.errors import UserError
+from normal_guidance.features import machine
 from normal_guidance.features.extraction import Options, encode, fingerprint_manifest, plan_units
 from normal_guidance.features.jobs import job_folder, open_job
 from normal_guidance.features.preprocessing import Statistics
@@ -130,6 +132,34 @@ def test_any_number_of_workers_gives_the_same_bytes(odd_scans, tmp_path):
         "report.json",
         "store.json",
     }
+
+
+def test_workers_start_while_the_encoder_is_loaded(scans, tmp_path, monkeypatch):
+    """As many as scans want, and none for a store that is there."""
+    happened = []
+
+    class Told(Pool):
+        def start(self, tasks, modules=()):
+            super().start(tasks, modules)
+            happened.append(("started", len(self._started)))
+
+        def close(self):
+            super().close()
+            happened.append("closed")
+
+    def told_load(**options):
+        happened.append("loaded")
+        return load(**options)
+
+    monkeypatch.setattr(machine, "Pool", Told)
+    with pytest.raises(TypeError):
+        run(scans, tmp_path / "store", workers=1, load=partial(load, no_such_option=1))
+    assert happened == [("started", 1), "closed"]
+    happened.clear()
+    for started in (1, 0):
+        run(scans, tmp_path / "store", workers=1, load=told_load)
+        assert happened == [("started", started), "loaded", "closed"]
+        happened.clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

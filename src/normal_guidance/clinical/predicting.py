@@ -22,13 +22,13 @@ from normal_guidance.clinical.scans import FoundScans, NotPredicted, anonymous_p
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.data.volumes import read_volume
-from normal_guidance.data.workers import TIMEOUT
+from normal_guidance.data.workers import TIMEOUT, Pool
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.measures import smallest_interval
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.files import DTYPES
 from normal_guidance.features.jobs import Encoded
-from normal_guidance.features.machine import Machine, Setup
+from normal_guidance.features.machine import Machine, Setup, start_workers
 from normal_guidance.features.machine import Options as EncoderOptions
 
 KEYS = 5
@@ -118,23 +118,21 @@ def predict_found(
             taken.append(row)
     if not taken:
         return
-    machine = _machine(bundle, encoder or bundle.load_encoder(), options)
     decoding = PiecewiseDecoding(read_volume, found.root, bundle.repair, bundle.preprocessing)
-    try:
+    with start_workers(options.workers, options.timeout, len(taken)) as pool:
+        machine = _machine(bundle, encoder or bundle.load_encoder(), options, pool)
         for number, encoded in machine.encode(decoding, ((number, [row]) for number, row in enumerate(taken))):
             row = taken[number]
             odd = [anonymous_problem(one, row.scan_id) for one in encoded.problems] if options.anonymize else None
             yield _outcome(row, found.root, encoded, odd or encoded.problems, notes[row.scan_id], bundle, options)
-    finally:
-        machine.close()
 
 
-def _machine(bundle: Bundle, encoder: Encoder, options: Options) -> Machine:
+def _machine(bundle: Bundle, encoder: Encoder, options: Options, pool: Pool) -> Machine:
     if encoder.fingerprint != bundle.encoder.fingerprint:
         raise UserError(f"encoder {encoder.name} is not the one of the bundle; load it by bundle.load_encoder()")
     how = EncoderOptions(bundle.repair, options.batch_size, encoder.device, encoder.precision)
     setup = Setup(bundle.load_encoder, encoder.fingerprint, torch.__version__, how, options.workers, options.timeout)
-    return Machine(setup, encoder)
+    return Machine(setup, encoder, pool)
 
 
 def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:

@@ -71,7 +71,7 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
 
     To be called within `refusing`.
     """
-    with _opened(content) as file:
+    with _opened(content, whole=pixels) as file:
         head = file.read(2048)
         _check_is_dicom(head)
         size = file.seek(0, os.SEEK_END)
@@ -86,8 +86,13 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
     return Elements(dataset, DEFLATED if deflated else _syntax(dataset), left)
 
 
-def _opened(content: bytes | Path) -> io.BufferedIOBase:
-    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+def _opened(content: bytes | Path, *, whole: bool) -> io.BufferedIOBase:
+    """A file whose pixels are wanted is read at once: pydicom asks a hundred times where it is, and memory knows."""
+    if isinstance(content, Path):
+        if not whole:
+            return content.open("rb")
+        content = content.read_bytes()
+    return io.BytesIO(content)
 
 
 def _check_is_dicom(head: bytes) -> None:

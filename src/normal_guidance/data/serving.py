@@ -6,6 +6,7 @@ Arrays come back through anonymous memory that the worker fills and the parent m
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import select
@@ -13,7 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -76,12 +77,15 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
         return Failure("failed", f"{type(error).__name__}: {error}")
 
 
-def serve(descriptor: int) -> None:
-    """What a worker process does until the parent is gone."""
+def serve(descriptor: int, modules: Sequence[str] = ()) -> None:
+    """What a worker process does until the parent is gone; it imports these modules ahead of the tasks."""
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends the others
     _die_with_the_parent(descriptor)
     connection = Connection(descriptor)
+    for module in modules:
+        with suppress(Exception):  # the first task that needs it will say so
+            importlib.import_module(module)
     connection.send(("ready", None, []))
     with suppress(EOFError, ConnectionError):
         while True:

@@ -57,7 +57,7 @@ class StartError(UserError):
 
 
 class Pool:
-    """Processes that work for `map`, started when there is work; with `workers=0`, everything runs in this one.
+    """Processes that work for `map`, started when there is work, or before; with `workers=0`, all is done in this one.
 
     Example:
         >>> with Pool(workers=0) as pool:
@@ -75,6 +75,14 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+    def start(self, tasks: int, modules: Sequence[str] = ()) -> None:
+        """Starts the workers that so many tasks will keep busy; they import these modules before their first task.
+
+        For who has something else to do until then: a start takes seconds, and nobody waits for it here.
+        """
+        while len(self._started) < min(self.workers, tasks):
+            self._started.append(_Worker.start(modules))
 
     def stop(self) -> None:
         """Ends the `map` that another thread is in; there will be no other."""
@@ -253,9 +261,9 @@ class _Worker:
     deadline: float = float("inf")
 
     @classmethod
-    def start(cls) -> _Worker:
+    def start(cls, modules: Sequence[str] = ()) -> _Worker:
         ours, theirs = socket.socketpair()
-        code = f"from normal_guidance.data.serving import serve; serve({theirs.fileno()})"
+        code = f"from normal_guidance.data.serving import serve; serve({theirs.fileno()}, {list(modules)!r})"
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         with theirs:
             process = subprocess.Popen(

@@ -30,7 +30,7 @@ from normal_guidance import __version__
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
-from normal_guidance.data.workers import TIMEOUT
+from normal_guidance.data.workers import TIMEOUT, Pool
 from normal_guidance.errors import UserError
 from normal_guidance.features.decoding import Decoding, Reader
 from normal_guidance.features.encoders import Encoder
@@ -46,7 +46,7 @@ from normal_guidance.features.jobs import (
     recorded_identity,
     refuse_another,
 )
-from normal_guidance.features.machine import LEFT_OUT, UNIT, Encodes, Load, Machine, Options, Setup
+from normal_guidance.features.machine import LEFT_OUT, UNIT, Encodes, Load, Machine, Options, Setup, start_workers
 from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics
 from normal_guidance.features.store import FeatureStore, check_patients, open_store, write_store
 from normal_guidance.files import read_json
@@ -136,23 +136,25 @@ def encode(
     if not root.is_dir():
         raise UserError(f"the scans' folder {root} is not there; say where they lie now: --root FOLDER")
     options = replace(options, threads=options.threads or _threads_of(recorded_identity(out)))
-    # With Ray, this process only asks the encoder who it is: the machines with the devices are others.
-    encoder = load() if ray else load(device=options.device, precision=options.precision)
-    preprocessing = _fit(preprocessing, encoder, statistics, parts)
-    identity = identity_of(manifest, encoder, preprocessing, parts, options)
-    done = _complete(out, identity)
-    if done is not None and not job_folder(out).exists():
+    # With Ray the workers are on other machines, and where a store is there, it is probably complete.
+    with start_workers(workers, timeout, 0 if ray or out.exists() else len(manifest)) as pool:
+        # With Ray, this process only asks the encoder who it is: the machines with the devices are others.
+        encoder = load() if ray else load(device=options.device, precision=options.precision)
+        preprocessing = _fit(preprocessing, encoder, statistics, parts)
+        identity = identity_of(manifest, encoder, preprocessing, parts, options)
+        done = _complete(out, identity)
+        if done is not None and not job_folder(out).exists():
+            return done
+        _check_scans(manifest, parts)
+        setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
+        with open_job(out, identity) as job:
+            done = _complete(out, identity)  # another process may just have ended
+            if done is None:
+                plan = _Plan(manifest, parts, options, dtype, out, identity, watch)
+                with _machine(setup, encoder, pool, ray) as machine:
+                    done = _run(plan, job, machine, Decoding(read, root, options.repair, preprocessing))
+            job.remove()
         return done
-    _check_scans(manifest, parts)
-    setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
-    with open_job(out, identity) as job:
-        done = _complete(out, identity)  # another process may just have ended
-        if done is None:
-            plan = _Plan(manifest, parts, options, dtype, out, identity, watch)
-            with _machine(setup, encoder, ray) as machine:
-                done = _run(plan, job, machine, Decoding(read, root, options.repair, preprocessing))
-        job.remove()
-    return done
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,13 +364,9 @@ def _scans_of(rows: Sequence[ScanRow], unit: Encoded) -> Iterator[tuple[ScanRow,
 
 
 @contextmanager
-def _machine(setup: Setup, encoder: Encoder, ray: str | None) -> Iterator[Encodes]:
+def _machine(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Iterator[Encodes]:
     if ray is None:
-        machine = Machine(setup, encoder)
-        try:
-            yield machine
-        finally:
-            machine.close()
+        yield Machine(setup, encoder, pool)
         return
     from normal_guidance.features.ray_cluster import connect
 

@@ -90,12 +90,21 @@ class Encodes(Protocol):
         """What comes of the numbered units; `tell` is told how many slices of the present one are done."""
 
 
-class Machine:
-    """Worker processes and an encoder."""
+def start_workers(workers: int, timeout: float, scans: int) -> Pool:
+    """Processes for so many scans, which start while the encoder is loaded: both take seconds.
 
-    def __init__(self, setup: Setup, encoder: Encoder) -> None:
-        self.setup, self.encoder = setup, encoder
-        self.pool = Pool(setup.workers, setup.timeout)
+    What decoding needs is imported at once, pydicom included, which nothing imports before the first DICOM file.
+    """
+    pool = Pool(workers, timeout)
+    pool.start(scans, (Decoding.__module__, "normal_guidance.data.volumes", "normal_guidance.data.dicom"))
+    return pool
+
+
+class Machine:
+    """An encoder and its worker processes."""
+
+    def __init__(self, setup: Setup, encoder: Encoder, pool: Pool) -> None:
+        self.setup, self.encoder, self.pool = setup, encoder, pool
 
     def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, one by one, as `Encodes` has it."""

@@ -16,6 +16,7 @@ import torch
 
 from normal_guidance.clusters import RETRIES, Connection, connected
 from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.workers import Pool
 from normal_guidance.errors import UserError
 from normal_guidance.features.decoding import Decoding
 from normal_guidance.features.jobs import Encoded
@@ -127,5 +128,5 @@ def _machine(job: str, setup: Setup, decoding: Decoding) -> Machine:
             raise UserError(f"{where} has other weights of {encoder.name}; copy the same to all machines")
         while _HERE:
             _HERE.popitem()[1].close()  # of a job before
-        _HERE[job] = Machine(setup, encoder)
+        _HERE[job] = Machine(setup, encoder, Pool(setup.workers, setup.timeout))
     return _HERE[job]
