@@ -46,6 +46,13 @@ def seed() -> int:
     return 0
 
 
+@pytest.fixture(autouse=True)
+def one_dnn() -> Iterator[None]:
+    """Where a CPU lacks bfloat16, a product in it makes torch do without oneDNN for good, and convolutions are slow."""
+    yield
+    torch.backends.mkldnn.enabled = True
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """Switch the run-time shape checks off, so that our own guards are reached, as they are in production."""
