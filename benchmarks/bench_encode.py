@@ -8,7 +8,7 @@ encoder has done before, too.  That one is given the same batches, preprocessed 
 `decode` is what one worker alone reads and prepares.  vit-b16 has random weights, which are as fast as others.
 
 "Once workers run" leaves out the seconds before the first encoded batch, in which the workers start: a job of a
-minute feels them, one of an hour does not.  (Head CT of the paper has 750,000 slices: --copies 3000.)
+minute feels them, one of an hour does not.  (Head CT of the paper has 752,803 slices: --copies 3200.)
 
 Goal: the stage reaches at least .9 of the bare encoder's slices per second.
 """

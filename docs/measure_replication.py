@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +67,15 @@ def put(page: str, name: str, made: str) -> str:
     return BLOCK.sub(lambda found: changed if found[1] == name else found[0], page)
 
 
+def show(page: Path, sections: Mapping[str, Callable[[], str]], *, write: bool) -> None:
+    """Prints the tables, each as soon as it is made, and puts them into the page if asked."""
+    for name, section in sections.items():
+        made = section()
+        print(f"## {name}\n\n{made}\n", flush=True)
+        if write:
+            page.write_text(put(page.read_text(encoding="utf-8"), name, made), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of items, joined by commas")
@@ -81,11 +90,7 @@ def main() -> None:
         if name not in sections:
             hint = "it needs --runs" if name in FROM_RUNS else f"choose of {', '.join([*SECTIONS, *FROM_RUNS])}"
             parser.error(f"item {name!r} cannot be measured: {hint}")
-    for name in names:
-        made = sections[name]()
-        print(f"## {name}\n\n{made}\n", flush=True)
-        if chosen.write:
-            PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), name, made), encoding="utf-8")
+    show(PAGE, {name: sections[name] for name in names}, write=chosen.write)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from measure_replication import put
+from measure_replication import show
 from measured.text import difference, table
 
 from normal_guidance.core.models import EVERY_METHOD
@@ -85,14 +85,5 @@ SECTIONS: dict[str, Callable[[], str]] = {
 }
 
 
-def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for name, section in SECTIONS.items():
-        print(f"## {name}\n\n{section()}\n")
-        text = put(text, name, section())
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    show(PAGE, SECTIONS, write="--write" in sys.argv[1:])

@@ -10,7 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from measure_replication import put
+from measure_replication import show
 from measured.text import difference, table
 
 from normal_guidance.core.models import METHODS
@@ -19,7 +19,6 @@ from normal_guidance.evaluation.study import SEMI_SYNTHETIC, Study
 from normal_guidance.reports.experiment import evaluate
 from normal_guidance.reports.experiment_page import Experiment
 from normal_guidance.reports.results import collect
-from normal_guidance.training.config import Config
 
 DOCS = Path(__file__).parent
 PAGE, RUNS = DOCS / "results/semi-synthetic.md", DOCS / "results/runs/semi-synthetic"
@@ -28,7 +27,7 @@ COMPARED: tuple[Metric, ...] = ("localization_auroc", "localization_auprc", "sca
 
 @cache
 def experiment() -> Experiment:
-    return evaluate(Study(SEMI_SYNTHETIC, RUNS, tuple(METHODS), SEMI_SYNTHETIC.seeds, Config("ng")))
+    return evaluate(Study(SEMI_SYNTHETIC, RUNS, tuple(METHODS), SEMI_SYNTHETIC.seeds))
 
 
 def tables() -> str:
@@ -62,14 +61,5 @@ def measures() -> str:
 SECTIONS = {section.__name__: section for section in (tables, differences, measures)}
 
 
-def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for name, section in SECTIONS.items():
-        print(f"## {name}\n\n{section()}\n")
-        text = put(text, name, section())
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    show(PAGE, SECTIONS, write="--write" in sys.argv[1:])

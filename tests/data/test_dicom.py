@@ -654,7 +654,8 @@ def test_mutated_files_give_an_image_or_an_unreadable_error(data):
 )
 def test_any_stream_is_parsed_or_refused(start, rest):
     with contextlib.suppress(UnreadableError):
-        parse_codestream(start + rest + b"\xff\xd9")
+        stated = parse_codestream(start + rest + b"\xff\xd9")
+        assert min(stated.rows, stated.columns) > 0
 
 
 @pytest.mark.parametrize(
@@ -665,6 +666,11 @@ def test_any_stream_is_parsed_or_refused(start, rest):
         ("00000000 ffd9", "begins with 00000000"),
         ("ffd8 ffc3000b 08 0010 0010 03 01 11 00 ffd9", "3 components"),
         ("ffd8 ffc3000b 08 0010 0010 01 01 11 00", "no end marker"),
+        ("ffd8 ffc3000b 08 0000 0010 01 01 11 00 ffd9", "says it has 0 x 16 pixels"),
+        (
+            "ff4fff51 002f0000 00000001 00000002 00000005 00000005" + 16 * "00" + "0001 0b0101 ffd9",
+            "has -3 x -4 pixels",
+        ),
     ],
 )
 def test_streams_that_are_refused(code, word):

@@ -39,7 +39,7 @@ HALF_UNIT = 0.5e-5
 
 
 @pytest.fixture(scope="module")
-def test_sets() -> dict[int, Bags]:
+def drawn() -> dict[int, Bags]:
     return {seed: semi_synthetic_part(seed, "test") for seed in SEEDS}
 
 
@@ -59,13 +59,13 @@ def localize(scores: Tensor, bags: Bags) -> float:
     ("seed", "positives", "published"),
     [(1001, 507, 0.5026057965180282), (2001, 506, 0.5061412737015998), (3001, 514, 0.5034959011728685)],
 )
-def test_max_pooling_gives_every_published_digit(test_sets, seed, positives, published):
+def test_max_pooling_gives_every_published_digit(drawn, seed, positives, published):
     """Attention holds only multiples of 1/768, so this is also a test of ties.
 
     All digits hold exactly where they were first measured; another order of summation over the scans may move the
     last one.
     """
-    bags = test_sets[seed]
+    bags = drawn[seed]
     assert bags.labels.sum() == positives
     with torch.no_grad():
         prediction = MaxPooling()(bags.features, bags.lengths)
@@ -74,8 +74,8 @@ def test_max_pooling_gives_every_published_digit(test_sets, seed, positives, pub
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_mean_pooling_localizes_nothing(test_sets, seed):
-    bags = test_sets[seed]
+def test_mean_pooling_localizes_nothing(drawn, seed):
+    bags = drawn[seed]
     with torch.no_grad():
         prediction = MeanPooling()(bags.features, bags.lengths)
     assert localize(prediction.attention, bags) == 0.5
@@ -87,20 +87,20 @@ def test_mean_pooling_localizes_nothing(test_sets, seed):
     ("seed", "published", "exchanged"),
     [(1001, 0.80088, 0), (2001, 0.81505, 1), (3001, 0.81303, 0)],
 )
-def test_scan_oracle_is_the_published_ceiling(test_sets, seed, published, exchanged):
-    bags = test_sets[seed]
+def test_scan_oracle_is_the_published_ceiling(drawn, seed, published, exchanged):
+    bags = drawn[seed]
     pairs = int(bags.labels.sum() * (1 - bags.labels).sum())
     found = auroc(bayes_scan_scores(bags), bags.labels).item()
     assert found == pytest.approx(published, rel=0, abs=HALF_UNIT + exchanged / pairs)
 
 
-def test_one_published_scan_ceiling_exchanges_two_scans(test_sets):
+def test_one_published_scan_ceiling_exchanges_two_scans(drawn):
     """In float64 the ceiling of 2001 is .815057 on x86-64; the published digits are .81505.
 
     A positive and a negative scan differ by 3e-7 there, less than float32 features, whose last bits depend on the
     processor, can tell apart.  With the negative one above, the digits are the published ones.
     """
-    bags = test_sets[2001]
+    bags = drawn[2001]
     positive, negative = 48, 142
     scores = bayes_scan_scores(bags)
     assert bags.labels[[positive, negative]].tolist() == [1, 0]
@@ -112,8 +112,8 @@ def test_one_published_scan_ceiling_exchanges_two_scans(test_sets):
 
 
 @pytest.mark.parametrize(("seed", "published"), [(1001, 0.88212), (2001, 0.87990), (3001, 0.88979)])
-def test_slice_oracle_is_the_published_ceiling(test_sets, seed, published):
-    bags = test_sets[seed]
+def test_slice_oracle_is_the_published_ceiling(drawn, seed, published):
+    bags = drawn[seed]
     assert localize(bayes_slice_scores(bags), bags) == pytest.approx(published, rel=0, abs=HALF_UNIT)
 
 
@@ -131,15 +131,15 @@ def per_scan(bags: Bags, score: Callable[[int], np.ndarray]) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_centered_gaussian_in_numpy_gives_the_published_digits(test_sets, seed):
-    bags = test_sets[seed]
+def test_centered_gaussian_in_numpy_gives_the_published_digits(drawn, seed):
+    bags = drawn[seed]
     density = per_scan(bags, lambda size: np.exp(-0.5 * (np.linspace(1, size - 1, size) - size / 2) ** 2))
     assert localize(density, bags) == pytest.approx(CENTERED_GAUSSIAN[seed], rel=0, abs=0.5e-4)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_published_centered_gaussian_gives_the_published_digits(test_sets, seed):
-    bags = test_sets[seed]
+def test_published_centered_gaussian_gives_the_published_digits(drawn, seed):
+    bags = drawn[seed]
     prediction = CenteredGaussian(published=True)(bags.features, bags.lengths)
     assert localize(prediction.slice_scores, bags) == pytest.approx(CENTERED_GAUSSIAN[seed], rel=0, abs=0.5e-4)
 
@@ -149,13 +149,13 @@ def test_published_centered_gaussian_gives_the_published_digits(test_sets, seed)
     ("seed", "measured"),
     [(1001, 0.703188634593467), (2001, 0.6684766797242728), (3001, 0.6920188018705874)],
 )
-def test_log_density_centered_gaussian(test_sets, seed, measured):
+def test_log_density_centered_gaussian(drawn, seed, measured):
     """The log-density is .011-.012 above the float32 density, but .0003-.0018 below the published form.
 
     Nothing underflows in float64 at up to 60 slices, so there is nothing to gain here.  What it loses is half a slice:
     the positions 1..S have their middle at (S + 1)/2, not at S/2, while linspace(1, S-1, S) has it at S/2.
     """
-    bags = test_sets[seed]
+    bags = drawn[seed]
     prediction = CenteredGaussian()(bags.features, bags.lengths)
     found = localize(prediction.slice_scores, bags)
     assert found == pytest.approx(measured, rel=0, abs=1e-12)
@@ -236,14 +236,14 @@ def test_posterior_sums_to_the_block(case):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_posterior_of_a_test_set_sums_to_the_block(test_sets, seed):
-    bags = test_sets[seed]
+def test_posterior_of_a_test_set_sums_to_the_block(drawn, seed):
+    bags = drawn[seed]
     sums = bags.layout.pad(bayes_slice_scores(bags).exp()).sum(1)
     torch.testing.assert_close(sums, torch.full_like(sums, BLOCK), rtol=0, atol=1e-11)
 
 
-def test_all_scans_at_once_is_one_scan_at_a_time(test_sets):
-    bags = test_sets[1001][:50]
+def test_all_scans_at_once_is_one_scan_at_a_time(drawn):
+    bags = drawn[1001][:50]
     one_by_one = [bags[i : i + 1] for i in range(len(bags))]
     for oracle in (bayes_scan_scores, bayes_slice_scores):
         torch.testing.assert_close(oracle(bags), torch.cat([oracle(bag) for bag in one_by_one]), rtol=0, atol=1e-12)

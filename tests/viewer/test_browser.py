@@ -404,7 +404,7 @@ def test_a_server_that_is_gone_is_told(open_page, gallery):
     with Served(gallery) as served:
         page = open_page(served)
     page.click("tbody tr:nth-child(3)")
-    page.wait_for_selector("#error:has-text('nguide view still running')")
+    assert page.wait_for_selector("#error:has-text('nguide view still running')").is_visible()
     page.context.clear_cookies()
 
 

@@ -46,6 +46,8 @@ def parse_codestream(code: bytes) -> Codestream:
         raise UnreadableError("unreadable", f"the compressed image begins with {code[:4].hex()}: no JPEG")
     if components != 1:
         raise UnreadableError("unreadable", f"the compressed image has {components} components, but a CT image has 1")
+    if stated.rows < 1 or stated.columns < 1:
+        raise UnreadableError("unreadable", f"the compressed image says it has {stated.rows} x {stated.columns} pixels")
     return stated
 
 
