@@ -52,11 +52,14 @@ tools:
 	  >/dev/null 2>&1 || echo "COULD NOT INSTALL$$missing: their tests are skipped" >&2; \
 	fi
 
-# Processes that tests run in; each is given whole files, so that what a file sets up is set up once.
-JOBS ?= 2
+# Processes that tests run in; each is given whole files, so that what a file sets up is set up once.  One more than CI
+# has cores, because tests also wait: for processes that start, for a browser, for locks.
+JOBS ?= 3
 
-# pytest comes last, so that its closing line closes the output.
-test: lint types tools viewer ## everything that CI runs: lint, types, tests, doctests, README code
+# What needs no tests runs side by side; pytest comes last, so that its closing line closes the output.
+test: ## everything that CI runs: lint, types, tests, doctests, README code
+	@$(MAKE) --no-print-directory --jobs=2 install tools viewer
+	@$(MAKE) --no-print-directory --jobs=2 lint types
 	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile --durations=25 $(COVERAGE)
 
 coverage: COVERAGE := --cov=normal_guidance --cov-report=term

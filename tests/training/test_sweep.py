@@ -1,8 +1,9 @@
 """The sweep gives the numbers of the plain loop in `fit`, for every configuration, by either engine."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -65,12 +66,20 @@ def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, 
     return [next(orders) for _ in range(configs[0].epochs)]
 
 
+@pytest.fixture(scope="module")
+def plain_loop(train: Bags, val: Bags) -> Callable[[tuple[Config, ...]], list[Fit]]:
+    """What the plain loop makes of configurations, once for all engines that are compared with it."""
+    return cache(lambda configs: [fit(config, train, val) for config in configs])
+
+
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("kind", ["packed", "slotted", "streamed"])
 @pytest.mark.parametrize("method", TRAINABLE)
-def test_engines_train_as_the_plain_loop_does(method: str, kind: str, train: Bags, val: Bags) -> None:
+def test_engines_train_as_the_plain_loop_does(
+    method: str, kind: str, train: Bags, val: Bags, plain_loop: Callable[[tuple[Config, ...]], list[Fit]]
+) -> None:
     configs = small_grid(method)
-    fits = [fit(config, train, val) for config in configs]
+    fits = plain_loop(configs)
     engine = make_engine(kind, configs, train, val)
     for number, (order, _) in enumerate(first_orders(train, configs)):
         loss, train_auroc = engine.train_epoch(order)
@@ -84,9 +93,11 @@ def test_engines_train_as_the_plain_loop_does(method: str, kind: str, train: Bag
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("engine", ["packed", "slotted"])
 @pytest.mark.parametrize("method", ["mean", "max", "ng"])
-def test_a_sweep_keeps_what_the_plain_loop_keeps(method: str, engine: str, train: Bags, val: Bags) -> None:
+def test_a_sweep_keeps_what_the_plain_loop_keeps(
+    method: str, engine: str, train: Bags, val: Bags, plain_loop: Callable[[tuple[Config, ...]], list[Fit]]
+) -> None:
     configs = small_grid(method, epochs=25)
-    fits = [fit(config, train, val) for config in configs]
+    fits = plain_loop(configs)
     result = sweep(configs, train, val, replace(EXACT, engine=engine))
     assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
     assert any(one.best for one in fits), "nothing was selected, so nothing was tested"
@@ -219,7 +230,7 @@ def test_one_configuration_too_large_is_the_users_error(
 
 
 def test_each_group_has_its_winner(train: Bags, val: Bags) -> None:
-    base = Config("ng", epochs=20, batch_size=16)
+    base = Config("ng", epochs=5, batch_size=16, train_above_val=False)
     configs = grid(
         base, lr=[0.1, 0.01], l1=[0.0], divergence=["forward_kl", "squared_error"], guidance_weight=[0.1, 10.0]
     )
