@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage tools viewer lint types bench fuzz constraints clean
+.PHONY: help install demo test pytest coverage tools viewer lint types bench fuzz constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -18,7 +18,7 @@ help: ## list the targets
 install: $(STAMP) ## create .venv with the pinned packages (only when pyproject.toml or constraints.txt changed)
 
 # The constraints go to pip as an option and not as PIP_CONSTRAINT, which would also bind the isolated
-# environment that builds the package.
+# environment that builds the package.  Python compiles what is imported when it is: all at once takes a minute.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "error: '$(PYTHON)' was not found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "error: '$(PYTHON)' has no venv or ensurepip module; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
 demo: $(STAMP) ## the whole chain on drawn head CTs: DICOM in, training, a report on new scans, DICOM out
@@ -52,14 +52,15 @@ tools:
 	  >/dev/null 2>&1 || echo "COULD NOT INSTALL$$missing: their tests are skipped" >&2; \
 	fi
 
-# Processes that tests run in; each is given whole files, so that what a file sets up is set up once.  One more than CI
-# has cores, because tests also wait: for processes that start, for a browser, for locks.
-JOBS ?= 3
+# Processes that tests run in; each is given whole files, so that what a file sets up is set up once.
+JOBS ?= 2
 
-# What needs no tests runs side by side; pytest comes last, so that its closing line closes the output.
+# Side by side what can be; pytest takes longest, so that its closing line closes the output.
 test: ## everything that CI runs: lint, types, tests, doctests, README code
 	@$(MAKE) --no-print-directory --jobs=2 install tools viewer
-	@$(MAKE) --no-print-directory --jobs=2 lint types
+	@$(MAKE) --no-print-directory --jobs=2 lint types pytest COVERAGE="$(COVERAGE)"
+
+pytest: $(STAMP)
 	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile --durations=25 $(COVERAGE)
 
 coverage: COVERAGE := --cov=normal_guidance --cov-report=term
