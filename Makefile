@@ -18,7 +18,7 @@ help: ## list the targets
 install: $(STAMP) ## create .venv with the pinned packages (only when pyproject.toml or constraints.txt changed)
 
 # The constraints go to pip as an option and not as PIP_CONSTRAINT, which would also bind the isolated
-# environment that builds the package.  Python compiles what is imported when it is: all at once takes a minute.
+# environment that builds the package.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "error: '$(PYTHON)' was not found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "error: '$(PYTHON)' has no venv or ensurepip module; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
 demo: $(STAMP) ## the whole chain on drawn head CTs: DICOM in, training, a report on new scans, DICOM out
