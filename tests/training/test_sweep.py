@@ -30,6 +30,7 @@ TRAINABLE = [
     *(name for name, method in BEYOND.items() if method.guided),  # their twins' loss is a part of theirs
 ]
 EXACT = Execution(precision="float64")
+PlainLoop = Callable[[tuple[Config, ...]], list[Fit]]
 
 
 def scans(n: int, seed: int, **options: object) -> Bags:
@@ -67,7 +68,7 @@ def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, 
 
 
 @pytest.fixture(scope="module")
-def plain_loop(train: Bags, val: Bags) -> Callable[[tuple[Config, ...]], list[Fit]]:
+def plain_loop(train: Bags, val: Bags) -> PlainLoop:
     """What the plain loop makes of configurations, once for all engines that are compared with it."""
     return cache(lambda configs: [fit(config, train, val) for config in configs])
 
@@ -76,7 +77,7 @@ def plain_loop(train: Bags, val: Bags) -> Callable[[tuple[Config, ...]], list[Fi
 @pytest.mark.parametrize("kind", ["packed", "slotted", "streamed"])
 @pytest.mark.parametrize("method", TRAINABLE)
 def test_engines_train_as_the_plain_loop_does(
-    method: str, kind: str, train: Bags, val: Bags, plain_loop: Callable[[tuple[Config, ...]], list[Fit]]
+    method: str, kind: str, train: Bags, val: Bags, plain_loop: PlainLoop
 ) -> None:
     configs = small_grid(method)
     fits = plain_loop(configs)
@@ -94,7 +95,7 @@ def test_engines_train_as_the_plain_loop_does(
 @pytest.mark.parametrize("engine", ["packed", "slotted"])
 @pytest.mark.parametrize("method", ["mean", "max", "ng"])
 def test_a_sweep_keeps_what_the_plain_loop_keeps(
-    method: str, engine: str, train: Bags, val: Bags, plain_loop: Callable[[tuple[Config, ...]], list[Fit]]
+    method: str, engine: str, train: Bags, val: Bags, plain_loop: PlainLoop
 ) -> None:
     configs = small_grid(method, epochs=25)
     fits = plain_loop(configs)
