@@ -46,14 +46,16 @@ def test_split_then_audit(index: Path, tmp_path: Path) -> None:
     assert "a patient belongs to one part" in " ".join(result.output.split())
 
 
-def test_wrong_proportions_and_no_index(index: Path, tmp_path: Path) -> None:
+def test_wrong_options_and_no_index(index: Path, tmp_path: Path) -> None:
     for words in (
         ["split", str(index), "-o", str(tmp_path / "s"), "--proportions", "4-1-1"],
+        ["split", str(index), "-o", str(tmp_path / "s"), "--seeds", "x"],
         ["describe", str(tmp_path)],
     ):
         result = run.invoke(app, words)
         assert result.exit_code == 2
         assert "error:" in result.output
+    assert not (tmp_path / "s").exists(), "a mistake leaves nothing behind"
 
 
 def test_describe_prints_tables_and_writes_files(index: Path, tmp_path: Path) -> None:

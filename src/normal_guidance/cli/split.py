@@ -32,11 +32,11 @@ def split(
     from normal_guidance.data.splits import split_scans, write_split
     from normal_guidance.files import make_folder
 
-    shares = _proportions(proportions)
+    shares, numbers = _proportions(proportions), parse_list("--seeds", seeds, int)
     manifest = read_manifest(index)
     make_folder(out)
     told = []
-    for seed in parse_list("--seeds", seeds, int):
+    for seed in numbers:
         found = split_scans(manifest.scan_ids, manifest.patient_ids, manifest.labels.tolist(), seed, shares)
         path = out / f"split-{seed}.csv"
         write_split(path, found)
