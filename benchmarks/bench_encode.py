@@ -34,13 +34,13 @@ from safetensors.torch import save_file
 
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import Manifest, read_manifest
-from normal_guidance.data.phantom.dataset import write_phantom
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.features.encoders import Encoder, load_encoder
-from normal_guidance.features.extraction import encode
-from normal_guidance.features.machine import Options
+from normal_guidance.features.encoding import encode
+from normal_guidance.features.encoding_machine import Options
 from normal_guidance.features.preprocessing import Preprocessing, Statistics
 from normal_guidance.memory import keep_freed_memory
+from normal_guidance.simulate.phantom.dataset import write_phantom
 from report import machine
 
 GOAL = 0.9

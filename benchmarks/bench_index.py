@@ -57,7 +57,10 @@ def scans(slices: int) -> Iterator[ScanRow]:
 def run(step: str, path: Path, slices: int) -> dict[str, Any]:
     """One step, timed; opening is counted apart for those that need it."""
     if step in ("split", "audit", "describe"):
-        from normal_guidance.data import description, splits  # torch and scikit-learn, which the other steps do without
+        from normal_guidance.data import (  # torch and scikit-learn, which the other steps do without
+            dataset_statistics,
+            splits,
+        )
     start = time.perf_counter()
     if step == "write":
         manifest = write_manifest(path, scans(slices), {"source": "rsna-pe", "root": "."})
@@ -71,7 +74,7 @@ def run(step: str, path: Path, slices: int) -> dict[str, Any]:
         if step == "audit":
             assert splits.audit(split, manifest)["slices"] == slices
     elif step == "describe":
-        assert description.describe(manifest).slices == slices
+        assert dataset_statistics.describe(manifest).slices == slices
     seconds = time.perf_counter() - (start if step in ("write", "open") else opened)
     gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {"step": step, "seconds": round(seconds, 2), "gib": round(gib, 2), "scans": len(manifest)}

@@ -10,7 +10,7 @@ slices are ranked, which is the one that the goals are for.
 ours      `core.metrics.localization`: AUROC and AUPRC of every positive scan, all configurations in one call; from the
           packed scores on the device to the results on the device, counting and leaving out of scans included.  The
           first call and the fastest of all.
-measures  `evaluation.measures.localization_measures`: hits, peak errors, overlaps, of one configuration.
+measures  `statistics.localization.localization_measures`: hits, peak errors, overlaps, of one configuration.
 sklearn   `roc_auc_score` and `average_precision_score` for one positive scan after another, on the CPU, for the first
           `--sklearn-configurations` only; the time for all configurations is extrapolated from them, and marked "~".
 differ    The largest difference of any of these scans' AUROC or AUPRC between ours and scikit-learn.
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from bench_sweep import chest_lengths, goal, say, timed, verdicts
 from normal_guidance.core.metrics import Localization, localization
-from normal_guidance.evaluation.measures import localization_measures
+from normal_guidance.statistics.localization import localization_measures
 from report import machine
 
 SEED = 2026

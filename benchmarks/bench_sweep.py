@@ -40,13 +40,13 @@ from floor import FLOORS, gigaflop
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.models import FEATURES, METHODS, build_model
-from normal_guidance.data.synthetic import SIZES, shifted_mean
+from normal_guidance.simulate.semi_synthetic import SIZES, shifted_mean
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import Precision, SlottedEngine, matrix_precision, row_dtype, slot_numbers
 from normal_guidance.training.selection import Selection
-from normal_guidance.training.stack import Stack
-from normal_guidance.training.state import HISTORY
+from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import SLOT_CLASSES, Execution, Sweep, sweep
+from normal_guidance.training.sweep_state import HISTORY
 from report import machine, names
 
 SEED = 2026
@@ -132,7 +132,7 @@ SHAPES: dict[str, Callable[[int, torch.Generator], Tensor]] = {"head": head_leng
 
 
 class Noise:
-    """Scans (`training.feed.Scans`) whose features are drawn on the device when they are read: an engine reads once."""
+    """Scans (`training.batches.Scans`) with features drawn on the device at each read: an engine reads once."""
 
     dtype = torch.float32
 

@@ -31,8 +31,8 @@ import pyarrow.parquet as pq
 
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import Manifest, write_manifest
-from normal_guidance.data.phantom.dataset import write_phantom
 from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.simulate.phantom.dataset import write_phantom
 from report import machine
 
 ORIGINALS = 4

@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from normal_guidance.evaluation.delong import delong
-from normal_guidance.evaluation.outcomes import Measured, Outcomes
-from normal_guidance.evaluation.published import METRICS, Metric
-from normal_guidance.evaluation.statistics import Claim, differences
+from normal_guidance.statistics.delong import delong
+from normal_guidance.statistics.differences import Claim, differences
+from normal_guidance.statistics.scores import METRICS, Metric
+from normal_guidance.statistics.test_scans import Measured, Outcomes
 from report import machine, names
 
 COVERAGE, SIZE = (0.93, 0.97), (0.03, 0.07)

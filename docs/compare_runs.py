@@ -12,14 +12,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from normal_guidance.core.method_names import CEILING
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.evaluation.answers import Answers, read_prediction
-from normal_guidance.evaluation.found import find
-from normal_guidance.evaluation.published import CEILING, Metric
-from normal_guidance.evaluation.statistics import Claim, differences
 from normal_guidance.evaluation.study import SEMI_SYNTHETIC
-from normal_guidance.reports.differences import Differences
-from normal_guidance.training.run import PREDICTION_TABLE
+from normal_guidance.evaluation.study_folder import find
+from normal_guidance.evaluation.study_predictions import Answers, read_prediction
+from normal_guidance.reports.difference_tables import Differences
+from normal_guidance.statistics.differences import Claim, differences
+from normal_guidance.statistics.scores import Metric
+from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 

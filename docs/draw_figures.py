@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.data.synthetic import shifted_mean
-from normal_guidance.reports.figures.guidance import plot_divergences, plot_heads
-from normal_guidance.reports.figures.style import save
+from normal_guidance.presentation.figure_style import save
+from normal_guidance.reports.figures.divergences import plot_divergences, plot_heads
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config
 from normal_guidance.training.fit import fit, predict
 

@@ -16,9 +16,9 @@ import torch
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.layers import Sm
 from normal_guidance.core.models import METHODS
-from normal_guidance.data.synthetic import shifted_mean
-from normal_guidance.evaluation.scores import score
 from normal_guidance.reports.figures.attention import AttendedScan, draw_attention
+from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.statistics.scores import score
 from normal_guidance.training.config import Config
 from normal_guidance.training.fit import fit, predict
 

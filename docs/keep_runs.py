@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.training.run import PREDICTION_TABLE
+from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 DOCUMENTS = ("report.json", "config.json", "best.json")
 

@@ -23,8 +23,8 @@ from beyond.points import AXES, Protocol, jobs_of, points_of
 from beyond.results import read_all
 from beyond.working import Setting, Task, lacking, work
 
-from normal_guidance.data.synthetic import SEEDS
 from normal_guidance.errors import UserError
+from normal_guidance.simulate.semi_synthetic import SEEDS
 from normal_guidance.training.engine import Precision
 from normal_guidance.training.sweep import Execution
 

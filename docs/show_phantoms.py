@@ -18,11 +18,12 @@ from typing import Any
 from measure_replication import show
 from measured.text import difference, table
 
+from normal_guidance.core.method_names import CEILING, method_title
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.evaluation.published import CEILING, METRICS, Metric, method_title
-from normal_guidance.evaluation.statistics import RIVALS, TWINS, Difference
-from normal_guidance.evaluation.words import digits
-from normal_guidance.reports.differences import read_differences
+from normal_guidance.reports.difference_tables import read_differences
+from normal_guidance.statistics.differences import RIVALS, TWINS, Difference
+from normal_guidance.statistics.number_format import digits
+from normal_guidance.statistics.scores import METRICS, Metric
 
 DOCS = Path(__file__).parent
 PAGE, STUDIES = DOCS / "results/phantoms.md", DOCS / "results/runs/phantoms"

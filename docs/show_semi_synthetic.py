@@ -13,12 +13,13 @@ from pathlib import Path
 from measure_replication import show
 from measured.text import difference, table
 
+from normal_guidance.core.method_names import method_title
 from normal_guidance.core.models import METHODS
-from normal_guidance.evaluation.published import Metric, method_title
 from normal_guidance.evaluation.study import SEMI_SYNTHETIC, Study
-from normal_guidance.reports.experiment import evaluate
 from normal_guidance.reports.experiment_page import Experiment
-from normal_guidance.reports.results import collect
+from normal_guidance.reports.experiment_report import evaluate
+from normal_guidance.reports.study_tables import collect
+from normal_guidance.statistics.scores import Metric
 
 DOCS = Path(__file__).parent
 PAGE, RUNS = DOCS / "results/semi-synthetic.md", DOCS / "results/runs/semi-synthetic"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from normal_guidance.evaluation.study import Study
 from normal_guidance.reports.figures import training
-from normal_guidance.reports.reproduce import reproduce, reproduce_sensitivity
+from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
 from small_study import make_phantom, make_study, small_grid, small_sensitivity
 
 

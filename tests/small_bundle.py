@@ -14,13 +14,13 @@ from pydicom.dataset import Dataset
 from normal_guidance.clinical import bundle as bundles
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import ScanRow, read_manifest
-from normal_guidance.data.phantom.dataset import write_phantom
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.features.encoders import Encoder
-from normal_guidance.features.extraction import encode
+from normal_guidance.features.encoding import encode
 from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.features.store import FeatureStore
+from normal_guidance.simulate.phantom.dataset import write_phantom
 from normal_guidance.training.config import Config
 
 SIZE, WIDTH = 16, 8

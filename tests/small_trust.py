@@ -11,9 +11,9 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.models import ABMIL, Prediction
 from normal_guidance.data.manifest import PARTS
-from normal_guidance.data.synthetic import BLOCK, SHIFT, shifted_mean
 from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.features.store import open_store, write_store
+from normal_guidance.simulate.semi_synthetic import BLOCK, SHIFT, shifted_mean
 from normal_guidance.training.config import Config
 from small_study import some_scans, write_splits
 

@@ -9,7 +9,7 @@ import uvicorn
 
 from normal_guidance.data.manifest import Manifest
 from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.training.results import write_table
+from normal_guidance.training.winners import write_table
 from normal_guidance.viewer.gallery import Gallery
 from normal_guidance.viewer.security import Access
 from normal_guidance.viewer.server import make_app, make_server, open_socket

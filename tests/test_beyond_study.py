@@ -14,10 +14,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.data.synthetic import VARIANTS
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.outcomes import Measured
-from normal_guidance.evaluation.scores import score
+from normal_guidance.simulate.semi_synthetic import VARIANTS
+from normal_guidance.statistics.scores import score
+from normal_guidance.statistics.test_scans import Measured
 from normal_guidance.training.sweep import Execution, sweep
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

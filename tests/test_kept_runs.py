@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.evaluation.runs import run_sweep
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
 
 ROOT = Path(__file__).parents[1]

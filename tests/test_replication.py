@@ -11,8 +11,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.evaluation.runs import run_sweep
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.fit import Epoch, select_epoch
 

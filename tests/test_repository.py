@@ -24,15 +24,14 @@ README = ROOT / "README.md"
 LAYERS = (
     ("errors",),
     ("files",),
-    ("clusters", "folders", "memory"),
+    ("folders", "memory", "ray_cluster"),
     ("core",),
-    ("data",),
-    ("features",),
+    ("statistics",),
+    ("data", "presentation"),
+    ("features", "simulate"),
     ("training",),
     ("evaluation",),
-    ("reports",),
-    ("clinical",),
-    ("viewer",),
+    ("clinical", "reports", "viewer"),
     ("cli",),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from normal_guidance.evaluation.found import find
-from normal_guidance.evaluation.published import method_title
-from normal_guidance.evaluation.words import digits, signed
-from normal_guidance.reports.results import collect
+from normal_guidance.core.method_names import method_title
+from normal_guidance.evaluation.study_folder import find
+from normal_guidance.reports.study_tables import collect
+from normal_guidance.statistics.number_format import digits, signed
 
 DOCS = Path(__file__).parents[1] / "docs"
 RUNS = DOCS / "results/runs"

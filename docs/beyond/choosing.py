@@ -13,7 +13,7 @@ from measured.text import short, table
 from beyond.points import CHOOSING, plain, title
 from beyond.results import Found, Result, Winner
 from beyond.tables import IN_PROGRESS
-from normal_guidance.evaluation.words import digits
+from normal_guidance.statistics.number_format import digits
 
 Worth = Callable[[Winner], float]
 """Of a lambda's winner; the highest is chosen."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 from beyond.points import Protocol
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import FEATURES
-from normal_guidance.data.synthetic import SEEDS, VARIANTS, SemiSynthetic, semi_synthetic, shifted_mean
+from normal_guidance.simulate.semi_synthetic import SEEDS, VARIANTS, SemiSynthetic, semi_synthetic, shifted_mean
 
 TRIAL_SIZES = (640, 160, 160)
 """Scans of a trial that says only how many features it has."""

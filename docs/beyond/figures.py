@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from beyond.points import COMPARED, points_of, title
 from beyond.results import Found
 from beyond.tables import LOCALIZATION, SCANS, SHOWN, Interval, Row, rows_of
-from normal_guidance.data.synthetic import VARIANTS
-from normal_guidance.reports.figures.style import METHOD_MARKERS, WIDTH, method_color, styled
+from normal_guidance.presentation.figure_style import METHOD_MARKERS, WIDTH, method_color, styled
+from normal_guidance.simulate.semi_synthetic import VARIANTS
 
 NAMES = {LOCALIZATION: "localization AUROC", SCANS: "scan AUROC"}
 

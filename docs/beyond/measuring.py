@@ -18,15 +18,15 @@ from beyond.variations import numbers_of, registered
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.models import CenteredGaussian, Prediction, build_model
-from normal_guidance.data.synthetic import VARIANTS, bayes_scan_scores, bayes_slice_scores
 from normal_guidance.evaluation.criteria import SHARE, CutName, agreement, criteria
-from normal_guidance.evaluation.outcomes import Measured, outcomes_from
 from normal_guidance.evaluation.runs import environment
+from normal_guidance.simulate.semi_synthetic import VARIANTS, bayes_scan_scores, bayes_slice_scores
+from normal_guidance.statistics.test_scans import Measured, outcomes_from
 from normal_guidance.training import selection
 from normal_guidance.training.fit import predict
-from normal_guidance.training.results import diverged, winner_model
+from normal_guidance.training.progress import Progress
 from normal_guidance.training.sweep import Execution, Sweep, sweep
-from normal_guidance.training.watch import Progress
+from normal_guidance.training.winners import diverged, winner_model
 
 CUTS: dict[str, tuple[CutName, float]] = {
     "half of the attention": ("attention", SHARE),

@@ -15,7 +15,7 @@ from beyond.results import Found
 from beyond.tables import IN_PROGRESS, Row, about, axis_table, data_tables
 from normal_guidance.errors import UserError
 from normal_guidance.files import write_atomically
-from normal_guidance.reports.figures.style import save
+from normal_guidance.presentation.figure_style import save
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE, IMAGES = DOCS / "results" / "beyond.md", DOCS / "images"

@@ -13,7 +13,7 @@ from typing import Any
 from beyond.variations import NUMBERS, Values, varied
 from normal_guidance.core.bells import KAPPA, SIGMA
 from normal_guidance.core.models import EVERY_METHOD, Method
-from normal_guidance.data.synthetic import VARIANTS
+from normal_guidance.simulate.semi_synthetic import VARIANTS
 from normal_guidance.training.config import Config, grid
 
 UNTRAINED = {

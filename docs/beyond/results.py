@@ -13,8 +13,8 @@ import numpy as np
 
 from beyond.points import Job, Point, Protocol
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.outcomes import Measured, Outcomes
 from normal_guidance.files import make_folder, read_json, write_atomically
+from normal_guidance.statistics.test_scans import Measured, Outcomes
 
 
 @dataclass(frozen=True)

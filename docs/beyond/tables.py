@@ -15,13 +15,13 @@ from measured.text import short, table
 from beyond.points import Point, Protocol, points_of
 from beyond.results import Found, Winner, split, winners_of
 from beyond.variations import NUMBERS
-from normal_guidance.data.synthetic import SEEDS, VARIANTS
-from normal_guidance.evaluation.outcomes import Outcomes
-from normal_guidance.evaluation.published import Metric
-from normal_guidance.evaluation.resampling import DRAWS, measure, resample
-from normal_guidance.evaluation.statistics import LEVEL, Claim, differences, student_quantile
-from normal_guidance.evaluation.words import NOTHING, digits, signed
-from normal_guidance.reports.results import software
+from normal_guidance.reports.study_tables import software
+from normal_guidance.simulate.semi_synthetic import SEEDS, VARIANTS
+from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
+from normal_guidance.statistics.differences import LEVEL, Claim, differences, student_quantile
+from normal_guidance.statistics.number_format import NOTHING, digits, signed
+from normal_guidance.statistics.scores import Metric
+from normal_guidance.statistics.test_scans import Outcomes
 
 IN_PROGRESS = "*In progress: not measured yet.*"
 

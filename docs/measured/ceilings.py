@@ -10,9 +10,10 @@ from measured.data import slice_auroc, test_set
 from measured.text import digits, table
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import METHODS
-from normal_guidance.data.phantom.study import ANATOMIES
-from normal_guidance.data.synthetic import SEEDS, bayes_scan_scores
-from normal_guidance.evaluation.published import METRICS, Metric, published, published_seed
+from normal_guidance.evaluation.published import published, published_seed
+from normal_guidance.simulate.phantom.plan import ANATOMIES
+from normal_guidance.simulate.semi_synthetic import SEEDS, bayes_scan_scores
+from normal_guidance.statistics.scores import METRICS, Metric
 
 DATASETS = ("head-ct", "chest-ct", "abdomen-ct")
 

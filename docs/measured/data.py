@@ -16,11 +16,11 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import build_model
-from normal_guidance.data.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT
-from normal_guidance.data.phantom.render import render
-from normal_guidance.data.phantom.study import plan
-from normal_guidance.data.synthetic import SEEDS, semi_synthetic_part
 from normal_guidance.evaluation.published import published_seed
+from normal_guidance.simulate.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT
+from normal_guidance.simulate.phantom.plan import plan
+from normal_guidance.simulate.phantom.render import render
+from normal_guidance.simulate.semi_synthetic import SEEDS, semi_synthetic_part
 from normal_guidance.training.fit import predict
 
 

@@ -11,9 +11,9 @@ from measured.data import test_set
 from measured.text import digits, short, table
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import METHODS
-from normal_guidance.data.phantom.study import plan
-from normal_guidance.data.synthetic import SEEDS
 from normal_guidance.evaluation.published import published, published_choice, published_seed
+from normal_guidance.simulate.phantom.plan import plan
+from normal_guidance.simulate.semi_synthetic import SEEDS
 
 
 def broken_ties(scores: Tensor, lengths: Tensor, *, descending: bool) -> Tensor:

@@ -13,8 +13,8 @@ from measured.text import digits, short, table
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import METHODS, CenteredGaussian, build_model
-from normal_guidance.data.phantom.study import plan
-from normal_guidance.data.synthetic import SEEDS, shifted_mean
+from normal_guidance.simulate.phantom.plan import plan
+from normal_guidance.simulate.semi_synthetic import SEEDS, shifted_mean
 from normal_guidance.training.config import L1_STRENGTHS
 from normal_guidance.training.objective import objective
 

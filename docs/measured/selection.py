@@ -17,9 +17,9 @@ from measured.data import slice_auroc
 from measured.text import digits, short, table
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import METHODS
-from normal_guidance.data.synthetic import SEEDS, SemiSynthetic, bayes_scan_scores, semi_synthetic_part
-from normal_guidance.evaluation.answers import read_prediction
-from normal_guidance.training.run import PREDICTION_TABLE
+from normal_guidance.evaluation.study_predictions import read_prediction
+from normal_guidance.simulate.semi_synthetic import SEEDS, SemiSynthetic, bayes_scan_scores, semi_synthetic_part
+from normal_guidance.training.run_folder import PREDICTION_TABLE
 from normal_guidance.training.selection import Selection
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from normal_guidance.evaluation.statistics import Difference
-from normal_guidance.evaluation.words import NOTHING, p_value, signed
-from normal_guidance.evaluation.words import digits as metric_digits
+from normal_guidance.statistics.differences import Difference
+from normal_guidance.statistics.number_format import NOTHING, p_value, signed
+from normal_guidance.statistics.number_format import digits as metric_digits
 
 
 def digits(value: float, places: int = 3) -> str:

@@ -11,17 +11,17 @@ import pytest
 from normal_guidance.cli import completion
 from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES
 from normal_guidance.core.models import BEYOND, METHODS
-from normal_guidance.data.phantom.dataset import MIXED
-from normal_guidance.data.phantom.dicom import COMPRESSIONS
-from normal_guidance.data.phantom.layouts import LAYOUTS
-from normal_guidance.data.phantom.oddities import ODDITIES
-from normal_guidance.data.phantom.study import ANATOMIES
 from normal_guidance.data.sources import SOURCES
 from normal_guidance.data.sources.rsna_at import LABELS
 from normal_guidance.data.windows import WINDOWS
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.features.convert import FORMATS
 from normal_guidance.features.encoders import ENCODERS, Precision
+from normal_guidance.simulate.phantom.dataset import MIXED
+from normal_guidance.simulate.phantom.dicom_writer import COMPRESSIONS
+from normal_guidance.simulate.phantom.folder_layouts import LAYOUTS
+from normal_guidance.simulate.phantom.oddities import ODDITIES
+from normal_guidance.simulate.phantom.plan import ANATOMIES
 
 # As the installed command does; torch and its like must not be imported for it.
 PROGRAM = """

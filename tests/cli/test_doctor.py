@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance import __version__
-from normal_guidance.cli import app, checks, machine, packages, probes
-from normal_guidance.cli.checks import Check, Diagnosis
-from normal_guidance.cli.doctor import describe
+from normal_guidance.cli import app
+from normal_guidance.cli.doctor import checks, machine, packages, probes
+from normal_guidance.cli.doctor.checks import Check, Diagnosis
+from normal_guidance.cli.doctor.command import describe
 from normal_guidance.evaluation.runs import checkout
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)

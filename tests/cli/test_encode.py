@@ -20,7 +20,7 @@ from normal_guidance.data.manifest import ScanRow, write_manifest
 from normal_guidance.data.problems import read_problems
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoders import load_encoder
-from normal_guidance.features.extraction import Progress
+from normal_guidance.features.encoding import Progress
 from normal_guidance.features.store import open_store
 
 app = typer.Typer(cls=_Commands)

@@ -13,9 +13,9 @@ from normal_guidance.cli import app
 from normal_guidance.cli.json_output import print_json
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.data.manifest import write_manifest
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.features.store import open_store, write_store
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from small_bundle import make_run
 
 

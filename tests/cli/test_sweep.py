@@ -11,18 +11,18 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from normal_guidance.cli import app, progress
-from normal_guidance.cli.options import choose_execution
-from normal_guidance.cli.progress import describe, watch_run
+from normal_guidance.cli import app, progress_bar
+from normal_guidance.cli.progress_bar import describe, watch_run
 from normal_guidance.cli.sweep import make_grids, parse_methods
+from normal_guidance.cli.training_options import choose_execution
 from normal_guidance.core.models import BEYOND, METHODS
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import load_run
 from normal_guidance.features.store import open_store, write_store
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import departures
+from normal_guidance.training.progress import Progress
 from normal_guidance.training.sweep import Execution
-from normal_guidance.training.watch import Progress
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
 
@@ -266,7 +266,7 @@ def test_progress_is_told_in_words() -> None:
 
 def test_outside_a_terminal_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
     console = Console(file=StringIO(), width=40)
     with watch_run(console, "ng, seed 0") as watch:
         for epoch in range(1, 14):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.training.results import write_table
+from normal_guidance.training.winners import write_table
 from normal_guidance.viewer import server
 from normal_guidance.viewer.gallery import open_gallery
 from normal_guidance.viewer.server import FILES, STATIC

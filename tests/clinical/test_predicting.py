@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
 from normal_guidance.clinical import NotPredicted, Options, ScanPrediction, predict, predicting
-from normal_guidance.clinical.predicting import APART_MM, key_slices, predict_found
-from normal_guidance.clinical.scans import find_scans
+from normal_guidance.clinical.new_scans import find_scans
+from normal_guidance.clinical.predicting import predict_found
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.measures import smallest_interval
+from normal_guidance.statistics.key_slices import APART_MM, key_slices
+from normal_guidance.statistics.localization import smallest_interval
 from small_bundle import copy_series, read_or_die, tiny
 
 pytestmark = pytest.mark.usefixtures("tiny_encoder")
@@ -64,7 +65,7 @@ def test_the_runs_own_predictions_come_out_again(trained, bundle):
 
 def test_heads_are_averaged_and_add_up_to_one(trained, bundle, copy, tmp_path):
     """Of TransMIL, whose attention leaves a part to the class token."""
-    from normal_guidance.training.stack import initial_model
+    from normal_guidance.training.stacked_model import initial_model
 
     config = replace(bundle.config, method="mhng")
     many = replace(bundle, config=config, model=initial_model(config, 8).eval())

@@ -15,7 +15,7 @@ from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import ABMIL, EvidenceMIL, TransMIL, build_model
-from normal_guidance.data.synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
+from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
 
 BELLS = pytest.mark.parametrize("bells", [False, True])
 

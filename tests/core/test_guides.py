@@ -16,7 +16,7 @@ from normal_guidance.core.guidance import (
 )
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.normals import EM_STEPS, log_mixture, log_normal
-from normal_guidance.core.slots import SlottedLayout
+from normal_guidance.core.slotted_layout import SlottedLayout
 from normal_guidance.errors import UserError
 
 KINDS = pytest.mark.parametrize("kind", DIVERGENCES)

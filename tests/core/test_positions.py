@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from normal_guidance.core.guidance import DIVERGENCES, NormalGuidance, normal_reference
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.positions import fold_positions, in_slices, slice_numbers
-from normal_guidance.core.slots import SlottedLayout
+from normal_guidance.core.slotted_layout import SlottedLayout
 from normal_guidance.errors import UserError
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=4)

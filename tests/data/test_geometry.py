@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normal_guidance.data.dicom import Header
+from normal_guidance.data.dicom_slices import Header
 from normal_guidance.data.geometry import DUPLICATE_MM, GAP_STEPS, Ordered, natural, normal_of, order_slices
 from normal_guidance.data.problems import KINDS
 

@@ -14,13 +14,13 @@ from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
 from normal_guidance import __version__
-from normal_guidance.data import reading
-from normal_guidance.data.dicom import Header
-from normal_guidance.data.found import Refusal
+from normal_guidance.data import header_reading
+from normal_guidance.data.dicom_slices import Header
+from normal_guidance.data.file_contents import Refusal
+from normal_guidance.data.header_reading import CHUNK, Wanted, read_all, read_one
 from normal_guidance.data.indexing import PACKAGES, _Share, check_options, index
 from normal_guidance.data.manifest import read_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems
-from normal_guidance.data.reading import CHUNK, Wanted, read_all, read_one
 from normal_guidance.errors import UserError
 
 
@@ -226,7 +226,7 @@ def test_a_worker_that_is_killed_once_costs_nothing(root, tmp_path, hook):
 
 def test_a_file_that_hangs_costs_itself_only(root, tmp_path, hook, monkeypatch):
     hook('if name.endswith("zz.dcm"): time.sleep(1000)')
-    monkeypatch.setattr(reading, "PATIENCE", 2.0)
+    monkeypatch.setattr(header_reading, "PATIENCE", 2.0)
     begin = time.monotonic()
     make(root, tmp_path / "out", workers=2)
     assert time.monotonic() - begin < 60
@@ -244,7 +244,8 @@ def test_workers_that_cannot_start_are_an_error(root, tmp_path, hook):
 
 def test_workers_that_cannot_import_are_an_error(root, tmp_path, hook):
     hook(
-        'if "data/__pycache__/reading." in name or name.endswith("data/reading.py"): raise ImportError("no such disk")'
+        'if "data/__pycache__/header_reading." in name or name.endswith("data/header_reading.py"): '
+        'raise ImportError("no such disk")'
     )
     with pytest.raises(UserError, match=r"cannot run its tasks: ImportError: no such disk; use --workers 0"):
         make(root, tmp_path / "out", workers=1)
@@ -268,7 +269,7 @@ def test_results_come_in_the_order_of_the_files(root):
 
 
 def test_no_more_chunks_are_read_ahead_than_promised(root, monkeypatch):
-    monkeypatch.setattr(reading, "CHUNK", 4)
+    monkeypatch.setattr(header_reading, "CHUNK", 4)
     asked = 0
 
     def endless():
@@ -280,7 +281,7 @@ def test_no_more_chunks_are_read_ahead_than_promised(root, monkeypatch):
     stream = read_all(root, endless(), workers=1)
     for _ in range(4):
         next(stream)
-    assert asked <= 4 * (reading.AHEAD + 1)
+    assert asked <= 4 * (header_reading.AHEAD + 1)
     stream.close()
 
 
@@ -288,7 +289,7 @@ def test_a_missing_package_is_no_fault_of_the_file(root, monkeypatch):
     def missing(content, file):
         raise UserError("pip install it")
 
-    monkeypatch.setattr(reading, "read_header", missing)
+    monkeypatch.setattr(header_reading, "read_header", missing)
     with pytest.raises(UserError, match="pip install it"):
         read_one(root, Wanted("scan0/00.dcm"))
 
@@ -298,13 +299,13 @@ def test_whatever_a_parser_raises_is_a_refusal(root, monkeypatch, error):
     def fail(content, file):
         raise error
 
-    monkeypatch.setattr(reading, "read_header", fail)
+    monkeypatch.setattr(header_reading, "read_header", fail)
     found = read_one(root, Wanted("scan0/00.dcm"))
     assert found == Refusal("scan0/00.dcm", "unreadable", f"{type(error).__name__}: {error}")
 
 
 def test_impossible_numbers_of_frames_are_refused(root, monkeypatch):
-    monkeypatch.setattr(reading, "read_header", lambda content, file: Header(file, frames=2**31, modality="CT"))
+    monkeypatch.setattr(header_reading, "read_header", lambda content, file: Header(file, frames=2**31, modality="CT"))
     assert read_one(root, Wanted("scan0/00.dcm")).kind == "unreadable"
 
 

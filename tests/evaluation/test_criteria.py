@@ -14,10 +14,10 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import CenteredGaussian, EvidenceMIL, Prediction
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import criteria as module
 from normal_guidance.evaluation.criteria import CRITERIA, Answers, agreement, ask, criteria
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.fit import predict
 
 Scores = Callable[[Bags], Tensor]

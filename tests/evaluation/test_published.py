@@ -3,21 +3,20 @@
 import pytest
 
 from normal_guidance.core.guidance import DIVERGENCES
+from normal_guidance.core.method_names import CEILING, method_title
 from normal_guidance.core.metrics import MeanSd, mean_and_sd
 from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import (
-    CEILING,
-    METRICS,
     PUBLISHED_SEEDS,
     Choice,
-    method_title,
     published,
     published_choice,
     published_sd_kind,
     published_seed,
     published_sensitivity,
 )
+from normal_guidance.statistics.scores import METRICS
 
 DATASETS = ("semi-synthetic", "head-ct", "chest-ct", "abdomen-ct")
 KNOWN = [

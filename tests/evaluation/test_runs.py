@@ -17,18 +17,18 @@ import torch
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import Prediction
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.predictions import prediction_table
 from normal_guidance.evaluation.runs import Run, check_sweep, checkout, environments_of, load_run, run_sweep
-from normal_guidance.evaluation.scores import score
 from normal_guidance.features.store import FeatureStore, write_store
+from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.statistics.scores import score
 from normal_guidance.training.checkpoint import StateFile
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.fit import predict
-from normal_guidance.training.results import load_winner
 from normal_guidance.training.sweep import Execution
+from normal_guidance.training.winners import load_winner
 
 Sets = tuple[Bags, Bags, Bags]
 

@@ -1,6 +1,6 @@
 """Studies of stored scans: what is trained with which labels, what is not trained twice, and what is refused.
 
-`tests/reports/test_reproduce.py` has studies of drawn scans, whose best possible scores are known.
+`tests/reports/test_reproduction.py` has studies of drawn scans, whose best possible scores are known.
 """
 
 import csv
@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
-from normal_guidance.evaluation.found import REFERENCES
 from normal_guidance.evaluation.runs import load_run
-from normal_guidance.evaluation.stored import stored_dataset
+from normal_guidance.evaluation.stored_features import stored_dataset
 from normal_guidance.evaluation.study import Dataset, Listener, Study, train_study, wanted_of
+from normal_guidance.evaluation.study_folder import REFERENCES
 from normal_guidance.features.store import write_store
-from normal_guidance.reports.reproduce import reproduce
-from normal_guidance.reports.results import collect
+from normal_guidance.reports.reproduction import reproduce
+from normal_guidance.reports.study_tables import collect
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.sweep import sweep
 from small_study import (
     PROTOCOL,

@@ -7,9 +7,9 @@ import torch
 
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.trust.asking import Answer, ask
-from normal_guidance.evaluation.trust.deleting import judge_alarm
-from normal_guidance.evaluation.trust.examining import examine
+from normal_guidance.evaluation.trust.changed_scans import Answer, ask
+from normal_guidance.evaluation.trust.deletion import judge_alarm
+from normal_guidance.evaluation.trust.examination import examine
 from normal_guidance.evaluation.trust.intervals import Bootstrap
 from small_trust import STRONG, bayes, fresh_abmil, paper_scans, strong_scans, with_attention_of
 

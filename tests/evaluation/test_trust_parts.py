@@ -13,13 +13,20 @@ from torch import nn
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import ABMIL, TransMIL
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.trust import curves as curves_module
-from normal_guidance.evaluation.trust.asking import Answer, Chosen, ask
-from normal_guidance.evaluation.trust.curves import SHARES, Curves, count_slices, draw_curves, make_orders, worth
-from normal_guidance.evaluation.trust.findings import decide
+from normal_guidance.evaluation.trust import deletion_curves as curves_module
+from normal_guidance.evaluation.trust.changed_scans import Answer, Chosen, ask
+from normal_guidance.evaluation.trust.deletion_curves import (
+    SHARES,
+    Curves,
+    count_slices,
+    draw_curves,
+    make_orders,
+    worth,
+)
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate, Varied
-from normal_guidance.evaluation.trust.randomizing import untrained_copies
-from normal_guidance.evaluation.trust.ranks import highest_first, moved_round, rank_correlation, ranks
+from normal_guidance.evaluation.trust.random_weights import untrained_copies
+from normal_guidance.evaluation.trust.verdicts import decide
+from normal_guidance.statistics.slice_ranks import highest_first, moved_round, rank_correlation, ranks
 from normal_guidance.training.fit import predict
 from small_trust import FEATURES, paper_scans
 

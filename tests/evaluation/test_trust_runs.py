@@ -10,12 +10,12 @@ import torch
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.evaluation.study import DATASETS
-from normal_guidance.evaluation.trust.runs import examine_run
+from normal_guidance.evaluation.trust.trained_run import examine_run
 from normal_guidance.features.store import write_store
 from normal_guidance.files import read_json, write_json
 from normal_guidance.training.config import Config
 from normal_guidance.training.fit import predict
-from normal_guidance.training.results import load_winner
+from normal_guidance.training.winners import load_winner
 from small_study import some_scans
 from small_trust import CONFIG, make_run
 
@@ -110,7 +110,7 @@ def test_untrained_models_are_built_as_the_run_builds_them(trained, monkeypatch)
         made.extend(untrained(seed) for seed in (1, 2))
         raise UserError("enough")
 
-    monkeypatch.setattr("normal_guidance.evaluation.trust.runs.examine", spy)
+    monkeypatch.setattr("normal_guidance.evaluation.trust.trained_run.examine", spy)
     with pytest.raises(UserError, match="enough"):
         examine_run(trained.run)
     winner = load_winner(trained.run)

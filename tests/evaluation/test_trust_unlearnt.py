@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from normal_guidance.core.models import EvidenceMIL, MaxPooling, MeanPooling
-from normal_guidance.evaluation.trust.examining import examine
+from normal_guidance.evaluation.trust.examination import examine
 from small_trust import FEATURES, fresh_abmil, paper_scans, strong_scans, with_learnt_classifier
 
 PASSES, FAILS, UNTOLD = "passes", "fails", "cannot be told"

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.errors import UserError
-from normal_guidance.features.files import DTYPES, INDEX, Row
 from normal_guidance.features.store import FeatureStore, fingerprint_of, open_store, write_store
+from normal_guidance.features.store_files import DTYPES, INDEX, Row
 
 FEATURES = 6
 

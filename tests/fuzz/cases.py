@@ -23,16 +23,16 @@ from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
 from zip_mutations import NAMES, bomb, hostile_zip
 
 from normal_guidance.data.containers import list_files, read_bytes
-from normal_guidance.data.dicom import Header, exclusion, read_header, read_pixels
 from normal_guidance.data.dicom_files import read_elements, refusing
+from normal_guidance.data.dicom_slices import Header, exclusion, read_header, read_pixels
 from normal_guidance.data.geometry import order_slices
+from normal_guidance.data.header_reading import Wanted, read_one
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import Manifest, ScanRow, read_manifest
 from normal_guidance.data.nifti import read_nifti, read_nifti_header
 from normal_guidance.data.pixels import PYDICOM
 from normal_guidance.data.problems import KINDS as PROBLEM_KINDS
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems
-from normal_guidance.data.reading import Wanted, read_one
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 

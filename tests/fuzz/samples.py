@@ -20,7 +20,7 @@ from table_mutations import read_rows, write_rows
 
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import Manifest, read_manifest
-from normal_guidance.data.phantom.dataset import write_phantom
+from normal_guidance.simulate.phantom.dataset import write_phantom
 
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
 SIZE, SLICES, SCANS = 32, 12, 3

@@ -12,12 +12,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from normal_guidance.core.guidance import DIVERGENCES
+from normal_guidance.core.method_names import CEILING, REFERENCE_TITLES
 from normal_guidance.core.models import BEYOND, EVERY_METHOD
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.published import CEILING, REFERENCE_TITLES
-from normal_guidance.reports.figures.attention import ROWS
-from normal_guidance.reports.figures.datasets import draw_density, plot_density
-from normal_guidance.reports.figures.style import (
+from normal_guidance.presentation.figure_style import (
     DIVERGENCE_COLORS,
     METHOD_COLORS,
     METHOD_MARKERS,
@@ -28,6 +26,8 @@ from normal_guidance.reports.figures.style import (
     shortened,
     styled,
 )
+from normal_guidance.reports.figures.attention import ROWS
+from normal_guidance.reports.figures.datasets import draw_density, plot_density
 
 # Machado, Oliveira, Fernandes, 2009: what linear RGB looks like without one kind of cone.
 SIGHT = {

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.models import EVERY_METHOD, METHODS
 from normal_guidance.errors import UserError
+from normal_guidance.presentation.figure_style import METHOD_COLORS, RED, TRUTH
 from normal_guidance.reports.figures.attention import AttendedScan, draw_attention, plot_attention, random_scans
-from normal_guidance.reports.figures.style import METHOD_COLORS, RED, TRUTH
 
 ALL = ("abmil", "smap", "ng", "transmil", "smtp", "mhng")
 

@@ -12,6 +12,7 @@ from normal_guidance.core.metrics import MeanSd
 from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import published, published_sensitivity
+from normal_guidance.presentation.figure_style import DIVERGENCE_COLORS, METHOD_COLORS
 from normal_guidance.reports.figures.comparisons import (
     MEAN,
     PUBLISHED,
@@ -26,7 +27,6 @@ from normal_guidance.reports.figures.comparisons import (
     plot_methods,
     plot_sensitivity,
 )
-from normal_guidance.reports.figures.style import DIVERGENCE_COLORS, METHOD_COLORS
 
 VALUES = (0.70, 0.75, 0.71)
 

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
-from normal_guidance.reports.figures.style import METHOD_COLORS
+from normal_guidance.presentation.figure_style import METHOD_COLORS
 from normal_guidance.reports.figures.training import (
     NONE,
     VALUE,
@@ -20,9 +19,10 @@ from normal_guidance.reports.figures.training import (
     plot_learning_curves,
     selected_epochs,
 )
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
-from normal_guidance.training.results import write_history
 from normal_guidance.training.sweep import Sweep, sweep
+from normal_guidance.training.winners import write_history
 
 COLUMNS = ("loss", "train_auroc", "val_auroc")
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from normal_guidance.core.models import BEYOND
-from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.fit import fit
-from normal_guidance.training.stack import Stack, descend
+from normal_guidance.training.stacked_model import Stack, descend
 from normal_guidance.training.sweep import Execution, sweep
 
 FEATURES = 16

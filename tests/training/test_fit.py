@@ -11,8 +11,8 @@ from torch import nn
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.models import BEYOND, build_model
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config
 from normal_guidance.training.fit import Epoch, fit, predict, select_epoch
 from normal_guidance.training.objective import objective

@@ -9,12 +9,12 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.models import build_model
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, departures, grid
 from normal_guidance.training.fit import fit
 from normal_guidance.training.objective import objective
-from normal_guidance.training.stack import Stack
+from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import Execution, sweep
 
 FEATURES = 8

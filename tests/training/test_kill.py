@@ -64,7 +64,7 @@ class Killer:
 
         torch.set_num_threads(1)  # a forked child must not wait for threads that only its parent has
 
-        from normal_guidance.data.synthetic import shifted_mean
+        from normal_guidance.simulate.semi_synthetic import shifted_mean
 
         sizes = {"features": 8, "min_slices": 14, "max_slices": 20, "shift": 0.5}
         self.sets = [shifted_mean(n, seed, **sizes) for seed, n in enumerate((40, 24, 24), start=1)]

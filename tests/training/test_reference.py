@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import sweep as sweep_module
+from normal_guidance.training.batches import Scans
 from normal_guidance.training.config import Config, departures, grid
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
-from normal_guidance.training.feed import Scans
 from normal_guidance.training.fit import fit
-from normal_guidance.training.run import identity_of
-from normal_guidance.training.stack import Stack
+from normal_guidance.training.run_folder import identity_of
+from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import Execution, sweep
 
 FEATURES = 6

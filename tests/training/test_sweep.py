@@ -11,18 +11,18 @@ from torch import Tensor
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import BEYOND, METHODS
-from normal_guidance.data.synthetic import shifted_mean
 from normal_guidance.errors import UserError
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import sweep as sweep_module
+from normal_guidance.training.batches import Scans, batched, pool_scans, prefetch
 from normal_guidance.training.config import Config, departures, grid, sensitivity_grid
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
-from normal_guidance.training.feed import Scans, batched, pool_scans, prefetch
 from normal_guidance.training.fit import Fit, fit, select_epoch
+from normal_guidance.training.progress import Progress
 from normal_guidance.training.selection import Selection
-from normal_guidance.training.stack import Stack
-from normal_guidance.training.state import collect, restore
+from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import Execution, sweep
-from normal_guidance.training.watch import Progress
+from normal_guidance.training.sweep_state import collect, restore
 
 FEATURES = 16
 TRAINABLE = [

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.data.synthetic import shifted_mean
+from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import SlottedEngine, matrix_precision, slot_numbers
-from normal_guidance.training.stack import Stack
+from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import Execution, sweep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -5,14 +5,14 @@ import signal
 
 import numpy as np
 
-from normal_guidance.viewer import decoding
+from normal_guidance.viewer import slice_decoding
 
 
-def crash_on_the_first(wanted: decoding.Wanted) -> np.ndarray:
+def crash_on_the_first(wanted: slice_decoding.Wanted) -> np.ndarray:
     """Dies as a decoder in C does, over the slice at position 0."""
     if wanted.row.positions[0] == wanted.row.positions[-1] == FATAL:
         os.kill(os.getpid(), signal.SIGSEGV)
-    return decoding.decode(wanted)
+    return slice_decoding.decode(wanted)
 
 
 FATAL = 0.0

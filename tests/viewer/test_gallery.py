@@ -9,7 +9,7 @@ import torch
 
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.errors import UserError
-from normal_guidance.viewer.curves import curve, fitted_normal, key_slices
+from normal_guidance.viewer.attention_curves import curve, fitted_normal, key_slices
 from normal_guidance.viewer.gallery import NotHereError, letters, open_gallery
 from small_viewer import bell, rows_of, write_predictions
 

@@ -15,7 +15,7 @@ from normal_guidance import __version__
 from normal_guidance.cli.bundle import bundle
 from normal_guidance.cli.demo import demo
 from normal_guidance.cli.describe import describe
-from normal_guidance.cli.doctor import doctor
+from normal_guidance.cli.doctor.command import doctor
 from normal_guidance.cli.encode import encode
 from normal_guidance.cli.experiment import experiment
 from normal_guidance.cli.index import index

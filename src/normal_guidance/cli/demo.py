@@ -226,12 +226,12 @@ def _comparison(out: Path) -> Iterator[str | Table]:
     """Where methods look, beside the centred Gaussian, on the test scans."""
     from rich.table import Table
 
-    from normal_guidance.evaluation.found import LOG_DENSITY, find
-    from normal_guidance.evaluation.published import CEILING
-    from normal_guidance.evaluation.words import digits, signed
-    from normal_guidance.reports.differences import read_differences
-    from normal_guidance.reports.results import collect
-    from normal_guidance.reports.tables import PaperTables
+    from normal_guidance.core.method_names import CEILING
+    from normal_guidance.evaluation.study_folder import LOG_DENSITY, find
+    from normal_guidance.reports.difference_tables import read_differences
+    from normal_guidance.reports.paper_tables import PaperTables
+    from normal_guidance.reports.study_tables import collect
+    from normal_guidance.statistics.number_format import digits, signed
 
     study = out / "study"
     results, tested = collect(study, DATASET), read_differences(study / "differences.json")
@@ -259,8 +259,8 @@ def _comparison(out: Path) -> Iterator[str | Table]:
 
 def _new_scans(out: Path) -> Iterator[str]:
     """The predictions beside the truth, which only the drawing program knows."""
-    from normal_guidance.data.phantom.dataset import TRUTH
     from normal_guidance.files import read_json
+    from normal_guidance.simulate.phantom.dataset import TRUTH
 
     truth = {one["scan_id"]: one["slice_labels"] for one in read_json(out / "new" / TRUTH)["scans"]}
     yield "\nNew scans, what was drawn and what was predicted\n"

@@ -21,11 +21,11 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Describe indexed scans: lengths, blocks of positive slices, where these lie."""
-    from normal_guidance.data.description import describe as describe_scans
+    from normal_guidance.data.dataset_statistics import describe as describe_scans
     from normal_guidance.data.manifest import PARTS, read_manifest
     from normal_guidance.data.splits import read_split
     from normal_guidance.files import make_folder, write_atomically, write_json
-    from normal_guidance.reports.description import description_tables
+    from normal_guidance.reports.dataset_tables import description_tables
 
     manifest = read_manifest(index)
     found = {"all": describe_scans(manifest)}

@@ -14,14 +14,14 @@ import typer
 
 from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.options import Device, Precision, choose_execution
+from normal_guidance.cli.training_options import Device, Precision, choose_execution
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.features.extraction import Outcome, Progress
-    from normal_guidance.features.machine import Options
+    from normal_guidance.features.encoding import Outcome, Progress
+    from normal_guidance.features.encoding_machine import Options
     from normal_guidance.features.preprocessing import Statistics
 
 LINE_SECONDS = 60.0
@@ -83,15 +83,15 @@ def encode(
     """
     from functools import partial
 
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.data.manifest import read_manifest
     from normal_guidance.data.volumes import read_volume
     from normal_guidance.data.windows import parse_windows
     from normal_guidance.features.encoders import load_encoder
-    from normal_guidance.features.extraction import encode as run
-    from normal_guidance.features.files import DTYPES
+    from normal_guidance.features.encoding import encode as run
     from normal_guidance.features.preprocessing import Preprocessing
     from normal_guidance.features.store import read_parts
+    from normal_guidance.features.store_files import DTYPES
 
     if dtype not in ("float16", "float32"):
         raise UserError(f"--dtype {dtype} is unknown; choose float16 or float32")
@@ -114,7 +114,7 @@ def encode(
             watch=watch,
         )
     if as_json:
-        from normal_guidance.features.jobs import REPORT
+        from normal_guidance.features.encoding_folder import REPORT
         from normal_guidance.files import read_json
 
         print_json(read_json(outcome.store.folder / REPORT))
@@ -146,7 +146,7 @@ def _statistics(text: str | None, channels: int) -> Statistics | None:
 def _options(
     device: str | None, precision: str, ray: str | None, repair: bool, batch_size: int, threads: int | None
 ) -> Options:
-    from normal_guidance.features.machine import Options
+    from normal_guidance.features.encoding_machine import Options
 
     if ray is None:
         device = choose_execution(device, "auto").device
@@ -216,7 +216,7 @@ class _Lines:
         self.console, self.pace, self.last = console, pace, time.monotonic()
 
     def __call__(self, now: Progress) -> None:
-        from normal_guidance.cli.progress import say
+        from normal_guidance.cli.progress_bar import say
 
         text = self.pace.describe(now)
         if time.monotonic() - self.last >= LINE_SECONDS:

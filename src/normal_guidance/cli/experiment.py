@@ -10,7 +10,7 @@ import typer
 
 from normal_guidance.cli.completion import BEYOND, METHODS, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.options import (
+from normal_guidance.cli.training_options import (
     Chunk,
     Device,
     Epochs,
@@ -89,13 +89,13 @@ def experiment(
     from dataclasses import replace
     from functools import partial
 
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.cli.reproduce import choose_methods, make_listener, show_page
     from normal_guidance.core.models import EVERY_METHOD
-    from normal_guidance.evaluation.stored import stored_dataset
+    from normal_guidance.evaluation.stored_features import stored_dataset
     from normal_guidance.evaluation.study import Study
-    from normal_guidance.reports.experiment import write_report
-    from normal_guidance.reports.reproduce import reproduce, reproduce_sensitivity
+    from normal_guidance.reports.experiment_report import write_report
+    from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
     from normal_guidance.training.config import Config, grid, sensitivity_grid
 
     names = choose_methods(methods, sensitivity=False)
@@ -141,7 +141,7 @@ def _manifest(index: Path | None, data: Dataset) -> Manifest | None:
     if index is None:
         return None
     from normal_guidance.data.manifest import read_manifest
-    from normal_guidance.reports.experiment import check_manifest
+    from normal_guidance.reports.experiment_report import check_manifest
 
     manifest = read_manifest(index)
     check_manifest(manifest, data)
@@ -153,6 +153,6 @@ def _cluster(address: str | None) -> Train | None:
         return None
     from functools import partial
 
-    from normal_guidance.evaluation.cluster import train_on_cluster
+    from normal_guidance.evaluation.study_on_ray import train_on_cluster
 
     return partial(train_on_cluster, address)

@@ -55,7 +55,7 @@ def index(
 
     The same files give the same manifest, whatever the number of workers.
     """
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.data.indexing import check_options
     from normal_guidance.data.indexing import index as make_index
 
@@ -94,7 +94,7 @@ def summary(made: Index, out: Path) -> list[str]:
 @contextmanager
 def _watch(console: Console, title: str) -> Iterator[Callable[[Progress], None]]:
     """A live bar on a terminal; elsewhere one line, for log files."""
-    from normal_guidance.cli.progress import say
+    from normal_guidance.cli.progress_bar import say
 
     if not console.is_terminal:
         say(console, f"{title}: begins")

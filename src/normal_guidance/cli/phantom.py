@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from normal_guidance.cli.completion import ANATOMIES, COMPRESSIONS, ODDITIES, SOURCES, one_of, some_of
-from normal_guidance.cli.options import parse_list
+from normal_guidance.cli.training_options import parse_list
 
 
 def phantom(
@@ -56,8 +56,8 @@ def phantom(
     """
     from rich.console import Console
 
-    from normal_guidance.data.phantom.dataset import TRUTH, write_phantom
-    from normal_guidance.data.phantom.oddities import ODDITIES
+    from normal_guidance.simulate.phantom.dataset import TRUTH, write_phantom
+    from normal_guidance.simulate.phantom.oddities import ODDITIES
 
     if oddities == "all":
         names = [name for name, one in ODDITIES.items() if layout in one.layouts]

@@ -12,10 +12,10 @@ import typer
 
 from normal_guidance.cli.completion import ENCODERS, one_of
 from normal_guidance.cli.json_output import print_json
-from normal_guidance.cli.options import Device, choose_execution
+from normal_guidance.cli.training_options import Device, choose_execution
 
 if TYPE_CHECKING:
-    from normal_guidance.clinical.outputs import Written
+    from normal_guidance.clinical.result_folder import Written
     from normal_guidance.data.problems import Problem
 
 FAILED_EXIT_CODE = 1
@@ -73,9 +73,9 @@ def predict(
     command.
     """
     from normal_guidance.clinical.bundle import load_bundle
-    from normal_guidance.clinical.outputs import check_out, outcome_json, write_predictions
+    from normal_guidance.clinical.new_scans import find_scans
     from normal_guidance.clinical.predicting import Options, predict_found
-    from normal_guidance.clinical.scans import find_scans
+    from normal_guidance.clinical.result_folder import check_out, outcome_json, write_predictions
 
     count = (os.cpu_count() or 1) if workers is None else workers
     options = Options(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
@@ -125,7 +125,7 @@ def predict(
 
 def describe(one: Written) -> list[str]:
     """Lines for people about one scan."""
-    from normal_guidance.clinical.outputs import problems_of, summary_line
+    from normal_guidance.clinical.result_folder import problems_of, summary_line
 
     line = summary_line(one)
     if line["state"] != "predicted":

@@ -10,7 +10,7 @@ import typer
 
 from normal_guidance.cli.completion import BEYOND, DATASETS, METHODS, one_of, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.options import (
+from normal_guidance.cli.training_options import (
     Chunk,
     Device,
     Epochs,
@@ -69,11 +69,11 @@ def reproduce(
 
     Started again, the command goes on where it was. Other methods or seeds with the same OUT fill up the same tables.
     """
-    from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.evaluation.found import SENSITIVITY
+    from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.evaluation.study import Study
-    from normal_guidance.reports.reproduce import reproduce as reproduce_tables
-    from normal_guidance.reports.reproduce import reproduce_sensitivity
+    from normal_guidance.evaluation.study_folder import SENSITIVITY
+    from normal_guidance.reports.reproduction import reproduce as reproduce_tables
+    from normal_guidance.reports.reproduction import reproduce_sensitivity
     from normal_guidance.training.config import Config
 
     guides: dict[str, Any] = {"renormalize": renormalize, "modes": modes, "negatives": negatives, "warmup": warmup}
@@ -100,7 +100,7 @@ def reproduce(
             show_page(console, one.markdown())
         say(console, f"Tables: {path}, and as .tex, .csv and .json beside it")
     if report:
-        from normal_guidance.reports.experiment import write_report
+        from normal_guidance.reports.experiment_report import write_report
 
         say(console, f"Report: {write_report(study)}")
 
@@ -122,7 +122,7 @@ def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
 
 def make_listener(console: Console) -> Listener:
     """Shows the progress of a study's runs, and what they selected."""
-    from normal_guidance.cli.progress import say, watch_run
+    from normal_guidance.cli.progress_bar import say, watch_run
     from normal_guidance.cli.sweep import outcome
     from normal_guidance.evaluation.study import Listener
 
@@ -139,7 +139,7 @@ def show_page(console: Console, page: str) -> None:
     """Drawn on a terminal; elsewhere the page as it is, which can be read, searched and kept."""
     from rich.markdown import Markdown
 
-    from normal_guidance.cli.progress import say
+    from normal_guidance.cli.progress_bar import say
 
     if console.is_terminal:
         console.print(Markdown(page))

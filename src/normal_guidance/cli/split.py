@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.options import parse_list
+from normal_guidance.cli.training_options import parse_list
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:

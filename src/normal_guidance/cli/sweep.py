@@ -10,7 +10,7 @@ import typer
 
 from normal_guidance.cli.completion import BEYOND, DIVERGENCES, METHODS, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.options import (
+from normal_guidance.cli.training_options import (
     Chunk,
     Device,
     Epochs,
@@ -99,7 +99,7 @@ def sweep(
     Started again with the same options, a killed command goes on where it was, and what is complete is only shown.
     """
     options = _given({name: value for name, value in locals().items() if name != "as_json"})  # and no other names yet
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress_bar import make_console, say
 
     execution = choose_execution(device, precision, chunk)
     names = parse_methods(methods)
@@ -139,7 +139,7 @@ def _run_all(
     **arguments: Any,
 ) -> dict[tuple[str, int], Run]:
     """A run for each method and seed, one after the other, when all have been looked at."""
-    from normal_guidance.cli.progress import say, watch_run
+    from normal_guidance.cli.progress_bar import say, watch_run
     from normal_guidance.evaluation.runs import check_sweep, run_sweep
 
     folders = {(method, seed): out / method / str(seed) for method, seed in grids}

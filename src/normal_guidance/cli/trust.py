@@ -9,14 +9,14 @@ import typer
 
 from normal_guidance.cli.completion import one_of
 from normal_guidance.cli.json_output import AsJson, print_json, valid_json
-from normal_guidance.cli.options import Device
+from normal_guidance.cli.training_options import Device
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from normal_guidance.evaluation.trust.curves import By
-    from normal_guidance.evaluation.trust.examining import Trust
+    from normal_guidance.evaluation.trust.deletion_curves import By
+    from normal_guidance.evaluation.trust.examination import Trust
 
 PARTS = ("val", "test")
 BY = ("slices", "attention")
@@ -48,12 +48,12 @@ def trust(
     Each test has a number, what chance gives, an interval and a verdict: passes, fails, or cannot be told. No slice
     labels are needed. The exit code is 0 whatever the verdicts.
     """
-    from normal_guidance.cli.options import choose_execution
-    from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.evaluation.trust.runs import examine_run
+    from normal_guidance.cli.progress_bar import make_console, say
+    from normal_guidance.cli.training_options import choose_execution
+    from normal_guidance.evaluation.trust.trained_run import examine_run
     from normal_guidance.files import make_folder, write_atomically, write_json
-    from normal_guidance.reports.figures.trust import draw_trust
-    from normal_guidance.reports.trust import trust_page
+    from normal_guidance.reports.figures.deletion import draw_trust
+    from normal_guidance.reports.trust_page import trust_page
 
     chosen, where = _by(by), choose_execution(device, "auto").device
     console = make_console(stderr=as_json)
@@ -92,7 +92,7 @@ def _by(text: str) -> By:
 def _table(found: Trust) -> Table:
     from rich.table import Table
 
-    from normal_guidance.reports.trust import verdict_table
+    from normal_guidance.reports.trust_page import verdict_table
 
     grid = verdict_table(found)
     table = Table(*grid.header, title=grid.title)

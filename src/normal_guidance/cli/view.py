@@ -30,7 +30,7 @@ def view(
 
     Serves a page to this machine only, for whoever has the address that is printed; reads, and never writes.
     """
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.viewer.gallery import open_gallery
     from normal_guidance.viewer.server import serve
 

@@ -17,26 +17,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.bundle import Bundle, bundle_run, load_bundle, write_bundle
-    from normal_guidance.clinical.outputs import prediction_json, write_predictions, write_scan
-    from normal_guidance.clinical.predicting import Options, key_slices, predict, predict_found
-    from normal_guidance.clinical.prediction import ScanPrediction
-    from normal_guidance.clinical.scans import NotPredicted, find_scans
+    from normal_guidance.clinical.new_scans import NotPredicted, find_scans
+    from normal_guidance.clinical.predicting import Options, predict, predict_found
+    from normal_guidance.clinical.result_folder import prediction_json, write_predictions, write_scan
+    from normal_guidance.clinical.scan_prediction import ScanPrediction
 
 _HOME = {
     "Bundle": "bundle",
-    "NotPredicted": "scans",
+    "NotPredicted": "new_scans",
     "Options": "predicting",
-    "ScanPrediction": "prediction",
+    "ScanPrediction": "scan_prediction",
     "bundle_run": "bundle",
-    "find_scans": "scans",
-    "key_slices": "predicting",
+    "find_scans": "new_scans",
     "load_bundle": "bundle",
     "predict": "predicting",
     "predict_found": "predicting",
-    "prediction_json": "outputs",
+    "prediction_json": "result_folder",
     "write_bundle": "bundle",
-    "write_predictions": "outputs",
-    "write_scan": "outputs",
+    "write_predictions": "result_folder",
+    "write_scan": "result_folder",
 }
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "ScanPrediction",
     "bundle_run",
     "find_scans",
-    "key_slices",
     "load_bundle",
     "predict",
     "predict_found",

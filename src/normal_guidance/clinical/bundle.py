@@ -26,13 +26,13 @@ from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import NOT_OURS, Run, Selected, environments_of, load_run
 from normal_guidance.features.encoders import Encoder, Precision, load_encoder
-from normal_guidance.features.files import DTYPES
 from normal_guidance.features.preprocessing import Preprocessing
+from normal_guidance.features.store_files import DTYPES
 from normal_guidance.files import folder_atomically, read_json, read_parquet, write_json
 from normal_guidance.training.checkpoint import read_tensors, write_tensors
 from normal_guidance.training.config import Config
-from normal_guidance.training.results import load_winner, winner_model
-from normal_guidance.training.run import PREDICTION_TABLE, REPORT
+from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
+from normal_guidance.training.winners import load_winner, winner_model
 
 FORMAT = 1
 """Version of bundle.json; a bundle of another version is refused."""

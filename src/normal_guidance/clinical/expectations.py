@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from normal_guidance.data.manifest import ScanRow
-from normal_guidance.features.inputs import plane_of
+from normal_guidance.features.scan_kind import plane_of
 
 SPACING_SLACK = 1.5
 """Slices this many times nearer to each other, or farther apart, than those of any training scan are far off."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.calibration import describe
-from normal_guidance.clinical.prediction import ScanPrediction
+from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import instance_numbers, rounded
+from normal_guidance.core.method_names import method_title
 from normal_guidance.data.problems import Problem, summarize
-from normal_guidance.evaluation.published import method_title
-from normal_guidance.reports.html import Section, bullets, figure, page, paragraph
+from normal_guidance.presentation.html import Section, bullets, figure, page, paragraph
 
 CAUTION = (
     "Research software, not a medical device: not for diagnosis. Attention tells where the model looked; that "

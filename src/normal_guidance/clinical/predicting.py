@@ -16,30 +16,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.clinical.bundle import Bundle
-from normal_guidance.clinical.decoding import PiecewiseDecoding
-from normal_guidance.clinical.prediction import ScanPrediction
-from normal_guidance.clinical.scans import FoundScans, NotPredicted, anonymous_problem, find_scans
+from normal_guidance.clinical.decode_in_chunks import PiecewiseDecoding
+from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem, find_scans
+from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.data.volumes import read_volume
-from normal_guidance.data.workers import TIMEOUT, Pool
+from normal_guidance.data.worker_pool import TIMEOUT, Pool
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.measures import smallest_interval
 from normal_guidance.features.encoders import Encoder
-from normal_guidance.features.files import DTYPES
-from normal_guidance.features.jobs import Encoded
-from normal_guidance.features.machine import Machine, Setup, start_workers
-from normal_guidance.features.machine import Options as EncoderOptions
-
-KEYS = 5
-"""Key slices of a scan, at most: what a reader looks at first."""
-
-APART_MM = 8.0
-"""Key slices are at least this far apart, and not next to each other: neighbours show the same thing."""
+from normal_guidance.features.encoding_folder import Encoded
+from normal_guidance.features.encoding_machine import Machine, Setup, start_workers
+from normal_guidance.features.encoding_machine import Options as EncoderOptions
+from normal_guidance.features.store_files import DTYPES
+from normal_guidance.statistics.key_slices import KEYS, key_slices
+from normal_guidance.statistics.localization import smallest_interval
 
 SHARE = 0.5
 """Of the attention in the interval: half of it is its core, which stays put where softmax leaves a little on each of
-hundreds of slices (`evaluation.measures.SHARES`)."""
+hundreds of slices (`statistics.localization.SHARES`)."""
 
 GO_ON = "refused; --force goes on"
 
@@ -190,32 +185,3 @@ def score(bundle: Bundle, features: Float[Tensor, "slices features"]) -> tuple[f
     rows = stored.to(next(bundle.model.parameters(), features).dtype)
     prediction = bundle.model(rows, torch.tensor([len(rows)]))
     return prediction.logit.item(), prediction.log_attention.double().softmax(dim=-1)
-
-
-def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: float | None = None) -> tuple[int, ...]:
-    """The slices to look at first, counted from 0, the one of the highest attention first.
-
-    Slices are taken by attention, each at least `APART_MM` from those taken before (2 slices, if that is more or the
-    spacing is unknown), as neighbours show the same thing, and as long as a slice has more than its even share of the
-    attention: a scan whose attention is on one place has few of them.  Of slices with the same attention the one
-    nearest to the mean position comes first.
-
-    Example:
-        >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
-        (2, 6)
-        >>> key_slices(torch.full((9,), 1 / 9), count=3)
-        (4, 2, 6)
-    """
-    slices = len(attention)
-    apart = 2 if not spacing else max(2, math.ceil(APART_MM / spacing))
-    shares = (attention.double() / attention.double().sum()).tolist()
-    middle = sum(place * share for place, share in enumerate(shares))
-    order = sorted(range(slices), key=lambda place: (-round(shares[place], 9), abs(place - middle), place))
-    chosen: list[int] = []
-    for place in order:
-        enough = shares[place] >= (1 - 1e-6) / slices or not chosen
-        if len(chosen) == count or not enough:
-            break
-        if all(abs(place - other) >= apart for other in chosen):
-            chosen.append(place)
-    return tuple(chosen)

@@ -16,14 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from normal_guidance.clinical.prediction import ScanPrediction
+from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
+from normal_guidance.core.method_names import method_title
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.data.windows import Window, apply_windows
-from normal_guidance.evaluation.published import method_title
-from normal_guidance.features.inputs import plane_of
-from normal_guidance.reports.figures.style import GREEN, ORANGE, WIDTH, label_slices, save, styled
+from normal_guidance.features.scan_kind import plane_of
+from normal_guidance.presentation.figure_style import GREEN, ORANGE, WIDTH, label_slices, save, styled
 
 CURVE_HEIGHT = 2.1
 """Inches of the attention curve."""

@@ -18,11 +18,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import SMOOTHING_BLOCK, Layout, mirror, take_rows
-from normal_guidance.core.ragged.attention import attend as attend_slots
 from normal_guidance.core.ragged.convolution import depthwise as depthwise_slots
 from normal_guidance.core.ragged.dense import project, with_bias
+from normal_guidance.core.ragged.self_attention import attend as attend_slots
 from normal_guidance.core.ragged.smoothing import smooth as smooth_slots
-from normal_guidance.core.slots import SlottedLayout
+from normal_guidance.core.slotted_layout import SlottedLayout
 
 Rows = Float[Tensor, "rows features"]
 

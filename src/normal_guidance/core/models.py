@@ -286,8 +286,9 @@ class EvidenceMIL(nn.Module):
 
     With `posterior`, evidence is a log-likelihood ratio (so beta is 1), and the logit is Bayes' own for one block that
     may lie anywhere, $\log \operatorname{mean}_j e^{(K e)_j} + c$: with the true feature and windows of its length
-    the scan score is the Bayes estimator of `data.synthetic`, and attention is its posterior.  What guides attention
-    and what scores the scan are then one thing: $\partial\, \mathrm{logit} / \partial e_j = (K q)_j \propto a_j$.
+    the scan score is the Bayes estimator of `simulate.semi_synthetic`, and attention is its posterior.  What guides
+    attention and what scores the scan are then one thing:
+    $\partial\, \mathrm{logit} / \partial e_j = (K q)_j \propto a_j$.
 
     Example:
         >>> model = EvidenceMIL(bells=True)

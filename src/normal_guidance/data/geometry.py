@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from normal_guidance.data.dicom import Header
+    from normal_guidance.data.dicom_slices import Header
 
 DUPLICATE_MM = 0.01
 """Slices nearer to each other than this are at the same position: scanners write positions to .001 mm or finer."""
@@ -65,7 +65,7 @@ class Ordered:
     """The slices of one scan in order.
 
     Example:
-        >>> from normal_guidance.data.dicom import Header
+        >>> from normal_guidance.data.dicom_slices import Header
         >>> axial = {"orientation": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), "rows": 512, "columns": 512}
         >>> order_slices([Header(f"{i}.dcm", position=(0.0, 0.0, 5.0 - i), **axial) for i in range(2)])
         Ordered(slices=(('1.dcm', 0), ('0.dcm', 0)), positions=(4.0, 5.0), spacing=1.0,
@@ -113,7 +113,7 @@ def order_slices(headers: Sequence[Header]) -> Ordered:
     direction of the positions that are known, or else by file name.
 
     Example:
-        >>> from normal_guidance.data.dicom import Header
+        >>> from normal_guidance.data.dicom_slices import Header
         >>> axial, z = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), (0.0, 5.0, 15.0, 20.0, 5.0, 25.0, 30.0)
         >>> headers = [Header(f"{i}.dcm", position=(0.0, 0.0, z[i]), orientation=axial) for i in range(7)]
         >>> ordered = order_slices(headers)

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from normal_guidance import __version__
-from normal_guidance.data.dicom import Header
-from normal_guidance.data.found import Mask, Refusal
+from normal_guidance.data.dicom_slices import Header
+from normal_guidance.data.file_contents import Mask, Refusal
 from normal_guidance.data.geometry import Ordered, order_slices
+from normal_guidance.data.header_reading import Found, Wanted, is_nifti, read_all
 from normal_guidance.data.manifest import Manifest, ScanRow, write_manifest
 from normal_guidance.data.problems import Problem, summarize, write_problems
-from normal_guidance.data.reading import Found, Wanted, is_nifti, read_all
 from normal_guidance.data.sources import SOURCES, Candidate, Dataset, Group, Options
 from normal_guidance.errors import UserError
 from normal_guidance.files import folder_atomically, write_json

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from normal_guidance.data.dicom import Header
 from normal_guidance.data.dicom_files import refusing
+from normal_guidance.data.dicom_slices import Header
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Integer
 
-from normal_guidance.data.codestreams import Codestream, decode_gdcm, parse_codestream
 from normal_guidance.data.dicom_files import (
     NATIVE,
     Dataset,
@@ -30,6 +29,7 @@ from normal_guidance.data.dicom_files import (
     uid_name,
     unsigned,
 )
+from normal_guidance.data.jpeg_streams import Codestream, decode_gdcm, parse_codestream
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
 

@@ -55,7 +55,7 @@ def _read_file(
         from normal_guidance.data.nifti import read_nifti
 
         return read_nifti(content, file), []
-    from normal_guidance.data.dicom import read_pixels
+    from normal_guidance.data.dicom_slices import read_pixels
 
     return read_pixels(content, file, repair=repair)
 

@@ -43,9 +43,9 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.measures import smallest_interval
-from normal_guidance.evaluation.trust.asking import Chosen
-from normal_guidance.evaluation.trust.ranks import positions, rank_correlation, scan_of
+from normal_guidance.evaluation.trust.changed_scans import Chosen
+from normal_guidance.statistics.localization import smallest_interval
+from normal_guidance.statistics.slice_ranks import positions, rank_correlation, scan_of
 
 Predict = Callable[[Bags], Prediction]
 """A trained model: packed scans in, packed predictions out; `functools.partial(training.fit.predict, model)` is one."""
@@ -90,7 +90,7 @@ def ask(predict: Predict, scans: Bags, *, share: float = SHARE, of: CutName = "a
     Example:
         >>> from functools import partial
         >>> from normal_guidance.core.models import build_model
-        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> from normal_guidance.training.fit import predict
         >>> answers = ask(partial(predict, build_model("abmil", 8)), shifted_mean(20, seed=1, features=8))
         >>> answers.kept.shape, answers.left_out
@@ -252,7 +252,7 @@ def criteria(
     Example:
         >>> from functools import partial
         >>> from normal_guidance.core.models import build_model
-        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> from normal_guidance.training.fit import predict
         >>> sorted(criteria(partial(predict, build_model("mean", 8)), shifted_mean(40, seed=1, features=8)))
         ['contrast', 'deletion', 'kept', 'kept_loss', 'removed']

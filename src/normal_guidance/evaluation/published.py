@@ -12,37 +12,16 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
+from normal_guidance.core.method_names import CEILING
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
-
-Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
-
-METRICS: tuple[Metric, ...] = get_args(Metric)
-"""The paper's four result tables, each named as its field of `Scores`."""
-
-CEILING = "ceiling"
-"""The tables' last row, in place of a method's name: the Bayes oracle or the supervised reference."""
-
-REFERENCE_TITLES = {"slice_reference": "Slice reference", "scan_reference": "Scan reference"}
-"""The two runs that the supervised reference is made of."""
+from normal_guidance.statistics.scores import Metric
 
 PUBLISHED_SEEDS = (1001, 2001, 3001)
 """The three partitions behind every published mean."""
-
-
-def method_title(method: str, dataset: str = "") -> str:
-    """A method's name for readers; what the ceiling is depends on the dataset.
-
-    Example:
-        >>> method_title("ng"), method_title("ceiling", "semi-synthetic"), method_title("ceiling", "chest-ct")
-        ('ABMIL + Normal Guidance', 'Bayes oracle', 'Supervised reference')
-    """
-    if method == CEILING:
-        return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
-    return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title
 
 
 class Choice(NamedTuple):

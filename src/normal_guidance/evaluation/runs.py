@@ -24,14 +24,27 @@ from normal_guidance.core.metrics import scan_level
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS, prediction_table
-from normal_guidance.evaluation.scores import Scores, score
-from normal_guidance.features.files import dtype_name
 from normal_guidance.features.store import FeatureStore, fingerprint_of
+from normal_guidance.features.store_files import dtype_name
 from normal_guidance.files import read_json, write_json
+from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.fit import predict
-from normal_guidance.training.results import (
+from normal_guidance.training.progress import Progress
+from normal_guidance.training.run_folder import (
+    PREDICTION_TABLE,
+    REPORT,
+    STATE,
+    RunFolder,
+    identity_of,
+    is_begun,
+    open_run,
+)
+from normal_guidance.training.selection import group_of
+from normal_guidance.training.stacked_model import initial_model
+from normal_guidance.training.sweep import Execution, Sweep, current_device, sweep
+from normal_guidance.training.winners import (
     diverged,
     group_names,
     winner_file,
@@ -40,11 +53,6 @@ from normal_guidance.training.results import (
     write_table,
     write_winners,
 )
-from normal_guidance.training.run import PREDICTION_TABLE, REPORT, STATE, RunFolder, identity_of, is_begun, open_run
-from normal_guidance.training.selection import group_of
-from normal_guidance.training.stack import initial_model
-from normal_guidance.training.sweep import Execution, Sweep, current_device, sweep
-from normal_guidance.training.watch import Progress
 
 Data = Bags | FeatureStore
 
@@ -101,7 +109,7 @@ def run_sweep(
 
     Example:
         >>> from tempfile import TemporaryDirectory
-        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> train, val, test = (shifted_mean(32, seed, features=8, shift=3.0) for seed in (1, 2, 3))
         >>> config = Config("ng", lr=0.1, epochs=20, batch_size=8, train_above_val=False)
         >>> with TemporaryDirectory() as folder:
@@ -133,7 +141,7 @@ def check_sweep(
     """Refuses what `run_sweep` would refuse of a model or a folder, at once: its turn may come hours later.
 
     Example:
-        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> scans = shifted_mean(4, seed=1, features=12)
         >>> check_sweep("nowhere", [Config("transmil")], scans, scans)
         Traceback (most recent call last):

@@ -1,6 +1,6 @@
 """A study: every method on every partition of one dataset, trained where its folder lacks it.
 
-`normal_guidance.evaluation.found` says what the folder holds.  Complete runs are not repeated, so a study may be
+`normal_guidance.evaluation.study_folder` says what the folder holds.  Complete runs are not repeated, so a study may be
 stopped and may grow: another method or seed fills up the same folder.
 """
 
@@ -17,25 +17,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.core.models import EVERY_METHOD, CenteredGaussian, Prediction
-from normal_guidance.core.references import SLICE_REFERENCE
-from normal_guidance.data.synthetic import SEEDS, bayes_scan_scores, bayes_slice_scores, semi_synthetic_part
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.found import FORMS, LOG_DENSITY, PUBLISHED_FORM, REFERENCES, SCORES, Found, load
 from normal_guidance.evaluation.predictions import prediction_table
-from normal_guidance.evaluation.published import CEILING
-from normal_guidance.evaluation.references import SCAN_REFERENCE, run_scan_reference, run_slice_reference
 from normal_guidance.evaluation.runs import Data, Run, environment, run_sweep
-from normal_guidance.evaluation.scores import Scores, score
+from normal_guidance.evaluation.study_folder import FORMS, LOG_DENSITY, PUBLISHED_FORM, REFERENCES, SCORES, Found, load
+from normal_guidance.evaluation.supervised import run_scan_reference, run_slice_reference
 from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.files import make_folder, write_json
+from normal_guidance.simulate.semi_synthetic import SEEDS, bayes_scan_scores, bayes_slice_scores, semi_synthetic_part
+from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.fit import predict
-from normal_guidance.training.results import write_table
-from normal_guidance.training.run import PREDICTION_TABLE, identity_of, is_begun
-from normal_guidance.training.stack import initial_model
+from normal_guidance.training.progress import Progress
+from normal_guidance.training.run_folder import PREDICTION_TABLE, identity_of, is_begun
+from normal_guidance.training.stacked_model import initial_model
 from normal_guidance.training.sweep import Execution
-from normal_guidance.training.watch import Progress
+from normal_guidance.training.winners import write_table
 
 Watch = Callable[[Progress], None]
 MakeGrid = Callable[[Config], Sequence[Config]]
@@ -247,7 +246,7 @@ class Listener:
 
 
 Train = Callable[[Study, Sequence[Job], Listener], None]
-"""How jobs are done: one after the other here, or by a cluster (`normal_guidance.evaluation.cluster`)."""
+"""How jobs are done: one after the other here, or by a cluster (`normal_guidance.evaluation.study_on_ray`)."""
 
 
 def train_study(

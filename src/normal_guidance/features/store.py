@@ -3,7 +3,7 @@
 Writing streams, one scan at a time, and the folder appears when it is complete.  Opening reads the index and the
 shards' headers; features are paged in from the disk when `FeatureStore.rows` first touches them, and stay in the
 system's cache, which all processes share.  The price: a first pass over a cold disk runs at the disk's speed.
-`normal_guidance.features.files` says which files the folder holds.
+`normal_guidance.features.store_files` says which files the folder holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.errors import UserError
-from normal_guidance.features.files import (
+from normal_guidance.features.store_files import (
     AGAIN,
     DTYPES,
     About,

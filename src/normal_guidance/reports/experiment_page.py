@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pandas as pd
 
+from normal_guidance.core.method_names import method_title
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.data.description import Description
+from normal_guidance.data.dataset_statistics import Description
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.answers import Answers
-from normal_guidance.evaluation.found import Found, find
-from normal_guidance.evaluation.published import METRICS, Metric, method_title
 from normal_guidance.evaluation.study import Study, wanted_of
+from normal_guidance.evaluation.study_folder import Found, find
+from normal_guidance.evaluation.study_predictions import Answers
 from normal_guidance.files import make_folder
-from normal_guidance.reports import html
-from normal_guidance.reports.description import description_tables
-from normal_guidance.reports.differences import METHOD, Differences
+from normal_guidance.presentation import html
+from normal_guidance.presentation.html import Section
+from normal_guidance.presentation.text_tables import Grid
+from normal_guidance.reports.dataset_tables import description_tables
+from normal_guidance.reports.difference_tables import METHOD, Differences
 from normal_guidance.reports.figures.attention import PANELS, AttendedScan, draw_attention, random_scans
 from normal_guidance.reports.figures.comparisons import (
     MethodValues,
@@ -29,15 +31,14 @@ from normal_guidance.reports.figures.comparisons import (
     draw_sensitivity,
 )
 from normal_guidance.reports.figures.datasets import draw_density
-from normal_guidance.reports.figures.guidance import draw_divergences, draw_heads
+from normal_guidance.reports.figures.divergences import draw_divergences, draw_heads
 from normal_guidance.reports.figures.training import draw_grid, draw_learning_curves
-from normal_guidance.reports.grid import Grid
-from normal_guidance.reports.html import Section
-from normal_guidance.reports.measures import Measures
-from normal_guidance.reports.results import Results
-from normal_guidance.reports.tables import TITLES, PaperTables, SensitivityTable
+from normal_guidance.reports.localization_table import Measures
+from normal_guidance.reports.paper_tables import TITLES, PaperTables, SensitivityTable
+from normal_guidance.reports.study_tables import Results
 from normal_guidance.reports.thumbnails import Images
-from normal_guidance.training.run import HISTORY_TABLE
+from normal_guidance.statistics.scores import METRICS, Metric
+from normal_guidance.training.run_folder import HISTORY_TABLE
 
 FIGURES = "figures"
 

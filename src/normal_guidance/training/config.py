@@ -10,8 +10,9 @@ from itertools import product
 from typing import Any
 
 from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
+from normal_guidance.core.method_names import SLICE_REFERENCE
 from normal_guidance.core.models import EVERY_METHOD, Method
-from normal_guidance.core.references import SLICE_REFERENCE, SliceReference
+from normal_guidance.core.slice_reference import SliceReference
 from normal_guidance.errors import UserError
 
 LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)

@@ -20,8 +20,8 @@ from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import MAX_CELLS, auroc
 from normal_guidance.errors import UserError
-from normal_guidance.training.feed import Plan, Resident, Scans, Streamed, Targets, batched, prefetch
-from normal_guidance.training.stack import Parameters, Stack, descend
+from normal_guidance.training.batches import Plan, Resident, Scans, Streamed, Targets, batched, prefetch
+from normal_guidance.training.stacked_model import Parameters, Stack, descend
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
 

@@ -19,8 +19,8 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
+from normal_guidance.training.batches import Scans, slice_labels_of
 from normal_guidance.training.config import Config
-from normal_guidance.training.feed import Scans, slice_labels_of
 from normal_guidance.training.objective import objective
 
 
@@ -64,7 +64,7 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     reference by its slice labels.
 
     Example:
-        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> train, val = shifted_mean(64, seed=1, features=8), shifted_mean(32, seed=2, features=8)
         >>> len(fit(Config("abmil", epochs=2, batch_size=16), train, val).history)
         2
@@ -147,7 +147,7 @@ def predict(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Predict
     """Packed predictions for all scans, in their order, without gradients, on the model's device and in its dtype.
 
     Example:
-        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> from normal_guidance.core.models import build_model
         >>> bags = shifted_mean(5, seed=1, features=8)
         >>> predict(build_model("mean", 8), bags).logit.shape

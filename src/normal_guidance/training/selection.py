@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from normal_guidance.training.config import Config
-from normal_guidance.training.stack import Parameters
+from normal_guidance.training.stacked_model import Parameters
 
 
 def group_of(config: Config) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.errors import UserError
+from normal_guidance.training.batches import Scans, pool_scans, slice_labels_of
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.engine import (
     Engine,
@@ -31,11 +32,19 @@ from normal_guidance.training.engine import (
     matrix_precision,
     slot_numbers,
 )
-from normal_guidance.training.feed import Scans, pool_scans, slice_labels_of
+from normal_guidance.training.progress import Clock, Progress, Watch
 from normal_guidance.training.selection import Selection, Winner
-from normal_guidance.training.stack import Stack
-from normal_guidance.training.state import HISTORY, Checkpoint, Chunk, Finished, Keeper, SweepState, collect, restore
-from normal_guidance.training.watch import Clock, Progress, Watch
+from normal_guidance.training.stacked_model import Stack
+from normal_guidance.training.sweep_state import (
+    HISTORY,
+    Checkpoint,
+    Chunk,
+    Finished,
+    Keeper,
+    SweepState,
+    collect,
+    restore,
+)
 
 WORTH_LEAVING = 50
 """Epochs that must be left for the part of a chunk that is out of patience to be left behind."""
@@ -122,7 +131,7 @@ def sweep(
     but by the supervised reference (`Config.on_slices`): its training and validation AUROC are those of the slices.
 
     Example:
-        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> from normal_guidance.training.config import grid
         >>> train, val = shifted_mean(64, seed=1, features=8), shifted_mean(32, seed=2, features=8)
         >>> result = sweep(grid(Config("abmil", epochs=2, batch_size=16)), train, val)

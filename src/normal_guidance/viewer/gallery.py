@@ -23,9 +23,9 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import NOT_OURS
 from normal_guidance.features.store import open_store
 from normal_guidance.files import read_json
+from normal_guidance.viewer.attention_curves import curve, number, numbers
 from normal_guidance.viewer.cache import Cache
-from normal_guidance.viewer.curves import curve, number, numbers
-from normal_guidance.viewer.sources import (
+from normal_guidance.viewer.prediction_folders import (
     BRIEF,
     MANIFEST,
     SUMMARY,

@@ -18,8 +18,8 @@ from typing import Any
 
 from normal_guidance.errors import UserError
 from normal_guidance.viewer.gallery import Gallery, NotHereError
-from normal_guidance.viewer.images import CACHE_BYTES, Images, UnreadableSliceError
 from normal_guidance.viewer.security import LOOPBACK, Access, App, Guard
+from normal_guidance.viewer.slice_images import CACHE_BYTES, Images, UnreadableSliceError
 
 try:
     import uvicorn

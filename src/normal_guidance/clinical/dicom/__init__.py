@@ -1,13 +1,13 @@
 """Results as DICOM objects.
 
-    source.py              what the headers of a scan say: whose it is, and which objects its slices are
+    source_series.py       what the headers of a scan say: whose it is, and which objects its slices are
     anonymize.py           the same scan without its patient
-    results.py             what all results have in common
+    result_headers.py      what all results have in common
     key_objects.py         Key Object Selection: the key slices
     structured_report.py   TID 1500: probability, threshold, the attention of every slice
     capture.py             the strip as a picture
 
-`normal_guidance.clinical.dicom_out` writes them.
+`normal_guidance.clinical.dicom.writer` writes them.
 """
 
 from normal_guidance.errors import UserError

@@ -19,7 +19,7 @@ from secrets import token_hex
 from pydicom.uid import generate_uid
 
 from normal_guidance import __version__
-from normal_guidance.clinical.dicom.source import REQUIRED, Reference, Source
+from normal_guidance.clinical.dicom.source_series import REQUIRED, Reference, Source
 
 METHOD = f"normal-guidance {__version__}, basic profile"
 """What the results say about how the patient was removed."""

@@ -10,7 +10,7 @@ from PIL import Image
 from pydicom import Dataset
 from pydicom.sr.codedict import codes
 
-from normal_guidance.clinical.dicom.results import Result, code_item
+from normal_guidance.clinical.dicom.result_headers import Result, code_item
 from normal_guidance.errors import UserError
 
 

@@ -6,7 +6,7 @@ from highdicom.ko import KeyObjectSelection, KeyObjectSelectionDocument
 from pydicom import Dataset
 from pydicom.sr.codedict import codes
 
-from normal_guidance.clinical.dicom.results import Result, evidence, observer
+from normal_guidance.clinical.dicom.result_headers import Result, evidence, observer
 
 
 def key_objects(result: Result) -> Dataset:

@@ -37,8 +37,8 @@ from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
 
 from normal_guidance import __version__
-from normal_guidance.clinical.dicom.results import NAME, NOTICE, Result, evidence, frames, observer
-from normal_guidance.clinical.dicom.source import Reference
+from normal_guidance.clinical.dicom.result_headers import NAME, NOTICE, Result, evidence, frames, observer
+from normal_guidance.clinical.dicom.source_series import Reference
 
 SCHEME = "99NGUIDE"
 """Designator of our own codes; those that begin with 99 are private."""

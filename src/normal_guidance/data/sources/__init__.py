@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from normal_guidance.data.sources.common import Candidate, Dataset, Group, Labels, Options, Report
 from normal_guidance.data.sources.folder import FolderScans
+from normal_guidance.data.sources.interface import Candidate, Dataset, Group, Labels, Options, Report
 from normal_guidance.data.sources.rsna_at import AbdomenScans
 from normal_guidance.data.sources.rsna_ich import HeadScans
 from normal_guidance.data.sources.rsna_pe import ChestScans

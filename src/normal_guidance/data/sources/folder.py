@@ -28,9 +28,9 @@ import pyarrow as pa
 from pyarrow import csv
 
 from normal_guidance.data.containers import list_members
-from normal_guidance.data.found import Mask
+from normal_guidance.data.file_contents import Mask
 from normal_guidance.data.problems import Problem
-from normal_guidance.data.sources.common import (
+from normal_guidance.data.sources.interface import (
     BINARY,
     Candidate,
     Group,
@@ -46,7 +46,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.files import read_parquet
 
 if TYPE_CHECKING:
-    from normal_guidance.data.dicom import Header
+    from normal_guidance.data.dicom_slices import Header
     from normal_guidance.data.geometry import Ordered
 
 SLICES = ("slice_labels", "slice_ranges", "mask")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normal_guidance.data.found import Mask
+from normal_guidance.data.file_contents import Mask
 from normal_guidance.data.geometry import DUPLICATE_MM, ORIENTATION_DEGREES, normal_of
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from normal_guidance.data.found import Mask
+from normal_guidance.data.file_contents import Mask
 from normal_guidance.data.problems import Problem
-from normal_guidance.data.sources.common import (
+from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
@@ -48,7 +48,7 @@ from normal_guidance.data.sources.common import (
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
-    from normal_guidance.data.dicom import Header
+    from normal_guidance.data.dicom_slices import Header
     from normal_guidance.data.geometry import Ordered
 
 COMPETITION = "rsna-2023-abdominal-trauma-detection"

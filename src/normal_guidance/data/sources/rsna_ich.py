@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from normal_guidance.data.found import Mask
+from normal_guidance.data.file_contents import Mask
 from normal_guidance.data.problems import Problem
-from normal_guidance.data.sources.common import (
+from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
@@ -41,7 +41,7 @@ from normal_guidance.data.sources.common import (
 )
 
 if TYPE_CHECKING:
-    from normal_guidance.data.dicom import Header
+    from normal_guidance.data.dicom_slices import Header
     from normal_guidance.data.geometry import Ordered
 
 COMPETITION = "rsna-intracranial-hemorrhage-detection"

@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.outcomes import Measured, Named, Outcomes, Patients, patients_of
-from normal_guidance.evaluation.resampling import measure, multiplicities, resample
-from normal_guidance.evaluation.statistics import LEVEL, MIN_DEFINED, ROUNDING, student_quantile
-from normal_guidance.evaluation.words import digits
+from normal_guidance.statistics.bootstrap import measure, multiplicities, resample
+from normal_guidance.statistics.differences import LEVEL, MIN_DEFINED, ROUNDING, student_quantile
+from normal_guidance.statistics.number_format import digits
+from normal_guidance.statistics.test_scans import Measured, Named, Outcomes, Patients, patients_of
 
 DRAWS = 500
 """Resampled tests: the standard error from so many is itself off by about 3 %."""
@@ -72,7 +72,7 @@ class Bootstrap:
 
     Example:
         >>> import torch
-        >>> from normal_guidance.data.synthetic import shifted_mean
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> bags = shifted_mean(40, seed=1, features=1)
         >>> bootstrap = Bootstrap(bags)
         >>> print(bootstrap.estimate(bootstrap.aurocs({"perfect": bags.labels.double()})["perfect"]))

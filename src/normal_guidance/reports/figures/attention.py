@@ -15,10 +15,10 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from normal_guidance.core.guidance import normal_reference
+from normal_guidance.core.method_names import method_title
 from normal_guidance.core.models import BEYOND, EVERY_METHOD
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.published import method_title
-from normal_guidance.reports.figures.style import (
+from normal_guidance.presentation.figure_style import (
     RED,
     TRUTH,
     WIDTH,

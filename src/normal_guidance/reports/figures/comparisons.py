@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
+from normal_guidance.core.method_names import method_title
 from normal_guidance.core.metrics import MeanSd
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.published import method_title
-from normal_guidance.evaluation.words import digits, signed
-from normal_guidance.reports.figures.style import (
+from normal_guidance.presentation.figure_style import (
     DIVERGENCE_COLORS,
     METHOD_MARKERS,
     WIDTH,
@@ -25,6 +24,7 @@ from normal_guidance.reports.figures.style import (
     save,
     styled,
 )
+from normal_guidance.statistics.number_format import digits, signed
 
 SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"
 """What legends call the three."""

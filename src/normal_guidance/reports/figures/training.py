@@ -1,6 +1,6 @@
 """How training went: learning curves of a grid and what validation chose among its configurations.
 
-Both figures read a run's history.parquet as it is (`training.results.history_table`); its column `selected` marks the
+Both figures read a run's history.parquet as it is (`training.winners.history_table`); its column `selected` marks the
 epoch that was kept of each configuration, if any could be.
 """
 
@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.words import digits
-from normal_guidance.reports.figures.style import RED, WIDTH, method_color, save, styled
-from normal_guidance.training.state import HISTORY
+from normal_guidance.presentation.figure_style import RED, WIDTH, method_color, save, styled
+from normal_guidance.statistics.number_format import digits
+from normal_guidance.training.sweep_state import HISTORY
 
 GROUP = ["divergence", "guidance_weight", "seed"]
 """What selection does not choose among (`training.selection.group_of`): a figure shows one of each."""

@@ -1,0 +1,1 @@
+"""`nguide doctor`: the command, its checks, and what they look at."""

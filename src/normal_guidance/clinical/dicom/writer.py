@@ -1,0 +1,95 @@
+"""DICOM results of a scan, for the software that hospitals have: key slices, a structured report, a picture.
+
+    key_objects.dcm         Key Object Selection: the slices to look at
+    structured_report.dcm   Comprehensive SR after TID 1500: probability, threshold, the attention of every slice
+    strip.dcm               Secondary Capture: key slices with the attention curve
+
+They belong to the source's patient and study, and are three new series of it.  Who the patient is comes from the
+headers of the scan's slices and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from pydicom import Dataset, config
+
+from normal_guidance.clinical.dicom.anonymize import anonymize as without_patient
+from normal_guidance.clinical.dicom.capture import capture
+from normal_guidance.clinical.dicom.key_objects import key_objects
+from normal_guidance.clinical.dicom.result_headers import Result
+from normal_guidance.clinical.dicom.source_series import Source, read_source
+from normal_guidance.clinical.dicom.structured_report import structured_report
+from normal_guidance.clinical.scan_prediction import ScanPrediction
+from normal_guidance.data.containers import Report
+from normal_guidance.errors import UserError
+from normal_guidance.files import make_folder, write_atomically
+
+SERIES = {
+    "key_objects.dcm": (9801, "Key slices, AI, research only"),
+    "structured_report.dcm": (9802, "Slice scores, AI, research only"),
+    "strip.dcm": (9803, "Key slices and attention curve, AI, research only"),
+}
+"""SeriesNumber and SeriesDescription of every result; the numbers are larger than those of most scanners."""
+
+
+def write_dicom(
+    prediction: ScanPrediction, strip: Path, out: Path, *, anonymize: bool = False, report: Report | None = None
+) -> list[Path]:
+    """Writes a scan's results as DICOM into the folder `out`, and returns the files.
+
+    The same scan and prediction give the same UIDs; see `Result`.
+
+    Args:
+        strip: a PNG file, which must not name the patient.
+        anonymize: without anything that identifies the patient, under new UIDs; see `clinical.dicom.anonymize`.
+        report: is told what the headers lack or have wrongly, by problems that hold no value of a header; without the
+            names of files if the results are anonymous, as these often name the patient.
+
+    Raises UserError where the scan has no DICOM identity (NIfTI) or an ambiguous one; nothing is written then.
+    """
+    tell: Report = report or (lambda problem: None)
+    if anonymize:
+        source = read_source(prediction.row, prediction.root, lambda problem: tell(problem._replace(file="")))
+        source = _anonymous(source, prediction.row.scan_id)
+    else:
+        source = read_source(prediction.row, prediction.root, tell)
+    try:
+        picture = strip.read_bytes()
+    except OSError as error:
+        raise UserError(f"{strip} cannot be read ({error.strerror}); predict again") from error
+    with config.disable_value_validation():  # pydicom warns of values that are the source's, and told above
+        results = _results(prediction, source, picture, strip.name)
+        files = {out / name: _encoded(dataset) for name, dataset in results.items()}
+    make_folder(out)
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
+
+
+def _anonymous(source: Source, scan_id: str) -> Source:
+    if source.burned_in:
+        raise UserError(
+            f"scan {scan_id!r}: (0028,0301) BurnedInAnnotation is YES: its pixels name the patient, and the strip "
+            "shows them; clean the pixels first, or do without --anonymize"
+        )
+    return without_patient(source)
+
+
+def _results(prediction: ScanPrediction, source: Source, picture: bytes, strip: str) -> dict[str, Dataset]:
+    def result(name: str, content: bytes = b"") -> Result:
+        number, title = SERIES[name]
+        return Result(prediction, source, title, number, content)
+
+    return {
+        "key_objects.dcm": key_objects(result("key_objects.dcm")),
+        "structured_report.dcm": structured_report(result("structured_report.dcm")),
+        "strip.dcm": capture(result("strip.dcm", picture), strip),
+    }
+
+
+def _encoded(dataset: Dataset) -> bytes:
+    file = io.BytesIO()
+    dataset.save_as(file, enforce_file_format=True)
+    return file.getvalue()

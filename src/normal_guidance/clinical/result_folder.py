@@ -1,0 +1,357 @@
+"""What `nguide predict` leaves behind.
+
+    OUT/summary.csv, summary.json     one line a scan, those without a prediction too; model, options, versions
+    OUT/index.html                    all scans by probability
+    OUT/predictions.parquet           `normal_guidance.evaluation.predictions.PREDICTIONS`; label -1, part 'new'
+    OUT/manifest.parquet              files and geometry, for `nguide view`; not written for anonymous results
+    OUT/problems.csv                  what was odd
+    OUT/SCAN/prediction.json          everything about a scan (`prediction_json`)
+    OUT/SCAN/slices.csv               a line a slice
+    OUT/SCAN/strip.png                key slices and attention curve
+    OUT/SCAN/report.html              one page, with the strip
+    OUT/SCAN/dicom/                   for hospital software, if asked for
+
+Slices are counted from 1 in files, as people count, and from 0 in Python.  A scan's folder appears when it is complete,
+the files of OUT at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from normal_guidance import __version__
+from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.new_scans import NotPredicted
+from normal_guidance.clinical.pages import index_page, scan_page
+from normal_guidance.clinical.predicting import Outcome
+from normal_guidance.clinical.scan_prediction import ScanPrediction
+from normal_guidance.clinical.strip import draw_strip, instance_numbers
+from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.data.manifest import write_manifest
+from normal_guidance.data.problems import Problem, UnreadableError, summarize, write_problems
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.files import folder_atomically, make_folder, write_atomically, write_json
+from normal_guidance.training.winners import write_table
+
+FORMAT = 1
+"""Version of prediction.json and summary.json."""
+
+PART = "new"
+"""What predictions.parquet calls scans that are in no split."""
+
+NO_DICOM = "its headers do not allow it, or its pixels name the patient; without --anonymize, the reason is told"
+"""In anonymous results: the reason may quote the headers."""
+
+STATES = ("predicted", "refused", "failed")
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What came of a scan: a prediction in its folder, or none; and what could not be written of it."""
+
+    outcome: Outcome
+    folder: Path | None = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        return self.folder is not None and not self.problems
+
+
+# ----------------------------------------------------------------------------------------------------
+# One scan
+# ----------------------------------------------------------------------------------------------------
+
+
+def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
+    """What prediction.json holds.
+
+    format               1
+    scan_id, patient_id  the patient's is null in anonymous results
+    method               a name in `METHODS`
+    logit, probability   as the model gives it, and calibrated
+    threshold, positive  null where no threshold was chosen
+    slices               how many there are; counted from 1 along the slice normal, from the feet to the head if axial
+    key_slices           slice, attention, position_mm, instance_number, file, frame; the highest attention first
+    interval             first and last slice of the shortest run that holds `share` of the attention
+    attention            one number a slice, which add up to 1; `head_attention` has a list a head
+    source               modality, size and spacing; the UIDs, files and description of the series unless anonymous
+    problems             kind, file, detail, action of all that was odd
+    model                encoder, training, expectations and operating point, as bundle.json has them
+    """
+    row = prediction.row
+    extra = {} if anonymize or not row.extra else json.loads(row.extra)
+    lines = list(_slices(prediction, anonymize))
+    first, last = prediction.interval
+    about = bundle.as_json()
+    return {
+        "format": FORMAT,
+        "normal_guidance": __version__,
+        "scan_id": row.scan_id,
+        "patient_id": None if anonymize else row.patient_id,
+        "method": prediction.method,
+        "logit": prediction.logit,
+        "probability": prediction.probability,
+        "threshold": prediction.threshold,
+        "positive": prediction.is_positive,
+        "slices": len(row),
+        "key_slices": [lines[place] for place in prediction.key_slices],
+        "interval": {"first": first + 1, "last": last + 1, "share": prediction.share},
+        "attention": prediction.attention.tolist(),
+        "head_attention": prediction.head_attention.tolist(),
+        "source": {
+            "kind": row.kind,
+            "modality": row.modality,
+            "rows": row.rows,
+            "columns": row.columns,
+            "pixel_spacing_mm": row.pixel_spacing and list(row.pixel_spacing),
+            "slice_spacing_mm": row.slice_spacing,
+            "folder": None if anonymize else str(prediction.root),
+            **{name: extra.get(name) or None for name in ("study_uid", "series_uid", "series_description")},
+        },
+        "problems": [one._asdict() for one in prediction.problems],
+        "model": {name: about[name] for name in ("encoder", "expects", "operation", "training")},
+    }
+
+
+def _slices(prediction: ScanPrediction, anonymize: bool) -> Iterable[dict[str, Any]]:
+    """A dictionary for each slice."""
+    row, numbers = prediction.row, instance_numbers(prediction.row)
+    for place in range(len(row)):
+        where: dict[str, Any] = {"file": row.files[place], "frame": row.frames[place]}
+        yield {
+            "slice": place + 1,
+            "attention": prediction.attention[place].item(),
+            "position_mm": row.positions[place] if row.slice_spacing is not None else None,
+            "instance_number": numbers[place],
+            **({} if anonymize else where),
+        }
+
+
+def write_scan(
+    prediction: ScanPrediction, bundle: Bundle, out: str | Path, *, dicom: bool = False, anonymize: bool = False
+) -> Written:
+    """Writes a scan's folder below `out`; what cannot be written of it is told, and the rest is there.
+
+    Args:
+        prediction: the scan.
+        bundle: whose prediction it is.
+        out: the folder of all results.
+        dicom: write DICOM results, too.
+        anonymize: without ids, paths and UIDs; the prediction was made with the same option.
+    """
+    folder = Path(out) / prediction.row.scan_id
+    problems: list[Problem] = []
+    with folder_atomically(folder) as draft:
+        write_json(draft / "prediction.json", prediction_json(prediction, bundle, anonymize=anonymize))
+        write_atomically(draft / "slices.csv", _slices_csv(prediction, anonymize))
+        strip = draft / "strip.png"
+        try:
+            draw_strip(prediction, bundle.preprocessing.windows[0], strip, repair=bundle.repair)
+        except UnreadableError as error:  # it was decoded before: somebody has changed it since
+            detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
+            problems.append(Problem(prediction.row.scan_id, "", "unreadable", detail, "no picture, no DICOM results"))
+        if dicom and strip.exists():
+            problems += _write_dicom(prediction, strip, draft / "dicom", anonymize)
+        page = scan_page(prediction, bundle, strip if strip.exists() else None, problems, anonymize=anonymize)
+        write_atomically(draft / "report.html", page.encode())
+    return Written(prediction, folder, tuple(problems))
+
+
+def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: bool) -> list[Problem]:
+    try:
+        from normal_guidance.clinical.dicom.writer import write_dicom
+    except ImportError as error:
+        raise UserError(f"DICOM results need {error.name}; pip install 'normal-guidance[dicom]'") from error
+    problems: list[Problem] = []
+    try:
+        write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append)
+    except UserError as error:
+        detail = NO_DICOM if anonymize else str(error)
+        problems.append(Problem(prediction.row.scan_id, "", "failed", detail, "no DICOM results"))
+    return problems
+
+
+def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
+    first, last = prediction.interval
+    rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
+    rows = []
+    for place, line in enumerate(_slices(prediction, anonymize)):
+        heads = {
+            f"attention_head_{number}": head[place].item()
+            for number, head in enumerate(prediction.head_attention, start=1)
+        }
+        several = heads if len(heads) > 1 else {}
+        rows.append({**line, **several, "key_slice": rank.get(place), "in_interval": int(first <= place <= last)})
+    return _csv(rows)
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    """Ids come from strangers' files, and spreadsheets run text that begins like a formula."""
+    if isinstance(value, str):
+        line = " ".join(value.split())
+        return "'" + line if line.startswith(("=", "+", "-", "@")) else line
+    return value
+
+
+# ----------------------------------------------------------------------------------------------------
+# All scans
+# ----------------------------------------------------------------------------------------------------
+
+
+def write_predictions(
+    outcomes: Iterable[Outcome],
+    bundle: Bundle,
+    out: str | Path,
+    *,
+    dicom: bool = False,
+    anonymize: bool = False,
+    others: Sequence[Problem] = (),
+    about: Mapping[str, Any] | None = None,
+    watch: Callable[[Written], object] = lambda written: None,
+) -> list[Written]:
+    """Writes everything that comes of scans into a folder that is empty or not there, scan by scan as they come.
+
+    Args:
+        outcomes: of `predict`.
+        bundle: whose predictions they are.
+        out: the folder.
+        dicom: write DICOM results, too.
+        anonymize: without ids, paths and UIDs; `outcomes` were made with the same option.
+        others: problems of files that belong to no scan.
+        about: copied to summary.json.
+        watch: is told of each scan when it is written.
+    """
+    out = Path(out)
+    check_out(out)
+    make_folder(out)
+    written = []
+    for outcome in outcomes:
+        if isinstance(outcome, NotPredicted):
+            written.append(Written(outcome))
+        else:
+            written.append(write_scan(outcome, bundle, out, dicom=dicom, anonymize=anonymize))
+        watch(written[-1])
+    _write_tables(written, bundle, out, anonymize, others, dict(about or {}))
+    return written
+
+
+def check_out(out: Path) -> None:
+    """Refuses a folder that holds something, before the work rather than after it."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} is there already, and not empty; choose another folder (-o), or delete it first")
+
+
+def _write_tables(
+    written: Sequence[Written],
+    bundle: Bundle,
+    out: Path,
+    anonymize: bool,
+    others: Sequence[Problem],
+    about: dict[str, Any],
+) -> None:
+    predictions = [one.outcome for one in written if isinstance(one.outcome, ScanPrediction)]
+    problems = [*others, *(problem for one in written for problem in problems_of(one))]
+    lines = [summary_line(one, anonymize=anonymize) for one in sorted(written, key=_by_probability)]
+    write_problems(out / "problems.csv", problems)
+    if lines:
+        write_atomically(out / "summary.csv", _csv(lines))
+    write_table(out / "predictions.parquet", predictions_table(predictions, anonymize=anonymize))
+    if predictions and not anonymize:
+        place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
+        write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
+    write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
+    states = [line["state"] for line in lines]
+    summary = {
+        "format": FORMAT,
+        "normal_guidance": __version__,
+        "anonymous": anonymize,
+        **about,
+        "counts": {state: states.count(state) for state in STATES},
+        "problems": summarize(problems),
+        "scans": lines,
+        "model": bundle.as_json(),
+    }
+    write_json(out / "summary.json", summary)
+
+
+def _by_probability(one: Written) -> tuple[int, float, str]:
+    """The most probable first; then those refused, and those that failed."""
+    outcome = one.outcome
+    if isinstance(outcome, ScanPrediction):
+        return 0, -outcome.probability, outcome.row.scan_id
+    return 1 if outcome.refused else 2, 0.0, outcome.scan_id
+
+
+def problems_of(one: Written) -> list[Problem]:
+    """All that was odd about a scan; why it was not predicted comes first."""
+    first = [one.outcome.reason] if isinstance(one.outcome, NotPredicted) else []
+    return [*first, *one.outcome.problems, *one.problems]
+
+
+def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
+    """What summary.csv says about a scan."""
+    outcome = one.outcome
+    found = outcome if isinstance(outcome, ScanPrediction) else None
+    refused = outcome if isinstance(outcome, NotPredicted) else None
+    state = "predicted" if found else STATES[1 if refused and refused.refused else 2]
+    reason = refused.reason if refused else one.problems[0] if one.problems else None
+    return {
+        "scan_id": found.row.scan_id if found else refused.scan_id if refused else "",
+        "patient_id": found.row.patient_id if found and not anonymize else None,
+        "state": state,
+        "probability": found and found.probability,
+        "threshold": found and found.threshold,
+        "positive": None if found is None or found.is_positive is None else int(found.is_positive),
+        "logit": found and found.logit,
+        "slices": found and len(found.row),
+        "key_slices": found and " ".join(str(place + 1) for place in found.key_slices),
+        "interval_first": found and found.interval[0] + 1,
+        "interval_last": found and found.interval[1] + 1,
+        "problems": len(problems_of(one)),
+        "reason": reason and f"{reason.detail} ({reason.action.removeprefix('refused; ')})",
+    }
+
+
+def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
+    """One scan for scripts: prediction.json with `state` and `folder`, or why there is none."""
+    line = summary_line(one, anonymize=anonymize)
+    shared = {"scan_id": line["scan_id"], "state": line["state"], "reason": line["reason"]}
+    if isinstance(one.outcome, ScanPrediction):
+        folder = None if one.folder is None else str(one.folder)
+        return {**shared, "folder": folder, **prediction_json(one.outcome, bundle, anonymize=anonymize)}
+    return {**shared, "problems": [problem._asdict() for problem in problems_of(one)]}
+
+
+def predictions_table(predictions: Sequence[ScanPrediction], *, anonymize: bool = False) -> pa.Table:
+    """Columns of `PREDICTIONS`; `probability` is calibrated, `log_attention` is that of heads which add up to one."""
+    columns: dict[str, list[Any]] = {
+        "group": ["" for _ in predictions],
+        "part": [PART for _ in predictions],
+        "scan_id": [one.row.scan_id for one in predictions],
+        "patient_id": [one.row.scan_id if anonymize else one.row.patient_id for one in predictions],
+        "label": [UNKNOWN for _ in predictions],
+        "logit": [one.logit for one in predictions],
+        "probability": [one.probability for one in predictions],
+        "slices": [len(one.row) for one in predictions],
+        "attention": [one.attention.tolist() for one in predictions],
+        "log_attention": [one.head_attention.log().tolist() for one in predictions],
+    }
+    return pa.table([pa.array(columns[name], PREDICTIONS.field(name).type) for name in PREDICTIONS.names], PREDICTIONS)

@@ -1,0 +1,235 @@
+"""Softmax self-attention within bags of different length, for many configurations at once.
+
+Rows are slotted: bag b holds rows `first[b]` (the class token's slot) to `first[b] + lengths[b]`, bags ascend from
+row 0 without gaps, and rows after the last bag are unused.  `first` and `lengths` live on the device and change from
+step to step while every shape stays, so one compiled program (or CUDA graph) serves all batches.
+
+Padding to the longest bag costs the plain formula here memory and work; the Triton kernels in `attention_triton`
+touch each row once.  The custom operator is what lets `vmap` stack configurations into one launch of them.
+"""
+
+# No lazy annotations here: torch reads the operators' own and could not resolve them behind the run-time checks.
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16)
+"""What the Triton kernels take; float64 on a GPU goes through the plain formula."""
+
+
+def attend(
+    qkv: Float[Tensor, "*configs rows three_features"],
+    token: Float[Tensor, "*configs three_features"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    heads: int,
+    longest: int,
+) -> Float[Tensor, "*configs rows features"]:
+    r"""$\mathrm{softmax}(q k^\top / \sqrt{d})\, v$ among the class token and slices of each bag, heads joined again.
+
+    `token` holds the class token's queries, keys and values; it stands in every bag's slot, whatever `qkv` holds
+    there.  Unused rows give 0.  `configs` is one dimension or absent, and `longest` is at least the largest length.
+
+    Example:
+        >>> first, lengths = torch.tensor([0, 4]), torch.tensor([3, 2])
+        >>> attend(torch.randn(8, 24), torch.randn(24), first, lengths, heads=2, longest=3)[7]
+        tensor([0., 0., 0., 0., 0., 0., 0., 0.])
+    """
+    token = token.to(qkv.dtype)
+    if qkv.ndim == 2:
+        out, _ = _attend(qkv[None], token[None], first, lengths, heads, longest)
+        return out.squeeze(0)
+    out, _ = _attend(qkv, token, first, lengths, heads, longest)
+    return out
+
+
+@torch.library.custom_op("normal_guidance::ragged_attend", mutates_args=())
+def _attend(
+    qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Output (configs, rows, features) and the scores' log-sum-exp (configs, heads, rows), undefined in unused rows."""
+    if qkv.is_cuda and qkv.dtype in KERNEL_DTYPES:
+        from normal_guidance.core.ragged import self_attention_triton
+
+        return self_attention_triton.forward(qkv, token, first, lengths, heads, longest)
+    return reference_forward(qkv, token, first, lengths, heads, longest)
+
+
+@torch.library.custom_op("normal_guidance::ragged_attend_backward", mutates_args=())
+def _attend_backward(
+    grad: Tensor,
+    qkv: Tensor,
+    token: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    first: Tensor,
+    lengths: Tensor,
+    heads: int,
+    longest: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `qkv` (0 in token slots and unused rows) and of `token` (summed over bags)."""
+    if qkv.is_cuda and qkv.dtype in KERNEL_DTYPES:
+        from normal_guidance.core.ragged import self_attention_triton
+
+        return self_attention_triton.backward(grad, qkv, token, out, lse, first, lengths, heads, longest)
+    return reference_backward(grad, qkv, token, lse, first, lengths, heads, longest)
+
+
+def reference_forward(
+    qkv: Float[Tensor, "configs rows three_features"],
+    token: Float[Tensor, "configs three_features"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    heads: int,
+    longest: int,
+) -> tuple[Float[Tensor, "configs rows features"], Float[Tensor, "configs heads rows"]]:
+    """The formula on bags padded to `longest` slices, on any device."""
+    rows = qkv.shape[1]
+    index, inside = _slots(first, lengths, longest, rows)
+    q, k, v = _padded_heads(qkv, token, index, heads)
+    scores = _scores(q, k, inside)
+    lse = scores.logsumexp(-1)
+    out = (scores - lse[..., None]).exp().to(v.dtype) @ v
+    joined = out.movedim(2, 3).flatten(-2)
+    return _scatter(joined, index, rows), _scatter(lse.movedim(2, 3), index, rows).movedim(2, 1).contiguous()
+
+
+def reference_backward(
+    grad: Float[Tensor, "configs rows features"],
+    qkv: Float[Tensor, "configs rows three_features"],
+    token: Float[Tensor, "configs three_features"],
+    lse: Float[Tensor, "configs heads rows"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    heads: int,
+    longest: int,
+) -> tuple[Float[Tensor, "configs rows three_features"], Float[Tensor, "configs three_features"]]:
+    r"""With $P$ the attention and $\bar O$ the output's gradient:
+
+    $\bar V = P^\top \bar O,\quad \bar S = P \odot (\bar O V^\top - \Delta),\quad \Delta_i = \sum_j P_{ij}
+    (\bar O V^\top)_{ij},\quad \bar Q = \bar S K / \sqrt d,\quad \bar K = \bar S^\top Q / \sqrt d$.
+    """
+    rows = qkv.shape[1]
+    index, inside = _slots(first, lengths, longest, rows)
+    q, k, v = _padded_heads(qkv, token, index, heads)
+    grad_out = _gather(grad, index).unflatten(-1, (heads, -1)).movedim(3, 2)
+    p = (_scores(q, k, inside) - _gather(lse.mT, index).movedim(3, 2)[..., None]).exp().to(v.dtype)
+    dp = grad_out @ v.mT
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+    parts = torch.stack([ds @ k, ds.mT @ q, p.mT @ grad_out])
+    padded = parts.permute(1, 2, 4, 0, 3, 5).flatten(-3)
+    slices = index.index_fill(1, torch.zeros(1, dtype=torch.int64, device=index.device), rows)
+    return _scatter(padded, slices, rows), padded[:, :, 0].sum(1)
+
+
+def _slots(
+    first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], longest: int, rows: int
+) -> tuple[Int[Tensor, "bags slots"], Tensor]:
+    """Row numbers of the bags' slots, class token first, and which of them exist; those that do not point to `rows`."""
+    slot = torch.arange(longest + 1, device=first.device)
+    inside = slot <= lengths[:, None]
+    return torch.where(inside, first[:, None] + slot, rows), inside
+
+
+def _gather(
+    values: Float[Tensor, "configs rows features"], index: Int[Tensor, "bags slots"]
+) -> Float[Tensor, "configs bags slots features"]:
+    """Rows to padded bags, 0 in slots that do not exist."""
+    return F.pad(values, (0, 0, 0, 1))[:, index]
+
+
+def _scatter(
+    padded: Float[Tensor, "configs bags slots features"], index: Int[Tensor, "bags slots"], rows: int
+) -> Float[Tensor, "configs rows features"]:
+    """Padded bags to rows, 0 where no bag lies.  The row that catches slots pointing to `rows` is dropped."""
+    values = padded.new_zeros(padded.shape[0], rows + 1, padded.shape[-1])
+    values[:, index] = padded
+    return values[:, :rows].contiguous()
+
+
+def _padded_heads(
+    qkv: Float[Tensor, "configs rows three_features"],
+    token: Float[Tensor, "configs three_features"],
+    index: Int[Tensor, "bags slots"],
+    heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (configs, bags, heads, slots, d), the token's in slot 0."""
+    slices = _gather(qkv, index)[:, :, 1:]
+    padded = torch.cat([token[:, None, None].expand(-1, slices.shape[1], 1, -1), slices], dim=2)
+    q, k, v = padded.unflatten(-1, (3, heads, -1)).permute(3, 0, 1, 4, 2, 5)
+    return q, k, v
+
+
+def _scores(q: Tensor, k: Tensor, inside: Tensor) -> Float[Tensor, "configs bags heads slots slots"]:
+    """q k^T / sqrt(d), hidden outside the bag."""
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5
+    return scores.to(_lse_dtype(q)).masked_fill(~inside[:, None, None], -torch.inf)
+
+
+def _lse_dtype(qkv: Tensor) -> torch.dtype:
+    return torch.promote_types(qkv.dtype, torch.float32)
+
+
+@_attend.register_fake
+def _(qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int) -> tuple[Tensor, Tensor]:
+    configs, rows, width = qkv.shape
+    return qkv.new_empty(configs, rows, width // 3), qkv.new_empty(configs, heads, rows, dtype=_lse_dtype(qkv))
+
+
+@_attend_backward.register_fake
+def _(
+    grad: Tensor,
+    qkv: Tensor,
+    token: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    first: Tensor,
+    lengths: Tensor,
+    heads: int,
+    longest: int,
+) -> tuple[Tensor, Tensor]:
+    return qkv.new_empty(qkv.shape), token.new_empty(token.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, token, first, lengths, heads, longest = inputs
+    ctx.save_for_backward(qkv, token, *output, first, lengths)
+    ctx.heads, ctx.longest = heads, longest
+
+
+def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    """The log-sum-exp never leaves `attend`, so it has no gradient to pass on."""
+    grad_qkv, grad_token = _attend_backward(grad, *ctx.saved_tensors, ctx.heads, ctx.longest)
+    return grad_qkv, grad_token, None, None, None, None
+
+
+_attend.register_autograd(_differentiate, setup_context=_save)
+
+
+def _stack(value: Tensor, dim: int | None, size: int) -> Tensor:
+    """The dimension that `vmap` maps over and `configs` as one; what all share is repeated."""
+    value = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+    return value.flatten(0, 1)
+
+
+@_attend.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    qkv: Tensor,
+    token: Tensor,
+    first: Tensor,
+    lengths: Tensor,
+    heads: int,
+    longest: int,
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    """Mapped configurations are one launch.  Gradients are taken outside of `vmap`: `torch.func.grad` inside of it
+    does not know custom operators (torch 2.13)."""
+    if in_dims[2] is not None or in_dims[3] is not None:
+        raise NotImplementedError("attend: `first` and `lengths` must be the same for all configurations")
+    size = info.batch_size
+    out, lse = _attend(_stack(qkv, in_dims[0], size), _stack(token, in_dims[1], size), first, lengths, heads, longest)
+    return (out.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)

@@ -1,0 +1,140 @@
+"""Headers of many files, read in worker processes, in the order of the files.
+
+A parser in C may take its whole process down: that costs the file that it read, which is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from normal_guidance.data.containers import locate
+from normal_guidance.data.dicom_slices import Header, exclusion, read_header
+from normal_guidance.data.file_contents import Mask, Refusal
+from normal_guidance.data.problems import UnreadableError
+from normal_guidance.data.worker_pool import Pool, StartError
+from normal_guidance.data.worker_process import Death, Failure
+from normal_guidance.errors import UserError
+
+CHUNK = 64
+"""Files that a worker is sent at a time: about 50 ms of work, so that sockets are idle and progress is smooth."""
+
+AHEAD = 4
+"""Chunks per worker that may be read before the first of them is taken: some take longer, such as those with masks."""
+
+PATIENCE = 300.0
+"""Seconds for one chunk; a worker that needs longer hangs, and is ended."""
+
+MAX_FRAMES = 100_000
+"""Most slices in one file; more are damage."""
+
+NIFTI = (".nii", ".nii.gz")
+
+
+class Wanted(NamedTuple):
+    """A file to read.
+
+    Example:
+        >>> Wanted("A17/1.dcm").mask
+        False
+    """
+
+    file: str
+    mask: bool = False
+    any_modality: bool = False
+    """Images that are not CT are taken, too."""
+
+
+Found = Header | Mask | Refusal
+"""What comes of a file."""
+
+
+def read_all(root: Path, wanted: Iterable[Wanted], workers: int = 0) -> Iterator[Found]:
+    """What comes of every file, in their order; with 0 workers, in this process."""
+    files: deque[str] = deque()
+
+    def draw() -> Iterator[Wanted]:
+        for one in wanted:
+            files.append(one.file)
+            yield one
+
+    with Pool(workers, PATIENCE) as pool:
+        try:
+            for found in pool.map(partial(read_one, root), draw(), batch=CHUNK, batches=AHEAD):
+                file = files.popleft()
+                yield _refuse(file, found) if isinstance(found, Failure) else found
+        except StartError as error:
+            what = f"one {_brief(error.death)}" if error.death else str(error)
+            raise UserError(f"worker processes cannot start: {what}; use --workers 0") from error
+
+
+def _refuse(file: str, failure: Failure) -> Refusal:
+    """Of a file whose worker died; anything else that is wrong with a file, `read_one` says."""
+    assert failure.death is not None, failure
+    return Refusal(file, "unreadable", f"the process that read it {_brief(failure.death)}")
+
+
+def _brief(death: Death) -> str:
+    """How a worker ended.
+
+    Example:
+        >>> _brief(Death("SIGSEGV"))
+        'died (SIGSEGV)'
+    """
+    return f"died ({death.cause})" if death.cause else f"did not answer within {death.silence:g} s"
+
+
+def read_one(root: Path, wanted: Wanted) -> Found:
+    """A header, or why there is none; whatever is wrong with the file, this does not raise."""
+    try:
+        return _read_mask(root, wanted.file) if wanted.mask else _read_header(root, wanted.file, wanted.any_modality)
+    except UnreadableError as error:
+        return Refusal(wanted.file, error.kind, error.detail)
+    except UserError:
+        raise  # a package is missing: nothing about this file
+    except Exception as error:  # a parser's own mistake over a file from strangers
+        return Refusal(wanted.file, "unreadable", f"{type(error).__name__}: {error}")
+
+
+def is_nifti(file: str) -> bool:
+    """By its name.
+
+    Example:
+        >>> is_nifti("A17.nii.gz"), is_nifti("A17/1.dcm")
+        (True, False)
+    """
+    return file.lower().endswith(NIFTI)
+
+
+def _read_header(root: Path, file: str, any_modality: bool) -> Header | Refusal:
+    content = locate(root, file)
+    if is_nifti(file):
+        from normal_guidance.data.nifti import read_nifti_header
+
+        header = replace(read_nifti_header(content, file), series_uid=file)  # a file is a series of its own
+        refused = None
+    else:
+        header = read_header(content, file)
+        refused = exclusion(replace(header, modality="") if any_modality else header)
+    if refused is None and header.frames > MAX_FRAMES:
+        refused = UnreadableError("unreadable", f"{header.frames} frames are more than {MAX_FRAMES}")
+    return header if refused is None else Refusal(file, refused.kind, refused.detail, header.series_uid)
+
+
+def _read_mask(root: Path, file: str) -> Mask:
+    from normal_guidance.data.nifti import read_nifti, read_nifti_header
+
+    if not is_nifti(file):
+        raise UnreadableError("unreadable", "a mask is a NIfTI file: .nii or .nii.gz")
+    content = locate(root, file)
+    header = read_nifti_header(content, file)
+    if header.frame_positions is None or header.frame_orientation is None:
+        raise UnreadableError("unreadable", "the mask has no positions")
+    positive = np.abs(read_nifti(content, file)).max(axis=(1, 2)) > 0
+    return Mask(file, header.frame_orientation, header.frame_positions, tuple(positive.tolist()))

@@ -1,0 +1,303 @@
+"""What the sources share: their interface, label tables, and slice labels that are known by file.
+
+A source opens a root and its label tables.  It names groups of files whose headers are needed together, turns the
+headers of a group into candidate scans, and gives a scan its labels when its slices are in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from normal_guidance.data.containers import list_files
+from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.problems import Problem
+from normal_guidance.errors import UserError
+
+if TYPE_CHECKING:
+    from normal_guidance.data.dicom_slices import Header
+    from normal_guidance.data.geometry import Ordered
+
+Report = Callable[[Problem], object]
+"""Takes a problem as it is found."""
+
+LISTED = 10_000
+"""Most rows of a label table that are listed one by one: with the wrong table, there would be millions."""
+
+BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+"""What a 0/1 label may be written as."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user said beyond source and root.
+
+    Example:
+        >>> Options(labels="patient")
+        Options(table=None, labels='patient')
+    """
+
+    table: Path | None = None
+    """`folder`: the table of scans."""
+    labels: str = "image"
+    """`rsna-at`: 'image' or 'patient'."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files whose headers are needed together.
+
+    Example:
+        >>> Group("A17", ("train/A17/1.dcm", "train/A17/2.dcm")).name
+        'A17'
+    """
+
+    name: str
+    """What the source calls it: the scan, where a group is one."""
+    files: Sequence[str]
+    """Relative to the dataset's root."""
+    mask: str = ""
+    """A volume whose nonzero slices are the positive ones."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A scan before its slices are in order.
+
+    Example:
+        >>> Candidate("A17", "P1", ()).extra
+        {}
+    """
+
+    scan_id: str
+    patient_id: str
+    headers: Sequence[Header]
+    known: Mapping[str, int] = field(default_factory=dict)
+    """Slice labels by file, where they are known by file."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What the source adds to the manifest's column `extra`."""
+
+
+class Labels(NamedTuple):
+    """What a scan is labelled with; without `label` it is left out.
+
+    Example:
+        >>> Labels(1, np.array([0, 1], np.int8)).label
+        1
+    """
+
+    label: int | None
+    slices: np.ndarray | None
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """An open source."""
+
+    root: Path
+    """What the manifest's paths are relative to."""
+    expected_files: int | None
+    expected_groups: int | None
+    """How many there will be, about, for the progress bar."""
+
+    def groups(self) -> Iterator[Group]:
+        """All files there are, in an order that depends on nothing but their names."""
+
+    def scan_of(self, group: Group, series_uid: str) -> str:
+        """The scan that a file of this group and series belongs to; empty where it cannot be told."""
+
+    def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
+        """The scans of a group."""
+
+    def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
+        """A scan's labels, those of its slices in their order."""
+
+    def finish(self) -> None:
+        """Reports what no file answered to."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Places and tables
+# ----------------------------------------------------------------------------------------------------
+
+
+def find_base(root: Path, competition: str, files: Sequence[str], folder: str) -> Path:
+    """The folder with the tables and images as Kaggle distributes them: `root`, or the competition's folder in it.
+
+    Example:
+        >>> find_base(Path("nowhere"), "rsna", ("train.csv",), "train")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere is no folder; give the folder that holds train.csv and train
+    """
+    if not root.is_dir():
+        raise UserError(f"{root} is no folder; give the folder that holds {', '.join(files)} and {folder}")
+    base = next((base for base in (root, root / competition) if (base / files[0]).is_file()), root)
+    for file in files:
+        if not (base / file).is_file():
+            raise UserError(f"{base / file} is not there; unpack the table from Kaggle's {competition} to that place")
+    if not (base / folder).is_dir():
+        raise UserError(f"{base / folder} is no folder; unpack the images of Kaggle's {competition} to that place")
+    return base
+
+
+def read_texts(path: Path, columns: Sequence[str], report: Report) -> dict[str, pa.StringArray]:
+    """Columns of a csv file as text; lines that do not have as many fields as the header are reported and left out."""
+    bad: list[str] = []
+
+    def refuse(row: csv.InvalidRow) -> str:
+        bad.append(f"{row.actual_columns} fields instead of {row.expected_columns}: {row.text[:200]}")
+        return "skip"
+
+    try:
+        table = csv.read_csv(
+            path,
+            parse_options=csv.ParseOptions(invalid_row_handler=refuse),
+            convert_options=csv.ConvertOptions(
+                include_columns=list(columns),
+                column_types=dict.fromkeys(columns, pa.string()),
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        pa.ArrowException,
+    ) as error:  # what Arrow raises for bad content is a ValueError
+        raise UserError(
+            f"{path} cannot be read as a table with the columns {', '.join(columns)} ({error}); unpack it again"
+        ) from error
+    report_some((bad_row(path, detail) for detail in sorted(bad)), report)
+    return {name: pc.utf8_trim_whitespace(table[name].combine_chunks()) for name in columns}
+
+
+def bad_row(path: Path, detail: str) -> Problem:
+    """A line of a table that says nothing."""
+    return Problem("", path.name, "bad_row", detail, "line left out")
+
+
+def numbers_of(column: pa.StringArray) -> np.ndarray:
+    """0 and 1 of a column of text; -1 for anything else."""
+    values = column.dictionary_encode()
+    words = [BINARY.get(word.lower(), -1) for word in values.dictionary.to_pylist()]
+    return np.array([*words, -1], np.int8)[values.indices.to_numpy(zero_copy_only=False)]
+
+
+def list_below(root: Path, folder: str, report: Report) -> Iterator[str]:
+    """The files of a folder of the root, relative to the root."""
+    for file in list_files(root / folder, lambda problem: report(problem._replace(file=f"{folder}/{problem.file}"))):
+        yield f"{folder}/{file}"
+
+
+def series_folders(files: Iterable[str]) -> Iterator[tuple[PurePosixPath, list[str]]]:
+    """Sorted files by the folder that they lie in; an archive is a folder.
+
+    Example:
+        >>> [(str(folder), files) for folder, files in series_folders(["a/1.dcm", "a/2.dcm", "b.zip!1.dcm"])]
+        [('a', ['a/1.dcm', 'a/2.dcm']), ('b', ['b.zip!1.dcm'])]
+    """
+    folder, held = PurePosixPath("."), list[str]()
+    for file in files:
+        own = PurePosixPath(file.replace(".zip!", "/")).parent
+        if held and own != folder:
+            yield folder, held
+            held = []
+        folder = own
+        held.append(file)
+    if held:
+        yield folder, held
+
+
+# ----------------------------------------------------------------------------------------------------
+# One series, and slice labels by file
+# ----------------------------------------------------------------------------------------------------
+
+
+def largest_series(scan_id: str, headers: Sequence[Header], report: Report) -> Sequence[Header]:
+    """The series with the most slices, of those as large the one whose UID sorts first."""
+    series: dict[str, list[Header]] = {}
+    for header in headers:
+        series.setdefault(header.series_uid, []).append(header)
+    if len(series) < 2:
+        return headers
+    sizes = {uid: sum(header.frames for header in members) for uid, members in series.items()}
+    chosen, *others = sorted(series, key=lambda uid: (-sizes[uid], uid))
+    for uid in others:
+        detail = f"series {uid or 'without UID'} with {sizes[uid]} slices beside {chosen} with {sizes[chosen]}"
+        report(Problem(scan_id, series[uid][0].file, "mixed_series", detail, "left out; the largest series is kept"))
+    return series[chosen]
+
+
+def patient_of(scan_id: str, headers: Sequence[Header], report: Report) -> str:
+    """The PatientID of most slices, or the scan's own id where they have none."""
+    patients = Counter(header.patient_id for header in headers)
+    patient = min(patients, key=lambda one: (-patients[one], one))
+    if len(patients) > 1:
+        detail = ", ".join(f"{one or 'none'} ({patients[one]} files)" for one in sorted(patients))
+        report(Problem(scan_id, "", "mixed_patient", f"PatientID {detail}", f"counts as {patient or scan_id}"))
+    elif not patient:
+        report(Problem(scan_id, "", "no_patient", "PatientID is missing or empty", "scan is its own patient"))
+    return patient or scan_id
+
+
+def stem(file: str) -> str:
+    """A file's name without folder, archive and ending.
+
+    Example:
+        >>> stem("train/series.zip!17.dcm")
+        '17'
+    """
+    return PurePosixPath(file.replace("!", "/")).stem
+
+
+def label_files(
+    scan_id: str, headers: Sequence[Header], find: Callable[[Header], int | None], report: Report
+) -> tuple[list[Header], dict[str, int]]:
+    """The slices whose label is known and these labels; the others are reported."""
+    found = {header.file: find(header) for header in headers}
+    known = {file: label for file, label in found.items() if label is not None}
+    if not known:
+        report(Problem(scan_id, "", "image_without_label", f"none of its {len(found)} files has a label", "left out"))
+    else:
+        for file, label in found.items():
+            if label is None:
+                report(Problem(scan_id, file, "image_without_label", "no row of the label table", "left out"))
+    return [header for header in headers if header.file in known], known
+
+
+def join_files(candidate: Candidate, ordered: Ordered, report: Report) -> Labels:
+    """Labels of ordered slices from labels by file; the scan is positive if one of them is."""
+    slices = np.array([candidate.known[file] for file, _ in ordered.slices], np.int8)
+    label = int(slices.any())
+    kept = {file for file, _ in ordered.slices}
+    lost = [file for file, value in candidate.known.items() if value and file not in kept]
+    if lost:
+        detail = f"{len(lost)} positive slices were left out, first {lost[0]}"
+        report(Problem(candidate.scan_id, lost[0], "label_mismatch", detail, f"scan counts as {label} by the others"))
+    return Labels(label, slices)
+
+
+def report_some(problems: Iterable[Problem], report: Report) -> None:
+    """Reports problems of one kind, the first `LISTED` one by one and the others as a number."""
+    more, last = 0, None
+    for number, problem in enumerate(problems):
+        if number < LISTED:
+            report(problem)
+        else:
+            more, last = more + 1, problem
+    if last is not None:
+        detail = f"{more} more of these; the first {LISTED} are listed"
+        report(Problem("", "", last.kind, detail, last.action))
+
+
+def missing(scan_id: str, file: str, detail: str) -> Problem:
+    """A label that no image answers to."""
+    return Problem(scan_id, file, "label_without_image", detail, "label ignored")

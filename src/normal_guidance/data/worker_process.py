@@ -1,0 +1,139 @@
+"""What a worker process of `normal_guidance.data.worker_pool` does: tasks come in, results or failures go out.
+
+Arrays come back through anonymous memory that the worker fills and the parent maps: not copied, not bound by
+/dev/shm, and gone with the processes, however they end.  Few imports, because every worker has to wait for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import select
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from typing import Any, NamedTuple, TypeVar
+
+from normal_guidance.data.problems import UnreadableError
+from normal_guidance.errors import UserError
+from normal_guidance.memory import keep_freed_memory
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class Death(NamedTuple):
+    """How a worker ended.
+
+    Example:
+        >>> str(Death("SIGSEGV")), str(Death(silence=60))
+        ('was killed by SIGSEGV', 'gave no answer within 60 s')
+    """
+
+    cause: str = ""
+    """A signal's name or an exit code; empty if the parent ended it."""
+    silence: float = 0.0
+    """Seconds that the parent waited in that case."""
+
+    def __str__(self) -> str:
+        if not self.cause:
+            return f"gave no answer within {self.silence:g} s"
+        if not self.cause.startswith("SIG"):
+            return f"ended with {self.cause}"
+        return f"was killed by {self.cause}" + (" (out of memory?)" if self.cause == "SIGKILL" else "")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """In place of a result: why there is none, as a kind of `normal_guidance.data.problems.KINDS` and a detail."""
+
+    kind: str
+    detail: str
+    death: Death | None = field(default=None, compare=False, repr=False)
+    """Of its worker, for who has other words for it than the detail."""
+
+
+def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
+    """The function's result, or why there is none; the user's mistakes, which concern every task, stay errors.
+
+    Example:
+        >>> attempt(lambda number: 1 / number, 0)
+        Failure(kind='failed', detail='ZeroDivisionError: division by zero')
+    """
+    try:
+        return function(task)
+    except UserError:
+        raise
+    except UnreadableError as error:
+        return Failure(error.kind, error.detail)
+    except Exception as error:
+        return Failure("failed", f"{type(error).__name__}: {error}")
+
+
+def serve(descriptor: int, modules: Sequence[str] = ()) -> None:
+    """What a worker process does until the parent is gone; it imports these modules ahead of the tasks."""
+    keep_freed_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends the others
+    _die_with_the_parent(descriptor)
+    connection = Connection(descriptor)
+    for module in modules:
+        with suppress(Exception):  # the first task that needs it will say so
+            importlib.import_module(module)
+    connection.send(("ready", None, []))
+    with suppress(EOFError, ConnectionError):
+        while True:
+            _work(connection)
+
+
+def _die_with_the_parent(descriptor: int) -> None:
+    """The parent may be killed while a decoder hangs here; nobody would ever end this process."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(descriptor, 0)  # nothing but the other end's closing
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(connection: Connection) -> None:
+    """The tasks of one message."""
+    try:
+        function, tasks = connection.recv()
+    except (EOFError, OSError):
+        raise EOFError from None
+    except Exception as error:  # a module that cannot be imported here
+        connection.send(("broken", f"{type(error).__name__}: {error}", []))
+        return
+    connection.send(("begun", None, []))  # importing what it takes may last longer than the task
+    try:
+        results = [attempt(function, task) for task in tasks]
+    except UserError as error:
+        connection.send(("user error", str(error), []))
+        return
+    buffers: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(results, protocol=5, buffer_callback=buffers.append)
+    raw = [buffer.raw() for buffer in buffers]
+    sizes = [piece.nbytes for piece in raw]
+    connection.send(("results", content, sizes))
+    if sum(sizes):
+        with _memory() as file:
+            for piece in raw:
+                file.write(piece)
+            file.flush()
+            send_handle(connection, file.fileno(), os.getppid())
+
+
+def _memory() -> Any:
+    """An open file that is nowhere but in memory, where the system has such."""
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("scan"), "wb")
+    return tempfile.TemporaryFile()

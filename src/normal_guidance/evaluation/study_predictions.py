@@ -1,0 +1,132 @@
+"""What the methods of a study said about the test scans, read from its folder and put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
+from normal_guidance.core.models import Prediction
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.evaluation.runs import Data
+from normal_guidance.evaluation.study import Dataset
+from normal_guidance.evaluation.study_folder import REFERENCES, Found, find
+from normal_guidance.files import read_parquet
+from normal_guidance.statistics.localization import LocalizationMeasures, localization_measures
+from normal_guidance.statistics.test_scans import Outcomes, outcomes_from
+from normal_guidance.training.run_folder import PREDICTION_TABLE
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The test scans of one seed, and what each method said about them; the ceiling is called so."""
+
+    seed: int
+    scans: Data
+    predictions: Mapping[str, Prediction]
+    left_out: int = 0
+    """Scans that the scan reference has no score for: it is then not compared at scan level."""
+
+    def outcomes(self, methods: Sequence[str]) -> Outcomes:
+        """For statistics."""
+        chosen = {method: self.predictions[method] for method in methods}
+        return outcomes_from(
+            self.scans,
+            {method: prediction.slice_scores for method, prediction in chosen.items()},
+            {method: prediction.logit for method, prediction in chosen.items()},
+        )
+
+    def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> LocalizationMeasures:
+        """Hits, errors and overlaps of one method; `positions` of the slices in mm."""
+        labels, prediction = self.scans.slice_labels, self.predictions[method]
+        if labels is None:
+            raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
+        return localization_measures(
+            prediction.attention, labels, self.scans.lengths, scores=prediction.slice_scores, positions=positions
+        )
+
+
+def read_answers(folder: Path, dataset: Dataset) -> list[Answers]:
+    """Every seed that a study's folder has complete methods of, with those methods."""
+    by_seed: dict[int, list[Found]] = {}
+    for one in find(folder, dataset.name):
+        if one.scores is not None and one.seed in dataset.seeds:
+            by_seed.setdefault(one.seed, []).append(one)
+    read = [_read_seed(dataset.draw(seed, "test"), seed, by_seed[seed]) for seed in sorted(by_seed)]
+    answers = [one for one in read if one.predictions]  # one of the two references alone says nothing
+    return [_without_ceiling_scores(one) for one in answers] if any(one.left_out for one in answers) else answers
+
+
+def _read_seed(scans: Data, seed: int, found: Sequence[Found]) -> Answers:
+    folders = {one.method: one.folder for one in found}
+    predictions = {
+        method: read_prediction(folder, scans) for method, folder in folders.items() if method not in REFERENCES
+    }
+    left_out = 0
+    if set(REFERENCES) <= set(folders):
+        slices = read_prediction(folders[SLICE_REFERENCE], scans)
+        logit = _scan_logits(folders[SCAN_REFERENCE], scans)
+        left_out = int(logit.isnan().sum())
+        predictions[CEILING] = slices._replace(logit=logit, attention=_shares(slices.slice_scores, scans))
+    return Answers(seed, scans, predictions, left_out)
+
+
+def _without_ceiling_scores(answers: Answers) -> Answers:
+    """All splits or none: statistics compare the same methods in every split."""
+    if CEILING not in answers.predictions:
+        return answers
+    ceiling = answers.predictions[CEILING]
+    blank = ceiling._replace(logit=torch.full_like(ceiling.logit, torch.nan))
+    return replace(answers, predictions={**answers.predictions, CEILING: blank})
+
+
+def _shares(logit: Float[Tensor, "slices"], scans: Data) -> Float[Tensor, "slices"]:
+    """The slices' probabilities over the highest one of their scan, where all of a scan's may underflow to 0."""
+    logs = torch.nn.functional.logsigmoid(logit).split(scans.lengths.tolist())
+    return torch.cat([(one - one.max()).exp() for one in logs])
+
+
+def read_prediction(folder: Path, scans: Data) -> Prediction:
+    """What a run said about its test scans, in the order of `scans`; a run on other scans is refused."""
+    table = _test_rows(folder)
+    number_of = {scan: number for number, scan in enumerate(table["scan_id"].to_pylist())}
+    if set(number_of) != set(scans.scan_ids):
+        raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
+    table = table.take([number_of[scan] for scan in scans.scan_ids])
+    if table["slices"].to_pylist() != scans.lengths.tolist():
+        raise UserError(f"{folder} was tested on scans of other lengths; delete it and start the experiment again")
+    per_scan = table["log_attention"].combine_chunks()
+    heads = len(per_scan[0])
+    flat = torch.from_numpy(per_scan.flatten().flatten().to_numpy().copy())
+    parts = flat.split((scans.lengths * heads).tolist())
+    return Prediction(
+        logit=torch.from_numpy(table["logit"].to_numpy().copy()),
+        attention=torch.from_numpy(table["attention"].combine_chunks().flatten().to_numpy().copy()),
+        log_attention=torch.cat([part.reshape(heads, -1) for part in parts], dim=1),
+    )
+
+
+def _scan_logits(folder: Path, scans: Data) -> Float[Tensor, "scans"]:
+    """NaN for those that the run left out."""
+    table = _test_rows(folder)
+    logit_of = dict(zip(table["scan_id"].to_pylist(), table["logit"].to_pylist(), strict=True))
+    if not set(logit_of) <= set(scans.scan_ids):
+        raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
+    return torch.tensor([logit_of.get(scan, torch.nan) for scan in scans.scan_ids])
+
+
+def _test_rows(folder: Path) -> pa.Table:
+    path = folder / PREDICTION_TABLE
+    try:
+        table = read_parquet(path).select(PREDICTIONS.names).cast(PREDICTIONS)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read ({error}); copy the run again, or delete it and start again") from error
+    return table.filter(pc.equal(table["part"], "test"))

@@ -1,0 +1,451 @@
+"""From scans to a feature store: `nguide encode`, on this machine or, with `ray_cluster`, on many.
+
+Worker processes decode scans; this process runs the encoder over their slices in fixed batches, while the next ones
+are being decoded.  Consecutive scans of the manifest are packed into units, and a unit's features are kept, atomically,
+when it is done: a killed job loses the unit that it was at.  What a unit gives depends on nothing but its scans: a scan
+that cannot be decoded leaves zeros in the batch, so that the others' bits do not change, and is left out of the store.
+So the store is the same byte for byte whether or not the job was killed, for any number of workers or machines, as long
+as the encoder's arithmetic is the same; for that, the number of its threads is fixed, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from normal_guidance import __version__
+from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.data.manifest import Manifest, ScanRow
+from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
+from normal_guidance.data.worker_pool import TIMEOUT, Pool
+from normal_guidance.errors import UserError
+from normal_guidance.features.encoder_inputs import Decoding, Reader
+from normal_guidance.features.encoders import Encoder
+from normal_guidance.features.encoding_folder import (
+    FORMAT,
+    REPORT,
+    Encoded,
+    Job,
+    job_folder,
+    open_job,
+    recorded_identity,
+    refuse_another,
+)
+from normal_guidance.features.encoding_machine import (
+    LEFT_OUT,
+    UNIT,
+    Encodes,
+    Load,
+    Machine,
+    Options,
+    Setup,
+    start_workers,
+)
+from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics
+from normal_guidance.features.scan_kind import describe_inputs
+from normal_guidance.features.store import FeatureStore, check_patients, open_store, write_store
+from normal_guidance.features.store_files import dtype_name
+from normal_guidance.files import read_json
+
+PROBLEMS = "problems.csv"
+
+DEFAULTS = Options()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is; slices of finished units and, on this machine, of finished batches."""
+
+    stage: str
+    slices: int
+    of: int
+    begun_with: int
+    """Slices that an earlier start had done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came of a job.
+
+    Args:
+        store: the features.
+        failed: how many scans are not in it, of each kind of problem.
+        problems: how many there are of each kind; the lines lie in the store's problems.csv.
+        slices: encoded by this start.
+        seconds: that it took for them.
+        complete_before: whether there was nothing left to do.
+    """
+
+    store: FeatureStore
+    failed: Mapping[str, int]
+    problems: Mapping[str, int]
+    slices: int
+    seconds: float
+    complete_before: bool = False
+
+
+Watch = Callable[[Progress], object]
+
+# ----------------------------------------------------------------------------------------------------
+# The job
+# ----------------------------------------------------------------------------------------------------
+
+
+def encode(
+    manifest: Manifest,
+    load: Load,
+    out: str | Path,
+    *,
+    preprocessing: Preprocessing,
+    read: Reader,
+    statistics: Statistics | None = None,
+    parts: Mapping[str, str] | None = None,
+    root: Path | None = None,
+    options: Options = DEFAULTS,
+    dtype: torch.dtype = torch.float32,
+    workers: int = 0,
+    timeout: float = TIMEOUT,
+    ray: str | None = None,
+    watch: Watch = lambda progress: None,
+) -> Outcome:
+    """Encodes the scans of a manifest into a new store; the same call goes on with one that was killed.
+
+    Args:
+        manifest: the scans.
+        load: gives the encoder.
+        out: the store, which appears when it is complete; until then there is `out`.job.
+        preprocessing: windows; the size is the encoder's.
+        read: `normal_guidance.data.volumes.read_volume`.
+        statistics: what to normalise with; None: the encoder's own way, if it has one, or else the mean of the training
+            scans' means and sds.
+        parts: every scan's part, 'train', 'val' or 'test'.
+        root: where the scans lie, if they were moved.
+        options: how.
+        dtype: of the store; the job itself keeps float32.
+        workers: processes that decode, on Ray for each task; 0: none, and a decoder that crashes ends it all.
+        timeout: seconds for a scan, after which its worker is ended.
+        ray: address of a Ray cluster.
+        watch: is told how far it is.
+    """
+    out = Path(out).absolute()
+    root = Path(root or manifest.root)
+    if not root.is_dir():
+        raise UserError(f"the scans' folder {root} is not there; say where they lie now: --root FOLDER")
+    options = replace(options, threads=options.threads or _threads_of(recorded_identity(out)))
+    # With Ray the workers are on other machines, and where a store is there, it is probably complete.
+    with start_workers(workers, timeout, 0 if ray or out.exists() else len(manifest)) as pool:
+        # With Ray, this process only asks the encoder who it is: the machines with the devices are others.
+        encoder = load() if ray else load(device=options.device, precision=options.precision)
+        preprocessing = _fit(preprocessing, encoder, statistics, parts)
+        identity = identity_of(manifest, encoder, preprocessing, parts, options)
+        done = _complete(out, identity)
+        if done is not None and not job_folder(out).exists():
+            return done
+        _check_scans(manifest, parts)
+        setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
+        with open_job(out, identity) as job:
+            done = _complete(out, identity)  # another process may just have ended
+            if done is None:
+                plan = _Plan(manifest, parts, options, dtype, out, identity, watch)
+                with _machine(setup, encoder, pool, ray) as machine:
+                    done = _run(plan, job, machine, Decoding(read, root, options.repair, preprocessing))
+            job.remove()
+        return done
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What is to be done; see `encode`."""
+
+    manifest: Manifest
+    parts: Mapping[str, str] | None
+    options: Options
+    dtype: torch.dtype
+    out: Path
+    identity: Mapping[str, Any]
+    watch: Watch
+
+    @cached_property
+    def units(self) -> list[range]:
+        """The scans' numbers in each unit."""
+        return plan_units(self.manifest.lengths, self.options.unit)
+
+    def rows(self, unit: int) -> list[ScanRow]:
+        """The scans of a unit."""
+        return _rows(self.manifest, self.units[unit])
+
+
+def _run(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -> Outcome:
+    if decoding.preprocessing.statistics is None:
+        measured = _measured(plan, job, machine, decoding)
+        decoding = replace(decoding, preprocessing=decoding.preprocessing.with_statistics(measured))
+    begin = time.monotonic()
+    slices = _encode_units(plan, job, machine, decoding)
+    seconds = time.monotonic() - begin
+    store, failed, problems = _assemble(plan, job, decoding.preprocessing)
+    return Outcome(store, failed, summarize(problems), slices, seconds)
+
+
+def _threads_of(before: Mapping[str, Any] | None) -> int:
+    threads = (before or {}).get("execution", {}).get("threads")
+    return threads if isinstance(threads, int) else torch.get_num_threads()
+
+
+def _fit(
+    preprocessing: Preprocessing, encoder: Encoder, statistics: Statistics | None, parts: Mapping[str, str] | None
+) -> Preprocessing:
+    """The preprocessing for this encoder; its statistics stay open if the training scans must be measured first."""
+    if encoder.channels != preprocessing.channels:
+        raise UserError(
+            f"encoder {encoder.name} takes {encoder.channels} channels, but the number of windows is "
+            f"{preprocessing.channels}; give one window for each channel"
+        )
+    fitted = replace(preprocessing, size=encoder.size)
+    if statistics is not None:
+        return fitted.with_statistics(statistics)
+    if encoder.unit_range:
+        return fitted.to_unit_range()
+    if parts is None:
+        raise UserError(
+            f"encoder {encoder.name} takes scans normalised with the training scans' mean and sd; say which those are "
+            "(--split FILE), or give the numbers (--normalize MEAN,SD)"
+        )
+    if "train" not in parts.values():
+        raise UserError("no scan of the split is of part 'train', so nothing says what to normalise with; give another")
+    return fitted
+
+
+def identity_of(
+    manifest: Manifest,
+    encoder: Encoder,
+    preprocessing: Preprocessing,
+    parts: Mapping[str, str] | None,
+    options: Options,
+) -> dict[str, Any]:
+    """What makes a job this job, as its config.json and the store's report.json hold it."""
+    split = None if parts is None else hashlib.sha256(json.dumps(sorted(parts.items())).encode()).hexdigest()
+    return {
+        "format": FORMAT,
+        "manifest": fingerprint_manifest(manifest),
+        "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
+        "preprocessing": preprocessing.to_dict(),
+        "normalized_by": "training scans" if preprocessing.statistics is None else "given statistics",
+        "split": split,
+        "execution": {**asdict(options), "device": torch.device(options.device).type},
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+    }
+
+
+def fingerprint_manifest(manifest: Manifest) -> str:
+    """SHA-256 of the scans of a manifest, not of where they lie."""
+    digest = hashlib.sha256()
+    for start in range(0, len(manifest), UNIT):
+        table = manifest.table.slice(start, UNIT).combine_chunks()
+        plain = [
+            column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns
+        ]
+        for batch in pa.table(plain, names=table.column_names).to_batches():
+            digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
+def _complete(out: Path, identity: Mapping[str, Any]) -> Outcome | None:
+    """A store that is there already; anything else in its place is refused before hours of work, not after."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    before = recorded_identity(out)
+    if before is None or not (out / REPORT).exists():
+        raise UserError(f"{out} is there and is no store that nguide encode made; choose another folder (-o)")
+    refuse_another(out, before, identity)
+    problems = read_problems(out / PROBLEMS)
+    failed = read_json(out / REPORT)["failed"]
+    return Outcome(open_store(out), failed, summarize(problems), 0, 0.0, complete_before=True)
+
+
+def _check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
+    """What the store would refuse in the end."""
+    if not len(manifest):
+        raise UserError("the manifest has no scan; look at its problems.csv, and run nguide index again")
+    if parts is not None:
+        have, given = set(manifest.scan_ids), set(parts)
+        for scans, problem in ((given - have, "is not in the manifest"), (have - given, "is not in the split")):
+            if scans:
+                raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
+        check_patients({}, manifest.patient_ids, [parts[scan] for scan in manifest.scan_ids])
+    for numbers in plan_units(manifest.lengths, UNIT):
+        Bags.pack([_bag(row, torch.zeros(len(row), 1)) for row in _rows(manifest, numbers)])
+
+
+def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range]:
+    """Consecutive scans, packed into units of at least so many slices; the last one may have fewer.
+
+    Example:
+        >>> plan_units([30, 40, 200, 10], at_least=64)
+        [range(0, 2), range(2, 3), range(3, 4)]
+    """
+    units, start, slices = [], 0, 0
+    for number, length in enumerate(lengths):
+        slices += int(length)
+        if slices >= at_least or number == len(lengths) - 1:
+            units.append(range(start, number + 1))
+            start, slices = number + 1, 0
+    return units
+
+
+def _rows(manifest: Manifest, numbers: range) -> list[ScanRow]:
+    return list(Manifest(manifest.table.slice(numbers.start, len(numbers)), manifest.about))
+
+
+def _measured(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -> Statistics:
+    """The mean of the training scans' means and sds; scans that cannot be read do not count."""
+    known, parts, ids = job.statistics(), plan.parts or {}, plan.manifest.scan_ids
+    training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
+    length_of = dict(zip(training.scan_ids, training.lengths.tolist(), strict=True))
+    of = sum(length_of.values())
+    slices = before = sum(length_of[scan] for scan in known)
+    left = training.take(number for number, scan in enumerate(training.scan_ids) if scan not in known)
+    plan.watch(Progress("statistics", slices, of, before))
+    for measured in machine.measure(decoding, left):
+        job.add_statistics(measured)
+        known |= measured
+        slices += sum(length_of[scan] for scan in measured)
+        plan.watch(Progress("statistics", slices, of, before))
+    usable = [one for scan in training.scan_ids if (one := known[scan]) is not None]
+    if not usable:
+        raise UserError(
+            f"none of the {len(training)} training scans could be read, so nothing says what to normalise with; see "
+            f"whether they lie in {decoding.root}, then delete {job.path} and encode again"
+        )
+    return combine_statistics(usable)
+
+
+def _encode_units(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -> int:
+    """Encodes the units that are not done; returns how many slices they had."""
+    lengths, done = plan.manifest.lengths, job.units()
+    sizes = [int(lengths[numbers.start : numbers.stop].sum()) for numbers in plan.units]
+    finished = before = sum(sizes[number] for number in done)
+    work = ((number, plan.rows(number)) for number in range(len(sizes)) if number not in done)
+
+    def tell(slices: int) -> None:
+        plan.watch(Progress("encoding", finished + slices, sum(sizes), before))
+
+    tell(0)
+    for number, unit in machine.encode(decoding, work, tell):
+        _check_range(plan.rows(number), unit, plan.dtype)
+        job.save_unit(number, unit)
+        finished += sizes[number]
+        tell(0)
+    return finished - before
+
+
+def _check_range(rows: Sequence[ScanRow], unit: Encoded, dtype: torch.dtype) -> None:
+    """Before hours of encoding more; the units so far stay, so the next start goes on."""
+    if unit.features.to(dtype).isfinite().all():
+        return
+    for row, features in _scans_of(rows, unit):
+        if not features.to(dtype).isfinite().all():
+            raise UserError(
+                f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
+                f"{dtype_name(dtype)}; the same command with --dtype float32 goes on from here"
+            )
+
+
+def _scans_of(rows: Sequence[ScanRow], unit: Encoded) -> Iterator[tuple[ScanRow, torch.Tensor]]:
+    """The scans of a unit that could be encoded."""
+    failed, start = set(unit.failed), 0
+    for row in rows:
+        if row.scan_id not in failed:
+            yield row, unit.features[start : start + len(row)]
+            start += len(row)
+
+
+@contextmanager
+def _machine(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Iterator[Encodes]:
+    if ray is None:
+        yield Machine(setup, encoder, pool)
+        return
+    from normal_guidance.features.encoding_on_ray import connect
+
+    with connect(ray, setup) as cluster:
+        yield cluster
+
+
+# ----------------------------------------------------------------------------------------------------
+# The store
+# ----------------------------------------------------------------------------------------------------
+
+
+def _assemble(
+    plan: _Plan, job: Job, preprocessing: Preprocessing
+) -> tuple[FeatureStore, dict[str, int], list[Problem]]:
+    """The units become the store."""
+    problems: list[Problem] = []
+    failed: Counter[str] = Counter()
+    without: set[str] = set()
+    slices = 0
+    for number in range(len(plan.units)):
+        unit = job.unit(number)
+        slices += len(unit.features)
+        without.update(unit.failed)
+        problems += unit.problems
+        failed.update(problem.kind for problem in unit.problems if problem.action == LEFT_OUT)
+    write_problems(job.path / PROBLEMS, problems)
+    left_out = failed.total()
+    if left_out == len(plan.manifest):
+        raise UserError(
+            f"none of the {len(plan.manifest)} scans could be encoded: see {job.path / PROBLEMS}; mend what is wrong, "
+            f"delete {job.path} and encode again"
+        )
+
+    def stream() -> Iterator[tuple[str | None, Bags]]:
+        for number in range(len(plan.units)):
+            pairs = _scans_of(plan.rows(number), job.unit(number))
+            for part, scans in groupby(pairs, lambda pair: plan.parts[pair[0].scan_id] if plan.parts else None):
+                yield part, Bags.pack([_bag(row, features) for row, features in scans])
+
+    recipe = recipe_of(plan.identity["encoder"]["fingerprint"], preprocessing, repair=plan.options.repair)
+    scans = len(plan.manifest)
+    report = {
+        "normal_guidance": __version__,
+        "recipe": recipe,
+        "preprocessing": preprocessing.to_dict(),
+        "inputs": describe_inputs(plan.manifest, without),
+        "dtype": dtype_name(plan.dtype),
+        "scans": {"manifest": scans, "encoded": scans - left_out, "failed": left_out},
+        "slices": {"manifest": int(plan.manifest.lengths.sum()), "encoded": slices},
+        "failed": dict(sorted(failed.items())),
+        "problems": dict(sorted(summarize(problems).items())),
+        "identity": plan.identity,
+    }
+    store = write_store(
+        plan.out,
+        stream(),
+        provenance={name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")},
+        recipe=recipe,
+        dtype=plan.dtype,
+        files={PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: json.dumps(report, indent=2).encode()},
+    )
+    return store, dict(sorted(failed.items())), problems
+
+
+def recipe_of(encoder: str, preprocessing: Preprocessing, *, repair: bool) -> str:
+    """A hash of what turns scans into features: an encoder's fingerprint, the preprocessing, the repairs."""
+    return hashlib.sha256(json.dumps([encoder, preprocessing.fingerprint, repair]).encode()).hexdigest()
+
+
+def _bag(row: ScanRow, features: torch.Tensor) -> Bag:
+    labels = None if row.slice_labels is None else torch.from_numpy(row.slice_labels.astype(np.int64))
+    return Bag(features, row.label, labels, row.scan_id, row.patient_id)

@@ -1,0 +1,241 @@
+"""One machine that encodes: worker processes decode scans, the encoder takes their slices in fixed batches.
+
+What a unit of scans gives depends on nothing but its scans: a batch never holds slices of two units, and a scan that
+cannot be decoded leaves zeros in its place, so that the others' bits do not change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.problems import Problem
+from normal_guidance.data.worker_pool import Pool
+from normal_guidance.data.worker_process import Failure
+from normal_guidance.features.encoder_inputs import Decoding
+from normal_guidance.features.encoders import Encoder, Precision
+from normal_guidance.features.encoding_folder import Encoded
+from normal_guidance.features.prefetch import in_background
+from normal_guidance.features.preprocessing import Statistics
+
+UNIT = 1024
+"""Slices of a unit, at least: what a killed job loses, and small beside the cost of keeping it."""
+
+AHEAD_BYTES = 2**31
+"""Decoded slices that wait for the encoder take at most so much memory, but for a scan that alone takes more."""
+
+BATCHES_AHEAD = 4
+"""Batches that lie ready for the encoder."""
+
+LEFT_OUT = "left out of the store"
+"""What is done about a scan that cannot be encoded."""
+
+Load = Callable[..., Encoder]
+"""Gives the encoder, called with `device` and `precision`; on Ray it travels, so it is a function of a module."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How scans are encoded, beside what; with other ones, a job that was begun is refused.
+
+    Args:
+        repair: whether known mistakes in the files are mended.
+        batch_size: slices that go through the encoder together.
+        device: cpu, cuda, cuda:1.
+        precision: of the encoder's arithmetic.
+        threads: of the encoder on the CPU, on which sums depend; None: those that the job was begun with, or torch's.
+        unit: slices of a unit, at least.
+    """
+
+    repair: bool = True
+    batch_size: int = 64
+    device: str = "cpu"
+    precision: Precision = "float32"
+    threads: int | None = None
+    unit: int = UNIT
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a process needs to encode, on whatever machine."""
+
+    load: Load
+    fingerprint: str
+    """The encoder's: its weights may come from a file that another machine has in another version."""
+    torch: str
+    """Version."""
+    options: Options
+    workers: int
+    timeout: float
+
+
+@runtime_checkable
+class Encodes(Protocol):
+    """Whoever encodes: a `Machine`, or a cluster of them (`normal_guidance.features.encoding_on_ray`)."""
+
+    def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
+        """Mean and sd of scans, some at a time; None for those that cannot be read."""
+
+    def encode(
+        self, decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]], tell: Callable[[int], object]
+    ) -> Iterator[tuple[int, Encoded]]:
+        """What comes of the numbered units; `tell` is told how many slices of the present one are done."""
+
+
+def start_workers(workers: int, timeout: float, scans: int) -> Pool:
+    """Processes for so many scans, which start while the encoder is loaded: both take seconds.
+
+    What decoding needs is imported at once, pydicom included, which nothing imports before the first DICOM file.
+    """
+    pool = Pool(workers, timeout)
+    pool.start(scans, (Decoding.__module__, "normal_guidance.data.volumes", "normal_guidance.data.dicom_slices"))
+    return pool
+
+
+class Machine:
+    """An encoder and its worker processes."""
+
+    def __init__(self, setup: Setup, encoder: Encoder, pool: Pool) -> None:
+        self.setup, self.encoder, self.pool = setup, encoder, pool
+
+    def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
+        """Mean and sd of scans, one by one, as `Encodes` has it."""
+        ids: deque[str] = deque()
+
+        def draw() -> Iterator[ScanRow]:
+            for row in scans:
+                ids.append(row.scan_id)
+                yield row
+
+        for one in self.pool.map(decoding.statistics, draw()):
+            yield {ids.popleft(): None if isinstance(one, Failure) else one}
+
+    def encode(
+        self,
+        decoding: Decoding,
+        units: Iterable[tuple[int, list[ScanRow]]],
+        tell: Callable[[int], object] = lambda slices: None,
+    ) -> Iterator[tuple[int, Encoded]]:
+        """What comes of each unit, one after the other, as `Encodes` has it."""
+        items = in_background(_batches(self.pool, decoding, units, self.setup.options.batch_size), BATCHES_AHEAD)
+        threads = self.setup.options.threads or torch.get_num_threads()
+        features: list[torch.Tensor] = []
+        slices = 0
+        with number_of_threads(threads):
+            try:
+                for item in items:
+                    if isinstance(item, np.ndarray):
+                        features.append(self.encoder.encode(torch.from_numpy(item)))
+                        slices += len(item)
+                        tell(slices)
+                    else:
+                        yield item.number, _result(item, torch.cat(features))
+                        features, slices = [], 0
+            except BaseException:
+                self.pool.stop()
+                raise
+            finally:
+                items.close()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.pool.close()
+
+
+@contextmanager
+def number_of_threads(count: int) -> Iterator[None]:
+    """torch's, inside a block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, eq=False)
+class _End:
+    """All batches of a unit have come."""
+
+    number: int
+    rows: list[ScanRow]
+    outcomes: list[list[Problem] | Failure]
+    """For each scan, what was odd about it, or why there is nothing of it."""
+
+
+def _batches(
+    pool: Pool, decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]], batch_size: int
+) -> Iterator[np.ndarray | _End]:
+    """The encoder's input: the batches of a unit, which its scans fill one after the other, and its `_End`."""
+    shape = (decoding.preprocessing.channels, decoding.preprocessing.size, decoding.preprocessing.size)
+    waiting: list[tuple[int, list[ScanRow]]] = []
+
+    def scans() -> Iterator[ScanRow]:
+        for number, rows in units:
+            waiting.append((number, rows))
+            yield from rows
+
+    ahead = max(1, AHEAD_BYTES // (4 * math.prod(shape)))
+    decoded = pool.map(decoding.pixels, scans(), size=len, ahead=ahead)
+    filling = _Filling(batch_size, shape)
+    outcomes: list[list[Problem] | Failure] = []
+    for result in decoded:
+        number, rows = waiting[0]
+        pixels, outcome = (None, result) if isinstance(result, Failure) else result
+        yield from filling.add(pixels, len(rows[len(outcomes)]))
+        outcomes.append(outcome)
+        if len(outcomes) == len(rows):
+            yield from filling.rest()
+            yield _End(number, rows, outcomes)
+            waiting.pop(0)
+            outcomes = []
+
+
+class _Filling:
+    """Cuts scans into batches."""
+
+    def __init__(self, batch_size: int, shape: tuple[int, ...]) -> None:
+        self.shape = (batch_size, *shape)
+        self.batch, self.filled = np.empty(self.shape, np.float32), 0
+
+    def add(self, pixels: np.ndarray | None, slices: int) -> Iterator[np.ndarray]:
+        """The batches that a scan completes; without pixels, zeros take its place."""
+        start = 0
+        while start < slices:
+            take = min(slices - start, len(self.batch) - self.filled)
+            piece = 0.0 if pixels is None else pixels[start : start + take]
+            self.batch[self.filled : self.filled + take] = piece
+            self.filled, start = self.filled + take, start + take
+            if self.filled == len(self.batch):
+                yield from self.rest()
+
+    def rest(self) -> Iterator[np.ndarray]:
+        """What is not yet a batch of full size."""
+        if self.filled:
+            yield self.batch[: self.filled]
+            self.batch, self.filled = np.empty(self.shape, np.float32), 0
+
+
+def _result(unit: _End, features: torch.Tensor) -> Encoded:
+    good, failed, problems = [], [], []
+    start = 0
+    for row, outcome in zip(unit.rows, unit.outcomes, strict=True):
+        own = features[start : start + len(row)]
+        start += len(row)
+        if not isinstance(outcome, Failure) and not own.isfinite().all():
+            outcome = Failure("failed", "the encoder gave features that are no finite numbers")
+        if isinstance(outcome, Failure):
+            failed.append(row.scan_id)
+            problems.append(Problem(row.scan_id, "", outcome.kind, outcome.detail, LEFT_OUT))
+        else:
+            good.append(own)
+            problems += outcome
+    return Encoded(torch.cat(good) if good else features[:0], failed, problems)

@@ -1,0 +1,132 @@
+"""The same encoding on a Ray cluster: each unit is a task, and this process keeps what comes back.
+
+A machine that dies costs its tasks' time: Ray runs them again elsewhere.  The bytes are those of one machine, because
+a unit depends on nothing but its scans, and the machines are refused unless they have the same encoder, the same torch
+and room for the same number of threads.  All must see the scans under the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.worker_pool import Pool
+from normal_guidance.errors import UserError
+from normal_guidance.features.encoder_inputs import Decoding
+from normal_guidance.features.encoding_folder import Encoded
+from normal_guidance.features.encoding_machine import UNIT, Machine, Setup
+from normal_guidance.features.preprocessing import Statistics
+from normal_guidance.ray_cluster import RETRIES, Connection, connected
+
+
+@contextmanager
+def connect(address: str, setup: Setup) -> Iterator[Cluster]:
+    """Lends a cluster that runs already."""
+    with connected(address) as connection:
+        yield Cluster(connection, setup)
+
+
+class Cluster:
+    """What `normal_guidance.features.encoding_machine.Machine` does, done by many."""
+
+    def __init__(self, connection: Connection, setup: Setup) -> None:
+        import ray
+
+        self.connection, self.setup, self.job = connection, ray.put(setup), uuid4().hex
+        self.needs = _needs(setup)
+        self.slots = connection.room(self.needs, "ask for less (--threads, --workers, --device)")
+
+    def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
+        """Mean and sd of scans, some at a time; None for those that cannot be read."""
+        yield from self._run(_measure, decoding, enumerate(_in_units(scans)))
+
+    def encode(
+        self,
+        decoding: Decoding,
+        units: Iterable[tuple[int, list[ScanRow]]],
+        tell: Callable[[int], object] = lambda slices: None,
+    ) -> Iterator[tuple[int, Encoded]]:
+        """What comes of the units, in any order."""
+        yield from self._run(_encode, decoding, units)
+
+    def _run(
+        self, function: Callable[..., Any], decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]]
+    ) -> Iterator[Any]:
+        """Tasks for all machines and as many again that wait; results as they come."""
+        import ray
+
+        # max_calls: a process keeps its encoder, also on the GPU, where Ray would end it after each task.
+        remote: Any = ray.remote(
+            num_cpus=self.needs["CPU"], num_gpus=self.needs.get("GPU", 0.0), max_retries=RETRIES, max_calls=0
+        )(function)
+        shared, waiting = ray.put(decoding), iter(units)
+        running: list[Any] = []
+        while True:
+            while len(running) < 2 * self.slots and (unit := next(waiting, None)) is not None:
+                running.append(remote.remote(self.job, self.setup, shared, *unit))
+            if not running:
+                return
+            ready, running = ray.wait(running)
+            yield self.connection.result(ready[0])
+
+
+def _needs(setup: Setup) -> Mapping[str, float]:
+    """Of a task: cores for the encoder or, where that has a GPU, for those that feed it."""
+    if torch.device(setup.options.device).type == "cuda":
+        return {"GPU": 1.0, "CPU": float(max(1, setup.workers))}
+    return {"CPU": float(setup.options.threads or 1)}
+
+
+def _in_units(scans: Iterable[ScanRow]) -> Iterator[list[ScanRow]]:
+    rows: list[ScanRow] = []
+    for row in scans:
+        rows.append(row)
+        if sum(map(len, rows)) >= UNIT:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+# ----------------------------------------------------------------------------------------------------
+# On the cluster's machines
+# ----------------------------------------------------------------------------------------------------
+
+_HERE: dict[str, Machine] = {}
+"""The encoder and the workers of the job that this process has tasks of."""
+
+
+def _encode(job: str, setup: Setup, decoding: Decoding, number: int, rows: list[ScanRow]) -> tuple[int, Encoded]:
+    (result,) = _machine(job, setup, decoding).encode(decoding, [(number, rows)])
+    return result
+
+
+def _measure(job: str, setup: Setup, decoding: Decoding, _: int, rows: list[ScanRow]) -> dict[str, Statistics | None]:
+    measured: dict[str, Statistics | None] = {}
+    for one in _machine(job, setup, decoding).measure(decoding, rows):
+        measured |= one
+    return measured
+
+
+def _machine(job: str, setup: Setup, decoding: Decoding) -> Machine:
+    """That of this process; refused if its results could differ from those of the others."""
+    if job not in _HERE:
+        import socket
+
+        where = f"machine {socket.gethostname()} of the Ray cluster"
+        if torch.__version__ != setup.torch:
+            raise UserError(f"{where} has torch {torch.__version__}, not {setup.torch}; install the same everywhere")
+        if not decoding.root.is_dir():
+            raise UserError(f"{where} does not see {decoding.root}; give a path that all machines share (--root)")
+        encoder = setup.load(device=setup.options.device, precision=setup.options.precision)
+        if encoder.fingerprint != setup.fingerprint:
+            raise UserError(f"{where} has other weights of {encoder.name}; copy the same to all machines")
+        while _HERE:
+            _HERE.popitem()[1].close()  # of a job before
+        _HERE[job] = Machine(setup, encoder, Pool(setup.workers, setup.timeout))
+    return _HERE[job]

@@ -1,0 +1,169 @@
+"""What all figures share: colours that mean the same thing everywhere, sizes that fit a report, and how they are saved.
+
+The paper's figures are blue, orange, green and red.  These are the same four by name, in the shades of Okabe and Ito:
+the paper's orange and green (#FF7F0E, #2CA02C) look alike to a protanope, 5 apart in CIELAB where these are 52 apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import torch
+from jaxtyping import Int
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from normal_guidance.core.guidance import DivergenceName
+from normal_guidance.core.method_names import CEILING, REFERENCE_TITLES
+from normal_guidance.core.models import BEYOND
+from normal_guidance.errors import UserError
+from normal_guidance.files import make_folder, write_atomically
+
+WIDTH = 9.0
+"""Inches: a figure as wide as a report's page.  Text of 9 points is then about 13 pixels high on a page of 1,000."""
+
+DPI = 150
+
+FORMATS = ("png", "svg")
+
+BLUE, ORANGE, GREEN, RED = COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
+
+METHOD_COLORS = {
+    "centered_gaussian": "#666666",
+    "max": "#CC79A7",
+    "mean": "#88CCEE",
+    "abmil": BLUE,
+    "smap": ORANGE,
+    "ng": GREEN,
+    "transmil": "#332288",
+    "smtp": "#A65C00",
+    "mhng": "#00573F",
+    "evidence": "#CDC12F",
+    "evidence_ng": "#64530C",
+    "bells": "#DB5CA7",
+    "bells_ng": "#900876",
+    "whole_bells": "#EE9F63",
+    "whole_bells_ng": "#490037",
+    "posterior_bells": "#F01E5A",
+    "posterior_bells_ng": "#000096",
+    "abmil_bells": "#5FC9E6",
+    "abmil_bells_ng": "#ADDCC7",
+    "transmil_bells": "#7C49E4",
+    "transmil_bells_ng": "#11482B",
+    **dict.fromkeys((CEILING, *REFERENCE_TITLES), "#000000"),
+}
+"""Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL.  What the paper does
+not have is yellow (evidence), pink, apricot, crimson (bells) or lighter or darker than its like.  Black: references."""
+
+METHOD_MARKERS = {
+    **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},
+    **{name: "s" if name.startswith("transmil") else "D" for name in BEYOND},
+}
+"""Squares for TransMIL and its twins, diamonds for what else the paper does not have."""
+
+DIVERGENCE_COLORS: dict[DivergenceName, str] = {"forward_kl": GREEN, "reverse_kl": RED, "squared_error": ORANGE}
+"""As in the paper."""
+
+TRUTH = "slices labelled positive"
+"""What legends call the filled slices."""
+
+STYLE: dict[Any, object] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "hatch.linewidth": 0.6,
+    "svg.hashsalt": "normal-guidance",  # the same figure gives the same file
+}
+
+P = ParamSpec("P")
+
+
+def styled(plot: Callable[P, Figure]) -> Callable[P, Figure]:
+    """A function that makes a figure, run under `STYLE` whatever the caller's own settings are."""
+
+    @wraps(plot)
+    def plot_in_style(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with rc_context(STYLE):
+            return plot(*args, **kwargs)
+
+    return plot_in_style
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure as PNG or SVG, as the name ends; the folder is made, and the file is whole or not there.
+
+    Example:
+        >>> save(Figure(), Path("attention.jpg"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: attention.jpg: figures are written as png or svg; change the end of the name
+    """
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise UserError(f"{path}: figures are written as {' or '.join(FORMATS)}; change the end of the name")
+    make_folder(path.parent)
+    metadata = {"Date": None} if form == "svg" else None
+    with rc_context(STYLE):
+        write_atomically(path, lambda file: figure.savefig(file, format=form, dpi=DPI, metadata=metadata))
+    return path
+
+
+def method_color(method: str) -> str:
+    """A method's colour in every figure.
+
+    Example:
+        >>> method_color("nn")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: method 'nn' has no colour; choose one of centered_gaussian, max, mean, ...
+    """
+    if method not in METHOD_COLORS:
+        raise UserError(f"method {method!r} has no colour; choose one of {', '.join(METHOD_COLORS)}")
+    return METHOD_COLORS[method]
+
+
+def shortened(text: str, most: int = 24) -> str:
+    """The beginning and the end of a long name, as scans have them.
+
+    Example:
+        >>> shortened("1.2.826.0.1.3680043.8.498.70124098", most=16)
+        '1.2.826.…0124098'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
+
+
+def label_slices(panel: Axes, text: str = "slice") -> None:
+    """Names an axis of slices, which have whole numbers only.
+
+    Example:
+        >>> panel = Figure().subplots()
+        >>> panel.set_xlim(0.5, 16.5), label_slices(panel)
+        ((0.5, 16.5), None)
+        >>> all(tick == round(tick) for tick in panel.get_xticks())
+        True
+    """
+    panel.set_xlabel(text)
+    panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+def fill_truth(panel: Axes, slice_labels: Int[Tensor, "slices"]) -> None:
+    """Fills the blocks of slices labelled positive, each slice from half a slice before to half a slice behind it."""
+    positive = torch.nn.functional.pad((slice_labels == 1).long(), (1, 1))
+    change = positive.diff()
+    first, behind = (change == 1).nonzero().flatten() + 1, (change == -1).nonzero().flatten() + 1
+    for number, (start, end) in enumerate(zip(first.tolist(), behind.tolist(), strict=True)):
+        label = TRUTH if number == 0 else None  # one entry of the legend for all
+        panel.axvspan(start - 0.5, end - 0.5, color=RED, alpha=0.18, lw=0, label=label)

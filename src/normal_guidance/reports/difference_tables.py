@@ -1,0 +1,123 @@
+"""Which differences between methods are real, as tables and sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from normal_guidance.core.method_names import method_title
+from normal_guidance.files import read_json
+from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, as_json, write_page
+from normal_guidance.reports.figures.comparisons import ForestRow
+from normal_guidance.reports.paper_tables import TITLES
+from normal_guidance.statistics.differences import LEVEL, Difference
+from normal_guidance.statistics.number_format import digits, p_value, signed, yes_no
+from normal_guidance.statistics.scores import METRICS, Metric
+
+METHOD = (
+    f"Differences are averaged over the splits. Intervals ({100 * LEVEL:g} %) and p-values are from the bootstrap over "
+    "patients, paired between methods; p-values of scan AUROC are DeLong's, for patients with several scans and in "
+    "several splits. Shown: the p-value, adjusted by Holm for all differences in this metric, is below "
+    f"{1 - LEVEL:.2g}. All of this is about the trained models at hand and other patients; how much other initial "
+    "weights would change is another question. Centered Gaussian is scored by its log-density."
+)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """All tested differences of a study on one dataset."""
+
+    dataset: str
+    found: tuple[Difference, ...]
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """Of all methods that are compared."""
+        names = {name for one in self.found for name in (one.method, one.against)}
+        return {name: method_title(name, self.dataset) for name in names}
+
+    def sentences(self, metric: Metric) -> list[str]:
+        """Every finding in words.
+
+        Example:
+            >>> one = Difference("ng", "abmil", "scan_auroc", -0.05, -0.08, -0.02, 0.001, 0.002, 3, 3600, 3600)
+            >>> Differences("chest-ct", (one,)).sentences("scan_auroc")
+            ['ABMIL + Normal Guidance classifies scans worse than ABMIL: -.050 [-.080, -.020], p = .002 (Holm)']
+        """
+        return [one.words(self.titles) for one in self._of(metric)]
+
+    def forest(self, metric: Metric) -> list[ForestRow]:
+        """Rows for `plot_differences`; those that could not be tested have no interval to draw."""
+        return [
+            ForestRow(
+                f"{self.titles[one.method]} − {self.titles[one.against]}", one.estimate, one.low, one.high, one.shown
+            )
+            for one in self._of(metric)
+            if one.p == one.p
+        ]
+
+    def grids(self) -> Iterator[Grid]:
+        """One table a metric."""
+        for metric in METRICS:
+            if rows := [self._row(one) for one in self._of(metric)]:
+                header = ["Method", "Against", "Difference", "Interval", "p (Holm)", "Shown", "Scans", "Patients"]
+                yield Grid(f"Differences in {TITLES[metric]}, {self.dataset}", METHOD, header, rows)
+
+    def markdown(self) -> str:
+        """Tables, and the findings in words above them."""
+        parts = [f"# {self.dataset.capitalize()}: which differences are real", ""]
+        for metric, grid in zip(self._metrics(), self.grids(), strict=True):
+            parts += [grid.markdown(level=2), *(f"- {sentence}" for sentence in self.sentences(metric)), ""]
+        return "\n".join(parts)
+
+    def latex(self) -> str:
+        r"""The tables for `\input`, with booktabs and graphicx."""
+        return "\n".join([LATEX_HEAD, *(grid.latex() for grid in self.grids())])
+
+    def csv(self) -> str:
+        """One line per difference and all its digits."""
+        return as_csv(self._records()) if self.found else ""
+
+    def json(self) -> str:
+        """As CSV."""
+        return as_json({"dataset": self.dataset, "about": METHOD, "differences": self._records()})
+
+    def write(self, folder: Path, stem: str) -> list[Path]:
+        """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
+        return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
+
+    def _of(self, metric: Metric) -> Sequence[Difference]:
+        return [one for one in self.found if one.metric == metric]
+
+    def _metrics(self) -> list[Metric]:
+        return [metric for metric in METRICS if self._of(metric)]
+
+    def _row(self, one: Difference) -> list[str]:
+        tested = one.p == one.p
+        return [
+            self.titles[one.method],
+            self.titles[one.against],
+            signed(one.estimate),
+            f"[{digits(one.low)}, {digits(one.high)}]" if tested else "-",
+            p_value(one.p_adjusted).removeprefix("p ").removeprefix("= ") if tested else "-",
+            yes_no(one.shown) if tested else "-",
+            f"{one.scans:,}",
+            f"{one.patients:,}",
+        ]
+
+    def _records(self) -> list[dict[str, object]]:
+        return [{"dataset": self.dataset, **asdict(one), "shown": one.shown, "test": one.test} for one in self.found]
+
+
+def read_differences(path: Path) -> Differences:
+    """What `Differences.write` wrote as JSON, where null stands for NaN."""
+    content = read_json(path)
+    names = [one.name for one in fields(Difference)]
+    found = []
+    for one in content["differences"]:
+        record: dict[str, Any] = {name: math.nan if one[name] is None else one[name] for name in names}
+        found.append(Difference(**record))
+    return Differences(content["dataset"], tuple(found))

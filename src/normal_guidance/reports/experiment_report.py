@@ -1,0 +1,176 @@
+"""An experiment: a study trained, tested, compared and told on one page.
+
+DIR/<method>/<seed>/              runs (`normal_guidance.evaluation.study_folder`)
+DIR/tables.md .tex .csv .json     the paper's four tables, ours beside the published
+DIR/differences.md ...            which differences are real
+DIR/measures.md ...               hits, errors and overlaps
+DIR/figures/*.png
+DIR/report.html                   all of it, in one file that needs no network
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.core.method_names import CEILING, method_title
+from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.data.dataset_statistics import describe_scans
+from normal_guidance.data.manifest import PARTS, Manifest
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.runs import Data
+from normal_guidance.evaluation.study import Dataset, Study
+from normal_guidance.evaluation.study_folder import SENSITIVITY, find
+from normal_guidance.evaluation.study_predictions import Answers, read_answers
+from normal_guidance.files import write_atomically
+from normal_guidance.reports.difference_tables import Differences
+from normal_guidance.reports.experiment_page import Experiment, experiment_page
+from normal_guidance.reports.localization_table import Measures
+from normal_guidance.reports.study_tables import Results, collect, collect_sensitivity
+from normal_guidance.reports.thumbnails import Images
+from normal_guidance.statistics.differences import Claim, Difference, claims, differences
+
+REPORT_PAGE = "report.html"
+
+
+def write_report(study: Study, *, manifest: Manifest | None = None) -> Path:
+    """Tables, statistics, figures and the page of everything that is complete in a study's folder.
+
+    With the manifest that the scans were encoded from, errors are told in millimetres, too, and figures show slices.
+    """
+    experiment = evaluate(study, manifest)
+    experiment.results.write(study.folder, "tables")
+    experiment.differences.write(study.folder, "differences")
+    if experiment.measures is not None:
+        experiment.measures.write(study.folder, "measures")
+    for method, one in experiment.sensitivity.items():
+        one.write(study.folder / SENSITIVITY, method)
+    images = None if manifest is None else Images(manifest, experiment.answers[0].scans)
+    path = study.folder / REPORT_PAGE
+    write_atomically(path, experiment_page(experiment, images).encode())
+    return path
+
+
+def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
+    """Reads what is complete and compares it."""
+    dataset, results = study.dataset, collect(study.folder, study.dataset.name)
+    answers = read_answers(study.folder, dataset)
+    if not answers:
+        raise UserError(_nothing_to_tell(study, results))
+    compared = [method for method in (*EVERY_METHOD, CEILING) if all(method in one.predictions for one in answers)]
+    found, notes = _compare(answers, compared, dataset)
+    positions = None if manifest is None else {one.seed: _positions(manifest, one.scans) for one in answers}
+    sensitivity = {
+        method: collect_sensitivity(study.folder, dataset.name, method)
+        for method in EVERY_METHOD
+        if any(find(study.folder / SENSITIVITY, dataset.name, (method,)))
+    }
+    return Experiment(
+        study=study,
+        results=results,
+        answers=tuple(answers),
+        differences=Differences(dataset.name, tuple(found)),
+        measures=_measure(answers, dataset, positions) if dataset.has_slice_labels else None,
+        sensitivity=sensitivity,
+        parts={part: describe_scans(dataset.draw(answers[0].seed, part)) for part in PARTS},
+        notes=(*notes, *_more_notes(study, results, answers)),
+    )
+
+
+def check_manifest(manifest: Manifest, dataset: Dataset) -> None:
+    """Refuses, before anything is trained, a manifest that the test scans were not encoded from."""
+    for seed in dataset.seeds:
+        _positions(manifest, dataset.draw(seed, "test"))
+
+
+def _nothing_to_tell(study: Study, results: Results) -> str:
+    known = {one.seed for one in find(study.folder, study.dataset.name)}
+    if known.isdisjoint(study.dataset.seeds):
+        seeds = ", ".join(map(str, sorted(known)))
+        return (
+            f"{study.folder} holds runs of splits {seeds} only; give those splits, or start the experiment with these"
+        )
+    why = results.notes[0] if results.notes else "no method is complete"
+    return (
+        f"nothing in {study.folder} can be told: {why}; train more epochs (--epochs) in another folder, "
+        "or let every epoch be selected (--no-train-above-val)"
+    )
+
+
+def _more_notes(study: Study, results: Results, answers: Sequence[Answers]) -> Iterator[str]:
+    dataset, seeds = study.dataset, {one.seed for one in answers}
+    table = results.table
+    others = sorted(set(table.seeds) - seeds) if table is not None else []
+    if others:
+        yield (
+            f"The tables include seeds {', '.join(map(str, others))}, whose splits were not given this time: the "
+            "comparisons, measures and attention do not."
+        )
+    if not dataset.has_slice_labels:
+        yield "Test scans have no slice labelled positive: localization is not compared, and there is no ceiling."
+    elif dataset.oracle is None and not dataset.has_supervision:
+        yield "Training or validation scans have no slice labelled positive: there is no supervised reference."
+
+
+def _compare(
+    answers: Sequence[Answers], compared: Sequence[str], dataset: Dataset
+) -> tuple[list[Difference], list[str]]:
+    everyone = {method for one in answers for method in one.predictions}
+    notes = [
+        f"{method_title(method, dataset.name)} is not complete on every split and is left out of the comparisons."
+        for method in (*EVERY_METHOD, CEILING)
+        if method in everyone and method not in compared
+    ]
+    left_out = sum(one.left_out for one in answers)
+    if left_out:
+        notes.append(
+            f"The scan reference has no score for {left_out} test scan{'s' * (left_out > 1)} (positive without a "
+            "positive slice), so methods are not compared with it at scan level."
+        )
+    if len(compared) < 2:
+        return [], notes
+    wanted = claims(compared, CEILING if CEILING in compared else None)
+    usable = [claim for claim in wanted if _is_usable(claim, dataset, bool(left_out))]
+    return differences([one.outcomes(compared) for one in answers], usable), notes
+
+
+def _is_usable(claim: Claim, dataset: Dataset, left_out: bool) -> bool:
+    if claim.metric.startswith("localization"):
+        return dataset.has_slice_labels
+    return not (left_out and CEILING in claim)
+
+
+def _measure(
+    answers: Sequence[Answers], dataset: Dataset, positions: Mapping[int, Float[Tensor, "slices"]] | None
+) -> Measures:
+    methods = [method for method in (*EVERY_METHOD, CEILING) if any(method in one.predictions for one in answers)]
+    return Measures(
+        dataset.name,
+        {
+            method: {
+                one.seed: one.measures(method, None if positions is None else positions[one.seed])
+                for one in answers
+                if method in one.predictions
+            }
+            for method in methods
+        },
+    )
+
+
+def _positions(manifest: Manifest, scans: Data) -> Float[Tensor, "slices"]:
+    """Of every slice in mm; NaN for scans whose geometry is unknown."""
+    number_of = {scan: number for number, scan in enumerate(manifest.scan_ids)}
+    if unknown := [scan for scan in scans.scan_ids if scan not in number_of]:
+        raise UserError(f"scan {unknown[0]!r} is not in the manifest; give --index the folder it was encoded from")
+    parts = []
+    for scan, length in zip(scans.scan_ids, scans.lengths.tolist(), strict=True):
+        row = manifest[number_of[scan]]
+        if len(row) != length:
+            raise UserError(f"scan {scan!r} has {length} slices, {len(row)} in the manifest; encode it again")
+        known = row.slice_spacing is not None
+        parts.append(torch.tensor(row.positions if known else [torch.nan] * length, dtype=torch.float64))
+    return torch.cat(parts)

@@ -1,0 +1,184 @@
+"""The paper's two figures about the method itself: what each divergence does, and the reference of each head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from normal_guidance.core.guidance import (
+    DIVERGENCE_TITLES,
+    DIVERGENCES,
+    DivergenceName,
+    NormalGuidance,
+    normal_reference,
+)
+from normal_guidance.errors import UserError
+from normal_guidance.presentation.figure_style import (
+    DIVERGENCE_COLORS,
+    WIDTH,
+    fill_truth,
+    label_slices,
+    save,
+    styled,
+)
+
+BEHAVIOUR: dict[DivergenceName, str] = {
+    "forward_kl": "mode-covering",
+    "reverse_kl": "mode-seeking",
+    "squared_error": "mean-seeking",
+}
+"""What the paper says of each divergence."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# What each divergence does
+# ----------------------------------------------------------------------------------------------------
+
+
+def pull(attention: Float[Tensor, "slices"], divergence: DivergenceName) -> Float[Tensor, "slices"]:
+    r"""Where guidance pulls each slice: $-\partial D(r, a)/\partial z_j$ for the scores z of $a = \mathrm{softmax}(z)$.
+
+    The scores are what training moves, so this is the gradient step itself.  For forward KL it is r - a.
+
+    Example:
+        >>> pull(torch.tensor([0.1, 0.1, 0.6, 0.2]), "forward_kl").round(decimals=3)
+        tensor([-0.0640,  0.1730, -0.1130,  0.0040])
+    """
+    scores = attention.log().detach().requires_grad_()
+    loss = NormalGuidance(divergence=divergence)(scores[None], from_logits=True)
+    (gradient,) = torch.autograd.grad(loss, scores)
+    return -gradient
+
+
+def draw_divergences(
+    attention: Float[Tensor, "slices"], path: Path, *, slice_labels: Int[Tensor, "slices"] | None = None
+) -> Path:
+    """Writes the figure of `plot_divergences`.
+
+    Example:
+        >>> import tempfile
+        >>> draw_divergences(torch.rand(30), Path(tempfile.mkdtemp()) / "divergences.png").name
+        'divergences.png'
+    """
+    return save(plot_divergences(attention, slice_labels=slice_labels), path)
+
+
+@styled
+def plot_divergences(
+    attention: Float[Tensor, "slices"], *, slice_labels: Int[Tensor, "slices"] | None = None
+) -> Figure:
+    """One panel a divergence: attention, its normal reference, and an arrow on each slice for the `pull` of guidance.
+
+    Gradients of the three divergences differ in size.  In each panel the longest arrow is as long as the largest
+    distance of attention from its reference; the panel says by how much arrows were stretched for that.
+    """
+    attention = attention.double() / attention.sum()
+    reference = normal_reference(attention[None])[0]
+    farthest = (reference - attention).abs().max()
+    if not 1e-9 < farthest < 1:
+        raise UserError("attention is its own normal reference (or not finite): there is no pull to draw; give another")
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+    panels = figure.subplots(1, len(DIVERGENCES), sharex=True, sharey=True)
+    for panel, divergence in zip(panels, DIVERGENCES, strict=True):
+        if slice_labels is not None:
+            fill_truth(panel, slice_labels)
+        arrows = pull(attention, divergence)
+        stretch = farthest / arrows.abs().max()
+        _draw_arrows(panel, attention, reference, stretch * arrows, DIVERGENCE_COLORS[divergence])
+        panel.set_title(f"{DIVERGENCE_TITLES[divergence]} ({BEHAVIOUR[divergence]})\narrows stretched × {stretch:.3g}")
+        panel.set_xlim(0.5, len(attention) + 0.5)
+        label_slices(panel)
+    panels[0].set_ylabel("attention")
+    panels[0].set_ylim(bottom=0)
+    handles, names = panels[0].get_legend_handles_labels()
+    handles.append(Line2D([], [], color="0.25", ls="", marker=r"$\uparrow$", ms=8))
+    names.append(r"$-\partial D/\partial z$ for $a = \mathrm{softmax}(z)$")
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
+    return figure
+
+
+def _draw_arrows(
+    panel: Axes,
+    attention: Float[Tensor, "slices"],
+    reference: Float[Tensor, "slices"],
+    arrows: Float[Tensor, "slices"],
+    color: str,
+) -> None:
+    slices = np.arange(1, len(attention) + 1)
+    panel.plot(slices, attention, color="0.25", lw=0.8, marker="o", ms=2.6, label="attention $a$")
+    panel.plot(slices, reference, color="0.25", lw=1.1, ls="--", label="its normal reference $r$")
+    heads: dict[str, Any] = {"headwidth": 3.5, "headlength": 4, "headaxislength": 3.6, "width": 0.006, "minlength": 0}
+    in_data_units: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1}
+    panel.quiver(slices, attention, np.zeros(len(slices)), arrows, color=color, zorder=3, **in_data_units, **heads)
+
+
+# ----------------------------------------------------------------------------------------------------
+# One reference for each head
+# ----------------------------------------------------------------------------------------------------
+
+
+def draw_heads(
+    attention: Mapping[str, Float[Tensor, "heads slices"]],
+    path: Path,
+    *,
+    slice_labels: Int[Tensor, "slices"] | None = None,
+) -> Path:
+    """Writes the figure of `plot_heads`.
+
+    Example:
+        >>> import tempfile
+        >>> draw_heads({"before training": torch.rand(8, 30)}, Path(tempfile.mkdtemp()) / "heads.png").name
+        'heads.png'
+    """
+    return save(plot_heads(attention, slice_labels=slice_labels), path)
+
+
+@styled
+def plot_heads(
+    attention: Mapping[str, Float[Tensor, "heads slices"]], *, slice_labels: Int[Tensor, "slices"] | None = None
+) -> Figure:
+    """One row a model, by its title: the normal reference of each head, its attention, and the mean of all heads.
+
+    Attention is divided by its sum over the slices first, as guidance does: a class token also attends to itself.
+    """
+    if not attention:
+        raise UserError("there are no heads to draw; give the attention of one model at least")
+    figure = Figure(figsize=(WIDTH, 0.6 + 1.8 * len(attention)), layout="constrained")
+    rows = figure.subplots(len(attention), 2, squeeze=False, sharex=True)
+    for (left, right), (title, heads) in zip(rows, attention.items(), strict=True):
+        heads = heads.double() / heads.sum(-1, keepdim=True)
+        references = normal_reference(heads[None])[0]
+        _draw_curves(left, references, slice_labels)
+        _draw_curves(right, heads, slice_labels)
+        left.set(title=f"{title}: references", ylabel="normal reference")
+        right.set(title=f"{title}: attention", ylabel="attention")
+    for panel in rows[-1]:
+        label_slices(panel)
+    handles, names = rows[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names), handlelength=1.2, columnspacing=1.1)
+    return figure
+
+
+def _draw_curves(
+    panel: Axes, curves: Float[Tensor, "heads slices"], slice_labels: Int[Tensor, "slices"] | None
+) -> None:
+    """One curve a head, and their mean: the mixture that the heads make together."""
+    slices = np.arange(1, curves.shape[1] + 1)
+    if slice_labels is not None:
+        fill_truth(panel, slice_labels)
+    colors = colormaps["viridis"](np.linspace(0, 0.92, len(curves)))
+    for number, (curve, color) in enumerate(zip(curves, colors, strict=True), start=1):
+        panel.plot(slices, curve, color=color, lw=1.1, label=f"head {number}" if number == 1 else f"{number}")
+    panel.plot(slices, curves.mean(0), color="black", lw=2, label="mean of the heads")
+    panel.set(xlim=(0.5, curves.shape[1] + 0.5))
+    panel.set_ylim(bottom=0)

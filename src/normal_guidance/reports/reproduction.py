@@ -1,0 +1,62 @@
+"""The paper's tables from the data on: train what is not trained yet, then tell everything that a folder holds.
+
+DIR/tables.md .tex .csv .json      ours, published, difference, and what validation chose
+DIR/sensitivity/<method>.md ...    the same for each divergence and lambda
+"""
+
+from __future__ import annotations
+
+from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.study import Listener, MakeGrid, Study, Train, jobs_of, train_jobs, train_study
+from normal_guidance.evaluation.study_folder import SENSITIVITY
+from normal_guidance.reports.study_tables import Results, collect, collect_sensitivity
+from normal_guidance.training.config import grid, sensitivity_grid
+
+
+def reproduce(
+    study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
+) -> Results:
+    """Trains what the study lacks and writes the paper's tables of everything that is complete in its folder.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
+        >>> from normal_guidance.evaluation.study import Dataset, bayes_oracle
+        >>> from normal_guidance.training.config import Config
+        >>> def draw(seed, part):
+        ...     return shifted_mean(40, seed + len(part), features=8)
+        >>> small = Dataset("semi-synthetic", draw, (1001,), bayes_oracle)
+        >>> with TemporaryDirectory() as folder:
+        ...     study = Study(small, Path(folder), ("mean",), (1001,), Config("ng", epochs=5, batch_size=8))
+        ...     results = reproduce(study)
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['ceiling', 'mean', 'tables.csv', 'tables.json', 'tables.md', 'tables.tex']
+        >>> [row.title for row in results.table.rows]
+        ['Mean pooling', 'Bayes oracle']
+    """
+    train_study(study, make_grid=make_grid, listener=listener, train=train)
+    results = collect(study.folder, study.dataset.name)
+    results.write(study.folder, "tables")
+    return results
+
+
+def reproduce_sensitivity(
+    study: Study,
+    *,
+    make_grid: MakeGrid = sensitivity_grid,
+    listener: Listener | None = None,
+    train: Train | None = None,
+) -> dict[str, Results]:
+    """The same for the sensitivity to divergence and lambda, one table for each guided method of the study."""
+    for method in study.methods:
+        if not EVERY_METHOD[method].guided:
+            guided = ", ".join(name for name in EVERY_METHOD if EVERY_METHOD[name].guided)
+            raise UserError(f"method {method!r} has no guidance to vary; choose among {guided}")
+    folder = study.folder / SENSITIVITY
+    train_jobs(study, jobs_of(study, study.methods, make_grid, folder, f"{SENSITIVITY} of "), listener, train)
+    results = {method: collect_sensitivity(study.folder, study.dataset.name, method) for method in study.methods}
+    for method, one in results.items():
+        one.write(folder, method)
+    return results

@@ -1,0 +1,63 @@
+"""What the tests of a model's attention found, as a page: a table of verdicts, then each test in words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from normal_guidance.evaluation.trust.examination import Trust
+from normal_guidance.evaluation.trust.intervals import Estimate
+from normal_guidance.evaluation.trust.verdicts import Finding
+from normal_guidance.presentation.text_tables import Grid
+from normal_guidance.statistics.number_format import digits
+
+HEADER = ("Test", "Verdict", "Number [95 %]", "Chance", "Beside")
+
+CAPTION = (
+    "{scans} scans, {positive} of them positive; scan AUROC {auroc}. A test passes or fails by its whole interval "
+    "(bootstrap over patients), and else cannot be told. No verdict needs slice labels, but where the alarm says so."
+)
+
+
+def verdict_table(found: Trust, title: str = "Can this attention be trusted?") -> Grid:
+    """One row a test.
+
+    Example:
+        >>> from normal_guidance.core.models import CenteredGaussian
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
+        >>> from normal_guidance.evaluation.trust.examination import examine
+        >>> verdict_table(examine(CenteredGaussian(), shifted_mean(40, seed=1, features=2))).rows[0][:2]
+        ['Shuffle slices', 'fails']
+    """
+    whole = found.scan_auroc
+    caption = CAPTION.format(
+        scans=found.scans, positive=found.positive, auroc="unknown" if whole is None else str(whole)
+    )
+    rows = [
+        [one.title, one.verdict, str(one.number), digits(one.reference), one.reference_words] for one in found.findings
+    ]
+    return Grid(title, " ".join([caption, *found.notes]), HEADER, rows)
+
+
+def trust_page(found: Trust, *, picture: str | None = None, title: str = "Can this attention be trusted?") -> str:
+    """The page as Markdown; `picture` is the file of the curves, if there are any."""
+    shown = [f"![Scan scores by share of slices removed and kept]({picture})", ""] if picture else []
+    return "\n".join([verdict_table(found, title).markdown(level=1), *shown, *map(_section, found.findings)])
+
+
+def _section(finding: Finding) -> str:
+    told = [
+        f"## {finding.title}: {finding.verdict}",
+        "",
+        f"{finding.meaning}",
+        "",
+        f"What to do: {finding.action}",
+        "",
+        f"The number: {finding.measured}; {digits(finding.reference)} by chance; beside {finding.reference_words}.",
+        "",
+    ]
+    return "\n".join([*told, *_numbers(finding.more)])
+
+
+def _numbers(more: Mapping[str, Estimate | float]) -> list[str]:
+    lines = [f"- {name}: {one if isinstance(one, Estimate) else digits(one)}" for name, one in more.items()]
+    return [*lines, ""] if lines else []

@@ -1,0 +1,181 @@
+"""A scan between drawing and writing: its images, ids and headers, which oddities may still change."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from normal_guidance.simulate.phantom.chest import CENTRAL, HILUM
+from normal_guidance.simulate.phantom.plan import ANATOMIES, ScanPlan
+from normal_guidance.simulate.phantom.render import PARTS
+
+AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+"""ImageOrientationPatient of an axial slice: rows to the left, columns to the back."""
+
+ORIGINAL = ("ORIGINAL", "PRIMARY", "AXIAL")
+LOCALIZER = ("ORIGINAL", "PRIMARY", "LOCALIZER")
+"""Values of ImageType."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How HU become stored values: BitsStored, PixelRepresentation and RescaleIntercept.
+
+    Stored values are cut to BitsStored without extending their sign, which for the usual encodings changes nothing.
+
+    Example:
+        >>> Encoding(12, False, -1024).store(np.array([-1000, 40], np.int16)).tolist()
+        [24, 1064]
+        >>> WRONG_INTERCEPT.store(np.array([-1000, 40], np.int16)).tolist()
+        [3096, 40]
+    """
+
+    bits: int
+    signed: bool
+    intercept: int
+
+    def store(self, hu: np.ndarray) -> np.ndarray:
+        """The stored values, as 16 bits without sign."""
+        return ((hu.astype(np.int32) - self.intercept) & ((1 << self.bits) - 1)).astype("<u2")
+
+
+ENCODINGS = (Encoding(12, False, -1024), Encoding(16, True, 0), Encoding(16, True, -1024))
+"""Usual ones; every scan has one of them."""
+WRONG_INTERCEPT = Encoding(12, False, 0)
+"""RSNA 2019: two's complement in 12 bits, but said to be unsigned; values below 0 appear as large ones."""
+UNEXTENDED = Encoding(12, True, 0)
+"""RSNA 2023: two's complement in 12 bits of a 16-bit word whose upper bits were left 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """One file of a scan that has one slice, or is none (a localizer, for instance)."""
+
+    uid: str
+    instance: int
+    """InstanceNumber."""
+    hu: np.ndarray
+    label: int
+    kinds: frozenset[str]
+    """Lesions of the slice."""
+    position: tuple[float, float, float] | None
+    """ImagePositionPatient."""
+    orientation: tuple[float, ...] | None = AXIAL
+    image_type: tuple[str, ...] = ORIGINAL
+    series_uid: str | None = None
+    """Where it is not the scan's."""
+    capture: bool = False
+    """A secondary capture."""
+    cut: str | None = None
+    """Truncated in its 'header' or in its 'pixels'."""
+
+    @property
+    def key(self) -> str:
+        """A short name in the style of Kaggle's: 12 hexadecimal digits of the uid."""
+        return short_name(self.uid)
+
+
+@dataclass
+class Draft:
+    """One scan about to be written."""
+
+    plan: ScanPlan
+    scan_id: str
+    patient_id: str
+    study_uid: str
+    series_uid: str
+    frame_uid: str
+    date: str
+    images: list[Image]
+    """Slices in their true order."""
+    pixel_spacing: float
+    slice_spacing: float
+    encoding: Encoding
+    extras: list[Image] = field(default_factory=list)
+    """Files that are no slices of the scan."""
+    tilt: float = 0.0
+    multi_frame: bool = False
+    compression: str = "none"
+    flags: dict[str, int] = field(default_factory=dict)
+    """What the label tables say about the scan beside its label."""
+
+    @property
+    def label(self) -> int:
+        return int(any(image.label for image in self.images))
+
+    @property
+    def files(self) -> list[Image]:
+        """All images, slices first."""
+        return [*self.images, *self.extras]
+
+    @property
+    def next_instance(self) -> int:
+        return 1 + max(image.instance for image in self.files)
+
+    def change(self, **values: Any) -> None:
+        """Changes all slices."""
+        self.images = [replace(image, **values) for image in self.images]
+
+    def new_uid(self, purpose: str) -> str:
+        """A uid that depends on the scan and the purpose only."""
+        return uid_of(self.plan.stream(f"uid {purpose}"))
+
+
+def short_name(uid: str) -> str:
+    """The last 12 hexadecimal digits of a uid's number.
+
+    Example:
+        >>> short_name("2.25.255")
+        '0000000000ff'
+    """
+    return f"{int(uid.rpartition('.')[2]):032x}"[-12:]
+
+
+def uid_of(random: np.random.Generator) -> str:
+    """A UID derived from a random UUID (version 4), as DICOM PS3.5 B.2 has it."""
+    number = int.from_bytes(random.bytes(16), "big")
+    number = number & ~(0xF << 76) | 4 << 76  # version
+    number = number & ~(0x3 << 62) | 2 << 62  # variant
+    return f"2.25.{number}"
+
+
+def make_draft(plan: ScanPlan, volume: np.ndarray, scan_id: str, patient_id: str) -> Draft:
+    """Gives a drawn volume its ids, positions and encoding, none of which depends on the labels."""
+    random = plan.stream("ids")
+    study, series, frame = uid_of(random), uid_of(random), uid_of(random)
+    date = f"{int(random.integers(2009, 2020))}{int(random.integers(1, 13)):02d}{int(random.integers(1, 29)):02d}"
+    encoding = ENCODINGS[int(random.integers(len(ENCODINGS)))]
+    spacing = ANATOMIES[plan.anatomy].extent / plan.slices
+    width, size = PARTS[plan.anatomy].width, volume.shape[1]
+    corner, bottom = -width / 2 + width / size / 2, round(float(random.uniform(-900, 300)), 1)
+    images = [
+        Image(
+            uid=uid_of(random),
+            instance=number + 1,
+            hu=volume[number],
+            label=int(plan.slice_labels[number]),
+            kinds=_kinds(plan, number),
+            position=(corner, corner, bottom + number * spacing),
+        )
+        for number in range(plan.slices)
+    ]
+    return Draft(plan, scan_id, patient_id, study, series, frame, date, images, width / size, spacing, encoding)
+
+
+def _kinds(plan: ScanPlan, number: int) -> frozenset[str]:
+    """Lesions of a slice; those near the hilum are also 'central'."""
+    kinds = {block.kind for block in plan.blocks if block.start <= number < block.stop}
+    height = (number + 0.5) / plan.slices
+    central = plan.anatomy == "chest" and kinds and abs(height - HILUM) < CENTRAL
+    return frozenset({*kinds, "central"} if central else kinds)
+
+
+def checksum(images: list[Image]) -> str:
+    """sha256 of the slices' HU in their true order, as little-endian 16-bit numbers."""
+    digest = hashlib.sha256()
+    for image in images:
+        digest.update(image.hu.astype("<i2").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,183 @@
+"""What statistics need of the test scans of one split: who they are, and what each method said about them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from normal_guidance.core.metrics import localization
+from normal_guidance.errors import UserError
+from normal_guidance.statistics.scores import Labelled
+
+PerScan = Float64[np.ndarray, "scans"]
+
+
+@runtime_checkable
+class Named(Labelled, Protocol):
+    """Labelled scans that say whose they are; `Bags` and a feature store both are such."""
+
+    @property
+    def scan_ids(self) -> tuple[str, ...]: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One method on the test scans: localization within each scan (NaN where it has none), and scan scores, if any."""
+
+    auroc: PerScan
+    auprc: PerScan
+    scan_scores: PerScan | None = None
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """The test scans of one split, and every method on exactly these scans.
+
+    Example:
+        >>> measured = Measured(np.array([0.9, np.nan]), np.array([0.7, np.nan]), np.array([2.5, -1.0]))
+        >>> Outcomes(("A17", "B02"), ("A", "B"), np.array([1, 0]), {"ng": measured}).localized
+        array([ True, False])
+    """
+
+    scan_ids: tuple[str, ...]
+    patient_ids: tuple[str, ...]
+    labels: Int64[np.ndarray, "scans"]
+    methods: Mapping[str, Measured]
+
+    def __post_init__(self) -> None:
+        scans = len(self.labels)
+        sizes = {"scan_ids": len(self.scan_ids), "patient_ids": len(self.patient_ids)}
+        if wrong := [f"{size} {name}" for name, size in sizes.items() if size != scans]:
+            raise UserError(f"{wrong[0]} for {scans} labels; give one for each scan")
+        if doubled := [scan for scan, count in Counter(self.scan_ids).items() if count > 1]:
+            raise UserError(f"scan {doubled[0]!r} is tested twice in one split; give every scan once")
+        if wrong_labels := set(self.labels.tolist()) - {0, 1}:
+            raise UserError(f"label {min(wrong_labels)} is neither 0 nor 1; leave scans without a label out")
+        if not self.methods:
+            raise UserError("no method was tested; give at least one")
+        for method, measured in self.methods.items():
+            self._check(method, measured)
+
+    def _check(self, method: str, measured: Measured) -> None:
+        values = {"auroc": measured.auroc, "auprc": measured.auprc, "scan scores": measured.scan_scores}
+        for name, value in values.items():
+            if value is not None and len(value) != len(self.labels):
+                raise UserError(f"{method!r} has {len(value)} {name} for {len(self.labels)} scans; give one for each")
+        for name in ("auroc", "auprc"):
+            # Paired comparison needs the same scans; a NaN of one method alone is a NaN in its slice scores.
+            differs = np.flatnonzero(np.isfinite(getattr(measured, name)) != self.localized)
+            if len(differs):
+                raise UserError(
+                    f"scan {self.scan_ids[differs[0]]!r} has a localization {name} by some methods and not by others "
+                    f"({method!r} among them); all methods must score all slices of the same scans"
+                )
+        if measured.scan_scores is not None and np.isnan(measured.scan_scores).any():
+            scan = self.scan_ids[int(np.isnan(measured.scan_scores).argmax())]
+            raise UserError(f"{method!r} has no score for scan {scan!r}; score all scans or none")
+
+    @property
+    def localized(self) -> Bool[np.ndarray, "scans"]:
+        """Which scans have a localization: positive ones with both kinds of slices."""
+        return np.isfinite(next(iter(self.methods.values())).auroc)
+
+
+def outcomes_from(
+    scans: Named,
+    slice_scores: Mapping[str, Float[Tensor, "slices"]],
+    scan_scores: Mapping[str, Float[Tensor, "scans"]],
+) -> Outcomes:
+    """One split, from the methods' scores of its packed slices and of its scans.
+
+    A method without an entry in `scan_scores`, or with NaN for every scan, as the centred Gaussian, has no scan score.
+    Scans without slice labels have no localization.
+
+    Example:
+        >>> from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
+        >>> bags = shifted_mean(40, seed=1, features=2, shift=3.0)
+        >>> oracle = bayes_slice_scores(bags, shift=3.0), bayes_scan_scores(bags, shift=3.0)
+        >>> split = outcomes_from(bags, {"ceiling": oracle[0]}, {"ceiling": oracle[1]})
+        >>> len(split.scan_ids), split.localized.sum().item(), np.nanmean(split.methods["ceiling"].auroc).item()
+        (40, 20, 1.0)
+    """
+    if unknown := [method for method in scan_scores if method not in slice_scores]:
+        raise UserError(f"{unknown[0]!r} scores scans but no slices; give its slice scores, or leave it out")
+    count = len(scans.labels)
+    rocs, prcs = np.full((len(slice_scores), count), np.nan), np.full((len(slice_scores), count), np.nan)
+    if scans.slice_labels is not None:
+        for i, scores in enumerate(slice_scores.values()):
+            found = localization(scores, scans.slice_labels, scans.lengths)
+            kept = found.kept.cpu().numpy()
+            rocs[i, kept], prcs[i, kept] = found.auroc.cpu().numpy(), found.auprc.cpu().numpy()
+    measured = {
+        method: Measured(rocs[i], prcs[i], _scan_scores(scan_scores.get(method)))
+        for i, method in enumerate(slice_scores)
+    }
+    return Outcomes(tuple(scans.scan_ids), tuple(scans.patient_ids), scans.labels.cpu().long().numpy(), measured)
+
+
+def _scan_scores(scores: Tensor | None) -> PerScan | None:
+    return None if scores is None or scores.isnan().all() else scores.detach().cpu().to(torch.float64).numpy()
+
+
+@dataclass(frozen=True)
+class Patients:
+    """The patients of all splits together, numbered, and who is positive (in any scan); made by `patients_of`."""
+
+    ids: tuple[str, ...]
+    positive: Bool[np.ndarray, "patients"]
+    of_scans: tuple[Int64[np.ndarray, "_"], ...]
+    """For each split, the patient's number of every scan."""
+
+    def counted(self, chosen: Sequence[Bool[np.ndarray, "_"]]) -> int:
+        """How many patients the chosen scans of the splits belong to."""
+        return len(np.unique(np.concatenate([of[scans] for of, scans in zip(self.of_scans, chosen, strict=True)])))
+
+
+def patients_of(splits: Sequence[Outcomes]) -> Patients:
+    """The union of the splits' patients; splits must agree on the methods, and on the scans that they share.
+
+    Example:
+        >>> nothing = np.full(2, np.nan)
+        >>> one = Outcomes(("A1", "B1"), ("A", "B"), np.array([1, 0]), {"ng": Measured(nothing, nothing)})
+        >>> two = Outcomes(("A1", "C1"), ("A", "C"), np.array([1, 1]), {"ng": Measured(nothing, nothing)})
+        >>> patients_of([one, two])
+        Patients(ids=('A', 'B', 'C'), positive=array([ True, False,  True]), of_scans=(array([0, 1]), array([0, 2])))
+    """
+    if not splits:
+        raise UserError("no split was given; test at least one")
+    _check_agreement(splits)
+    ids = tuple(sorted({patient for split in splits for patient in split.patient_ids}))
+    number = {patient: i for i, patient in enumerate(ids)}
+    of_scans = tuple(np.array([number[patient] for patient in split.patient_ids], dtype=np.int64) for split in splits)
+    positive = np.zeros(len(ids), dtype=bool)
+    for split, of in zip(splits, of_scans, strict=True):
+        positive[of[split.labels == 1]] = True
+    return Patients(ids, positive, of_scans)
+
+
+def _check_agreement(splits: Sequence[Outcomes]) -> None:
+    first, seen = splits[0], dict[str, tuple[str, int]]()
+    for i, split in enumerate(splits):
+        if differing := sorted(set(split.methods) ^ set(first.methods)):
+            raise UserError(f"method {differing[0]!r} was tested in some splits only; test it in all, or leave it out")
+        for method, measured in split.methods.items():
+            if (measured.scan_scores is None) != (first.methods[method].scan_scores is None):
+                raise UserError(
+                    f"{method!r} has scan scores in some splits only; score scans in all of them or in none"
+                )
+        for scan, *facts in zip(split.scan_ids, split.patient_ids, split.labels.tolist(), strict=True):
+            known = seen.setdefault(scan, (facts[0], facts[1]))
+            if known != tuple(facts):
+                raise UserError(
+                    f"scan {scan!r} has patient and label {known} in one split and {tuple(facts)} in split {i + 1}; "
+                    "give different scans different ids"
+                )

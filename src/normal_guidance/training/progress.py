@@ -1,0 +1,91 @@
+"""How far a sweep is, for whoever watches, and where its time goes; without making a GPU wait more than needed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from normal_guidance.training.batches import Scans
+from normal_guidance.training.sweep_state import SweepState
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What is known after an epoch, for whoever watches."""
+
+    epoch: int
+    epochs: int
+    first_config: int
+    best_val_auroc: float
+    slices_per_second: float
+    done: float
+    """Share of the whole sweep."""
+
+
+class Watch:
+    """Tells whoever watches how far it is; looking at the device makes it wait, so not more often than needed."""
+
+    SECONDS = 0.5
+
+    def __init__(self, watch: Callable[[Progress], None] | None, state: SweepState, train: Scans) -> None:
+        self.watch, self.state = watch, state
+        self.slices = int(train.lengths.sum())
+        self.begin = self.last = time.monotonic()
+        self.first_epoch = state.pending[0].epoch
+
+    def __call__(self, epoch: int, best_val: Tensor) -> None:
+        config, now = self.state.configs[0], time.monotonic()
+        if self.watch is None or (now - self.last < self.SECONDS and epoch < config.epochs):
+            return
+        self.last = now
+        size, total = len(self.state.pending[0].members), len(self.state.configs)
+        before = max((winner.val_auroc for winner in self.state.winners), default=-math.inf)
+        elapsed = max(now - self.begin, 1e-9)
+        self.watch(
+            Progress(
+                epoch=epoch,
+                epochs=config.epochs,
+                first_config=self.state.done,
+                best_val_auroc=max(before, best_val.max().item()),
+                slices_per_second=size * self.slices * (epoch - self.first_epoch) / elapsed,
+                done=(self.state.done + size * epoch / config.epochs) / total,
+            )
+        )
+
+
+class Clock:
+    """Books time between marks.  On CUDA marks are events, added up now and then, so that nothing waits for them."""
+
+    def __init__(self, device: torch.device, seconds: dict[str, float]) -> None:
+        self.cuda, self.seconds = device.type == "cuda", seconds
+        self.events: list[tuple[str | None, torch.cuda.Event]] = []
+        self.last = time.monotonic()
+        self.mark(None)
+
+    def mark(self, what: str | None) -> None:
+        """The time since the last mark was spent on `what`; None books it nowhere."""
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.events.append((what, event))
+            return
+        now = time.monotonic()
+        if what is not None:
+            self.seconds[what] += now - self.last
+        self.last = now
+
+    def settle(self) -> None:
+        """Adds up what was marked so far; waits for the device."""
+        if not self.cuda:
+            return
+        torch.cuda.synchronize()
+        for (_, begin), (what, end) in pairwise(self.events):
+            if what is not None:
+                self.seconds[what] += begin.elapsed_time(end) / 1000
+        self.events = self.events[-1:]

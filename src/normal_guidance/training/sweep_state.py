@@ -1,0 +1,259 @@
+"""A sweep at the end of an epoch, as it is kept: all that the rest of it depends on, so that a killed one goes on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from normal_guidance.errors import UserError
+from normal_guidance.training.config import Config
+from normal_guidance.training.engine import Engine
+from normal_guidance.training.selection import Selection, Winner, group_of
+from normal_guidance.training.stacked_model import Parameters
+
+HISTORY = ("loss", "train_auroc", "val_auroc")
+"""What is known of every configuration after every epoch."""
+
+
+@runtime_checkable
+class Checkpoint(Protocol):
+    """Where a sweep keeps its state, so that a killed one goes on."""
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None: ...
+    def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None: ...
+    def due(self, epochs: int, seconds: float) -> bool:
+        """Whether to save, so many epochs and seconds after the last time."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Configurations that are trained together, and how far they are."""
+
+    members: tuple[int, ...]
+    """Their numbers in the sweep."""
+    epoch: int = 0
+    training: Mapping[str, Tensor] = field(default_factory=dict)
+    """What `collect` gathered after that epoch."""
+
+    def part(self, places: Sequence[int]) -> Chunk:
+        """Some of the members, where they are: configurations never meet, so each has all it needs."""
+        index = torch.tensor(places)
+        training = {
+            name: tensor if name == "generator" else tensor[:, index] if name == "history" else tensor[index]
+            for name, tensor in self.training.items()
+        }
+        return Chunk(tuple(self.members[place] for place in places), self.epoch, training)
+
+    def halves(self) -> tuple[Chunk, Chunk]:
+        cut = (len(self.members) + 1) // 2
+        return self.part(range(cut)), self.part(range(cut, len(self.members)))
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """Configurations trained to their end."""
+
+    members: tuple[int, ...]
+    history: Tensor
+    best_epoch: Tensor
+    trained: Tensor
+    best_val: Tensor
+    best: Parameters
+
+
+@dataclass(frozen=True, eq=False)
+class SweepState:
+    """A sweep at the end of an epoch: what is known of the finished configurations, and the chunks still to train."""
+
+    configs: tuple[Config, ...]
+    pending: tuple[Chunk, ...]
+    """The present one first."""
+    history: Tensor
+    best_epoch: Tensor
+    trained: Tensor
+    winners: tuple[Winner, ...] = ()
+    chunks: tuple[int, ...] = ()
+    """How many configurations finished together."""
+
+    @classmethod
+    def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
+        """Nothing trained yet; at most `chunk` configurations will be trained together."""
+        count = len(configs)
+        pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
+        unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
+        none = torch.zeros(count, dtype=torch.int64)
+        return cls(tuple(configs), tuple(pending), history=unknown, best_epoch=none, trained=none)
+
+    def restored(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> SweepState:
+        """The state that `tensors` and `about` were taken of."""
+        winners = tuple(
+            Winner(self.configs[w["number"]], w["number"], w["epoch"], w["val_auroc"], _part(tensors, f"winner{i}."))
+            for i, w in enumerate(about["winners"])
+        )
+        pending = tuple(
+            Chunk(tuple(chunk["members"]), chunk["epoch"], _part(tensors, f"chunk{i}."))
+            for i, chunk in enumerate(about["pending"])
+        )
+        return replace(
+            self,
+            pending=pending,
+            chunks=tuple(about["chunks"]),
+            winners=winners,
+            history=tensors["history"],
+            best_epoch=tensors["best_epoch"],
+            trained=tensors["trained"],
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that `restored` needs, with `about`."""
+        parts = {"history": self.history, "best_epoch": self.best_epoch, "trained": self.trained}
+        for i, winner in enumerate(self.winners):
+            parts |= _named(f"winner{i}.", winner.weights)
+        for i, chunk in enumerate(self.pending):
+            parts |= _named(f"chunk{i}.", chunk.training)
+        return parts
+
+    def about(self) -> dict[str, Any]:
+        """What `restored` needs beside tensors."""
+        winners = [{"number": w.number, "epoch": w.epoch, "val_auroc": w.val_auroc} for w in self.winners]
+        pending = [{"members": chunk.members, "epoch": chunk.epoch} for chunk in self.pending]
+        return {"pending": pending, "chunks": self.chunks, "winners": winners}
+
+    @property
+    def done(self) -> int:
+        """How many configurations are finished."""
+        return len(self.configs) - sum(len(chunk.members) for chunk in self.pending)
+
+    def present(self) -> tuple[Config, ...]:
+        """Configurations of the chunk to train now."""
+        return tuple(self.configs[number] for number in self.pending[0].members)
+
+    def after(self, epoch: int, training: Mapping[str, Tensor]) -> SweepState:
+        """The present chunk at the end of an epoch."""
+        return replace(self, pending=(replace(self.pending[0], epoch=epoch, training=training), *self.pending[1:]))
+
+    def halved(self, error: Exception) -> SweepState:
+        """The present chunk as two, because it did not fit."""
+        if len(self.pending[0].members) == 1:
+            raise UserError(
+                "one configuration alone does not fit the device's memory; use a smaller batch size or another device"
+            ) from error
+        return replace(self, pending=(*self.pending[0].halves(), *self.pending[1:]))
+
+    def finish(self, finished: Finished, rest: Chunk | None) -> SweepState:
+        """Members of the present chunk done; the rest of it goes on."""
+        members = torch.tensor(finished.members)
+        winners = {group_of(winner.config): winner for winner in self.winners}
+        for place, number in enumerate(finished.members):
+            if not finished.best_epoch[place]:
+                continue
+            group = group_of(self.configs[number])
+            winners[group] = max(filter(None, (winners.get(group), self._candidate(finished, place))), key=_merit)
+        return replace(
+            self,
+            pending=(*([] if rest is None else [rest]), *self.pending[1:]),
+            chunks=(*self.chunks, len(members)),
+            history=self.history.index_copy(1, members, finished.history),
+            best_epoch=self.best_epoch.index_copy(0, members, finished.best_epoch),
+            trained=self.trained.index_copy(0, members, finished.trained),
+            winners=tuple(sorted(winners.values(), key=lambda winner: winner.number)),
+        )
+
+    def _candidate(self, finished: Finished, place: int) -> Winner:
+        number = finished.members[place]
+        weights = {name: stacked[place].clone() for name, stacked in finished.best.items()}
+        epoch, value = int(finished.best_epoch[place]), finished.best_val[place].item()
+        return Winner(self.configs[number], number, epoch, value, weights)
+
+
+def _merit(winner: Winner) -> tuple[float, int]:
+    """Validation AUROC; of equals, the first configuration."""
+    return winner.val_auroc, -winner.number
+
+
+class Keeper:
+    """Saves the state when it is due, and counts where the time goes, over all starts of a run."""
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self.checkpoint = checkpoint
+        self.seconds = {"training": 0.0, "evaluation": 0.0, "saving": 0.0}
+        self.epochs, self.at = 0, time.monotonic()
+        self.last: SweepState | None = None
+        """What was saved last: where a chunk that no longer fits goes on."""
+
+    def resume(self, fresh: SweepState) -> SweepState:
+        """The state where the run stopped, if it had begun."""
+        loaded = None if self.checkpoint is None else self.checkpoint.load()
+        if loaded is None:
+            return fresh
+        tensors, about = loaded
+        self.seconds |= about["seconds"]
+        self.last = fresh.restored(tensors, about)
+        return self.last
+
+    def is_due(self) -> bool:
+        """Asked once an epoch."""
+        self.epochs += 1
+        return self.checkpoint is not None and self.checkpoint.due(self.epochs, time.monotonic() - self.at)
+
+    def save(self, state: SweepState) -> None:
+        if self.checkpoint is None:
+            return
+        begin, self.last = time.monotonic(), state
+        self.checkpoint.save(state.tensors(), {**state.about(), "seconds": self.seconds})
+        self.epochs, self.at = 0, time.monotonic()
+        self.seconds["saving"] += self.at - begin
+
+
+def collect(engine: Engine, selection: Selection, history: Tensor, generator: Tensor) -> dict[str, Tensor]:
+    """Everything that the rest of the training depends on, copied to the host: training goes on in place."""
+    parts = {
+        **_named("parameters.", engine.parameters),
+        **_named("momenta.", engine.momenta),
+        **_named("best.", selection.weights),
+        "best_epoch": selection.epoch,
+        "best_val": selection.val,
+        "risen": selection.risen,
+        "peak": selection.peak,
+        "history": history,
+        "generator": generator,
+    }
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in parts.items()}
+
+
+@torch.no_grad()
+def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mapping[str, Tensor]) -> None:
+    """The inverse of `collect`, but for the generator, which is its caller's."""
+    if missing := sorted({"risen", "peak"} - set(saved)):
+        raise UserError(
+            f"the run's state.safetensors does not hold {missing[0]!r}: an older version wrote it; delete it to train "
+            "from the start"
+        )
+    for prefix, into in (
+        ("parameters.", engine.parameters),
+        ("momenta.", engine.momenta),
+        ("best.", selection.weights),
+    ):
+        for name, tensor in _part(saved, prefix).items():
+            into[name].copy_(tensor)
+    engine.refresh()
+    selection.epoch.copy_(saved["best_epoch"])
+    selection.val.copy_(saved["best_val"])
+    selection.risen.copy_(saved["risen"])
+    selection.peak.copy_(saved["peak"])
+    history.copy_(saved["history"])
+
+
+def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,142 @@
+"""What came of a run: its history, its winners' weights, and the models that they rebuild."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from normal_guidance.errors import UserError
+from normal_guidance.files import read_json, write_atomically, write_json
+from normal_guidance.training.checkpoint import read_tensors, write_tensors
+from normal_guidance.training.config import AXES, Config
+from normal_guidance.training.run_folder import FORMAT, HISTORY_TABLE, REPORT, WINNERS, forget
+from normal_guidance.training.selection import group_of
+from normal_guidance.training.stacked_model import initial_model
+from normal_guidance.training.sweep import Sweep
+from normal_guidance.training.sweep_state import HISTORY
+
+
+def diverged(result: Sweep) -> int:
+    """Configurations whose loss or scores left the numbers, the last epoch's scores included."""
+    lost = ~result.history.isfinite().all(2)
+    trained = torch.arange(1, len(lost) + 1)[:, None] <= result.trained
+    return int((trained & lost).any(0).sum())
+
+
+def history_table(result: Sweep) -> pa.Table:
+    """One row for each configuration and epoch that was trained.
+
+    Example:
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
+        >>> from normal_guidance.training.sweep import sweep
+        >>> scans = shifted_mean(16, seed=1, features=8)
+        >>> table = history_table(sweep([Config("mean", epochs=3, batch_size=8)], scans, scans))
+        >>> table.num_rows, table.column_names[-5:]
+        (3, ['epoch', 'loss', 'train_auroc', 'val_auroc', 'selected'])
+    """
+    epochs, count, _ = result.history.shape
+    number, epoch = torch.meshgrid(torch.arange(count), torch.arange(1, epochs + 1), indexing="ij")
+    trained = epoch <= result.trained[:, None]
+    number, epoch = number[trained], epoch[trained]
+    axes = {axis: pa.array([getattr(config, axis) for config in result.configs]) for axis in AXES}
+    numbers = result.history[epoch - 1, number].T.contiguous().numpy()
+    return pa.table(
+        {
+            "config": number.numpy(),
+            **{axis: values.take(pa.array(number.numpy())) for axis, values in axes.items()},
+            "epoch": epoch.numpy(),
+            **dict(zip(HISTORY, numbers, strict=True)),
+            "selected": (epoch == result.best_epoch[number]).numpy(),
+        }
+    )
+
+
+def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
+    """A name for each group that has a winner of its own, fit for a file; empty where there is only one group.
+
+    Example:
+        >>> list(group_names([Config("ng", divergence=name) for name in ("forward_kl", "reverse_kl")]).values())
+        ['forward_kl-lambda1.0-seed0', 'reverse_kl-lambda1.0-seed0']
+    """
+    groups = {group_of(config): config for config in configs}
+    if len(groups) == 1:
+        return dict.fromkeys(groups, "")
+    return {group: f"{c.divergence}-lambda{c.guidance_weight}-seed{c.seed}" for group, c in groups.items()}
+
+
+def winner_file(group: str) -> str:
+    """Name of a winner's two files, without .safetensors and .json."""
+    return f"best-{group}" if group else "best"
+
+
+def write_history(folder: Path, result: Sweep) -> None:
+    """Writes history.parquet."""
+    write_table(folder / HISTORY_TABLE, history_table(result))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    write_atomically(path, lambda file: pq.write_table(table, file))
+
+
+def write_winners(folder: Path, result: Sweep, features: int) -> None:
+    """Writes the winners' weights and what `load_winner` needs to know."""
+    forget(folder, *WINNERS)  # a start that was killed here may have had others: CUDA does not promise the same bits
+    names = group_names(result.configs)
+    for winner in result.winners:
+        file = winner_file(names[group_of(winner.config)])
+        about = {
+            "format": FORMAT,
+            "config": winner.config.as_json(),
+            "features": features,
+            "number": winner.number,
+            "epoch": winner.epoch,
+            "val_auroc": winner.val_auroc,
+        }
+        write_tensors(folder / f"{file}.safetensors", winner.weights, about)
+        write_json(folder / f"{file}.json", about)
+
+
+def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The plain model with these weights, in their dtype, ready to predict."""
+    dtype = next(iter(weights.values())).dtype
+    model = initial_model(config, features).to(dtype)
+    model.load_state_dict(dict(weights))
+    return model.eval()
+
+
+def load_winner(folder: str | Path, group: str = "") -> nn.Module:
+    """The winner of a run as a plain model: `group` names which one, where the run has several.
+
+    Example:
+        >>> load_winner("nowhere")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere is no complete run: report.json is missing; give the folder of one
+    """
+    folder = Path(folder)
+    if not (folder / REPORT).is_file():
+        raise UserError(f"{folder} is no complete run: {REPORT} is missing; give the folder of one")
+    groups = _winning_groups(folder / REPORT)
+    if group not in groups:
+        action = f"choose a group: {', '.join(groups)}" if any(groups) else "leave the group out"
+        nothing = "it selected no epoch; give a run that did"
+        raise UserError(f"{folder} has no winner {group or 'without a group'!r}: {action if groups else nothing}")
+    path = folder / f"{winner_file(group)}.json"
+    about = read_json(path)
+    weights, _ = read_tensors(path.with_suffix(".safetensors"))
+    try:
+        return winner_model(Config(**about["config"]), about["features"], weights)
+    except (KeyError, TypeError, RuntimeError, StopIteration) as error:
+        raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
+
+
+def _winning_groups(path: Path) -> list[str]:
+    """Groups that have a winner, by the report: files of others may lie beside it."""
+    try:
+        return [str(winner["group"]) for winner in read_json(path)["winners"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); copy the run again") from error

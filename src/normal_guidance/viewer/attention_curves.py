@@ -1,0 +1,91 @@
+"""One scan's attention as the page draws it: the curve, its heads, the fitted normal, and the slices to look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.core.guidance import normal_reference
+from normal_guidance.statistics import key_slices as by_attention
+
+FLAT = 0.01
+"""Attention whose slices differ by less than this part of the highest points nowhere."""
+
+DIGITS = 7
+"""What a float32 has; fewer characters go to the page."""
+
+
+def curve(
+    attention: Float[Tensor, "slices"],
+    heads: Float[Tensor, "heads slices"],
+    probability: float | None,
+    spacing: float | None = None,
+) -> dict[str, Any]:
+    """What the page needs of one method.
+
+    Args:
+        attention: the heads' mean, or the slices' probabilities (of the slice reference), which need not sum to one.
+        heads: log-attention of each head.
+        probability: of the scan.
+        spacing: mm from slice to slice.
+
+    Example:
+        >>> attention = torch.tensor([0.1, 0.5, 0.05, 0.35])
+        >>> told = curve(attention, attention.log()[None], 0.75)
+        >>> told["key_slices"], told["heads"]
+        ([1, 3], [])
+    """
+    return {
+        "probability": number(probability),
+        "attention": numbers(attention),
+        "normal": numbers(fitted_normal(attention)),
+        # One head is the curve itself.
+        "heads": [numbers(head) for head in heads.exp()] if len(heads) > 1 else [],
+        "key_slices": key_slices(attention, spacing),
+    }
+
+
+def fitted_normal(attention: Float[Tensor, "slices"]) -> Float[Tensor, "slices"]:
+    """The normal with the curve's own mean and variance (eqs. 2 and 3), as high as the curve: of the same sum.
+
+    Example:
+        >>> fitted_normal(torch.tensor([0.0, 0.5, 0.5, 0.0])).round(decimals=3)
+        tensor([0.0090, 0.4910, 0.4910, 0.0090])
+    """
+    total = attention.sum()
+    if not total > 0:
+        return torch.zeros_like(attention)
+    return normal_reference((attention / total)[None])[0] * total
+
+
+def key_slices(attention: Float[Tensor, "slices"], spacing: float | None = None) -> list[int]:
+    """As `nguide predict` chooses them; none where all slices are about equal, as mean pooling has them.
+
+    Example:
+        >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
+        [2, 6]
+        >>> key_slices(torch.full((40,), 1 / 40))
+        []
+    """
+    if attention.max() - attention.min() <= FLAT * attention.max():
+        return []
+    return list(by_attention.key_slices(attention, spacing=spacing))
+
+
+def number(value: float | None) -> float | None:
+    """For JSON, which has no NaN.
+
+    Example:
+        >>> number(0.1), number(float("nan"))
+        (0.1, None)
+    """
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def numbers(values: Tensor | Sequence[float]) -> list[float | None]:
+    return [number(value) for value in (values.tolist() if isinstance(values, Tensor) else values)]

@@ -1,0 +1,133 @@
+"""Where a folder's predictions are: of a study, of one run, or of new scans.
+
+DIR/METHOD/SEED/predictions.parquet                a study (`nguide experiment`), or runs of `nguide sweep`
+DIR/predictions.parquet                            one run
+DIR/predictions.parquet and DIR/manifest.parquet   new scans (`nguide predict`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from normal_guidance.core.method_names import CEILING, REFERENCE_TITLES, SCAN_REFERENCE, SLICE_REFERENCE, method_title
+from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.evaluation.runs import NOT_OURS
+from normal_guidance.evaluation.study_folder import EVERYTHING
+from normal_guidance.files import read_json
+from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
+
+MANIFEST, SUMMARY = "manifest.parquet", "summary.json"
+"""Of new scans: where they lie, and what model it was."""
+
+BRIEF = ("group", "part", "scan_id", "patient_id", "label", "probability", "slices")
+"""The columns of the list of scans: a few bytes a scan."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one method said about the scans of one split."""
+
+    name: str
+    title: str
+    path: Path
+    group: str = ""
+    scores: Path | None = None
+    """Where the scans' probabilities are, if not in `path`: of the supervised reference, which is two runs."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Methods that were tested on the same scans; the name is a seed's number, or empty where there is one only."""
+
+    name: str
+    sources: tuple[Source, ...]
+
+
+def find_splits(folder: Path) -> list[Split]:
+    """Every split of a folder, its methods in the order of the paper's tables.
+
+    Example:
+        >>> find_splits(Path("nowhere"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere is no folder; give what nguide experiment, nguide sweep or nguide
+        predict wrote
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; give what nguide experiment, nguide sweep or nguide predict wrote")
+    if (folder / PREDICTION_TABLE).is_file():
+        return [Split("", tuple(_sources_of_run(folder, _method_of(folder))))]
+    found = _find_runs(folder)
+    if not found:
+        raise UserError(
+            f"{folder} holds no {PREDICTION_TABLE}, and no METHOD/SEED/{PREDICTION_TABLE} either; give what nguide "
+            "experiment, nguide sweep or nguide predict wrote, once it has ended"
+        )
+    splits = [Split(str(seed), tuple(_sources_of_seed(folder, seed, found[seed]))) for seed in sorted(found)]
+    return [split for split in splits if split.sources]
+
+
+def _find_runs(folder: Path) -> dict[int, list[str]]:
+    """Methods by seed."""
+    found: dict[int, list[str]] = {}
+    for path in folder.glob(f"*/*/{PREDICTION_TABLE}"):
+        if path.parent.name.isdecimal():
+            found.setdefault(int(path.parent.name), []).append(path.parent.parent.name)
+    return found
+
+
+def _sources_of_seed(folder: Path, seed: int, methods: Sequence[str]) -> Iterator[Source]:
+    rank = {method: number for number, method in enumerate(EVERYTHING)}
+    for method in sorted(methods, key=lambda name: (rank.get(name, len(rank)), name)):
+        run = folder / method / str(seed)
+        if method == SLICE_REFERENCE and SCAN_REFERENCE in methods:
+            scores = folder / SCAN_REFERENCE / str(seed) / PREDICTION_TABLE
+            yield Source(CEILING, method_title(CEILING), run / PREDICTION_TABLE, scores=scores)
+        elif method != SCAN_REFERENCE:  # it sees a scan as a whole, so there is no curve
+            yield from _sources_of_run(run, method)
+
+
+def _sources_of_run(run: Path, method: str) -> Iterator[Source]:
+    """One, or one for each winner."""
+    path = run / PREDICTION_TABLE
+    groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
+    title = method_title(method) if method in (*EVERY_METHOD, *REFERENCE_TITLES, CEILING) else method
+    for group in groups:
+        if group:
+            yield Source(f"{method} {group}", f"{title}, {group}", path, group)
+        else:
+            yield Source(method, title, path)
+
+
+def _method_of(folder: Path) -> str:
+    """As a run's report names it, or the summary of new scans; anything else holds the answers of some model."""
+    try:
+        if (folder / REPORT).is_file():
+            return str(read_json(folder / REPORT)["winners"][0]["config"]["method"])
+        if (folder / SUMMARY).is_file():
+            return str(read_json(folder / SUMMARY)["model"]["config"]["method"])
+    except (*NOT_OURS, IndexError):
+        pass
+    return "model"
+
+
+def read_predictions(path: Path, columns: Sequence[str] = tuple(PREDICTIONS.names)) -> pa.Table:
+    """Some columns of predictions.parquet.
+
+    Example:
+        >>> read_predictions(Path("nowhere.parquet"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere.parquet cannot be read (...); copy the run again
+    """
+    try:
+        table = pq.ParquetFile(path).read(columns=list(columns)).select(list(columns))
+        return table.cast(pa.schema([PREDICTIONS.field(name) for name in columns]))
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read ({error}); copy the run again") from error

@@ -1,0 +1,283 @@
+"""What lies in the folder: the same numbers in every file, pages that need nothing, no patient where none may be."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from matplotlib.image import imread
+from pydicom import dcmread
+
+from normal_guidance.clinical import Options, ScanPrediction, predict, result_folder, write_predictions
+from normal_guidance.clinical.pages import index_page, scan_page
+from normal_guidance.clinical.result_folder import outcome_json, prediction_json, write_scan
+from normal_guidance.clinical.strip import draw_strip, plot_strip
+from normal_guidance.data.manifest import read_manifest
+from normal_guidance.data.problems import Problem, read_problems
+from normal_guidance.data.volumes import read_volume
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.predictions import PREDICTIONS
+from pages import check_page
+from small_bundle import PATIENT, WINDOW, copy_series
+
+pytestmark = pytest.mark.usefixtures("tiny_encoder")
+
+
+@pytest.fixture
+def scans(trained, tmp_path) -> Path:
+    """Two scans that can be predicted, one that is refused, one that fails, and a file that is no image."""
+    copy = {"a": 0, "b": 1, "mr": 2}
+    for name, number in copy.items():
+        tags = {"Modality": "MR"} if name == "mr" else {}
+        copy_series(trained.manifest[number], trained.manifest.root, tmp_path / "in" / name, **tags)
+    (tmp_path / "in" / "torn").mkdir()
+    (tmp_path / "in" / "torn" / "1.dcm").write_bytes((tmp_path / "in" / "a" / "0000.dcm").read_bytes()[:700])
+    (tmp_path / "in" / "notes.txt").write_text("no image")
+    return tmp_path / "in"
+
+
+def write(scans: Path, bundle, out: Path, **options):
+    anonymize = options.get("anonymize", False)
+    outcomes = predict(scans, bundle, options=Options(workers=0, anonymize=anonymize))
+    return write_predictions(outcomes, bundle, out, **options)
+
+
+@pytest.fixture
+def one(scans, bundle) -> ScanPrediction:
+    return next(iter(predict(scans / "a", bundle, options=Options(workers=0))))
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The folder
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_there(scans, bundle, tmp_path):
+    told = []
+    written = write(scans, bundle, tmp_path / "out", watch=told.append)
+    assert told == written
+    names = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    of_scan = {"prediction.json", "slices.csv", "strip.png", "report.html"}
+    of_all = {"summary.csv", "summary.json", "index.html", "predictions.parquet", "manifest.parquet", "problems.csv"}
+    assert names == of_all | {f"{scan}/{name}" for scan in ("a", "b") for name in of_scan}
+    summary = lines(tmp_path / "out" / "summary.csv")
+    assert [line["state"] for line in summary] == ["predicted", "predicted", "refused", "failed"]
+    assert [line["scan_id"] for line in summary[2:]] == ["mr", "torn"]
+    probabilities = [float(line["probability"]) for line in summary[:2]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert "Modality is MR" in summary[2]["reason"]
+    about = json.loads((tmp_path / "out" / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert about["counts"] == {"predicted": 2, "refused": 1, "failed": 1}
+    assert about["model"] == json.loads(json.dumps(bundle.as_json()))
+    kinds = {problem.kind for problem in read_problems(tmp_path / "out" / "problems.csv")}
+    assert {"unsuitable", "failed"} <= kinds
+    with pytest.raises(UserError, match="is there already, and not empty"):
+        write(scans, bundle, tmp_path / "out")
+
+
+def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
+    folder = write_scan(one, bundle, tmp_path / "out").folder
+    told = json.loads((folder / "prediction.json").read_text(), parse_constant=pytest.fail)
+    assert (told["format"], told["scan_id"], told["patient_id"]) == (1, "a", one.row.patient_id)
+    assert (told["logit"], told["probability"], told["threshold"]) == (one.logit, one.probability, one.threshold)
+    assert told["positive"] is one.is_positive
+    assert told["attention"] == one.attention.tolist()
+    assert [line["slice"] for line in told["key_slices"]] == [place + 1 for place in one.key_slices]
+    assert told["interval"] == {"first": one.interval[0] + 1, "last": one.interval[1] + 1, "share": 0.5}
+    for line in told["key_slices"]:
+        header = dcmread(one.root / line["file"])
+        assert header.InstanceNumber == line["instance_number"]
+        assert float(header.ImagePositionPatient[2]) == pytest.approx(line["position_mm"], abs=1e-3)
+        assert line["attention"] == max(one.attention[line["slice"] - 1].tolist(), 0)
+    assert told["source"]["series_uid"] == header.SeriesInstanceUID
+    assert told["model"]["encoder"] == {"name": "tiny", "fingerprint": "tiny-1.0"}
+    table = lines(folder / "slices.csv")
+    assert [float(line["attention"]) for line in table] == told["attention"]
+    assert [int(line["slice"]) for line in table] == list(range(1, told["slices"] + 1))
+    inside = [int(line["slice"]) for line in table if line["in_interval"] == "1"]
+    assert (inside[0], inside[-1], len(inside)) == (one.interval[0] + 1, one.interval[1] + 1, np.ptp(one.interval) + 1)
+    ranked = sorted((int(line["key_slice"]), int(line["slice"]) - 1) for line in table if line["key_slice"])
+    assert [place for _, place in ranked] == list(one.key_slices)
+
+
+def test_tables_serve_the_viewer(scans, bundle, tmp_path):
+    written = write(scans, bundle, tmp_path / "out")
+    predictions = [one.outcome for one in written if isinstance(one.outcome, ScanPrediction)]
+    table = pq.read_table(tmp_path / "out" / "predictions.parquet")
+    assert table.schema.equals(PREDICTIONS)
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.scan_ids == table["scan_id"].to_pylist() == [one.row.scan_id for one in predictions]
+    for number, one in enumerate(predictions):
+        row = table.slice(number, 1).to_pylist()[0]
+        assert (row["part"], row["label"], row["slices"]) == ("new", -1, len(one.row))
+        assert row["probability"] == pytest.approx(one.probability)
+        np.testing.assert_allclose(np.exp(row["log_attention"]), one.head_attention, rtol=1e-5)
+        hu, _ = read_volume(manifest[number], manifest.root)
+        assert len(hu) == row["slices"]
+
+
+def test_nothing_predicted_is_still_told(scans, bundle, tmp_path):
+    write(scans / "mr", bundle, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.parquet").exists()
+    assert pq.read_table(tmp_path / "out" / "predictions.parquet").num_rows == 0
+    assert "0 of 1 scans predicted" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_cells_that_spreadsheets_would_run_are_quoted(one, bundle, tmp_path):
+    row = replace(one.row, patient_id="=HYPERLINK(1)")
+    write_predictions([replace(one, row=row)], bundle, tmp_path / "out")
+    assert lines(tmp_path / "out" / "summary.csv")[0]["patient_id"] == "'=HYPERLINK(1)"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pages and pictures
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
+    evil = Problem("a", "<script>.dcm", "gap", "5 mm & more", "kept")
+    strip = draw_strip(one, WINDOW, tmp_path / "strip.png")
+    page = scan_page(replace(one, problems=(evil,)), bundle, strip)
+    check_page(page)
+    assert "<script>" not in page
+    assert "&lt;script&gt;.dcm" in page
+    side = "positive: at or above" if one.is_positive else "negative: below"
+    assert f"{side} the threshold" in page
+    assert "not a medical device" in page
+    assert "say nothing" not in page
+    even = replace(one, attention=torch.full_like(one.attention, 1 / len(one.row)))
+    assert "the key slices below say nothing" in scan_page(even, bundle, None)
+    assert "no threshold was chosen" in scan_page(replace(one, threshold=None), bundle, None)
+
+
+def test_the_list_leads_to_the_scans(scans, bundle, tmp_path):
+    write(scans, bundle, tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    for scan in ("a", "b"):
+        assert f"<a href='{scan}/report.html'>{scan}</a>" in page
+    check_page(page.replace("href='a/report.html'", "").replace("href='b/report.html'", ""))
+    assert "Modality is MR, not CT" in page
+    check_page(index_page([], bundle, ()))
+
+
+def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
+    hu, _ = read_volume(one.row, one.root)
+    places = sorted(one.key_slices)
+    images = [(place, np.clip(hu[place], *WINDOW)) for place in places]
+    figure = plot_strip(one, images)
+    top, bottom = figure.subfigs
+    shown = [panel for panel in top.axes if panel.images]
+    assert len(shown) == len(places)
+    for panel, place in zip(shown, places, strict=True):
+        np.testing.assert_array_equal(panel.images[0].get_array(), np.clip(hu[place], *WINDOW))
+        assert panel.get_title().startswith(f"slice {place + 1} (image ")
+    curves = {line.get_label(): line.get_ydata() for line in bottom.axes[0].lines}
+    np.testing.assert_allclose(curves["attention"], one.attention)
+    mean = (one.attention * torch.arange(len(one.row))).sum()
+    variance = (one.attention * (torch.arange(len(one.row)) - mean) ** 2).sum()
+    bell = torch.softmax(-((torch.arange(len(one.row)) - mean) ** 2) / (2 * variance), 0)
+    np.testing.assert_allclose(curves["normal with its mean and variance"], bell, atol=1e-6)
+    assert one.row.patient_id not in figure.get_suptitle()
+    assert "research only" in figure.get_suptitle()
+
+
+def test_the_strip_on_disk_is_a_picture(one, tmp_path):
+    picture = imread(draw_strip(one, WINDOW, tmp_path / "strip.png"))
+    assert picture.shape[1] == 1350
+    grey = picture[60:250, :, 0]
+    assert grey.std() > 0.1
+    blank = replace(one, key_slices=one.key_slices[:1])
+    assert imread(draw_strip(blank, None, tmp_path / "one.png")).shape[1] == 1350
+
+
+# ----------------------------------------------------------------------------------------------------
+# Without patients; DICOM
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("anonymize", [False, True])
+def test_the_summary_says_whether_it_is_anonymous(scans, bundle, tmp_path, anonymize):
+    write(scans, bundle, tmp_path / "out", anonymize=anonymize)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["anonymous"] is anonymize
+    assert (tmp_path / "out" / "manifest.parquet").exists() is not anonymize
+
+
+def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
+    renamed = scans.rename(tmp_path / "DOE^JOHN")
+    header = dcmread(renamed / "a" / "0000.dcm")
+    secrets = ["DOE", PATIENT, header.SeriesInstanceUID, header.StudyInstanceUID, ".dcm", str(tmp_path)]
+    written = write(renamed, bundle, tmp_path / "anonymous", anonymize=True)
+    assert [one.outcome.scan_id for one in written[:2]] == ["scan-003", "scan-004"]
+    assert not (tmp_path / "anonymous" / "manifest.parquet").exists()
+    held = {file: file.read_bytes() for file in (tmp_path / "anonymous").rglob("*") if file.is_file()}
+    printed = json.dumps([outcome_json(one, bundle, anonymize=True)["problems"] for one in written])
+    for secret in secrets:
+        assert [file.name for file, content in held.items() if secret.encode() in content] == []
+        assert secret not in printed
+    table = pq.read_table(tmp_path / "anonymous" / "predictions.parquet")
+    assert table["patient_id"].to_pylist() == table["scan_id"].to_pylist() == ["scan-001", "scan-002"]
+    open_eyed = write(renamed, bundle, tmp_path / "named")
+    text = "".join(file.read_text(errors="ignore") for file in (tmp_path / "named").rglob("*.json"))
+    assert all(secret in text for secret in (PATIENT, "DOE", ".dcm"))
+    assert len(open_eyed) == len(written)
+
+
+@pytest.fixture
+def dicom_out(monkeypatch) -> list[tuple]:
+    """In place of the module that writes DICOM: remembers what it was asked for, and fails for scan b."""
+    calls, module = [], ModuleType("normal_guidance.clinical.dicom.writer")
+
+    def write_dicom(prediction, strip, out, *, anonymize=False, report=None):
+        calls.append((prediction.row.scan_id, strip.read_bytes()[:4], out.name, anonymize))
+        if "/b/" in f"/{prediction.row.files[0]}":
+            raise UserError("scan 'b' of DOE^JOHN has no DICOM identity; do without --dicom")
+        out.mkdir()
+        (out / "strip.dcm").write_bytes(b"DICM")
+
+    module.write_dicom = write_dicom
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return calls
+
+
+def test_dicom_results_are_asked_for(scans, bundle, tmp_path, dicom_out):
+    written = {one.folder.name: one for one in write(scans, bundle, tmp_path / "out", dicom=True) if one.folder}
+    assert dicom_out == [("a", b"\x89PNG", "dicom", False), ("b", b"\x89PNG", "dicom", False)]
+    assert (tmp_path / "out" / "a" / "dicom" / "strip.dcm").exists()
+    assert written["a"].complete
+    assert not written["b"].complete
+    assert "no DICOM identity" in written["b"].problems[0].detail
+    assert "no DICOM identity" in (tmp_path / "out" / "b" / "report.html").read_text()
+    write(scans, bundle, tmp_path / "anonymous", dicom=True, anonymize=True)
+    assert dicom_out[2:] == [(scan, b"\x89PNG", "dicom", True) for scan in ("scan-001", "scan-002")]
+    assert "no DICOM results" in (tmp_path / "anonymous" / "problems.csv").read_text()
+    assert "DOE" not in (tmp_path / "anonymous" / "problems.csv").read_text()
+    assert "DOE" in (tmp_path / "out" / "problems.csv").read_text()
+
+
+def test_a_slice_that_is_gone_costs_the_picture_only(one, bundle, tmp_path):
+    for file in set(one.row.files):
+        (one.root / file).unlink()
+    written = write_scan(one, bundle, tmp_path / "out", dicom=True)
+    assert not written.complete
+    assert written.problems[0].action == "no picture, no DICOM results"
+    check_page((written.folder / "report.html").read_text())
+
+
+def test_heads_have_their_columns(one, bundle, tmp_path):
+    two = replace(one, head_attention=one.attention.repeat(2, 1))
+    write_scan(two, bundle, tmp_path / "out")
+    first = lines(tmp_path / "out" / "a" / "slices.csv")[0]
+    assert first["attention_head_1"] == first["attention_head_2"] == first["attention"]
+    assert len(prediction_json(two, bundle)["head_attention"]) == 2
+    assert result_folder.FORMAT == 1

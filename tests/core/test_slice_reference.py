@@ -1,0 +1,107 @@
+"""The slice reference is a depthwise convolution, then a linear layer, whatever form the bags come in."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.method_names import SLICE_REFERENCE
+from normal_guidance.core.models import METHODS
+from normal_guidance.core.slice_reference import SliceReference
+from normal_guidance.core.slotted_layout import SlottedLayout
+from normal_guidance.errors import UserError
+
+LENGTHS = [5, 1, 40, 13, 2]
+WIDTHS = pytest.mark.parametrize("width", [1, 2, 3, 12, 35])
+
+
+def textbook(model: SliceReference, bags: list[Tensor]) -> Tensor:
+    """torch's own layers, one bag at a time, with torch's own idea of 'same'."""
+    width = model.convolution.kernel_size[0]
+    logits = []
+    for bag in bags:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an even width is padded by a copy
+            mixed = F.conv1d(
+                bag.T[None], model.convolution.weight, model.convolution.bias, padding="same", groups=bag.shape[1]
+            )
+        assert mixed.shape[-1] == len(bag), width
+        logits.append(model.classifier(mixed[0].T).squeeze(1))
+    return torch.cat(logits)
+
+
+def setup(width: int) -> tuple[SliceReference, Tensor, Tensor]:
+    model = SliceReference(features=6, receptive_field=width).double()
+    rows = torch.randn(sum(LENGTHS), 6, dtype=torch.float64)
+    return model, rows, torch.randn(sum(LENGTHS), dtype=torch.float64)
+
+
+def gradients(model: nn.Module, logits: Tensor, weights: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad((logits.tanh() * weights).sum(), list(model.parameters())))
+
+
+@WIDTHS
+@pytest.mark.parametrize("form", ["packed", "padded", "slotted"])
+def test_it_is_the_textbooks_layers(form: str, width: int) -> None:
+    model, rows, weights = setup(width)
+    lengths = torch.tensor(LENGTHS)
+    want = textbook(model, list(rows.split(LENGTHS)))
+    padded, mask = unpack(rows, lengths)
+    if form == "packed":
+        got = model(rows, lengths).slice_scores
+    elif form == "padded":
+        garbage = torch.where(mask[:, :, None], padded, 1e3)
+        got = model(garbage, mask).slice_scores[mask]
+    else:
+        layout = SlottedLayout.of(lengths, rows=80, longest=45)
+        slots = torch.full((80, 6), 1e3, dtype=torch.float64)  # class tokens and unused slots hold anything
+        slots[layout.pad_index[:, :40][mask]] = rows
+        got = model(slots, layout).slice_scores[:, :40][mask]
+    torch.testing.assert_close(got, want)
+    for one, other in zip(gradients(model, got, weights), gradients(model, want, weights), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("width", "first", "last"), [(12, -5, 6), (35, -17, 17), (1, 0, 0), (2, 0, 1)])
+def test_what_a_slice_sees(width: int, first: int, last: int) -> None:
+    model, place = SliceReference(features=2, receptive_field=width).double(), 20
+    rows = torch.zeros(41, 2, dtype=torch.float64)
+    changed = []
+    for other in range(41):
+        lit = rows.clone()
+        lit[other] = 1.0
+        if model(lit, [41]).slice_scores[place] != model(rows, [41]).slice_scores[place]:
+            changed.append(other - place)
+    assert changed == list(range(first, last + 1))
+
+
+def test_a_prediction_holds_probabilities_and_logits_and_no_scan_score() -> None:
+    model, rows, _ = setup(3)
+    prediction = model(rows, Layout.packed(LENGTHS))
+    assert prediction.log_attention.shape == (1, sum(LENGTHS))
+    torch.testing.assert_close(prediction.attention, prediction.slice_scores.sigmoid())
+    assert prediction.logit.isnan().all()
+    assert prediction.logit.shape == (len(LENGTHS),)
+    padded = model(*unpack(rows, torch.tensor(LENGTHS)))
+    assert padded.attention[1, 1:].eq(0).all(), "padding has no probability"
+
+
+def test_half_precision_rows_are_multiplied_as_such() -> None:
+    model, rows, _ = setup(12)
+    model = model.float()
+    got = model(rows.bfloat16(), LENGTHS).slice_scores
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, model(rows.float(), LENGTHS).slice_scores, atol=0.05, rtol=0.05)
+
+
+def test_it_is_no_method_of_the_paper() -> None:
+    assert SLICE_REFERENCE not in METHODS
+    assert len(METHODS) == 9
+
+
+def test_a_window_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="receptive_field is 0"):
+        SliceReference(4, receptive_field=0)
