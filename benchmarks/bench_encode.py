@@ -37,7 +37,7 @@ from normal_guidance.data.manifest import Manifest, read_manifest
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.features.encoders import Encoder, load_encoder
 from normal_guidance.features.encoding import encode
-from normal_guidance.features.encoding_machine import Options
+from normal_guidance.features.encoding_machine import EncodingOptions
 from normal_guidance.features.preprocessing import Preprocessing, Statistics
 from normal_guidance.memory import keep_freed_memory
 from normal_guidance.simulate.phantom.dataset import write_phantom
@@ -173,7 +173,7 @@ def main(arguments: list[str]) -> int:
         decoding = seconds * options.copies
         batches = _whole_batches(torch.cat(images), options.batch_size)
         time_encoder(encoder, batches, options.batch_size, 2 * options.batch_size)  # to warm up
-        settings = Options(batch_size=options.batch_size, device=options.device, precision=options.precision)
+        settings = EncodingOptions(batch_size=options.batch_size, device=options.device, precision=options.precision)
         bare, whole, loading, steady = [], [], [], []
         for turn in range(options.repeats):
             bare.append(time_encoder(encoder, batches, options.batch_size, slices))

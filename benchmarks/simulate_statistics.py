@@ -33,7 +33,7 @@ import torch
 from normal_guidance.statistics.delong import delong
 from normal_guidance.statistics.differences import Claim, differences
 from normal_guidance.statistics.scores import METRICS, Metric
-from normal_guidance.statistics.test_scans import Measured, Outcomes
+from normal_guidance.statistics.split_results import MethodResults, SplitResults
 from report import machine, names
 
 COVERAGE, SIZE = (0.93, 0.97), (0.03, 0.07)
@@ -83,7 +83,7 @@ DESIGNS = {
 # ----------------------------------------------------------------------------------------------------
 
 
-def experiment(design: Design, generator: np.random.Generator) -> list[Outcomes]:
+def experiment(design: Design, generator: np.random.Generator) -> list[SplitResults]:
     """One made-up experiment."""
     positives, members = _tested_patients(design, generator)
     total = positives * (1 + NEGATIVES)
@@ -121,7 +121,7 @@ def _outcomes(
     hard: list[np.ndarray],
     kept: np.ndarray,
     generator: np.random.Generator,
-) -> Outcomes:
+) -> SplitResults:
     methods = {}
     for name, effect in design.effects.items():
         localized, scan = (part + math.sqrt(METHOD) * generator.standard_normal(len(part)) for part in hard)
@@ -129,9 +129,9 @@ def _outcomes(
         auroc, auprc = (
             np.where(labels == 1, _normal_cdf(localized + shift), np.nan) for shift in (effect.auroc, effect.auprc)
         )
-        methods[name] = Measured(auroc[kept], auprc[kept], (scan + effect.scan * labels)[kept])
+        methods[name] = MethodResults(auroc[kept], auprc[kept], (scan + effect.scan * labels)[kept])
     scan_ids = tuple(f"scan-{i}" for i in np.flatnonzero(kept))
-    return Outcomes(scan_ids, tuple(f"patient-{i}" for i in patient[kept]), labels[kept], methods)
+    return SplitResults(scan_ids, tuple(f"patient-{i}" for i in patient[kept]), labels[kept], methods)
 
 
 def _normal_cdf(values: np.ndarray) -> np.ndarray:

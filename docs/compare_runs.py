@@ -15,8 +15,8 @@ from pathlib import Path
 from normal_guidance.core.method_names import CEILING
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.evaluation.study import SEMI_SYNTHETIC
-from normal_guidance.evaluation.study_folder import find
-from normal_guidance.evaluation.study_predictions import Answers, read_prediction
+from normal_guidance.evaluation.study_folder import find_results
+from normal_guidance.evaluation.study_predictions import StudyPredictions, read_prediction
 from normal_guidance.reports.difference_tables import Differences
 from normal_guidance.statistics.differences import Claim, differences
 from normal_guidance.statistics.scores import Metric
@@ -29,16 +29,18 @@ def predicted(folders: Sequence[Path]) -> dict[str, dict[int, Path]]:
     """Method -> seed -> run, of those that have predictions for every seed."""
     runs: dict[str, dict[int, Path]] = {}
     for folder in folders:
-        for one in find(folder, SEMI_SYNTHETIC.name):
+        for one in find_results(folder, SEMI_SYNTHETIC.name):
             if (one.folder / PREDICTION_TABLE).exists():
                 runs.setdefault(one.method, {})[one.seed] = one.folder
     return {method: seeds for method, seeds in runs.items() if set(seeds) == set(SEMI_SYNTHETIC.seeds)}
 
 
-def answers(runs: dict[str, dict[int, Path]], seed: int) -> Answers:
+def answers(runs: dict[str, dict[int, Path]], seed: int) -> StudyPredictions:
     """What every method said about the test scans of one seed."""
     scans = SEMI_SYNTHETIC.draw(seed, "test")
-    return Answers(seed, scans, {method: read_prediction(seeds[seed], scans) for method, seeds in runs.items()})
+    return StudyPredictions(
+        seed, scans, {method: read_prediction(seeds[seed], scans) for method, seeds in runs.items()}
+    )
 
 
 def compare(method: str, folders: Sequence[Path]) -> Differences:

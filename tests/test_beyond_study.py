@@ -17,7 +17,7 @@ from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import VARIANTS
 from normal_guidance.statistics.scores import score
-from normal_guidance.statistics.test_scans import Measured
+from normal_guidance.statistics.split_results import MethodResults
 from normal_guidance.training.sweep import Execution, sweep
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -241,7 +241,7 @@ def test_a_point_without_a_selected_epoch_says_so(study, found):
 
 def test_regret_is_what_a_choice_loses(study):
     def winner(weight, localization, **known):
-        return study.results.Winner(Measured(np.array([localization]), np.array([0.5])), weight=weight, **known)
+        return study.results.Winner(MethodResults(np.array([localization]), np.array([0.5])), weight=weight, **known)
 
     winners = (
         winner(0.0, 0.6, val_auroc=0.9, val_localization=0.5, criteria={"kept": 0.1, "lost": 1.0}),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from normal_guidance.core.method_names import method_title
-from normal_guidance.evaluation.study_folder import find
+from normal_guidance.evaluation.study_folder import find_results
 from normal_guidance.reports.study_tables import collect
 from normal_guidance.statistics.number_format import digits, signed
 
@@ -70,7 +70,7 @@ def table_of_beyond(heading):
 def test_the_page_beyond_shows_what_each_run_reached(heading, folder, runs):
     """One row a method; those of the paper that are not repeated there have none."""
     rows, checked = table_of_beyond(heading), 0
-    for one in find(RUNS / folder, "semi-synthetic"):
+    for one in find_results(RUNS / folder, "semi-synthetic"):
         title = method_title(one.method, "semi-synthetic")
         cells = rows.get(title) or rows.get(f"{title} (our run)")
         if cells is None or one.scores is None:

@@ -21,10 +21,10 @@ from normal_guidance.core.models import CenteredGaussian, Prediction, build_mode
 from normal_guidance.evaluation.criteria import SHARE, CutName, agreement, criteria
 from normal_guidance.evaluation.runs import environment
 from normal_guidance.simulate.semi_synthetic import VARIANTS, bayes_scan_scores, bayes_slice_scores
-from normal_guidance.statistics.test_scans import Measured, outcomes_from
+from normal_guidance.statistics.split_results import MethodResults, split_results
 from normal_guidance.training import selection
 from normal_guidance.training.fit import predict
-from normal_guidance.training.progress import Progress
+from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.sweep import Execution, Sweep, sweep
 from normal_guidance.training.winners import diverged, winner_model
 
@@ -99,7 +99,7 @@ def _train(
     return winners, _counts(result)
 
 
-def _watch(deadline: float | None, progress: Progress) -> None:
+def _watch(deadline: float | None, progress: SweepProgress) -> None:
     if deadline is not None and time.time() > deadline:
         raise OutOfTimeError(f"epoch {progress.epoch} of {progress.epochs}")
 
@@ -169,8 +169,8 @@ _UNTRAINED: dict[str, Callable[[Bags, str], Prediction]] = {
 }
 
 
-def _tested(test: Bags, prediction: Prediction) -> Measured:
-    return outcomes_from(test, {"": prediction.slice_scores}, {"": prediction.logit}).methods[""]
+def _tested(test: Bags, prediction: Prediction) -> MethodResults:
+    return split_results(test, {"": prediction.slice_scores}, {"": prediction.logit}).methods[""]
 
 
 def line(result: Result) -> str:

@@ -14,14 +14,14 @@ import numpy as np
 from beyond.points import Job, Point, Protocol
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder, read_json, write_atomically
-from normal_guidance.statistics.test_scans import Measured, Outcomes
+from normal_guidance.statistics.split_results import MethodResults, SplitResults
 
 
 @dataclass(frozen=True)
 class Winner:
     """The selected epoch of the selected configuration of one lambda; of what is not trained only `test` is set."""
 
-    test: Measured
+    test: MethodResults
     weight: float = 1.0
     lr: float | None = None
     l1: float | None = None
@@ -108,7 +108,7 @@ def _winner(content: Mapping[str, Any], positive: np.ndarray) -> Winner:
     for name, values in both.items():
         values[positive] = test[name]
     scores = test["scan_scores"]
-    return Winner(test=Measured(**both, scan_scores=None if scores is None else np.array(scores, float)), **rest)
+    return Winner(test=MethodResults(**both, scan_scores=None if scores is None else np.array(scores, float)), **rest)
 
 
 Found = Mapping[tuple[Job, int], Result]
@@ -127,8 +127,8 @@ def winners_of(found: Found, point: Point) -> dict[int, Winner]:
     return {seed: winner for seed, winner in winners.items() if winner is not None}
 
 
-def split(found: Found, points: Sequence[Point], seed: int) -> Outcomes:
+def split(found: Found, points: Sequence[Point], seed: int) -> SplitResults:
     """The test scans of a seed, and these points on them, by label; all have a winner, and all are of one variant."""
     labels = np.array(found[points[0].job, seed].labels, dtype=np.int64)
     ids = tuple(f"{seed}-{number}" for number in range(len(labels)))
-    return Outcomes(ids, ids, labels, {point.label: winners_of(found, point)[seed].test for point in points})
+    return SplitResults(ids, ids, labels, {point.label: winners_of(found, point)[seed].test for point in points})

@@ -21,7 +21,7 @@ from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
 from normal_guidance.statistics.differences import LEVEL, Claim, differences, student_quantile
 from normal_guidance.statistics.number_format import NOTHING, digits, signed
 from normal_guidance.statistics.scores import Metric
-from normal_guidance.statistics.test_scans import Outcomes
+from normal_guidance.statistics.split_results import SplitResults
 
 IN_PROGRESS = "*In progress: not measured yet.*"
 
@@ -108,7 +108,7 @@ def _interval(estimate: float, drawn: np.ndarray, freedom: int) -> Interval:
     return Interval(estimate, estimate - reach, estimate + reach)
 
 
-def _freedom(splits: Sequence[Outcomes], metric: Metric) -> int:
+def _freedom(splits: Sequence[SplitResults], metric: Metric) -> int:
     """As `differences` counts them: scans that localization is measured on, or those of the rarer kind."""
     if metric == LOCALIZATION:
         return sum(int(one.localized.sum()) for one in splits) - 1

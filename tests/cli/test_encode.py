@@ -20,7 +20,7 @@ from normal_guidance.data.manifest import ScanRow, write_manifest
 from normal_guidance.data.problems import read_problems
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoders import load_encoder
-from normal_guidance.features.encoding import Progress
+from normal_guidance.features.encoding import EncodingProgress
 from normal_guidance.features.store import open_store
 
 app = typer.Typer(cls=_Commands)
@@ -139,24 +139,24 @@ def test_the_progress_tells_speed_and_time_left(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     pace = _Pace()
-    assert pace.describe(Progress("encoding", 500, 2000, begun_with=500)) == "500 of 2,000 slices"
+    assert pace.describe(EncodingProgress("encoding", 500, 2000, begun_with=500)) == "500 of 2,000 slices"
     clock[0] = 110.0
-    assert pace.describe(Progress("encoding", 1000, 2000, begun_with=500)) == (
+    assert pace.describe(EncodingProgress("encoding", 1000, 2000, begun_with=500)) == (
         "1,000 of 2,000 slices, 50 slices/s, 0:00:20 left"
     )
-    assert pace.describe(Progress("other", 0, 10, begun_with=0)) == "0 of 10 slices"
+    assert pace.describe(EncodingProgress("other", 0, 10, begun_with=0)) == "0 of 10 slices"
 
 
 def test_a_terminal_has_a_bar_and_a_log_a_line_a_minute(monkeypatch, capsys):
     with _watch(Console(force_terminal=True, width=120)) as watch:
-        watch(Progress("encoding", 1500, 2000, 0))
+        watch(EncodingProgress("encoding", 1500, 2000, 0))
     assert "1,500 of 2,000 slices" in capsys.readouterr().out
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     with _watch(Console(force_terminal=False, width=120)) as watch:
         for second in range(0, 200, 10):
             clock[0] = float(second)
-            watch(Progress("encoding", second, 200, 0))
+            watch(EncodingProgress("encoding", second, 200, 0))
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "encoding: 60 of 200 slices, 1 slices/s, 0:02:20 left",

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import _Commands
 from normal_guidance.cli.index import _watch, index
-from normal_guidance.data.indexing import Progress
+from normal_guidance.data.indexing import IndexProgress
 from normal_guidance.data.manifest import read_manifest
 from normal_guidance.data.sources import SOURCES
 
@@ -127,6 +127,6 @@ def test_a_terminal_gets_a_bar():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120, _environ={"TERM": "xterm"})
     with _watch(console, "rsna-pe in root") as watch:
-        watch(Progress(640, 3, None))
-        watch(Progress(1280, 7, 0.5))
+        watch(IndexProgress(640, 3, None))
+        watch(IndexProgress(1280, 7, 0.5))
     assert "1,280 files, 7 scans" in screen.getvalue()

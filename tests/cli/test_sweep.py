@@ -21,7 +21,7 @@ from normal_guidance.evaluation.runs import load_run
 from normal_guidance.features.store import open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import departures
-from normal_guidance.training.progress import Progress
+from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.sweep import Execution
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
@@ -251,12 +251,12 @@ def test_a_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Progress
+# SweepProgress
 # ----------------------------------------------------------------------------------------------------
 
 
-def at(epoch: int, best: float = 0.75) -> Progress:
-    return Progress(epoch, 100, 0, best, 1.5e6, epoch / 100)
+def at(epoch: int, best: float = 0.75) -> SweepProgress:
+    return SweepProgress(epoch, 100, 0, best, 1.5e6, epoch / 100)
 
 
 def test_progress_is_told_in_words() -> None:

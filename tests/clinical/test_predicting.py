@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
-from normal_guidance.clinical import NotPredicted, Options, ScanPrediction, predict, predicting
+from normal_guidance.clinical import NotPredicted, PredictOptions, ScanPrediction, predict, predicting
 from normal_guidance.clinical.new_scans import find_scans
 from normal_guidance.clinical.predicting import predict_found
 from normal_guidance.data.volumes import read_volume
@@ -36,7 +36,7 @@ def copy(trained, tmp_path):
 
 def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
     """By the scan's id."""
-    given = Options(**{"workers": 0, **options})
+    given = PredictOptions(**{"workers": 0, **options})
     outcomes = list(predict(paths, bundle, options=given))
     return {one.row.scan_id if isinstance(one, ScanPrediction) else one.scan_id: one for one in outcomes}
 
@@ -49,7 +49,7 @@ def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
 def test_the_runs_own_predictions_come_out_again(trained, bundle):
     """From the files, with nothing but the bundle: what training wrote about its validation and test scans."""
     files_of = {row.scan_id: row.files for row in trained.manifest}
-    found = {one.row.files: one for one in predict(trained.folder / "scans", bundle, options=Options(workers=0))}
+    found = {one.row.files: one for one in predict(trained.folder / "scans", bundle, options=PredictOptions(workers=0))}
     told = pd.read_parquet(trained.run / "predictions.parquet")
     assert len(told) > 8
     for row in told.itertuples():
@@ -90,7 +90,7 @@ def test_share_and_number_of_keys_are_the_users(copy, bundle, tmp_path):
     assert one.attention[first : last + 1].sum() >= 0.8 - 1e-6
     for wrong in ({"share": 0.0}, {"share": 1.5}, {"keys": 0}):
         with pytest.raises(UserError):
-            Options(**wrong)
+            PredictOptions(**wrong)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_the_model_is_loaded_only_if_there_is_something_to_do(copy, bundle, tmp_
 def test_another_encoder_is_refused(copy, bundle, tmp_path):
     copy("one")
     with pytest.raises(UserError, match="tiny is not the one of the bundle"):
-        list(predict(tmp_path / "one", bundle, encoder=tiny(scale=3.0), options=Options(workers=0)))
+        list(predict(tmp_path / "one", bundle, encoder=tiny(scale=3.0), options=PredictOptions(workers=0)))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_decoder_that_dies_takes_its_scan_only(copy, bundle, tmp_path, monkeyp
     copy("two/good", SeriesInstanceUID="1.1")
     copy("two/deadly", scan=1, SeriesInstanceUID="1.2")
     monkeypatch.setattr(predicting, "read_volume", read_or_die)
-    deadly, good = predict_found(find_scans([tmp_path / "two"]), bundle, options=Options(workers=1))
+    deadly, good = predict_found(find_scans([tmp_path / "two"]), bundle, options=PredictOptions(workers=1))
     assert isinstance(good, ScanPrediction)
     assert "SIGSEGV" in deadly.reason.detail
 
@@ -227,7 +227,7 @@ def test_two_thousand_slices_go_through_in_batches(copy, bundle, tmp_path):
     copy("long", slices=2000)
     encoder, sizes = tiny(), []
     encoder.module.register_forward_hook(lambda module, images, features: sizes.append(len(images[0])))
-    (one,) = predict(tmp_path / "long", bundle, encoder=encoder, options=Options(workers=0))
+    (one,) = predict(tmp_path / "long", bundle, encoder=encoder, options=PredictOptions(workers=0))
     assert (max(sizes), sum(sizes)) == (64, 2000)
     assert one.attention.shape == (2000,)
     assert one.attention.sum().item() == pytest.approx(1.0)
@@ -254,5 +254,5 @@ def test_an_encoder_serves_several_calls(copy, bundle, tmp_path):
     copy("one")
     found = find_scans([tmp_path / "one"])
     encoder = bundle.load_encoder()
-    first, second = (next(predict_found(found, bundle, encoder, Options(workers=0))) for _ in range(2))
+    first, second = (next(predict_found(found, bundle, encoder, PredictOptions(workers=0))) for _ in range(2))
     assert first.logit == second.logit

@@ -14,7 +14,7 @@ import torch
 from matplotlib.image import imread
 from pydicom import dcmread
 
-from normal_guidance.clinical import Options, ScanPrediction, predict, result_folder, write_predictions
+from normal_guidance.clinical import PredictOptions, ScanPrediction, predict, result_folder, write_predictions
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.result_folder import outcome_json, prediction_json, write_scan
 from normal_guidance.clinical.strip import draw_strip, plot_strip
@@ -44,13 +44,13 @@ def scans(trained, tmp_path) -> Path:
 
 def write(scans: Path, bundle, out: Path, **options):
     anonymize = options.get("anonymize", False)
-    outcomes = predict(scans, bundle, options=Options(workers=0, anonymize=anonymize))
+    outcomes = predict(scans, bundle, options=PredictOptions(workers=0, anonymize=anonymize))
     return write_predictions(outcomes, bundle, out, **options)
 
 
 @pytest.fixture
 def one(scans, bundle) -> ScanPrediction:
-    return next(iter(predict(scans / "a", bundle, options=Options(workers=0))))
+    return next(iter(predict(scans / "a", bundle, options=PredictOptions(workers=0))))
 
 
 def lines(path: Path) -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ from normal_guidance import __version__
 from normal_guidance.data import header_reading
 from normal_guidance.data.dicom_slices import Header
 from normal_guidance.data.file_contents import Refusal
-from normal_guidance.data.header_reading import CHUNK, Wanted, read_all, read_one
+from normal_guidance.data.header_reading import CHUNK, HeaderRequest, read_all, read_one
 from normal_guidance.data.indexing import PACKAGES, _Share, check_options, index
 from normal_guidance.data.manifest import read_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems
@@ -252,7 +252,9 @@ def test_workers_that_cannot_import_are_an_error(root, tmp_path, hook):
 
 
 def test_an_index_that_is_given_up_ends_its_workers(root):
-    stream = read_all(root, (Wanted(f"scan0/{place % SLICES:02d}.dcm") for place in range(10 * CHUNK)), workers=2)
+    stream = read_all(
+        root, (HeaderRequest(f"scan0/{place % SLICES:02d}.dcm") for place in range(10 * CHUNK)), workers=2
+    )
     assert isinstance(next(stream), Header)
     processes = [worker.process for worker in stream.gi_frame.f_locals["pool"]._started]
     assert processes
@@ -263,9 +265,9 @@ def test_an_index_that_is_given_up_ends_its_workers(root):
 
 def test_results_come_in_the_order_of_the_files(root):
     files = [f"scan{number % SCANS}/{number % SLICES:02d}.dcm" for number in range(3 * CHUNK + 1)]
-    found = list(read_all(root, map(Wanted, files), workers=2))
+    found = list(read_all(root, map(HeaderRequest, files), workers=2))
     assert [one.file for one in found] == files
-    assert found == list(read_all(root, map(Wanted, files)))
+    assert found == list(read_all(root, map(HeaderRequest, files)))
 
 
 def test_no_more_chunks_are_read_ahead_than_promised(root, monkeypatch):
@@ -276,7 +278,7 @@ def test_no_more_chunks_are_read_ahead_than_promised(root, monkeypatch):
         nonlocal asked
         while True:
             asked += 1
-            yield Wanted("scan0/00.dcm")
+            yield HeaderRequest("scan0/00.dcm")
 
     stream = read_all(root, endless(), workers=1)
     for _ in range(4):
@@ -291,7 +293,7 @@ def test_a_missing_package_is_no_fault_of_the_file(root, monkeypatch):
 
     monkeypatch.setattr(header_reading, "read_header", missing)
     with pytest.raises(UserError, match="pip install it"):
-        read_one(root, Wanted("scan0/00.dcm"))
+        read_one(root, HeaderRequest("scan0/00.dcm"))
 
 
 @pytest.mark.parametrize("error", [MemoryError("4 TB"), RecursionError("deep"), KeyError("tag")])
@@ -300,13 +302,13 @@ def test_whatever_a_parser_raises_is_a_refusal(root, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(header_reading, "read_header", fail)
-    found = read_one(root, Wanted("scan0/00.dcm"))
+    found = read_one(root, HeaderRequest("scan0/00.dcm"))
     assert found == Refusal("scan0/00.dcm", "unreadable", f"{type(error).__name__}: {error}")
 
 
 def test_impossible_numbers_of_frames_are_refused(root, monkeypatch):
     monkeypatch.setattr(header_reading, "read_header", lambda content, file: Header(file, frames=2**31, modality="CT"))
-    assert read_one(root, Wanted("scan0/00.dcm")).kind == "unreadable"
+    assert read_one(root, HeaderRequest("scan0/00.dcm")).kind == "unreadable"
 
 
 def test_problems_of_readers_travel_between_processes():

@@ -14,7 +14,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.runs import load_run
 from normal_guidance.evaluation.stored_features import stored_dataset
-from normal_guidance.evaluation.study import Dataset, Listener, Study, train_study, wanted_of
+from normal_guidance.evaluation.study import Listener, Study, StudyData, train_study, wanted_of
 from normal_guidance.evaluation.study_folder import REFERENCES
 from normal_guidance.features.store import write_store
 from normal_guidance.reports.reproduction import reproduce
@@ -49,7 +49,7 @@ def test_guides_are_left_out_where_there_is_no_guidance(tmp_path):
         return shifted_mean(4, seed, features=2)
 
     guides = {"renormalize": False, "modes": 3, "negatives": "uniform", "warmup": 2}
-    plain = Study(Dataset("drawn", drawn, (1,)), tmp_path, ("abmil", "ng"), (1,), PROTOCOL)
+    plain = Study(StudyData("drawn", drawn, (1,)), tmp_path, ("abmil", "ng"), (1,), PROTOCOL)
     study = replace(plain, protocol=replace(PROTOCOL, **guides))
     assert study.config("abmil", 1) == plain.config("abmil", 1)
     assert study.config("ng", 1) == replace(plain.config("ng", 1), **guides)
@@ -122,7 +122,7 @@ def test_a_known_ceiling_takes_the_references_place(tmp_path):
     def draw(seed, part):
         return shifted_mean(4, seed, features=2)
 
-    with_oracle = Dataset("drawn", draw, (1,), oracle=lambda scans: pytest.fail("nothing is scored yet"))
+    with_oracle = StudyData("drawn", draw, (1,), oracle=lambda scans: pytest.fail("nothing is scored yet"))
     study = Study(with_oracle, tmp_path, ("ng",), (1,))
     assert wanted_of(study) == ["ng", "ceiling"]
     assert wanted_of(replace(study, dataset=replace(with_oracle, oracle=None))) == ["ng", *REFERENCES]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.study import Job, Listener, jobs_of, train_study
+from normal_guidance.evaluation.study import Listener, TrainingJob, jobs_of, train_study
 from normal_guidance.evaluation.study_on_ray import train_on_cluster
 from normal_guidance.training.config import grid
 from normal_guidance.training.sweep import Execution
@@ -57,7 +57,9 @@ def test_a_cluster_gives_the_same_bytes(cluster, tmp_path, monkeypatch, set_thre
 def test_mistakes_in_a_task_are_the_user_s_own(cluster, copied, set_threads):
     """What only the process over there sees: the store is gone from its disk."""
     set_threads(1)
-    job = Job("mean", copied.folder / "mean" / "7", replace(copied.protocol, method="mean", seed=1001), grid, "mean")
+    job = TrainingJob(
+        "mean", copied.folder / "mean" / "7", replace(copied.protocol, method="mean", seed=1001), grid, "mean"
+    )
     gone = {1001: (copied.folder / "gone", None)}
     lost = replace(copied, dataset=replace(copied.dataset, draw=replace(copied.dataset.draw, sources=gone)))
     with pytest.raises(UserError, match=r"^\S+/gone is no feature store: store.json is missing; give a folder that"):

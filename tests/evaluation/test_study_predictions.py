@@ -14,11 +14,11 @@ from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS
 from normal_guidance.evaluation.study import Study, train_study
-from normal_guidance.evaluation.study_predictions import read_answers, read_prediction
+from normal_guidance.evaluation.study_predictions import read_prediction, read_study_predictions
 from normal_guidance.evaluation.supervised import oracle_pooled
 from normal_guidance.reports.experiment_report import evaluate
 from normal_guidance.statistics.localization import localization_measures
-from normal_guidance.statistics.test_scans import outcomes_from
+from normal_guidance.statistics.split_results import split_results
 from normal_guidance.training.fit import predict
 from normal_guidance.training.winners import load_winner
 from small_study import PROTOCOL, make_study, part_of, small_grid, some_scans, without_slice_labels
@@ -28,7 +28,7 @@ METHODS = ["centered_gaussian", "mean", "abmil", "ng"]
 
 @pytest.fixture(scope="module")
 def answers(small_experiment):
-    return read_answers(small_experiment.folder, small_experiment.dataset)
+    return read_study_predictions(small_experiment.folder, small_experiment.dataset)
 
 
 def test_predictions_are_the_winners_own(small_experiment, answers):
@@ -72,7 +72,7 @@ def test_rows_may_lie_in_any_order_and_in_pieces(copied, answers):
 def test_every_head_is_read(tmp_path):
     study = make_study(tmp_path, ["mhng"])
     train_study(replace(study, seeds=(1001,)), make_grid=small_grid)
-    (one,) = read_answers(study.folder, study.dataset)
+    (one,) = read_study_predictions(study.folder, study.dataset)
     test = study.dataset.draw(1001, "test")
     expected = predict(load_winner(study.folder / "mhng" / "1001"), test)
     assert expected.log_attention.shape == (8, int(test.lengths.sum()))
@@ -83,7 +83,7 @@ def test_outcomes_and_measures_are_those_of_the_predictions(answers):
     one = answers[0]
     ng, gaussian = one.predictions["ng"], one.predictions["centered_gaussian"]
     outcomes = one.outcomes(["ng", "centered_gaussian"])
-    expected = outcomes_from(
+    expected = split_results(
         one.scans, {"ng": ng.slice_scores, "centered_gaussian": gaussian.slice_scores}, {"ng": ng.logit}
     )
     assert outcomes.scan_ids == expected.scan_ids
@@ -109,7 +109,7 @@ def test_probabilities_that_underflow_still_have_shares(copied, answers):
     frame["log_attention"] = [[head - 200 for head in heads] for heads in frame["log_attention"]]
     frame["attention"] = [np.zeros_like(one) for one in frame["attention"]]
     pq.write_table(pa.Table.from_pandas(frame, PREDICTIONS, preserve_index=False), path)
-    (one, _) = read_answers(copied.folder, copied.dataset)
+    (one, _) = read_study_predictions(copied.folder, copied.dataset)
     assert one.measures("ceiling").summary()["top_1_hit"] == answers[0].measures("ceiling").summary()["top_1_hit"]
     assert one.predictions["ceiling"].attention.max() == 1
 
@@ -124,7 +124,7 @@ def test_scans_that_the_scan_reference_leaves_out_blank_it_in_every_split(tmp_pa
     ]
     study = make_study(tmp_path, ["mean"], without_slice_labels(bags, only_second[:1]))
     train_study(study, make_grid=small_grid)
-    first, second = read_answers(study.folder, study.dataset)
+    first, second = read_study_predictions(study.folder, study.dataset)
     assert (first.left_out, second.left_out) == (0, 1)
     for one in (first, second):
         assert one.predictions["ceiling"].logit.isnan().all()
@@ -141,12 +141,12 @@ def test_scans_that_the_scan_reference_leaves_out_blank_it_in_every_split(tmp_pa
 def test_one_reference_alone_is_no_answer(copied):
     for method in (*METHODS, "scan_reference"):
         shutil.rmtree(copied.folder / method)
-    assert read_answers(copied.folder, copied.dataset) == []
+    assert read_study_predictions(copied.folder, copied.dataset) == []
 
 
 def test_runs_of_other_splits_are_left_alone(copied):
     only = replace(copied.dataset, seeds=(2001,))
-    assert [one.seed for one in read_answers(copied.folder, only)] == [2001]
+    assert [one.seed for one in read_study_predictions(copied.folder, only)] == [2001]
 
 
 def damage(folder, change) -> None:
@@ -186,7 +186,7 @@ def garble(frame) -> None:
 def test_predictions_that_do_not_fit_are_named(copied, method, change, message):
     damage(copied.folder / method / "1001", change)
     with pytest.raises(UserError, match=message):
-        read_answers(copied.folder, copied.dataset)
+        read_study_predictions(copied.folder, copied.dataset)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PAR1 and nothing else"])
@@ -194,13 +194,13 @@ def test_predictions_that_are_damaged_or_gone_are_named(copied, content):
     path = copied.folder / "mean" / "2001" / "predictions.parquet"
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(UserError, match=r"mean/2001/predictions.parquet cannot be read \(.*\); copy the run again"):
-        read_answers(copied.folder, copied.dataset)
+        read_study_predictions(copied.folder, copied.dataset)
 
 
 def test_without_slice_labels_nothing_is_localized(tmp_path):
     study = make_study(tmp_path, ["mean"], without_slice_labels(some_scans()))
     train_study(Study(study.dataset, study.folder, ("mean",), (1001,), PROTOCOL), make_grid=small_grid)
-    (one,) = read_answers(study.folder, study.dataset)
+    (one,) = read_study_predictions(study.folder, study.dataset)
     assert list(one.predictions) == ["mean"]
     with pytest.raises(UserError, match="the test scans of seed 1001 have no slice labels; nothing can be localized"):
         one.measures("mean")

@@ -14,7 +14,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import ABMIL, TransMIL
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.trust import deletion_curves as curves_module
-from normal_guidance.evaluation.trust.changed_scans import Answer, Chosen, ask
+from normal_guidance.evaluation.trust.changed_scans import Answer, SliceSelection, ask
 from normal_guidance.evaluation.trust.deletion_curves import (
     SHARES,
     Curves,
@@ -66,7 +66,7 @@ def test_answers_are_those_of_predict_in_batches_of_any_size(batch_size):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_the_model_is_shown_the_chosen_slices_in_their_order(batch_size):
-    chosen = Chosen(torch.tensor([4, 0, 5, 13, 6, 7, 15, 14]), torch.tensor([2, 1, 3, 2]))
+    chosen = SliceSelection(torch.tensor([4, 0, 5, 13, 6, 7, 15, 14]), torch.tensor([2, 1, 3, 2]))
     model = Recorder()
     ask(model, numbered(), chosen, batch_size=batch_size)
     assert model.shown == [[4, 0], [5], [13, 6, 7], [15, 14]]

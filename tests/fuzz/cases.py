@@ -26,7 +26,7 @@ from normal_guidance.data.containers import list_files, read_bytes
 from normal_guidance.data.dicom_files import read_elements, refusing
 from normal_guidance.data.dicom_slices import Header, exclusion, read_header, read_pixels
 from normal_guidance.data.geometry import order_slices
-from normal_guidance.data.header_reading import Wanted, read_one
+from normal_guidance.data.header_reading import HeaderRequest, read_one
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import Manifest, ScanRow, read_manifest
 from normal_guidance.data.nifti import read_nifti, read_nifti_header
@@ -205,7 +205,7 @@ def _read_name(root: Path, file: str) -> str:
         expect(content != SECRET, f"read a secret as {file!r}")
 
     outcome = attempt(read)
-    read_one(root, Wanted(file))  # raises nothing, ever
+    read_one(root, HeaderRequest(file))  # raises nothing, ever
     return outcome
 
 

@@ -36,7 +36,7 @@ _PATHS = {
 _NEVER = ("os.system", "os.exec", "os.posix_spawn", "socket.connect")
 
 
-class Finding(Exception):  # noqa: N818  # what fuzzing looks for
+class TrustResult(Exception):  # noqa: N818  # what fuzzing looks for
     """A case that did what it may not."""
 
     def __init__(self, kind: str, detail: str) -> None:
@@ -65,7 +65,7 @@ class Probe:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Whatever is done within is looked at; raises a Finding at the end."""
+        """Whatever is done within is looked at; raises a TrustResult at the end."""
         before = tree(self.folder, self.out)
         _seen.clear()
         _reset_memory()
@@ -75,13 +75,13 @@ class Probe:
         finally:
             _eye.clear()
         if _seen:
-            raise Finding("outside", "; ".join(sorted(set(_seen))))
+            raise TrustResult("outside", "; ".join(sorted(set(_seen))))
         if peak_memory() > MEMORY:
-            raise Finding("memory", f"{peak_memory() / 2**30:.1f} GiB")
+            raise TrustResult("memory", f"{peak_memory() / 2**30:.1f} GiB")
         after = tree(self.folder, self.out)
         if after != before:
             changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-            raise Finding("outside", f"changed {', '.join(changed)}")
+            raise TrustResult("outside", f"changed {', '.join(changed)}")
 
 
 def tree(folder: Path, without: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from normal_guidance.data.manifest import PARTS, ScanRow, write_manifest
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS
 from normal_guidance.evaluation.stored_features import stored_dataset
-from normal_guidance.evaluation.study import Dataset, Study, bayes_oracle, train_study
+from normal_guidance.evaluation.study import Study, StudyData, bayes_oracle, train_study
 from normal_guidance.reports.dataset_tables import description_tables
 from normal_guidance.reports.experiment_page import _attention, _data
 from normal_guidance.reports.experiment_report import check_manifest, evaluate, write_report
@@ -32,7 +32,7 @@ from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivit
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.differences import claims, differences
 from normal_guidance.statistics.localization import localization_measures
-from normal_guidance.statistics.test_scans import outcomes_from
+from normal_guidance.statistics.split_results import split_results
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.fit import predict
 from normal_guidance.training.winners import load_winner
@@ -105,7 +105,7 @@ def test_differences_are_those_of_the_models(small_experiment):
         }
         said["centered_gaussian"] = predict(CenteredGaussian(), test)
         scans = {name: said[name].logit for name in ("abmil", "ng")}
-        splits.append(outcomes_from(test, {name: one.slice_scores for name, one in said.items()}, scans))
+        splits.append(split_results(test, {name: one.slice_scores for name, one in said.items()}, scans))
     wanted = claims(["centered_gaussian", "abmil", "ng"], None)
     expected = {(one.method, one.against, one.metric): one for one in differences(splits, wanted)}
     found = evaluate(small_experiment).differences.found
@@ -464,7 +464,7 @@ def test_drawn_scans_with_a_known_ceiling(tmp_path):
     def draw(seed: int, part: str) -> Bags:
         return shifted_mean(40, seed + PARTS.index(part), features=8, shift=2.0)
 
-    drawn = Dataset("semi-synthetic", draw, (1001,), bayes_oracle)
+    drawn = StudyData("semi-synthetic", draw, (1001,), bayes_oracle)
     study = Study(drawn, tmp_path, ("abmil", "ng"), (1001,), PROTOCOL)
     reproduce(study, make_grid=small_grid)
     write_report(study)

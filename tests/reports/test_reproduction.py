@@ -18,7 +18,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.published import published_choice
 from normal_guidance.evaluation.runs import load_run
-from normal_guidance.evaluation.study import DATASETS, Dataset, Listener, Study, bayes_oracle
+from normal_guidance.evaluation.study import DATASETS, Listener, Study, StudyData, bayes_oracle
 from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
 from normal_guidance.reports.study_tables import collect, collect_sensitivity
 from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -38,7 +38,7 @@ def draw(seed: int, part: str) -> Bags:
     return shifted_mean(60, seed + PARTS.index(part), features=8, shift=2.0)
 
 
-TINY = Dataset("semi-synthetic", draw, (1001, 2001, 3001), bayes_oracle)
+TINY = StudyData("semi-synthetic", draw, (1001, 2001, 3001), bayes_oracle)
 
 
 def small_grid(base: Config) -> tuple[Config, ...]:

@@ -24,7 +24,7 @@ from normal_guidance.statistics.differences import (
     student_quantile,
 )
 from normal_guidance.statistics.scores import METRICS, score
-from normal_guidance.statistics.test_scans import Measured, Outcomes, outcomes_from, patients_of
+from normal_guidance.statistics.split_results import MethodResults, SplitResults, patients_of, split_results
 
 TITLES = {"ng": "NG", "abmil": "ABMIL"}
 
@@ -40,17 +40,17 @@ def made_up(scans=60, several=3, splits=1, seed=0, methods=("ng", "abmil", "smap
         measured = {}
         for method in methods:
             values = np.where(labels == 1, generator.beta(3, 1, size=(2, scans)), np.nan)[:, kept]
-            measured[method] = Measured(*values, (labels + generator.standard_normal(scans)).round(1)[kept])
+            measured[method] = MethodResults(*values, (labels + generator.standard_normal(scans)).round(1)[kept])
         ids = tuple(f"S{i}" for i in kept), tuple(f"P{patients[i]}" for i in kept)
-        out.append(Outcomes(*ids, labels[kept], measured))
+        out.append(SplitResults(*ids, labels[kept], measured))
     return out
 
 
 def one_scan_each(scores, labels):
     """One split of patients with one scan each, from a table of scan scores."""
     ids, nothing = tuple(f"S{i}" for i in range(len(labels))), np.full(len(labels), np.nan)
-    methods = {name: Measured(nothing, nothing, np.asarray(values, float)) for name, values in scores.items()}
-    return Outcomes(ids, ids, np.asarray(labels), methods)
+    methods = {name: MethodResults(nothing, nothing, np.asarray(values, float)) for name, values in scores.items()}
+    return SplitResults(ids, ids, np.asarray(labels), methods)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def one_scan_each(scores, labels):
 def test_what_is_measured_is_what_the_tables_show():
     sets = [shifted_mean(30, seed, features=2) for seed in (1, 2)]
     scores = [(torch.randn(len(bags.features)), torch.randn(30)) for bags in sets]
-    splits = [outcomes_from(bags, {"ng": one[0]}, {"ng": one[1]}) for bags, one in zip(sets, scores, strict=True)]
+    splits = [split_results(bags, {"ng": one[0]}, {"ng": one[1]}) for bags, one in zip(sets, scores, strict=True)]
     shown = [score(bags, *one) for bags, one in zip(sets, scores, strict=True)]
     for metric in METRICS:
         mean = np.mean([getattr(one, metric) for one in shown])
@@ -71,7 +71,7 @@ def test_what_is_measured_is_what_the_tables_show():
 def test_a_method_that_scores_no_scans_has_no_scan_metrics():
     bags = shifted_mean(20, 1, features=2)
     slices = {"centered_gaussian": torch.randn(len(bags.features)), "ng": torch.randn(len(bags.features))}
-    split = outcomes_from(bags, slices, {"centered_gaussian": torch.full((20,), math.nan), "ng": torch.randn(20)})
+    split = split_results(bags, slices, {"centered_gaussian": torch.full((20,), math.nan), "ng": torch.randn(20)})
     assert split.methods["centered_gaussian"].scan_scores is None
     assert set(resample([split], draws=3)["scan_auroc"]) == {"ng"}
     assert set(resample([split], draws=3)["localization_auroc"]) == {"centered_gaussian", "ng"}
@@ -82,7 +82,7 @@ def test_a_method_that_scores_no_scans_has_no_scan_metrics():
 def test_without_slice_labels_scans_are_still_compared():
     bags = replace(shifted_mean(40, 1, features=2), slice_labels=None)
     scores = {name: torch.randn(len(bags.features)) for name in TITLES}
-    split = outcomes_from(bags, scores, {name: torch.randn(40) for name in TITLES})
+    split = split_results(bags, scores, {name: torch.randn(40) for name in TITLES})
     localized, scans = differences([split], [Claim("ng", "abmil", metric) for metric in METRICS[1:3]], draws=100)
     assert math.isnan(localized.p)
     assert localized.words(TITLES) == "NG and ABMIL cannot be compared in localization AUPRC: too few patients (0)"
@@ -107,7 +107,7 @@ NG = SPLIT.methods["ng"]
         (broken(SPLIT, methods={}), "no method was tested"),
         (broken(SPLIT, methods={"ng": NG}), "'abmil' was tested in some splits only"),
         (broken(SPLIT, methods={**SPLIT.methods, "ng": replace(NG, scan_scores=None)}), "'ng' has scan scores in some"),
-        (broken(SPLIT, methods={"ng": Measured(np.ones(7), np.ones(7))}), "'ng' has 7 auroc for 8 scans"),
+        (broken(SPLIT, methods={"ng": MethodResults(np.ones(7), np.ones(7))}), "'ng' has 7 auroc for 8 scans"),
         (broken(SPLIT, methods={"ng": replace(NG, scan_scores=np.full(8, np.nan))}), "no score for scan 'S0'"),
         (broken(SPLIT, methods={"ng": NG, "max": replace(NG, auroc=NG.auroc[::-1])}), "by some methods and not by"),
         (broken(SPLIT, methods={"ng": replace(NG, auprc=NG.auprc * np.nan)}), "has a localization auprc by some"),
@@ -134,7 +134,7 @@ def test_delong_needs_scan_scores():
 
 def test_scan_scores_without_slice_scores_are_refused():
     with pytest.raises(UserError, match="'ng' scores scans but no slices"):
-        outcomes_from(shifted_mean(4, 1, features=2), {}, {"ng": torch.zeros(4)})
+        split_results(shifted_mean(4, 1, features=2), {}, {"ng": torch.zeros(4)})
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -191,11 +191,11 @@ def test_scans_of_a_patient_stay_together():
     """Every scan doubled is no more information; as patients of their own they would seem to be."""
     split = made_up(several=1, tested=1.0)[0]
     twice = {
-        name: Measured(*(np.tile(values, 2) for values in (one.auroc, one.auprc, one.scan_scores)))
+        name: MethodResults(*(np.tile(values, 2) for values in (one.auroc, one.auprc, one.scan_scores)))
         for name, one in split.methods.items()
     }
     again = tuple(f"{scan}-again" for scan in split.scan_ids)
-    doubled = Outcomes((*split.scan_ids, *again), split.patient_ids * 2, np.tile(split.labels, 2), twice)
+    doubled = SplitResults((*split.scan_ids, *again), split.patient_ids * 2, np.tile(split.labels, 2), twice)
     for metric, methods in resample([split], 50).items():
         np.testing.assert_allclose(resample([doubled], 50)[metric]["ng"], methods["ng"], atol=1e-12)
     assert delong([doubled], "ng", "smap").standard_error == pytest.approx(delong([split], "ng", "smap").standard_error)
@@ -364,8 +364,8 @@ def test_the_error_of_small_disjoint_splits_is_unbiased():
     for i in range(3):
         values = np.random.default_rng(i).beta(3, 1, size=20)
         ids = tuple(f"split-{i}-scan-{j}" for j in range(20))
-        methods = {"ng": Measured(values, values), "abmil": Measured(np.full(20, 0.5), np.full(20, 0.5))}
-        splits.append(Outcomes(ids, ids, np.ones(20, dtype=np.int64), methods))
+        methods = {"ng": MethodResults(values, values), "abmil": MethodResults(np.full(20, 0.5), np.full(20, 0.5))}
+        splits.append(SplitResults(ids, ids, np.ones(20, dtype=np.int64), methods))
         variance += values.var(ddof=1) / 20 / 9
     (found,) = differences(splits, [Claim("ng", "abmil", "localization_auroc")], draws=10_000)
     half = stats.t.ppf(0.975, 59) * math.sqrt(variance)

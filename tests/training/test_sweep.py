@@ -18,7 +18,7 @@ from normal_guidance.training.batches import Scans, batched, pool_scans, prefetc
 from normal_guidance.training.config import Config, departures, grid, sensitivity_grid
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.training.fit import Fit, fit, select_epoch
-from normal_guidance.training.progress import Progress
+from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.selection import Selection
 from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import Execution, sweep
@@ -321,7 +321,7 @@ def test_half_precision_features_are_pooled_in_full_precision(train: Bags, val: 
 
 
 def test_whoever_watches_is_told(train: Bags, val: Bags) -> None:
-    seen: list[Progress] = []
+    seen: list[SweepProgress] = []
     sweep(small_grid("mean", epochs=3), train, val, replace(EXACT, chunk=2), watch=seen.append)
     assert seen[-1].done == 1.0
     assert [one.first_config for one in seen if one.epoch == 3] == [0, 2]
@@ -329,7 +329,7 @@ def test_whoever_watches_is_told(train: Bags, val: Bags) -> None:
 
 
 def test_progress_counts_the_share_of_all_configurations(train: Bags, val: Bags) -> None:
-    seen: list[Progress] = []
+    seen: list[SweepProgress] = []
     sweep(small_grid("mean", epochs=2), train, val, replace(EXACT, chunk=1), watch=seen.append)
     assert [one.done for one in seen if one.epoch == 2] == [0.25, 0.5, 0.75, 1.0]
 

@@ -8,7 +8,7 @@ import numpy as np
 from normal_guidance.viewer import slice_decoding
 
 
-def crash_on_the_first(wanted: slice_decoding.Wanted) -> np.ndarray:
+def crash_on_the_first(wanted: slice_decoding.SliceRequest) -> np.ndarray:
     """Dies as a decoder in C does, over the slice at position 0."""
     if wanted.row.positions[0] == wanted.row.positions[-1] == FATAL:
         os.kill(os.getpid(), signal.SIGSEGV)

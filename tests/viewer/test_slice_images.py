@@ -11,12 +11,12 @@ from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.viewer import slice_images as module
 from normal_guidance.viewer.slice_decoding import decode
-from normal_guidance.viewer.slice_images import Images, UnreadableSliceError
+from normal_guidance.viewer.slice_images import SliceImages, UnreadableSliceError
 
 HERE = Path(__file__).parent
 
 
-def read_all(images: Images, wanted: list[tuple[int, int]]) -> list[bytes | BaseException]:
+def read_all(images: SliceImages, wanted: list[tuple[int, int]]) -> list[bytes | BaseException]:
     """All at once, as browsers ask."""
 
     async def run():
@@ -30,7 +30,7 @@ def open_images(manifest):
     opened = []
 
     def start(row_of=manifest.__getitem__, root=manifest.root, **options):
-        opened.append(Images(row_of, root, **options))
+        opened.append(SliceImages(row_of, root, **options))
         return opened[-1]
 
     yield start
@@ -42,13 +42,13 @@ def open_images(manifest):
 def count(monkeypatch):
     """How often files are decoded."""
     decoded = []
-    original = Images._decode
+    original = SliceImages._decode
 
     def counted(self, row, name):
         decoded.append(name)
         return original(self, row, name)
 
-    monkeypatch.setattr(Images, "_decode", counted)
+    monkeypatch.setattr(SliceImages, "_decode", counted)
     return decoded
 
 

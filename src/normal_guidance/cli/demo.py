@@ -227,7 +227,7 @@ def _comparison(out: Path) -> Iterator[str | Table]:
     from rich.table import Table
 
     from normal_guidance.core.method_names import CEILING
-    from normal_guidance.evaluation.study_folder import LOG_DENSITY, find
+    from normal_guidance.evaluation.study_folder import LOG_DENSITY, find_results
     from normal_guidance.reports.difference_tables import read_differences
     from normal_guidance.reports.paper_tables import PaperTables
     from normal_guidance.reports.study_tables import collect
@@ -236,7 +236,7 @@ def _comparison(out: Path) -> Iterator[str | Table]:
     study = out / "study"
     results, tested = collect(study, DATASET), read_differences(study / "differences.json")
     # Differences are taken from its log-density; the row of the paper's tables has ties.
-    gaussian = next(find(study, DATASET, ("centered_gaussian",))).forms[LOG_DENSITY]
+    gaussian = next(find_results(study, DATASET, ("centered_gaussian",))).forms[LOG_DENSITY]
     found = [one for one in tested.found if one.metric == "localization_auroc" and one.against != CEILING]
     beside = {one.method: signed(one.estimate) for one in found if one.against == "centered_gaussian"}
     table = Table("", box=None, pad_edge=False, padding=(0, 3, 0, 0))

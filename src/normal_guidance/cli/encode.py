@@ -20,8 +20,8 @@ from normal_guidance.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.features.encoding import Outcome, Progress
-    from normal_guidance.features.encoding_machine import Options
+    from normal_guidance.features.encoding import EncodingProgress, Outcome
+    from normal_guidance.features.encoding_machine import EncodingOptions
     from normal_guidance.features.preprocessing import Statistics
 
 LINE_SECONDS = 60.0
@@ -145,8 +145,8 @@ def _statistics(text: str | None, channels: int) -> Statistics | None:
 
 def _options(
     device: str | None, precision: str, ray: str | None, repair: bool, batch_size: int, threads: int | None
-) -> Options:
-    from normal_guidance.features.encoding_machine import Options
+) -> EncodingOptions:
+    from normal_guidance.features.encoding_machine import EncodingOptions
 
     if ray is None:
         device = choose_execution(device, "auto").device
@@ -154,7 +154,7 @@ def _options(
     automatic = "tf32" if device.startswith("cuda") else "float32"
     match automatic if precision == "auto" else precision:
         case "float32" | "tf32" | "bf16" as chosen:
-            return Options(repair, batch_size, device, chosen, threads)
+            return EncodingOptions(repair, batch_size, device, chosen, threads)
     raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")
 
 
@@ -177,7 +177,7 @@ def _counts(of: Mapping[str, int]) -> str:
 
 
 @contextmanager
-def _watch(console: Console) -> Iterator[Callable[[Progress], None]]:
+def _watch(console: Console) -> Iterator[Callable[[EncodingProgress], None]]:
     """Lends what tells the progress: a bar on a terminal, elsewhere at most a line a minute."""
     pace = _Pace()
     if not console.is_terminal:
@@ -200,7 +200,7 @@ class _Pace:
     def __init__(self) -> None:
         self.stage, self.begin = "", 0.0
 
-    def describe(self, now: Progress) -> str:
+    def describe(self, now: EncodingProgress) -> str:
         if now.stage != self.stage:
             self.stage, self.begin = now.stage, time.monotonic()
         done, seconds = now.slices - now.begun_with, time.monotonic() - self.begin
@@ -215,7 +215,7 @@ class _Lines:
     def __init__(self, console: Console, pace: _Pace) -> None:
         self.console, self.pace, self.last = console, pace, time.monotonic()
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: EncodingProgress) -> None:
         from normal_guidance.cli.progress_bar import say
 
         text = self.pace.describe(now)

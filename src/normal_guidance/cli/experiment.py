@@ -31,7 +31,7 @@ from normal_guidance.cli.training_options import (
 
 if TYPE_CHECKING:
     from normal_guidance.data.manifest import Manifest
-    from normal_guidance.evaluation.study import Dataset, Train
+    from normal_guidance.evaluation.study import StudyData, Train
 
 
 def experiment(
@@ -136,7 +136,7 @@ def experiment(
     say(console, f"Report: {page}")
 
 
-def _manifest(index: Path | None, data: Dataset) -> Manifest | None:
+def _manifest(index: Path | None, data: StudyData) -> Manifest | None:
     """Read and checked first: a wrong folder is told before hours of training."""
     if index is None:
         return None

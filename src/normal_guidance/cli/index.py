@@ -16,7 +16,7 @@ from normal_guidance.cli.json_output import AsJson, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.data.indexing import Index, Progress
+    from normal_guidance.data.indexing import Index, IndexProgress
 
 MOST_WORKERS = 8
 """More processes than this seldom read one disk faster."""
@@ -92,7 +92,7 @@ def summary(made: Index, out: Path) -> list[str]:
 
 
 @contextmanager
-def _watch(console: Console, title: str) -> Iterator[Callable[[Progress], None]]:
+def _watch(console: Console, title: str) -> Iterator[Callable[[IndexProgress], None]]:
     """A live bar on a terminal; elsewhere one line, for log files."""
     from normal_guidance.cli.progress_bar import say
 

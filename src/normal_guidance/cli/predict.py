@@ -74,11 +74,11 @@ def predict(
     """
     from normal_guidance.clinical.bundle import load_bundle
     from normal_guidance.clinical.new_scans import find_scans
-    from normal_guidance.clinical.predicting import Options, predict_found
+    from normal_guidance.clinical.predicting import PredictOptions, predict_found
     from normal_guidance.clinical.result_folder import check_out, outcome_json, write_predictions
 
     count = (os.cpu_count() or 1) if workers is None else workers
-    options = Options(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
+    options = PredictOptions(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
     chosen = choose_execution(device, "auto")
     check_out(out)
     bundle = load_bundle(model)

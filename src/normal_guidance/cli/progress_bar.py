@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.training.progress import Progress
+    from normal_guidance.training.progress import SweepProgress
 
 LINE_SECONDS = 60.0
 """Outside a terminal, lines about one run are at least so far apart: a log file stays readable."""
@@ -34,7 +34,7 @@ def say(console: Console, text: str) -> None:
 
 
 @contextmanager
-def watch_run(console: Console, title: str) -> Iterator[Callable[[Progress], None]]:
+def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress], None]]:
     """Lends a function for `run_sweep(watch=...)`; what came of the run is for the caller to say.
 
     Example:
@@ -57,7 +57,7 @@ def watch_run(console: Console, title: str) -> Iterator[Callable[[Progress], Non
         yield lambda now: bars.update(task, completed=now.done, note=describe(now, left(now.done)))
 
 
-def describe(now: Progress, left: float | None) -> str:
+def describe(now: SweepProgress, left: float | None) -> str:
     """Epoch, best validation AUROC so far, speed, and the time left if it can be told."""
     best = f"{now.best_val_auroc:.3f}" if now.best_val_auroc > 0 else "-"
     parts = [
@@ -87,7 +87,7 @@ class _Lines:
         self.console, self.title, self.left = console, title, left
         self.last = time.monotonic()
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: SweepProgress) -> None:
         left = self.left(now.done)
         if time.monotonic() - self.last >= LINE_SECONDS:
             self.last = time.monotonic()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.evaluation.runs import Run
-    from normal_guidance.evaluation.study import Dataset, Listener
+    from normal_guidance.evaluation.study import Listener, StudyData
 
 
 def reproduce(
@@ -105,7 +105,7 @@ def reproduce(
         say(console, f"Report: {write_report(study)}")
 
 
-def _dataset(name: str) -> Dataset:
+def _dataset(name: str) -> StudyData:
     from normal_guidance.evaluation.study import DATASETS
 
     if name not in DATASETS:

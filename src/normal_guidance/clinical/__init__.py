@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from normal_guidance.clinical.bundle import Bundle, bundle_run, load_bundle, write_bundle
     from normal_guidance.clinical.new_scans import NotPredicted, find_scans
-    from normal_guidance.clinical.predicting import Options, predict, predict_found
+    from normal_guidance.clinical.predicting import PredictOptions, predict, predict_found
     from normal_guidance.clinical.result_folder import prediction_json, write_predictions, write_scan
     from normal_guidance.clinical.scan_prediction import ScanPrediction
 
 _HOME = {
     "Bundle": "bundle",
     "NotPredicted": "new_scans",
-    "Options": "predicting",
+    "PredictOptions": "predicting",
     "ScanPrediction": "scan_prediction",
     "bundle_run": "bundle",
     "find_scans": "new_scans",
@@ -41,7 +41,7 @@ _HOME = {
 __all__ = [
     "Bundle",
     "NotPredicted",
-    "Options",
+    "PredictOptions",
     "ScanPrediction",
     "bundle_run",
     "find_scans",

@@ -26,8 +26,7 @@ from normal_guidance.data.worker_pool import TIMEOUT, Pool
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.encoding_folder import Encoded
-from normal_guidance.features.encoding_machine import Machine, Setup, start_workers
-from normal_guidance.features.encoding_machine import Options as EncoderOptions
+from normal_guidance.features.encoding_machine import EncodingOptions, Machine, Setup, start_workers
 from normal_guidance.features.store_files import DTYPES
 from normal_guidance.statistics.key_slices import KEYS, key_slices
 from normal_guidance.statistics.localization import smallest_interval
@@ -40,7 +39,7 @@ GO_ON = "refused; --force goes on"
 
 
 @dataclass(frozen=True)
-class Options:
+class PredictOptions:
     """How scans are predicted.
 
     Args:
@@ -68,7 +67,7 @@ class Options:
             raise UserError(f"share is {self.share}; give a number above 0 and at most 1: 0.5 is half of the attention")
 
 
-DEFAULTS = Options()
+DEFAULTS = PredictOptions()
 
 Outcome = ScanPrediction | NotPredicted
 
@@ -78,7 +77,7 @@ def predict(
     bundle: Bundle,
     *,
     encoder: Encoder | None = None,
-    options: Options = DEFAULTS,
+    options: PredictOptions = DEFAULTS,
 ) -> Iterator[Outcome]:
     """What the model says about each scan in the paths; first come those that it does not take, and why.
 
@@ -91,12 +90,12 @@ def predict(
     return predict_found(_find([paths] if isinstance(paths, str | Path) else paths, options), bundle, encoder, options)
 
 
-def _find(paths: Sequence[str | Path], options: Options) -> FoundScans:
+def _find(paths: Sequence[str | Path], options: PredictOptions) -> FoundScans:
     return find_scans(paths, workers=options.workers, any_modality=options.force, anonymize=options.anonymize)
 
 
 def predict_found(
-    found: FoundScans, bundle: Bundle, encoder: Encoder | None = None, options: Options = DEFAULTS
+    found: FoundScans, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
     """The same for scans that `find_scans` found."""
     yield from found.unusable
@@ -122,10 +121,10 @@ def predict_found(
             yield _outcome(row, found.root, encoded, odd or encoded.problems, notes[row.scan_id], bundle, options)
 
 
-def _machine(bundle: Bundle, encoder: Encoder, options: Options, pool: Pool) -> Machine:
+def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Pool) -> Machine:
     if encoder.fingerprint != bundle.encoder.fingerprint:
         raise UserError(f"encoder {encoder.name} is not the one of the bundle; load it by bundle.load_encoder()")
-    how = EncoderOptions(bundle.repair, options.batch_size, encoder.device, encoder.precision)
+    how = EncodingOptions(bundle.repair, options.batch_size, encoder.device, encoder.precision)
     setup = Setup(bundle.load_encoder, encoder.fingerprint, torch.__version__, how, options.workers, options.timeout)
     return Machine(setup, encoder, pool)
 
@@ -151,7 +150,7 @@ def _outcome(
     odd: Sequence[Problem],
     notes: Sequence[Problem],
     bundle: Bundle,
-    options: Options,
+    options: PredictOptions,
 ) -> Outcome:
     if encoded.failed:
         reason = odd[-1]._replace(action="left out")

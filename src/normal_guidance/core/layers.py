@@ -187,7 +187,7 @@ def _depthwise(
     return encoded.permute(0, 2, 3, 1).squeeze(2)
 
 
-class Block(nn.Module):
+class AttentionBlock(nn.Module):
     """The parameters of one transformer block without MLP, x + MHA(LN(x)), and its two parts.
 
     `folded_projection` has LayerNorm's scale and shift in the input projection, W (γ n + β) + b = (W γ) n + (W β + b):
@@ -218,7 +218,7 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    r"""Block 1: full softmax attention among a bag's class token and slices, $\mathrm{MHA}(\mathrm{LN}(x))$.
+    r"""AttentionBlock 1: full softmax attention among a bag's class token and slices, $\mathrm{MHA}(\mathrm{LN}(x))$.
 
     The class token is the same for every bag, so it is projected once.
 
@@ -230,7 +230,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, features: int, heads: int) -> None:
         super().__init__()
-        self.block = Block(features, heads)
+        self.block = AttentionBlock(features, heads)
 
     def forward(
         self, token: Float[Tensor, "1 features"], rows: Rows, layout: Layout, tokens: Layout
@@ -282,7 +282,7 @@ def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 class ClassAttention(nn.Module):
-    r"""Block 2, computed for the class token only: its multi-head attention output and its attention row.
+    r"""AttentionBlock 2, computed for the class token only: its multi-head attention output and its attention row.
 
     Scores are $(W_k^\top q_h) \cdot x_j$ and the values are pooled before $W_v$, so the cost per slice falls from
     $8M^2$ to about $4HM$ operations.  With Sm behind this block the class token's output also draws on the block's
@@ -297,7 +297,7 @@ class ClassAttention(nn.Module):
 
     def __init__(self, features: int, heads: int) -> None:
         super().__init__()
-        self.block = Block(features, heads)
+        self.block = AttentionBlock(features, heads)
 
     def forward(
         self,

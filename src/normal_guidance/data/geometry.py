@@ -46,11 +46,11 @@ AXES_TOLERANCE = 0.01
 """How far direction cosines may be from unit length and from a right angle before they are no directions at all."""
 
 
-class Finding(NamedTuple):
+class GeometryFinding(NamedTuple):
     """Something odd; `Problem` without the scan, which the geometry does not know.
 
     Example:
-        >>> Finding("3.dcm", "duplicate", "same position as 2.dcm: -31 mm", "left out").kind
+        >>> GeometryFinding("3.dcm", "duplicate", "same position as 2.dcm: -31 mm", "left out").kind
         'duplicate'
     """
 
@@ -83,7 +83,7 @@ class Ordered:
     rows: int
     columns: int
     pixel_spacing: tuple[float, float] | None
-    findings: tuple[Finding, ...]
+    findings: tuple[GeometryFinding, ...]
     located: bool
     """Whether `positions` are mm."""
 
@@ -124,7 +124,7 @@ def order_slices(headers: Sequence[Header]) -> Ordered:
         4.dcm; duplicate; same position as 1.dcm: 5 mm; left out
         2.dcm; gap; 10 mm from 1.dcm to 2.dcm, usually 5 mm: 1 missing; kept
     """
-    findings: list[Finding] = []
+    findings: list[GeometryFinding] = []
     slices = sorted(_expand(headers, findings), key=lambda one: one.rank)
     slices = _keep_majority(slices, "mixed_size", _same_size(), _size_text, findings)
     oriented = [one for one in slices if one.orientation is not None]
@@ -141,7 +141,7 @@ def order_slices(headers: Sequence[Header]) -> Ordered:
         _check_steps(slices, positions, findings)
         _check_tilt(slices, orientation, findings)
     if len(slices) == 1:
-        findings.append(Finding(slices[0].header.file, "one_slice", "no other slice of this series", "kept"))
+        findings.append(GeometryFinding(slices[0].header.file, "one_slice", "no other slice of this series", "kept"))
     first = slices[0].header
     return Ordered(
         slices=tuple((one.header.file, one.frame) for one in slices),
@@ -179,11 +179,13 @@ def normal_of(orientation: Sequence[float]) -> np.ndarray:
     return normal / np.linalg.norm(normal)
 
 
-def _expand(headers: Sequence[Header], findings: list[Finding]) -> list[_Slice]:
+def _expand(headers: Sequence[Header], findings: list[GeometryFinding]) -> list[_Slice]:
     slices = []
     for header in headers:
         if header.frames > 1:
-            findings.append(Finding(header.file, "multi_frame", f"{header.frames} frames", "each frame is a slice"))
+            findings.append(
+                GeometryFinding(header.file, "multi_frame", f"{header.frames} frames", "each frame is a slice")
+            )
             places: Sequence[tuple[float, float, float] | None] = header.frame_positions or (None,) * header.frames
             orientation = _directions(header.frame_orientation or header.orientation)
         else:
@@ -214,7 +216,7 @@ def _keep_majority(
     kind: str,
     group_of: Callable[[_Slice], Hashable],
     text: Callable[[_Slice], str],
-    findings: list[Finding],
+    findings: list[GeometryFinding],
 ) -> list[_Slice]:
     """The slices of the largest group, of the earliest of those as large; the others are reported file by file."""
     groups = [group_of(one) for one in slices]
@@ -225,7 +227,7 @@ def _keep_majority(
     for one, group in zip(slices, groups, strict=True):
         if group != largest:
             detail = f"{text(one)}, but most slices of the scan: {text(kept[0])}"
-            findings.append(Finding(one.header.file, kind, detail, "left out"))
+            findings.append(GeometryFinding(one.header.file, kind, detail, "left out"))
     return kept
 
 
@@ -304,13 +306,13 @@ def _missing(tag: str, without: Sequence[_Slice], total: int) -> str:
 
 
 def _order_by_number(
-    slices: list[_Slice], heights: Sequence[float | None], reason: str, findings: list[Finding]
+    slices: list[_Slice], heights: Sequence[float | None], reason: str, findings: list[GeometryFinding]
 ) -> list[_Slice]:
     """By InstanceNumber, or frame number in one file; `slices` come sorted by these and then by name."""
     numbers = {one.header.file: one.header.instance_number for one in slices}
     if len(numbers) > 1 and None in numbers.values():
         action = "ordered by file name: InstanceNumber is missing, too"
-        findings.append(Finding("", "no_order", reason, action))
+        findings.append(GeometryFinding("", "no_order", reason, action))
         return sorted(slices, key=lambda one: (natural(one.header.file), one.frame))
     known = [height for height in heights if height is not None]
     ups = np.sign(np.diff(known)).sum()
@@ -318,12 +320,12 @@ def _order_by_number(
     twice = len(numbers) - len(set(numbers.values()))
     note = f", file name where it repeats ({twice} times)" if twice else ""
     direction = ", descending as the known positions do" if ups < 0 else ""
-    findings.append(Finding("", "no_position", reason, f"ordered by {by}{direction}{note}"))
+    findings.append(GeometryFinding("", "no_position", reason, f"ordered by {by}{direction}{note}"))
     return slices[::-1] if ups < 0 else slices
 
 
 def _order_by_position(
-    slices: Sequence[_Slice], heights: Sequence[float | None], findings: list[Finding]
+    slices: Sequence[_Slice], heights: Sequence[float | None], findings: list[GeometryFinding]
 ) -> tuple[list[_Slice], list[float]]:
     """Slices come sorted by InstanceNumber, and sorting is stable: of duplicates the first has the lowest number."""
     pairs = [(height, one) for height, one in zip(heights, slices, strict=True) if height is not None]
@@ -339,7 +341,7 @@ def _order_by_position(
             if one is not best:
                 detail = f"same position as {best.name}: {height:g} mm"
                 detail = detail if one.header.frames == 1 else f"frame {one.frame}: {detail}"
-                findings.append(Finding(one.header.file, "duplicate", detail, "left out"))
+                findings.append(GeometryFinding(one.header.file, "duplicate", detail, "left out"))
     return [one for _, one in kept], [height for height, _ in kept]
 
 
@@ -348,7 +350,7 @@ def _order_by_position(
 # ----------------------------------------------------------------------------------------------------
 
 
-def _check_steps(slices: Sequence[_Slice], positions: Sequence[float], findings: list[Finding]) -> None:
+def _check_steps(slices: Sequence[_Slice], positions: Sequence[float], findings: list[GeometryFinding]) -> None:
     if len(positions) < 3:
         return
     steps = np.diff(positions)
@@ -360,14 +362,16 @@ def _check_steps(slices: Sequence[_Slice], positions: Sequence[float], findings:
         before, after, step = slices[place], slices[place + 1], float(steps[place])
         missing = max(1, round(step / usual) - 1)
         detail = f"{step:g} mm from {before.name} to {after.name}, usually {usual:g} mm: {missing} missing"
-        findings.append(Finding(after.header.file, "gap", detail, "kept"))
+        findings.append(GeometryFinding(after.header.file, "gap", detail, "kept"))
     rest = np.delete(steps, gaps)
     if np.abs(rest - usual).max() > max(UNEVEN_SHARE * usual, DUPLICATE_MM):
         detail = f"steps of {rest.min():g} to {rest.max():g} mm, usually {usual:g} mm"
-        findings.append(Finding("", "uneven", detail, "kept"))
+        findings.append(GeometryFinding("", "uneven", detail, "kept"))
 
 
-def _check_tilt(slices: Sequence[_Slice], orientation: tuple[float, ...] | None, findings: list[Finding]) -> None:
+def _check_tilt(
+    slices: Sequence[_Slice], orientation: tuple[float, ...] | None, findings: list[GeometryFinding]
+) -> None:
     """The line from the first to the last slice against the normal: a tilted gantry moves it by the tilt's angle."""
     first, last = slices[0].position, slices[-1].position
     if first is None or last is None or orientation is None or len(slices) < 2:
@@ -380,4 +384,4 @@ def _check_tilt(slices: Sequence[_Slice], orientation: tuple[float, ...] | None,
         told = slices[0].header.tilt
         detail = f"{angle:.1f} degrees between the slice normal and the line of positions"
         detail += "" if told is None else f", GantryDetectorTilt {told:g}"
-        findings.append(Finding("", "tilt", detail, "kept; slices are sheared, not resampled"))
+        findings.append(GeometryFinding("", "tilt", detail, "kept; slices are sheared, not resampled"))

@@ -37,11 +37,11 @@ MAX_FRAMES = 100_000
 NIFTI = (".nii", ".nii.gz")
 
 
-class Wanted(NamedTuple):
+class HeaderRequest(NamedTuple):
     """A file to read.
 
     Example:
-        >>> Wanted("A17/1.dcm").mask
+        >>> HeaderRequest("A17/1.dcm").mask
         False
     """
 
@@ -55,11 +55,11 @@ Found = Header | Mask | Refusal
 """What comes of a file."""
 
 
-def read_all(root: Path, wanted: Iterable[Wanted], workers: int = 0) -> Iterator[Found]:
+def read_all(root: Path, wanted: Iterable[HeaderRequest], workers: int = 0) -> Iterator[Found]:
     """What comes of every file, in their order; with 0 workers, in this process."""
     files: deque[str] = deque()
 
-    def draw() -> Iterator[Wanted]:
+    def draw() -> Iterator[HeaderRequest]:
         for one in wanted:
             files.append(one.file)
             yield one
@@ -90,7 +90,7 @@ def _brief(death: Death) -> str:
     return f"died ({death.cause})" if death.cause else f"did not answer within {death.silence:g} s"
 
 
-def read_one(root: Path, wanted: Wanted) -> Found:
+def read_one(root: Path, wanted: HeaderRequest) -> Found:
     """A header, or why there is none; whatever is wrong with the file, this does not raise."""
     try:
         return _read_mask(root, wanted.file) if wanted.mask else _read_header(root, wanted.file, wanted.any_modality)

@@ -26,10 +26,10 @@ from normal_guidance import __version__
 from normal_guidance.data.dicom_slices import Header
 from normal_guidance.data.file_contents import Mask, Refusal
 from normal_guidance.data.geometry import Ordered, order_slices
-from normal_guidance.data.header_reading import Found, Wanted, is_nifti, read_all
+from normal_guidance.data.header_reading import Found, HeaderRequest, is_nifti, read_all
 from normal_guidance.data.manifest import Manifest, ScanRow, write_manifest
 from normal_guidance.data.problems import Problem, summarize, write_problems
-from normal_guidance.data.sources import SOURCES, Candidate, Dataset, Group, Options
+from normal_guidance.data.sources import SOURCES, Candidate, Group, ScanSource, SourceOptions
 from normal_guidance.errors import UserError
 from normal_guidance.files import folder_atomically, write_json
 
@@ -43,11 +43,11 @@ WATCH_FILES = 64
 
 
 @dataclass(frozen=True)
-class Progress:
+class IndexProgress:
     """How far it is.
 
     Example:
-        >>> Progress(files=640, scans=2, done=0.1).done
+        >>> IndexProgress(files=640, scans=2, done=0.1).done
         0.1
     """
 
@@ -57,7 +57,7 @@ class Progress:
     """From 0 to 1, about; None where it cannot be told."""
 
 
-Watch = Callable[[Progress], object]
+Watch = Callable[[IndexProgress], object]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def index(
 
 
 def read_rows(
-    dataset: Dataset,
+    dataset: ScanSource,
     problems: list[Problem],
     *,
     workers: int = 0,
@@ -128,7 +128,7 @@ def read_rows(
     return _Run(dataset, problems, watch or (lambda progress: None), any_modality).rows(workers)
 
 
-def check_options(source: str, table: str | Path | None = None, labels: str | None = None) -> Options:
+def check_options(source: str, table: str | Path | None = None, labels: str | None = None) -> SourceOptions:
     """The options of a source; one that means nothing to it is refused.
 
     Example:
@@ -143,10 +143,10 @@ def check_options(source: str, table: str | Path | None = None, labels: str | No
     for name, value in chosen.items():
         if name not in SOURCES[source].options:
             raise UserError(f"--{name} {value} means nothing to {source}; leave it out")
-    return Options(**chosen)
+    return SourceOptions(**chosen)
 
 
-def _stated(source: str, options: Options) -> dict[str, str]:
+def _stated(source: str, options: SourceOptions) -> dict[str, str]:
     return {name: str(getattr(options, name)) for name in SOURCES[source].options}
 
 
@@ -189,7 +189,7 @@ def _versions() -> dict[str, str | None]:
 class _Run:
     """One pass over a dataset; counts as it goes."""
 
-    def __init__(self, dataset: Dataset, problems: list[Problem], watch: Watch, any_modality: bool = False) -> None:
+    def __init__(self, dataset: ScanSource, problems: list[Problem], watch: Watch, any_modality: bool = False) -> None:
         self.dataset, self.report, self.watch, self.any_modality = dataset, problems.append, watch, any_modality
         self.files = self.groups = self.scans = 0
         self.share = _Share()
@@ -228,12 +228,12 @@ class _Run:
                 yield group, found
                 found = []
 
-    def _wanted(self, waiting: deque[Group]) -> Iterator[Wanted]:
+    def _wanted(self, waiting: deque[Group]) -> Iterator[HeaderRequest]:
         for group in self.dataset.groups():
             waiting.append(group)
-            yield from (Wanted(file, any_modality=self.any_modality) for file in group.files)
+            yield from (HeaderRequest(file, any_modality=self.any_modality) for file in group.files)
             if group.mask:
-                yield Wanted(group.mask, mask=True)
+                yield HeaderRequest(group.mask, mask=True)
 
     def _count(self) -> None:
         self.files += 1
@@ -243,7 +243,7 @@ class _Run:
                 done = self.files / self.dataset.expected_files
             elif self.dataset.expected_groups:
                 done = self.groups / self.dataset.expected_groups
-            self.watch(Progress(self.files, self.scans, None if done is None else min(done, 1.0)))
+            self.watch(IndexProgress(self.files, self.scans, None if done is None else min(done, 1.0)))
 
     def _refuse(self, group: Group, refusal: Refusal) -> None:
         scan_id = self.dataset.scan_of(group, refusal.series_uid)

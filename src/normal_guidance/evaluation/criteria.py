@@ -43,7 +43,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.trust.changed_scans import Chosen
+from normal_guidance.evaluation.trust.changed_scans import SliceSelection
 from normal_guidance.statistics.localization import smallest_interval
 from normal_guidance.statistics.slice_ranks import positions, rank_correlation, scan_of
 
@@ -171,7 +171,7 @@ def _interval(scans: Bags, first: Int[Tensor, "scans"], length: Int[Tensor, "sca
 
 def _logit(predict: Predict, scans: Bags, slices: Bool[Tensor, "slices"]) -> Float64[Tensor, "scans"]:
     """Of the scans with these slices only; there is at least one in every scan."""
-    chosen = Chosen.where(slices, scans.lengths)
+    chosen = SliceSelection.where(slices, scans.lengths)
     cut = Bags(scans.features[chosen.slices], chosen.lengths, scans.labels, scan_ids=scans.scan_ids)
     return predict(cut).logit.to(chosen.lengths.device, torch.float64)
 

@@ -31,7 +31,7 @@ from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.fit import predict
-from normal_guidance.training.progress import Progress
+from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.run_folder import (
     PREDICTION_TABLE,
     REPORT,
@@ -99,7 +99,7 @@ def run_sweep(
     save_epochs: int = SAVE_EPOCHS,
     save_seconds: float = SAVE_SECONDS,
     options: Mapping[str, Any] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
     """Trains all configurations, scores the winners on the test scans and writes everything to `folder`.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.study import DATASETS, Dataset
+from normal_guidance.evaluation.study import DATASETS, StudyData
 from normal_guidance.features.store import FeatureStore, open_store
 
 SPLIT_SUFFIXES = (".csv", ".parquet")
@@ -32,7 +32,7 @@ class StoredParts:
         return store if split is None else store.with_parts(split)
 
 
-def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: str | None = None) -> Dataset:
+def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: str | None = None) -> StudyData:
     """A dataset of one store and some splits of it, or of one store for each split.
 
     Args:
@@ -66,7 +66,7 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
     labelled = {key for key, scans in parts.items() if _has_positive_slices(scans)}
     # From here on paths are whole: a cluster's processes start in other folders.
     whole = {seed: (folder.resolve(), table and table.resolve()) for seed, (folder, table) in given.sources.items()}
-    return Dataset(
+    return StudyData(
         name=_name(name, folders[0]),
         draw=StoredParts(whole),
         seeds=tuple(seeds),

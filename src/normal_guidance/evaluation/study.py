@@ -22,7 +22,15 @@ from normal_guidance.core.models import EVERY_METHOD, CenteredGaussian, Predicti
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import prediction_table
 from normal_guidance.evaluation.runs import Data, Run, environment, run_sweep
-from normal_guidance.evaluation.study_folder import FORMS, LOG_DENSITY, PUBLISHED_FORM, REFERENCES, SCORES, Found, load
+from normal_guidance.evaluation.study_folder import (
+    FORMS,
+    LOG_DENSITY,
+    PUBLISHED_FORM,
+    REFERENCES,
+    SCORES,
+    StudyResult,
+    load_result,
+)
 from normal_guidance.evaluation.supervised import run_scan_reference, run_slice_reference
 from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.files import make_folder, write_json
@@ -30,13 +38,13 @@ from normal_guidance.simulate.semi_synthetic import SEEDS, bayes_scan_scores, ba
 from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.fit import predict
-from normal_guidance.training.progress import Progress
+from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.run_folder import PREDICTION_TABLE, identity_of, is_begun
 from normal_guidance.training.stacked_model import initial_model
 from normal_guidance.training.sweep import Execution
 from normal_guidance.training.winners import write_table
 
-Watch = Callable[[Progress], None]
+Watch = Callable[[SweepProgress], None]
 MakeGrid = Callable[[Config], Sequence[Config]]
 
 
@@ -61,7 +69,7 @@ class Oracle(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dataset:
+class StudyData:
     """Where the scans of each seed come from, and the best that anything can do on them, if that is known.
 
     Args:
@@ -101,7 +109,7 @@ def bayes_oracle(scans: Bags) -> Oracle:
     return Oracle(bayes_slice_scores(scans), bayes_scan_scores(scans))
 
 
-SEMI_SYNTHETIC = Dataset("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
+SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
 
 DATASETS = {SEMI_SYNTHETIC.name: SEMI_SYNTHETIC}
 """What `nguide reproduce` knows: what it can draw itself."""
@@ -128,7 +136,7 @@ class Study:
         normal_guidance.errors.UserError: seed 7 is none of semi-synthetic's; choose among 1001, 2001, 3001
     """
 
-    dataset: Dataset
+    dataset: StudyData
     folder: Path
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -151,7 +159,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One run: what to train, and where; everything that a process elsewhere needs to know."""
 
     method: str
@@ -171,7 +179,7 @@ class Job:
 
         How a complete one was computed does not matter here, so a folder can be told about on any machine.
         """
-        found = load(self.method, self.seed, self.folder)
+        found = load_result(self.method, self.seed, self.folder)
         if found is not None:
             _check_data(found, study.dataset)
         protocol = self._known_protocol(found)
@@ -181,7 +189,7 @@ class Job:
             is_begun(self.folder, {name: identity[name] for name in compared})
         return found is not None
 
-    def _known_protocol(self, found: Found | None) -> Config | None:
+    def _known_protocol(self, found: StudyResult | None) -> Config | None:
         """What is varied; None for a slice reference whose R is still to be measured on the scans: `run` looks."""
         if self.method != SLICE_REFERENCE:
             return self.protocol
@@ -210,10 +218,10 @@ class Job:
 
 def jobs_of(
     study: Study, methods: Sequence[str], make_grid: MakeGrid = grid, folder: Path | None = None, title: str = ""
-) -> list[Job]:
+) -> list[TrainingJob]:
     """A job for each seed and method, seed by seed."""
     return [
-        Job(
+        TrainingJob(
             method=method,
             folder=(folder or study.folder) / method / str(seed),
             # The scan reference is mean pooling; the slice reference's configuration depends on the scans.
@@ -245,7 +253,7 @@ class Listener:
     finished: Callable[[str, Run], object] = lambda title, run: None
 
 
-Train = Callable[[Study, Sequence[Job], Listener], None]
+Train = Callable[[Study, Sequence[TrainingJob], Listener], None]
 """How jobs are done: one after the other here, or by a cluster (`normal_guidance.evaluation.study_on_ray`)."""
 
 
@@ -271,7 +279,7 @@ def wanted_of(study: Study) -> list[str]:
 
 def train_jobs(
     study: Study,
-    jobs: Sequence[Job],
+    jobs: Sequence[TrainingJob],
     listener: Listener | None = None,
     train: Train | None = None,
     untrained: Sequence[str] = (),
@@ -293,7 +301,7 @@ def train_jobs(
         train(study, lacking, listener or Listener())
 
 
-def train_here(study: Study, jobs: Sequence[Job], listener: Listener) -> None:
+def train_here(study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
     """One after the other."""
     for job in jobs:
         with listener.watching(job.title) as watch:
@@ -316,7 +324,7 @@ class _OneSeed:
         return self.drawn[part]
 
 
-def _check_data(found: Found, dataset: Dataset) -> None:
+def _check_data(found: StudyResult, dataset: StudyData) -> None:
     """Refuses what came of another dataset, or of scans that have changed since."""
     found.check_dataset(dataset.name)
     if found.method == SCAN_REFERENCE:
@@ -334,7 +342,7 @@ def options_of(study: Study) -> dict[str, Any]:
     return {"dataset": study.dataset.name}
 
 
-def _check_models(jobs: Sequence[Job], width: int) -> None:
+def _check_models(jobs: Sequence[TrainingJob], width: int) -> None:
     """Refuses what cannot be built."""
     for job in jobs:
         if job.method not in REFERENCES:
@@ -347,7 +355,7 @@ def _check_models(jobs: Sequence[Job], width: int) -> None:
 
 
 def _is_scored(study: Study, method: str, seed: int) -> bool:
-    found = load(method, seed, study.folder / method / str(seed))
+    found = load_result(method, seed, study.folder / method / str(seed))
     if found is not None:
         _check_data(found, study.dataset)
     return found is not None
@@ -369,7 +377,7 @@ def _score_untrained(study: Study, method: str, seed: int) -> None:
     write_json(folder / SCORES, content)
 
 
-def _untrained(dataset: Dataset, method: str, test: Data) -> Iterator[tuple[str, Prediction]]:
+def _untrained(dataset: StudyData, method: str, test: Data) -> Iterator[tuple[str, Prediction]]:
     """By form."""
     if method == CEILING:
         assert dataset.oracle is not None

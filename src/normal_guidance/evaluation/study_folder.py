@@ -40,7 +40,7 @@ EVERYTHING = (*EVERY_METHOD, CEILING, *REFERENCES)
 
 
 @dataclass(frozen=True)
-class Found:
+class StudyResult:
     """What is complete for one method and seed: a run, or the scores of what is not trained."""
 
     method: str
@@ -74,16 +74,16 @@ class Found:
             raise UserError(f"{self.folder} is about {self.dataset or 'other scans'}, not {name}; give another folder")
 
 
-def find(folder: Path, dataset: str, methods: Sequence[str] = EVERYTHING) -> Iterator[Found]:
+def find_results(folder: Path, dataset: str, methods: Sequence[str] = EVERYTHING) -> Iterator[StudyResult]:
     """By method in the given order, then by seed; runs on other data are not ours."""
     for method in methods:
         for seed in sorted(int(path.name) for path in (folder / method).glob("*") if path.name.isdecimal()):
-            one = load(method, seed, folder / method / str(seed))
+            one = load_result(method, seed, folder / method / str(seed))
             if one is not None and one.dataset == dataset:
                 yield one
 
 
-def load(method: str, seed: int, folder: Path) -> Found | None:
+def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
     """None where nothing is complete; a file of another shape is refused here, so that nothing stumbles over it."""
     path = folder / (SCORES if method in FORMS else REPORT)
     if not path.is_file():
@@ -91,7 +91,7 @@ def load(method: str, seed: int, folder: Path) -> Found | None:
     run = None if method in FORMS else load_run(folder)
     content = read_json(path) if run is None else run.report
     try:
-        return Found(
+        return StudyResult(
             method=method,
             seed=seed,
             folder=folder,
@@ -114,7 +114,7 @@ def _complete(environment: Mapping[str, Any]) -> Mapping[str, Any]:
     return environment
 
 
-def reference_scores(found: Sequence[Found]) -> dict[int, Scores]:
+def reference_scores(found: Sequence[StudyResult]) -> dict[int, Scores]:
     """Of every seed with both supervised references, what they are the tables' last row with."""
     runs = {(one.method, one.seed): one.run for one in found if one.run is not None}
     scores = {}

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from normal_guidance.evaluation.runs import load_run
-from normal_guidance.evaluation.study import Dataset, Job, Listener, Study, options_of
+from normal_guidance.evaluation.study import Listener, Study, StudyData, TrainingJob, options_of
 from normal_guidance.ray_cluster import RETRIES, connected
 from normal_guidance.training.sweep import Execution
 
 
-def train_on_cluster(address: str, study: Study, jobs: Sequence[Job], listener: Listener) -> None:
+def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
     """Does the jobs, as many at a time as the cluster has room for, and returns when all are done.
 
     A run takes a GPU, or as many CPUs as this process uses threads.
@@ -45,7 +45,9 @@ def train_on_cluster(address: str, study: Study, jobs: Sequence[Job], listener: 
             listener.finished(job.title, load_run(job.folder))
 
 
-def _train(dataset: Dataset, job: Job, execution: Execution, options: Mapping[str, Any], threads: int) -> None:
+def _train(
+    dataset: StudyData, job: TrainingJob, execution: Execution, options: Mapping[str, Any], threads: int
+) -> None:
     """In a process of the cluster."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch.set_num_threads(threads)  # as many as here, so that the bits are those of this machine

@@ -17,16 +17,16 @@ from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS
 from normal_guidance.evaluation.runs import Data
-from normal_guidance.evaluation.study import Dataset
-from normal_guidance.evaluation.study_folder import REFERENCES, Found, find
+from normal_guidance.evaluation.study import StudyData
+from normal_guidance.evaluation.study_folder import REFERENCES, StudyResult, find_results
 from normal_guidance.files import read_parquet
 from normal_guidance.statistics.localization import LocalizationMeasures, localization_measures
-from normal_guidance.statistics.test_scans import Outcomes, outcomes_from
+from normal_guidance.statistics.split_results import SplitResults, split_results
 from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class StudyPredictions:
     """The test scans of one seed, and what each method said about them; the ceiling is called so."""
 
     seed: int
@@ -35,10 +35,10 @@ class Answers:
     left_out: int = 0
     """Scans that the scan reference has no score for: it is then not compared at scan level."""
 
-    def outcomes(self, methods: Sequence[str]) -> Outcomes:
+    def outcomes(self, methods: Sequence[str]) -> SplitResults:
         """For statistics."""
         chosen = {method: self.predictions[method] for method in methods}
-        return outcomes_from(
+        return split_results(
             self.scans,
             {method: prediction.slice_scores for method, prediction in chosen.items()},
             {method: prediction.logit for method, prediction in chosen.items()},
@@ -54,10 +54,10 @@ class Answers:
         )
 
 
-def read_answers(folder: Path, dataset: Dataset) -> list[Answers]:
+def read_study_predictions(folder: Path, dataset: StudyData) -> list[StudyPredictions]:
     """Every seed that a study's folder has complete methods of, with those methods."""
-    by_seed: dict[int, list[Found]] = {}
-    for one in find(folder, dataset.name):
+    by_seed: dict[int, list[StudyResult]] = {}
+    for one in find_results(folder, dataset.name):
         if one.scores is not None and one.seed in dataset.seeds:
             by_seed.setdefault(one.seed, []).append(one)
     read = [_read_seed(dataset.draw(seed, "test"), seed, by_seed[seed]) for seed in sorted(by_seed)]
@@ -65,7 +65,7 @@ def read_answers(folder: Path, dataset: Dataset) -> list[Answers]:
     return [_without_ceiling_scores(one) for one in answers] if any(one.left_out for one in answers) else answers
 
 
-def _read_seed(scans: Data, seed: int, found: Sequence[Found]) -> Answers:
+def _read_seed(scans: Data, seed: int, found: Sequence[StudyResult]) -> StudyPredictions:
     folders = {one.method: one.folder for one in found}
     predictions = {
         method: read_prediction(folder, scans) for method, folder in folders.items() if method not in REFERENCES
@@ -76,10 +76,10 @@ def _read_seed(scans: Data, seed: int, found: Sequence[Found]) -> Answers:
         logit = _scan_logits(folders[SCAN_REFERENCE], scans)
         left_out = int(logit.isnan().sum())
         predictions[CEILING] = slices._replace(logit=logit, attention=_shares(slices.slice_scores, scans))
-    return Answers(seed, scans, predictions, left_out)
+    return StudyPredictions(seed, scans, predictions, left_out)
 
 
-def _without_ceiling_scores(answers: Answers) -> Answers:
+def _without_ceiling_scores(answers: StudyPredictions) -> StudyPredictions:
     """All splits or none: statistics compare the same methods in every split."""
     if CEILING not in answers.predictions:
         return answers

@@ -29,7 +29,7 @@ from normal_guidance.evaluation.runs import Data, Run, run_sweep
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.batches import slice_labels_of
 from normal_guidance.training.config import Config, grid
-from normal_guidance.training.progress import Progress
+from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.sweep import Execution
 
 MakeGrid = Callable[[Config], Sequence[Config]]
@@ -67,7 +67,7 @@ def run_references(
     receptive_field: int | None = None,
     make_grid: MakeGrid = grid,
     options: Mapping[str, Any] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[SweepProgress], None] | None = None,
 ) -> References:
     """Trains both references, each in a run folder: `slice_reference/<seed>` and `scan_reference/<seed>`.
 
@@ -117,7 +117,7 @@ def run_slice_reference(
     receptive_field: int | None = None,
     make_grid: MakeGrid = grid,
     options: Mapping[str, Any] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
     """Trains the slice reference in a run folder; arguments as of `run_references`.
 
@@ -157,7 +157,7 @@ def run_scan_reference(
     *,
     make_grid: MakeGrid = grid,
     options: Mapping[str, Any] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
     """Trains the scan reference in a run folder; arguments as of `run_references`.
 

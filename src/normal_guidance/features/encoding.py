@@ -38,7 +38,7 @@ from normal_guidance.features.encoding_folder import (
     FORMAT,
     REPORT,
     Encoded,
-    Job,
+    EncodingJob,
     job_folder,
     open_job,
     recorded_identity,
@@ -48,9 +48,9 @@ from normal_guidance.features.encoding_machine import (
     LEFT_OUT,
     UNIT,
     Encodes,
+    EncodingOptions,
     Load,
     Machine,
-    Options,
     Setup,
     start_workers,
 )
@@ -62,11 +62,11 @@ from normal_guidance.files import read_json
 
 PROBLEMS = "problems.csv"
 
-DEFAULTS = Options()
+DEFAULTS = EncodingOptions()
 
 
 @dataclass(frozen=True)
-class Progress:
+class EncodingProgress:
     """How far a job is; slices of finished units and, on this machine, of finished batches."""
 
     stage: str
@@ -97,7 +97,7 @@ class Outcome:
     complete_before: bool = False
 
 
-Watch = Callable[[Progress], object]
+Watch = Callable[[EncodingProgress], object]
 
 # ----------------------------------------------------------------------------------------------------
 # The job
@@ -114,7 +114,7 @@ def encode(
     statistics: Statistics | None = None,
     parts: Mapping[str, str] | None = None,
     root: Path | None = None,
-    options: Options = DEFAULTS,
+    options: EncodingOptions = DEFAULTS,
     dtype: torch.dtype = torch.float32,
     workers: int = 0,
     timeout: float = TIMEOUT,
@@ -172,7 +172,7 @@ class _Plan:
 
     manifest: Manifest
     parts: Mapping[str, str] | None
-    options: Options
+    options: EncodingOptions
     dtype: torch.dtype
     out: Path
     identity: Mapping[str, Any]
@@ -188,7 +188,7 @@ class _Plan:
         return _rows(self.manifest, self.units[unit])
 
 
-def _run(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -> Outcome:
+def _run(plan: _Plan, job: EncodingJob, machine: Encodes, decoding: Decoding) -> Outcome:
     if decoding.preprocessing.statistics is None:
         measured = _measured(plan, job, machine, decoding)
         decoding = replace(decoding, preprocessing=decoding.preprocessing.with_statistics(measured))
@@ -233,7 +233,7 @@ def identity_of(
     encoder: Encoder,
     preprocessing: Preprocessing,
     parts: Mapping[str, str] | None,
-    options: Options,
+    options: EncodingOptions,
 ) -> dict[str, Any]:
     """What makes a job this job, as its config.json and the store's report.json hold it."""
     split = None if parts is None else hashlib.sha256(json.dumps(sorted(parts.items())).encode()).hexdigest()
@@ -309,7 +309,7 @@ def _rows(manifest: Manifest, numbers: range) -> list[ScanRow]:
     return list(Manifest(manifest.table.slice(numbers.start, len(numbers)), manifest.about))
 
 
-def _measured(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -> Statistics:
+def _measured(plan: _Plan, job: EncodingJob, machine: Encodes, decoding: Decoding) -> Statistics:
     """The mean of the training scans' means and sds; scans that cannot be read do not count."""
     known, parts, ids = job.statistics(), plan.parts or {}, plan.manifest.scan_ids
     training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
@@ -317,12 +317,12 @@ def _measured(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -> St
     of = sum(length_of.values())
     slices = before = sum(length_of[scan] for scan in known)
     left = training.take(number for number, scan in enumerate(training.scan_ids) if scan not in known)
-    plan.watch(Progress("statistics", slices, of, before))
+    plan.watch(EncodingProgress("statistics", slices, of, before))
     for measured in machine.measure(decoding, left):
         job.add_statistics(measured)
         known |= measured
         slices += sum(length_of[scan] for scan in measured)
-        plan.watch(Progress("statistics", slices, of, before))
+        plan.watch(EncodingProgress("statistics", slices, of, before))
     usable = [one for scan in training.scan_ids if (one := known[scan]) is not None]
     if not usable:
         raise UserError(
@@ -332,7 +332,7 @@ def _measured(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -> St
     return combine_statistics(usable)
 
 
-def _encode_units(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -> int:
+def _encode_units(plan: _Plan, job: EncodingJob, machine: Encodes, decoding: Decoding) -> int:
     """Encodes the units that are not done; returns how many slices they had."""
     lengths, done = plan.manifest.lengths, job.units()
     sizes = [int(lengths[numbers.start : numbers.stop].sum()) for numbers in plan.units]
@@ -340,7 +340,7 @@ def _encode_units(plan: _Plan, job: Job, machine: Encodes, decoding: Decoding) -
     work = ((number, plan.rows(number)) for number in range(len(sizes)) if number not in done)
 
     def tell(slices: int) -> None:
-        plan.watch(Progress("encoding", finished + slices, sum(sizes), before))
+        plan.watch(EncodingProgress("encoding", finished + slices, sum(sizes), before))
 
     tell(0)
     for number, unit in machine.encode(decoding, work, tell):
@@ -389,7 +389,7 @@ def _machine(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Ite
 
 
 def _assemble(
-    plan: _Plan, job: Job, preprocessing: Preprocessing
+    plan: _Plan, job: EncodingJob, preprocessing: Preprocessing
 ) -> tuple[FeatureStore, dict[str, int], list[Problem]]:
     """The units become the store."""
     problems: list[Problem] = []

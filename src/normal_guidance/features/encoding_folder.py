@@ -49,7 +49,7 @@ class Encoded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class EncodingJob:
     """A locked folder whose config.json says what the job is."""
 
     path: Path
@@ -127,14 +127,14 @@ def recorded_identity(out: Path) -> dict[str, Any] | None:
     if (out / REPORT).exists():
         identity = read_json(out / REPORT).get("identity")
         return identity if isinstance(identity, dict) else None
-    job = Job(job_folder(out))
+    job = EncodingJob(job_folder(out))
     return read_json(job.path / CONFIG) if job.begun else None
 
 
 @contextmanager
-def open_job(out: Path, identity: Mapping[str, Any]) -> Iterator[Job]:
+def open_job(out: Path, identity: Mapping[str, Any]) -> Iterator[EncodingJob]:
     """Locks the job of a store, new or begun before; if it was begun as something else, it is refused."""
-    job = Job(job_folder(out))
+    job = EncodingJob(job_folder(out))
     with lock_folder(job.path):
         for draft in (*job.path.glob(".*.partial"), *out.parent.glob(f".{out.name}.*.partial")):
             # What a killed process had begun to write, and nobody will ever finish.

@@ -43,7 +43,7 @@ Load = Callable[..., Encoder]
 
 
 @dataclass(frozen=True)
-class Options:
+class EncodingOptions:
     """How scans are encoded, beside what; with other ones, a job that was begun is refused.
 
     Args:
@@ -72,7 +72,7 @@ class Setup:
     """The encoder's: its weights may come from a file that another machine has in another version."""
     torch: str
     """Version."""
-    options: Options
+    options: EncodingOptions
     workers: int
     timeout: float
 

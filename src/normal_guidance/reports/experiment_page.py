@@ -14,8 +14,8 @@ from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.data.dataset_statistics import Description
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.study import Study, wanted_of
-from normal_guidance.evaluation.study_folder import Found, find
-from normal_guidance.evaluation.study_predictions import Answers
+from normal_guidance.evaluation.study_folder import StudyResult, find_results
+from normal_guidance.evaluation.study_predictions import StudyPredictions
 from normal_guidance.files import make_folder
 from normal_guidance.presentation import html
 from normal_guidance.presentation.html import Section
@@ -55,7 +55,7 @@ class Experiment:
 
     study: Study
     results: Results
-    answers: tuple[Answers, ...]
+    answers: tuple[StudyPredictions, ...]
     differences: Differences
     measures: Measures | None
     """None without slice labels."""
@@ -119,8 +119,8 @@ def _missing(experiment: Experiment) -> list[str]:
     return [f"{method.replace('_', ' ')}, seed {seed}" for method, seed in wanted if (method, seed) not in complete]
 
 
-def _found(study: Study) -> list[Found]:
-    return list(find(study.folder, study.dataset.name))
+def _found(study: Study) -> list[StudyResult]:
+    return list(find_results(study.folder, study.dataset.name))
 
 
 def _data(experiment: Experiment, folder: Path) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _guidance_figures(tested: Answers, number: int, start: int, length: int, folder: Path) -> Iterator[str]:
+def _guidance_figures(tested: StudyPredictions, number: int, start: int, length: int, folder: Path) -> Iterator[str]:
     """What guidance would do to the unguided attention of one scan, and the heads of one scan."""
     labels = tested.scans.slice_labels
     own = None if labels is None else labels[start : start + length]

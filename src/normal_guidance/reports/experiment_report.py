@@ -23,9 +23,9 @@ from normal_guidance.data.dataset_statistics import describe_scans
 from normal_guidance.data.manifest import PARTS, Manifest
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import Data
-from normal_guidance.evaluation.study import Dataset, Study
-from normal_guidance.evaluation.study_folder import SENSITIVITY, find
-from normal_guidance.evaluation.study_predictions import Answers, read_answers
+from normal_guidance.evaluation.study import Study, StudyData
+from normal_guidance.evaluation.study_folder import SENSITIVITY, find_results
+from normal_guidance.evaluation.study_predictions import StudyPredictions, read_study_predictions
 from normal_guidance.files import write_atomically
 from normal_guidance.reports.difference_tables import Differences
 from normal_guidance.reports.experiment_page import Experiment, experiment_page
@@ -58,7 +58,7 @@ def write_report(study: Study, *, manifest: Manifest | None = None) -> Path:
 def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
     """Reads what is complete and compares it."""
     dataset, results = study.dataset, collect(study.folder, study.dataset.name)
-    answers = read_answers(study.folder, dataset)
+    answers = read_study_predictions(study.folder, dataset)
     if not answers:
         raise UserError(_nothing_to_tell(study, results))
     compared = [method for method in (*EVERY_METHOD, CEILING) if all(method in one.predictions for one in answers)]
@@ -67,7 +67,7 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
     sensitivity = {
         method: collect_sensitivity(study.folder, dataset.name, method)
         for method in EVERY_METHOD
-        if any(find(study.folder / SENSITIVITY, dataset.name, (method,)))
+        if any(find_results(study.folder / SENSITIVITY, dataset.name, (method,)))
     }
     return Experiment(
         study=study,
@@ -81,14 +81,14 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
     )
 
 
-def check_manifest(manifest: Manifest, dataset: Dataset) -> None:
+def check_manifest(manifest: Manifest, dataset: StudyData) -> None:
     """Refuses, before anything is trained, a manifest that the test scans were not encoded from."""
     for seed in dataset.seeds:
         _positions(manifest, dataset.draw(seed, "test"))
 
 
 def _nothing_to_tell(study: Study, results: Results) -> str:
-    known = {one.seed for one in find(study.folder, study.dataset.name)}
+    known = {one.seed for one in find_results(study.folder, study.dataset.name)}
     if known.isdisjoint(study.dataset.seeds):
         seeds = ", ".join(map(str, sorted(known)))
         return (
@@ -101,7 +101,7 @@ def _nothing_to_tell(study: Study, results: Results) -> str:
     )
 
 
-def _more_notes(study: Study, results: Results, answers: Sequence[Answers]) -> Iterator[str]:
+def _more_notes(study: Study, results: Results, answers: Sequence[StudyPredictions]) -> Iterator[str]:
     dataset, seeds = study.dataset, {one.seed for one in answers}
     table = results.table
     others = sorted(set(table.seeds) - seeds) if table is not None else []
@@ -117,7 +117,7 @@ def _more_notes(study: Study, results: Results, answers: Sequence[Answers]) -> I
 
 
 def _compare(
-    answers: Sequence[Answers], compared: Sequence[str], dataset: Dataset
+    answers: Sequence[StudyPredictions], compared: Sequence[str], dataset: StudyData
 ) -> tuple[list[Difference], list[str]]:
     everyone = {method for one in answers for method in one.predictions}
     notes = [
@@ -138,14 +138,14 @@ def _compare(
     return differences([one.outcomes(compared) for one in answers], usable), notes
 
 
-def _is_usable(claim: Claim, dataset: Dataset, left_out: bool) -> bool:
+def _is_usable(claim: Claim, dataset: StudyData, left_out: bool) -> bool:
     if claim.metric.startswith("localization"):
         return dataset.has_slice_labels
     return not (left_out and CEILING in claim)
 
 
 def _measure(
-    answers: Sequence[Answers], dataset: Dataset, positions: Mapping[int, Float[Tensor, "slices"]] | None
+    answers: Sequence[StudyPredictions], dataset: StudyData, positions: Mapping[int, Float[Tensor, "slices"]] | None
 ) -> Measures:
     methods = [method for method in (*EVERY_METHOD, CEILING) if any(method in one.predictions for one in answers)]
     return Measures(

@@ -23,11 +23,11 @@ def reproduce(
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> from normal_guidance.evaluation.study import Dataset, bayes_oracle
+        >>> from normal_guidance.evaluation.study import StudyData, bayes_oracle
         >>> from normal_guidance.training.config import Config
         >>> def draw(seed, part):
         ...     return shifted_mean(40, seed + len(part), features=8)
-        >>> small = Dataset("semi-synthetic", draw, (1001,), bayes_oracle)
+        >>> small = StudyData("semi-synthetic", draw, (1001,), bayes_oracle)
         >>> with TemporaryDirectory() as folder:
         ...     study = Study(small, Path(folder), ("mean",), (1001,), Config("ng", epochs=5, batch_size=8))
         ...     results = reproduce(study)

@@ -16,7 +16,14 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import Choice, published_choice, published_sd_kind
 from normal_guidance.evaluation.runs import NOT_OURS
 from normal_guidance.evaluation.study import DATASETS
-from normal_guidance.evaluation.study_folder import LOG_DENSITY, REFERENCES, SENSITIVITY, Found, find, reference_scores
+from normal_guidance.evaluation.study_folder import (
+    LOG_DENSITY,
+    REFERENCES,
+    SENSITIVITY,
+    StudyResult,
+    find_results,
+    reference_scores,
+)
 from normal_guidance.files import read_json
 from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, write_page
 from normal_guidance.reports.paper_tables import (
@@ -36,7 +43,7 @@ from normal_guidance.training.selection import group_of
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenConfiguration:
     """The configuration and epoch that validation chose in one run, beside the published choice."""
 
     method: str
@@ -60,7 +67,8 @@ class Chosen:
         """A row of the table: what the row is about, and what `CHOSEN_HEADER` lists.
 
         Example:
-            >>> Chosen("ng", 1001, "forward_kl", 1.0, 0.001, 0.1, 7, 0.75, 90.0, Choice(0.01, 0.1)).cells("NG")
+            >>> published = Choice(0.01, 0.1)
+            >>> ChosenConfiguration("ng", 1001, "forward_kl", 1.0, 0.001, 0.1, 7, 0.75, 90.0, published).cells("NG")
             ['NG', '1001', '0.001', '0.1', '7', '0.7500', '90', '0.01', '0.1']
         """
         theirs = ["-", "-"] if self.published is None else [f"{number:g}" for number in self.published]
@@ -81,7 +89,7 @@ class Results:
     """Whose sensitivity it is; None for the paper's four tables."""
     table: PaperTables | SensitivityTable | None
     """None where nothing has scores."""
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[ChosenConfiguration, ...]
     notes: tuple[str, ...]
     about: Mapping[str, Any]
 
@@ -150,7 +158,7 @@ def collect(folder: str | Path, dataset: str) -> Results:
         normal_guidance.errors.UserError: nowhere holds no complete run on semi-synthetic; run: nguide reproduce
         semi-synthetic --out nowhere
     """
-    found = list(find(Path(folder), dataset))
+    found = list(find_results(Path(folder), dataset))
     if not found:
         command = f"reproduce {dataset}" if dataset in DATASETS else f"experiment STORE --dataset {dataset}"
         raise UserError(f"{folder} holds no complete run on {dataset}; run: nguide {command} --out {folder}")
@@ -175,7 +183,7 @@ def collect(folder: str | Path, dataset: str) -> Results:
 
 def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> Results:
     """The sensitivity of a method, of every seed that is complete in a study's folder."""
-    found = list(find(Path(folder) / SENSITIVITY, dataset, (method,)))
+    found = list(find_results(Path(folder) / SENSITIVITY, dataset, (method,)))
     if not found:
         raise UserError(f"{folder} holds no complete sensitivity run of {method} on {dataset}; run it first")
     results: dict[tuple[str, float], dict[int, Scores]] = defaultdict(dict)
@@ -195,8 +203,8 @@ def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> Result
     )
 
 
-def _check_same_scans(found: Sequence[Found]) -> None:
-    first: dict[int, Found] = {}
+def _check_same_scans(found: Sequence[StudyResult]) -> None:
+    first: dict[int, StudyResult] = {}
     for one in found:
         if one.method == SCAN_REFERENCE:
             continue  # its scans are pooled to one row each
@@ -208,14 +216,14 @@ def _check_same_scans(found: Sequence[Found]) -> None:
             )
 
 
-def _chosen(found: Sequence[Found], dataset: str) -> Iterator[Chosen]:
+def _chosen(found: Sequence[StudyResult], dataset: str) -> Iterator[ChosenConfiguration]:
     for one in found:
         if one.run is None:
             continue
         for winner in one.run.winners:
             config, guided = winner.config, winner.config.spec.guided
             standard = one.method in EVERY_METHOD and group_of(config) == group_of(Config(one.method, seed=config.seed))
-            yield Chosen(
+            yield ChosenConfiguration(
                 method=one.method,
                 seed=one.seed,
                 divergence=config.divergence if guided else None,
@@ -229,7 +237,7 @@ def _chosen(found: Sequence[Found], dataset: str) -> Iterator[Chosen]:
             )
 
 
-def _settings(found: Sequence[Found]) -> set[tuple[str, float]]:
+def _settings(found: Sequence[StudyResult]) -> set[tuple[str, float]]:
     settings = set()
     for one in found:
         path = one.folder / CONFIG
@@ -248,7 +256,7 @@ def _left_out(
         yield f"{setting[0]}, λ {setting[1]:g}: left out, no epoch could be selected for {missing} of {seeds} seeds"
 
 
-def _unselected(found: Sequence[Found]) -> list[str]:
+def _unselected(found: Sequence[StudyResult]) -> list[str]:
     return [
         f"{method_title(one.method)}, seed {one.seed}: {one.run.note}; the tables leave it out"
         for one in found
@@ -265,7 +273,7 @@ def _seeds_note(table: PaperTables | None) -> list[str]:
     ]
 
 
-def _gaussian_note(found: Sequence[Found], dataset: str) -> list[str]:
+def _gaussian_note(found: Sequence[StudyResult], dataset: str) -> list[str]:
     scores = [one.forms[LOG_DENSITY] for one in found if one.method == "centered_gaussian"]
     if not scores:
         return []
@@ -280,7 +288,7 @@ def _gaussian_note(found: Sequence[Found], dataset: str) -> list[str]:
     ]
 
 
-def _about(found: Sequence[Found], axes: Sequence[str] = ()) -> dict[str, Any]:
+def _about(found: Sequence[StudyResult], axes: Sequence[str] = ()) -> dict[str, Any]:
     """What the numbers were computed with; `axes` are what the study varies, no departures."""
     runs = [one for one in found if one.run]
     departures: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -297,7 +305,7 @@ def _about(found: Sequence[Found], axes: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def _machines(one: Found) -> list[str]:
+def _machines(one: StudyResult) -> list[str]:
     how = f", {one.precision}" if one.precision else ""
     return [f"{start['device']}{how}" for start in one.environments]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from normal_guidance.evaluation.trust.examination import Trust
 from normal_guidance.evaluation.trust.intervals import Estimate
-from normal_guidance.evaluation.trust.verdicts import Finding
+from normal_guidance.evaluation.trust.verdicts import TrustResult
 from normal_guidance.presentation.text_tables import Grid
 from normal_guidance.statistics.number_format import digits
 
@@ -44,7 +44,7 @@ def trust_page(found: Trust, *, picture: str | None = None, title: str = "Can th
     return "\n".join([verdict_table(found, title).markdown(level=1), *shown, *map(_section, found.findings)])
 
 
-def _section(finding: Finding) -> str:
+def _section(finding: TrustResult) -> str:
     told = [
         f"## {finding.title}: {finding.verdict}",
         "",

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.scores import Metric
-from normal_guidance.statistics.test_scans import Outcomes, Patients, patients_of
+from normal_guidance.statistics.split_results import Patients, SplitResults, patients_of
 
 DRAWS = 2000
 """Resampled tests: the standard error from so many is itself off by about 1.6 %."""
@@ -33,13 +33,14 @@ Draws = dict[Metric, dict[str, Float64[np.ndarray, "draws"]]]
 """Metric -> method -> one average over splits per draw; methods without scan scores have no scan metrics."""
 
 
-def measure(splits: Sequence[Outcomes]) -> dict[Metric, dict[str, float]]:
+def measure(splits: Sequence[SplitResults]) -> dict[Metric, dict[str, float]]:
     """Every metric of every method as tested, averaged over the splits; NaN where a split cannot have it.
 
     Example:
-        >>> from normal_guidance.statistics.test_scans import Measured
-        >>> measured = Measured(np.array([0.9, 0.6, np.nan]), np.array([0.7, 0.5, np.nan]), np.array([2.0, 0.0, 1.0]))
-        >>> split = Outcomes(("A1", "A2", "B1"), ("A", "A", "B"), np.array([1, 1, 0]), {"ng": measured})
+        >>> from normal_guidance.statistics.split_results import MethodResults
+        >>> aurocs, auprcs = np.array([0.9, 0.6, np.nan]), np.array([0.7, 0.5, np.nan])
+        >>> measured = MethodResults(aurocs, auprcs, np.array([2.0, 0.0, 1.0]))
+        >>> split = SplitResults(("A1", "A2", "B1"), ("A", "A", "B"), np.array([1, 1, 0]), {"ng": measured})
         >>> measure([split])["localization_auroc"]["ng"], measure([split])["scan_auroc"]["ng"]
         (0.75, 0.5)
     """
@@ -48,7 +49,7 @@ def measure(splits: Sequence[Outcomes]) -> dict[Metric, dict[str, float]]:
     return {metric: {method: draw.item() for method, draw in methods.items()} for metric, methods in once.items()}
 
 
-def resample(splits: Sequence[Outcomes], draws: int = DRAWS, seed: int = 0) -> Draws:
+def resample(splits: Sequence[SplitResults], draws: int = DRAWS, seed: int = 0) -> Draws:
     """Every metric of every method in `draws` resampled tests, averaged over the splits; the same seed, the same draws.
 
     Of n patients of a kind n - 1 are drawn, which makes the variance of a mean unbiased.  A draw in which a split has
@@ -144,7 +145,7 @@ def _running(weights: Float64[np.ndarray, "draws scans"]) -> Float64[np.ndarray,
 class _Weighted:
     """Everything about the splits that does not depend on the weights."""
 
-    def __init__(self, splits: Sequence[Outcomes], patients: Patients) -> None:
+    def __init__(self, splits: Sequence[SplitResults], patients: Patients) -> None:
         self.methods = tuple(splits[0].methods)
         self.sums = [_sums(split, of, len(patients.ids)) for split, of in zip(splits, patients.of_scans, strict=True)]
         self.rankings = {
@@ -180,7 +181,7 @@ def _averages(weights: Float64[np.ndarray, "draws patients"], rankings: Sequence
     return np.mean([ranking.metrics(weights) for ranking in rankings], axis=0)
 
 
-def _sums(split: Outcomes, patients: np.ndarray, count: int) -> Float64[np.ndarray, "patients columns"]:
+def _sums(split: SplitResults, patients: np.ndarray, count: int) -> Float64[np.ndarray, "patients columns"]:
     """Each patient's summed localization in one split: AUROC of every method, AUPRC of every method, and the scans."""
     kept = split.localized
     columns = [measured.auroc for measured in split.methods.values()]

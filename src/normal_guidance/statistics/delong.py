@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from normal_guidance.errors import UserError
-from normal_guidance.statistics.test_scans import Outcomes, patients_of
+from normal_guidance.statistics.split_results import SplitResults, patients_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def in_standard_errors(difference: float, standard_error: float) -> float:
     return difference / standard_error
 
 
-def delong(splits: Sequence[Outcomes], method: str, against: str) -> DeLong:
+def delong(splits: Sequence[SplitResults], method: str, against: str) -> DeLong:
     r"""The difference in scan AUROC, method minus against, averaged over the splits.
 
     $\mathrm{var} = \sum_c u_c^2 + \sum_c v_c^2 + 2 \sum_c \tilde u_c \tilde v_c$ over patients c, with $u_c$ and $v_c$
@@ -74,12 +74,12 @@ def delong(splits: Sequence[Outcomes], method: str, against: str) -> DeLong:
     One split with one scan per patient is DeLong's test exactly; one split with several is Obuchowski's.
 
     Example:
-        >>> from normal_guidance.statistics.test_scans import Measured
+        >>> from normal_guidance.statistics.split_results import MethodResults
         >>> labels, nothing = np.array([1, 1, 1, 0, 0, 0]), np.full(6, np.nan)
-        >>> ng = Measured(nothing, nothing, np.array([4.0, 3.0, 1.0, 2.0, 0.0, -1.0]))
-        >>> abmil = Measured(nothing, nothing, np.array([4.0, 0.0, 1.0, 2.0, 3.0, -1.0]))
+        >>> ng = MethodResults(nothing, nothing, np.array([4.0, 3.0, 1.0, 2.0, 0.0, -1.0]))
+        >>> abmil = MethodResults(nothing, nothing, np.array([4.0, 0.0, 1.0, 2.0, 3.0, -1.0]))
         >>> scans = tuple("ABCDEF")
-        >>> delong([Outcomes(scans, scans, labels, {"ng": ng, "abmil": abmil})], "ng", "abmil")
+        >>> delong([SplitResults(scans, scans, labels, {"ng": ng, "abmil": abmil})], "ng", "abmil")
         DeLong(difference=0.333, standard_error=0.272)
     """
     patients = patients_of(splits)
@@ -102,7 +102,7 @@ def delong(splits: Sequence[Outcomes], method: str, against: str) -> DeLong:
     return DeLong(float(difference), float(np.sqrt(np.maximum(variance, 0.0))))
 
 
-def _scores(split: Outcomes, method: str) -> Float64[np.ndarray, "scans"]:
+def _scores(split: SplitResults, method: str) -> Float64[np.ndarray, "scans"]:
     if method not in split.methods:
         raise UserError(f"method {method!r} was not tested; choose one of {', '.join(split.methods)}")
     scores = split.methods[method].scan_scores

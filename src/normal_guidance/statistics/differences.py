@@ -25,7 +25,7 @@ from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
 from normal_guidance.statistics.delong import delong, in_standard_errors
 from normal_guidance.statistics.number_format import digits, p_value, signed
 from normal_guidance.statistics.scores import METRICS, Metric
-from normal_guidance.statistics.test_scans import Outcomes, Patients, patients_of
+from normal_guidance.statistics.split_results import Patients, SplitResults, patients_of
 
 LEVEL = 0.95
 
@@ -159,7 +159,7 @@ class Difference:
 
 
 def differences(
-    splits: Sequence[Outcomes],
+    splits: Sequence[SplitResults],
     claimed: Sequence[Claim],
     *,
     level: float = LEVEL,
@@ -180,11 +180,11 @@ def differences(
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
-        >>> from normal_guidance.statistics.test_scans import outcomes_from
+        >>> from normal_guidance.statistics.split_results import split_results
         >>> bags = shifted_mean(200, seed=1, features=2)
         >>> slices = {"ceiling": bayes_slice_scores(bags), "mean": 0 * bayes_slice_scores(bags)}
         >>> scans = {"ceiling": bayes_scan_scores(bags), "mean": 0 * bayes_scan_scores(bags)}
-        >>> found = differences([outcomes_from(bags, slices, scans)], claims(["mean"]), draws=500)
+        >>> found = differences([split_results(bags, slices, scans)], claims(["mean"]), draws=500)
         >>> print(found[0].words({"mean": "Mean pooling", "ceiling": "the Bayes oracle"}))
         Mean pooling localizes worse than the Bayes oracle: -.378 [-.420, -.335], p < .001 (Holm)
     """
@@ -205,7 +205,7 @@ def differences(
 
 
 def _difference(
-    splits: Sequence[Outcomes],
+    splits: Sequence[SplitResults],
     patients: Patients,
     claim: Claim,
     estimate: float,
@@ -228,7 +228,7 @@ def _difference(
     return Difference(*claim, estimate, low, high, p, math.nan, len(splits), len(scans), patients.counted(used), level)
 
 
-def _kinds(splits: Sequence[Outcomes], metric: Metric) -> list[list[np.ndarray]]:
+def _kinds(splits: Sequence[SplitResults], metric: Metric) -> list[list[np.ndarray]]:
     """The scans of each split that a metric needs: localized ones, or positive ones and negative ones."""
     if metric.startswith("localization"):
         return [[split.localized for split in splits]]

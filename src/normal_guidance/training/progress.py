@@ -16,7 +16,7 @@ from normal_guidance.training.sweep_state import SweepState
 
 
 @dataclass(frozen=True, eq=False)
-class Progress:
+class SweepProgress:
     """What is known after an epoch, for whoever watches."""
 
     epoch: int
@@ -33,7 +33,7 @@ class Watch:
 
     SECONDS = 0.5
 
-    def __init__(self, watch: Callable[[Progress], None] | None, state: SweepState, train: Scans) -> None:
+    def __init__(self, watch: Callable[[SweepProgress], None] | None, state: SweepState, train: Scans) -> None:
         self.watch, self.state = watch, state
         self.slices = int(train.lengths.sum())
         self.begin = self.last = time.monotonic()
@@ -48,7 +48,7 @@ class Watch:
         before = max((winner.val_auroc for winner in self.state.winners), default=-math.inf)
         elapsed = max(now - self.begin, 1e-9)
         self.watch(
-            Progress(
+            SweepProgress(
                 epoch=epoch,
                 epochs=config.epochs,
                 first_config=self.state.done,

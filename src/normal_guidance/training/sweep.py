@@ -32,7 +32,7 @@ from normal_guidance.training.engine import (
     matrix_precision,
     slot_numbers,
 )
-from normal_guidance.training.progress import Clock, Progress, Watch
+from normal_guidance.training.progress import Clock, SweepProgress, Watch
 from normal_guidance.training.selection import Selection, Winner
 from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep_state import (
@@ -123,7 +123,7 @@ def sweep(
     execution: Execution | None = None,
     *,
     checkpoint: Checkpoint | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[SweepProgress], None] | None = None,
 ) -> Sweep:
     """Trains all configurations in one pass over the data per epoch and keeps the best.
 

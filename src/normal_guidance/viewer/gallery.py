@@ -29,8 +29,8 @@ from normal_guidance.viewer.prediction_folders import (
     BRIEF,
     MANIFEST,
     SUMMARY,
-    Source,
-    Split,
+    PredictionFolder,
+    SplitPredictions,
     find_splits,
     read_predictions,
 )
@@ -85,7 +85,7 @@ class Gallery:
     def __init__(
         self,
         folder: Path,
-        splits: Sequence[Split],
+        splits: Sequence[SplitPredictions],
         manifest: Manifest | None,
         encoder_windows: Sequence[tuple[float, float]] = (),
     ) -> None:
@@ -182,7 +182,7 @@ class Gallery:
     # Tables
     # ----------------------------------------------------------------------------------------------------
 
-    def _read_list(self, split: Split) -> dict[int, Listed]:
+    def _read_list(self, split: SplitPredictions) -> dict[int, Listed]:
         found: dict[int, tuple[str, int | None]] = {}
         scores: list[dict[int, float | None]] = []
         for source in split.sources:
@@ -201,7 +201,7 @@ class Gallery:
             for scan, (part, label) in found.items()
         }
 
-    def _enter(self, row: dict[str, Any], source: Source) -> int:
+    def _enter(self, row: dict[str, Any], source: PredictionFolder) -> int:
         """A scan's number; scans of the same id are the same in all splits and for all methods."""
         scan = self._number_of.setdefault(row["scan_id"], len(self._scans))
         if scan == len(self._scans):
@@ -213,7 +213,9 @@ class Gallery:
             )
         return scan
 
-    def _curve(self, source: Source, scan: int, score: float | None, spacing: float | None) -> dict[str, Any] | None:
+    def _curve(
+        self, source: PredictionFolder, scan: int, score: float | None, spacing: float | None
+    ) -> dict[str, Any] | None:
         """None where the method was not tested on this scan, as Centered Gaussian is on no validation scan."""
         table = self._table(source)
         place = pc.index(table["scan_id"], self._scans[scan].scan_id).as_py()
@@ -230,7 +232,7 @@ class Gallery:
             )
         return curve(attention, heads, score, spacing)
 
-    def _table(self, source: Source) -> pa.Table:
+    def _table(self, source: PredictionFolder) -> pa.Table:
         key = (source.path, source.group)
         table = self._tables.get(key)
         if table is None:

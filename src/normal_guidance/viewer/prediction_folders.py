@@ -32,7 +32,7 @@ BRIEF = ("group", "part", "scan_id", "patient_id", "label", "probability", "slic
 
 
 @dataclass(frozen=True)
-class Source:
+class PredictionFolder:
     """What one method said about the scans of one split."""
 
     name: str
@@ -44,14 +44,14 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitPredictions:
     """Methods that were tested on the same scans; the name is a seed's number, or empty where there is one only."""
 
     name: str
-    sources: tuple[Source, ...]
+    sources: tuple[PredictionFolder, ...]
 
 
-def find_splits(folder: Path) -> list[Split]:
+def find_splits(folder: Path) -> list[SplitPredictions]:
     """Every split of a folder, its methods in the order of the paper's tables.
 
     Example:
@@ -63,14 +63,14 @@ def find_splits(folder: Path) -> list[Split]:
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; give what nguide experiment, nguide sweep or nguide predict wrote")
     if (folder / PREDICTION_TABLE).is_file():
-        return [Split("", tuple(_sources_of_run(folder, _method_of(folder))))]
+        return [SplitPredictions("", tuple(_sources_of_run(folder, _method_of(folder))))]
     found = _find_runs(folder)
     if not found:
         raise UserError(
             f"{folder} holds no {PREDICTION_TABLE}, and no METHOD/SEED/{PREDICTION_TABLE} either; give what nguide "
             "experiment, nguide sweep or nguide predict wrote, once it has ended"
         )
-    splits = [Split(str(seed), tuple(_sources_of_seed(folder, seed, found[seed]))) for seed in sorted(found)]
+    splits = [SplitPredictions(str(seed), tuple(_sources_of_seed(folder, seed, found[seed]))) for seed in sorted(found)]
     return [split for split in splits if split.sources]
 
 
@@ -83,27 +83,27 @@ def _find_runs(folder: Path) -> dict[int, list[str]]:
     return found
 
 
-def _sources_of_seed(folder: Path, seed: int, methods: Sequence[str]) -> Iterator[Source]:
+def _sources_of_seed(folder: Path, seed: int, methods: Sequence[str]) -> Iterator[PredictionFolder]:
     rank = {method: number for number, method in enumerate(EVERYTHING)}
     for method in sorted(methods, key=lambda name: (rank.get(name, len(rank)), name)):
         run = folder / method / str(seed)
         if method == SLICE_REFERENCE and SCAN_REFERENCE in methods:
             scores = folder / SCAN_REFERENCE / str(seed) / PREDICTION_TABLE
-            yield Source(CEILING, method_title(CEILING), run / PREDICTION_TABLE, scores=scores)
+            yield PredictionFolder(CEILING, method_title(CEILING), run / PREDICTION_TABLE, scores=scores)
         elif method != SCAN_REFERENCE:  # it sees a scan as a whole, so there is no curve
             yield from _sources_of_run(run, method)
 
 
-def _sources_of_run(run: Path, method: str) -> Iterator[Source]:
+def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
     """One, or one for each winner."""
     path = run / PREDICTION_TABLE
     groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
     title = method_title(method) if method in (*EVERY_METHOD, *REFERENCE_TITLES, CEILING) else method
     for group in groups:
         if group:
-            yield Source(f"{method} {group}", f"{title}, {group}", path, group)
+            yield PredictionFolder(f"{method} {group}", f"{title}, {group}", path, group)
         else:
-            yield Source(method, title, path)
+            yield PredictionFolder(method, title, path)
 
 
 def _method_of(folder: Path) -> str:

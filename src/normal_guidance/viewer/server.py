@@ -19,7 +19,7 @@ from typing import Any
 from normal_guidance.errors import UserError
 from normal_guidance.viewer.gallery import Gallery, NotHereError
 from normal_guidance.viewer.security import LOOPBACK, Access, App, Guard
-from normal_guidance.viewer.slice_images import CACHE_BYTES, Images, UnreadableSliceError
+from normal_guidance.viewer.slice_images import CACHE_BYTES, SliceImages, UnreadableSliceError
 
 try:
     import uvicorn
@@ -55,7 +55,7 @@ READ = ["GET", "HEAD"]
 def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_bytes: int = CACHE_BYTES) -> App:
     """The whole application, behind its guard."""
     page = read_page(static)
-    images = Images(gallery.row, gallery.manifest.root, limit=cache_bytes) if gallery.manifest else None
+    images = SliceImages(gallery.row, gallery.manifest.root, limit=cache_bytes) if gallery.manifest else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -83,7 +83,7 @@ def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_byte
     @app.api_route("/api/scans/{scan}/slices/{place}", methods=READ)
     async def pixels(scan: int, place: int) -> Response:
         if images is None:
-            raise NotHereError("Images need the index of the scans: nguide view DIR --index INDEX")
+            raise NotHereError("SliceImages need the index of the scans: nguide view DIR --index INDEX")
         return Response(await images.read(scan, place), media_type="application/octet-stream")
 
     for path, (content, kind) in page.items():

@@ -15,7 +15,7 @@ LOWEST, HIGHEST = -32768, 32767
 """HU that 16 bits hold; what lies outside is set to them."""
 
 
-class Wanted(NamedTuple):
+class SliceRequest(NamedTuple):
     """Slices of one file.
 
     Args:
@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
     row: ScanRow
 
 
-def decode(wanted: Wanted) -> Int16[np.ndarray, "slices rows columns"]:
+def decode(wanted: SliceRequest) -> Int16[np.ndarray, "slices rows columns"]:
     """The slices, rounded: half as large as they were, and as exact as CT scanners are."""
     hu, _ = read_volume(wanted.row, wanted.root)
     whole = np.empty(hu.shape, np.int16)

@@ -22,7 +22,7 @@ from normal_guidance.data.worker_pool import Pool
 from normal_guidance.data.worker_process import Failure
 from normal_guidance.errors import UserError
 from normal_guidance.viewer.cache import Cache
-from normal_guidance.viewer.slice_decoding import Wanted, decode, prepare
+from normal_guidance.viewer.slice_decoding import SliceRequest, decode, prepare
 
 CACHE_BYTES = 2**29
 """Slices that stay in memory: about 1,000 of 512 x 512 pixels."""
@@ -61,7 +61,7 @@ Key = tuple[int, str]
 """A scan's number and the name of one of its files."""
 
 
-class Images:
+class SliceImages:
     """Slices by number of scan and place; everything but decoding happens in the one thread of the server's loop.
 
     Args:
@@ -130,7 +130,7 @@ class Images:
             positions=tuple(row.positions[place] for place in places),
         )
         try:
-            (found,) = self._pool().map(decode, [Wanted(self._root, part)])
+            (found,) = self._pool().map(decode, [SliceRequest(self._root, part)])
         except UserError as error:  # a package is missing, or no process can be started
             found = Failure("failed", str(error))
         if isinstance(found, Failure):

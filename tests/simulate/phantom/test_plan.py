@@ -7,7 +7,7 @@ import torch
 from normal_guidance.core.blocks import block_statistics
 from normal_guidance.core.metrics import localization
 from normal_guidance.errors import UserError
-from normal_guidance.simulate.phantom.plan import ANATOMIES, GAP, MIN_SLICES, Block, ScanPlan, plan
+from normal_guidance.simulate.phantom.plan import ANATOMIES, GAP, MIN_SLICES, LesionBlock, ScanPlan, plan
 
 # The paper's tables; chest and abdomen exchanged in the second and third, which are printed the wrong way round.
 BLOCKS = {"head": (8296, 569, 17), "chest": (1437, 497, 185, 65, 16, 7, 4), "abdomen": (304, 53, 7, 1)}
@@ -117,7 +117,7 @@ def test_a_plan_is_the_same_for_the_same_seed():
 
 
 def test_labels_of_slices():
-    one = ScanPlan(0, 0, "head", 6, (Block(1, 2, "subdural"), Block(4, 6, "subdural")), seed=0)
+    one = ScanPlan(0, 0, "head", 6, (LesionBlock(1, 2, "subdural"), LesionBlock(4, 6, "subdural")), seed=0)
     assert one.slice_labels.tolist() == [0, 1, 0, 0, 1, 1]
 
 

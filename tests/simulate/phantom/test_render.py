@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from normal_guidance.simulate.phantom.plan import ANATOMIES, Block, ScanPlan, plan
+from normal_guidance.simulate.phantom.plan import ANATOMIES, LesionBlock, ScanPlan, plan
 from normal_guidance.simulate.phantom.render import HIGHEST, LOWEST, draw_look_alikes, render
 
 SIZE = 96
@@ -35,7 +35,7 @@ def test_lesions_are_in_all_slices_of_their_block_and_in_no_other(kind):
     low, high = (round(edge * slices) for edge in ANATOMIES[anatomy].organ)
     places = ((low + 1, low + 3), (slices // 3, slices // 2 + 1), (high - 3, high - 1))
     for seed in range(2):
-        one = ScanPlan(0, 0, anatomy, slices, tuple(Block(*place, lesion) for place in places), seed)
+        one = ScanPlan(0, 0, anatomy, slices, tuple(LesionBlock(*place, lesion) for place in places), seed)
         change = render(one, 64).astype(int) - render(replace(one, blocks=()), 64)
         shown = np.abs(change).max((1, 2)) > 5
         assert shown.tolist() == one.slice_labels.astype(bool).tolist()

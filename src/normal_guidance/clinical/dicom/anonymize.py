@@ -19,7 +19,7 @@ from secrets import token_hex
 from pydicom.uid import generate_uid
 
 from normal_guidance import __version__
-from normal_guidance.clinical.dicom.source_series import REQUIRED, Reference, Source
+from normal_guidance.clinical.dicom.source_series import REQUIRED, Reference, SourceSeries
 
 METHOD = f"normal-guidance {__version__}, basic profile"
 """What the results say about how the patient was removed."""
@@ -30,11 +30,11 @@ DUMMY_DATE, DUMMY_TIME = "19000101", "000000"
 _SECRET = token_hex(32)
 
 
-def anonymize(source: Source) -> Source:
+def anonymize(source: SourceSeries) -> SourceSeries:
     """The same scan under new UIDs, with a pseudonym instead of the patient.
 
     Example:
-        >>> source = Source("1.2.3", "", (), {"PatientID": "4711", "PatientName": "Doe^Jane"})
+        >>> source = SourceSeries("1.2.3", "", (), {"PatientID": "4711", "PatientName": "Doe^Jane"})
         >>> one, two = anonymize(source), anonymize(source)
         >>> one.study_uid == two.study_uid != source.study_uid
         True

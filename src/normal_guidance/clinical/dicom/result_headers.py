@@ -14,7 +14,7 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from normal_guidance import __version__
 from normal_guidance.clinical.dicom.anonymize import DUMMY_DATE, DUMMY_TIME
-from normal_guidance.clinical.dicom.source_series import REQUIRED, Reference, Source
+from normal_guidance.clinical.dicom.source_series import REQUIRED, Reference, SourceSeries
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 
 NAME = "normal-guidance"
@@ -44,7 +44,7 @@ class Result:
     """
 
     prediction: ScanPrediction
-    source: Source
+    source: SourceSeries
     title: str
     """SeriesDescription."""
     series_number: int

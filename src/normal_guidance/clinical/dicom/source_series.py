@@ -1,6 +1,6 @@
 """What the headers of a scan say: whose it is, and which DICOM objects its slices are.
 
-Results say about the patient and the study what is read here and nothing else: a `Source` holds chosen attributes
+Results say about the patient and the study what is read here and nothing else: a `SourceSeries` holds chosen attributes
 only, as text in Unicode, so that nothing of a header can reach a result by accident.  Pixels are not read.
 """
 
@@ -67,7 +67,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceSeries:
     """One scan, as its results refer to it."""
 
     study_uid: str
@@ -83,7 +83,7 @@ class Source:
     anonymous: bool = False
 
 
-def read_source(row: ScanRow, root: Path, report: Report) -> Source:
+def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
     """Reads the headers of a scan's slices; what is missing or wrong is told to `report`, and written empty.
 
     Problems name attributes, never their values.
@@ -119,7 +119,7 @@ def read_source(row: ScanRow, root: Path, report: Report) -> Source:
         tell_of("letters beyond ASCII, but no (0008,0005) SpecificCharacterSet", "read as Latin-1")
     if not first.values["FrameOfReferenceUID"]:
         tell_of(f"no {_named('FrameOfReferenceUID')}", "left out")
-    return Source(
+    return SourceSeries(
         study_uid=first.values["StudyInstanceUID"],
         frame_of_reference=first.values["FrameOfReferenceUID"],
         slices=tuple(headers[file].reference(frame) for file, frame in zip(row.files, row.frames, strict=True)),

@@ -19,7 +19,7 @@ from normal_guidance.clinical.dicom.anonymize import anonymize as without_patien
 from normal_guidance.clinical.dicom.capture import capture
 from normal_guidance.clinical.dicom.key_objects import key_objects
 from normal_guidance.clinical.dicom.result_headers import Result
-from normal_guidance.clinical.dicom.source_series import Source, read_source
+from normal_guidance.clinical.dicom.source_series import SourceSeries, read_source
 from normal_guidance.clinical.dicom.structured_report import structured_report
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.containers import Report
@@ -68,7 +68,7 @@ def write_dicom(
     return list(files)
 
 
-def _anonymous(source: Source, scan_id: str) -> Source:
+def _anonymous(source: SourceSeries, scan_id: str) -> SourceSeries:
     if source.burned_in:
         raise UserError(
             f"scan {scan_id!r}: (0028,0301) BurnedInAnnotation is YES: its pixels name the patient, and the strip "
@@ -77,7 +77,7 @@ def _anonymous(source: Source, scan_id: str) -> Source:
     return without_patient(source)
 
 
-def _results(prediction: ScanPrediction, source: Source, picture: bytes, strip: str) -> dict[str, Dataset]:
+def _results(prediction: ScanPrediction, source: SourceSeries, picture: bytes, strip: str) -> dict[str, Dataset]:
     def result(name: str, content: bytes = b"") -> Result:
         number, title = SERIES[name]
         return Result(prediction, source, title, number, content)

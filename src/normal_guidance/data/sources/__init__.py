@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normal_guidance.data.sources.folder import FolderScans
-from normal_guidance.data.sources.interface import Candidate, Dataset, Group, Labels, Options, Report
+from normal_guidance.data.sources.interface import Candidate, Group, Labels, Report, ScanSource, SourceOptions
 from normal_guidance.data.sources.rsna_at import AbdomenScans
 from normal_guidance.data.sources.rsna_ich import HeadScans
 from normal_guidance.data.sources.rsna_pe import ChestScans
 
-__all__ = ["SOURCES", "Candidate", "Dataset", "Group", "Labels", "Options", "Report", "Source"]
+__all__ = ["SOURCES", "Candidate", "Group", "Labels", "Report", "ScanSource", "Source", "SourceOptions"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Source:
     """
 
     title: str
-    open: Callable[[Path, Options, Report], Dataset]
+    open: Callable[[Path, SourceOptions, Report], ScanSource]
     options: tuple[str, ...] = ()
-    """Fields of `Options` that mean something here."""
+    """Fields of `SourceOptions` that mean something here."""
 
 
 SOURCES = {

@@ -35,8 +35,8 @@ from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
-    Options,
     Report,
+    SourceOptions,
     largest_series,
     list_below,
     patient_of,
@@ -69,7 +69,7 @@ class FolderScans:
 
     expected_files: int | None = None
 
-    def __init__(self, root: Path, options: Options, report: Report) -> None:
+    def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
         if options.table is None:
             raise UserError("the source folder needs --table FILE (.csv, .parquet) with scan_id, path and label")
         if not root.is_dir():

@@ -37,12 +37,12 @@ BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 
 
 @dataclass(frozen=True)
-class Options:
+class SourceOptions:
     """What the user said beyond source and root.
 
     Example:
-        >>> Options(labels="patient")
-        Options(table=None, labels='patient')
+        >>> SourceOptions(labels="patient")
+        SourceOptions(table=None, labels='patient')
     """
 
     table: Path | None = None
@@ -99,7 +99,7 @@ class Labels(NamedTuple):
 
 
 @runtime_checkable
-class Dataset(Protocol):
+class ScanSource(Protocol):
     """An open source."""
 
     root: Path

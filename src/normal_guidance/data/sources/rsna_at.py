@@ -31,8 +31,8 @@ from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
-    Options,
     Report,
+    SourceOptions,
     bad_row,
     find_base,
     join_files,
@@ -75,7 +75,7 @@ class AbdomenScans:
 
     expected_files: int | None = None
 
-    def __init__(self, root: Path, options: Options, report: Report) -> None:
+    def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
         if options.labels not in LABELS:
             raise UserError(f"labels {options.labels!r} are unknown; choose one of {', '.join(LABELS)}")
         self.root = find_base(root, COMPETITION, (IMAGES, META, PATIENTS), FOLDER)

@@ -25,8 +25,8 @@ from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
-    Options,
     Report,
+    SourceOptions,
     bad_row,
     find_base,
     join_files,
@@ -56,7 +56,7 @@ class ChestScans:
 
     expected_groups: int | None = None
 
-    def __init__(self, root: Path, options: Options, report: Report) -> None:
+    def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
         self.root = find_base(root, COMPETITION, (TABLE,), FOLDER)
         self.report = report
         self.table = _Table(self.root / TABLE, report)

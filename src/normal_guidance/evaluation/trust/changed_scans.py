@@ -43,25 +43,25 @@ class Answer(NamedTuple):
         return not bool(self.logit.isnan().any())
 
 
-class Chosen(NamedTuple):
+class SliceSelection(NamedTuple):
     """Slices to show, by their numbers among all slices of all scans: scan after scan, in the order to show them."""
 
     slices: Int64[Tensor, "chosen"]
     lengths: Int64[Tensor, "scans"]
 
     @classmethod
-    def where(cls, keep: Bool[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Chosen:
+    def where(cls, keep: Bool[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> SliceSelection:
         """The slices of a mask, in their own order.
 
         Example:
-            >>> Chosen.where(torch.tensor([True, False, True]), torch.tensor([2, 1]))
-            Chosen(slices=tensor([0, 2]), lengths=tensor([1, 1]))
+            >>> SliceSelection.where(torch.tensor([True, False, True]), torch.tensor([2, 1]))
+            SliceSelection(slices=tensor([0, 2]), lengths=tensor([1, 1]))
         """
         counts = torch.zeros_like(lengths).index_add(0, scan_of(lengths), keep.to(lengths.dtype))
         return cls(keep.nonzero().squeeze(1), counts)
 
 
-def ask(model: Model, scans: Scans, chosen: Chosen | None = None, *, batch_size: int = BATCH) -> Answer:
+def ask(model: Model, scans: Scans, chosen: SliceSelection | None = None, *, batch_size: int = BATCH) -> Answer:
     """The model's answer for every scan, without gradients, on its device and in its dtype.
 
     Example:
@@ -72,7 +72,7 @@ def ask(model: Model, scans: Scans, chosen: Chosen | None = None, *, batch_size:
     """
     lengths = scans.lengths.cpu()
     if chosen is None:
-        chosen = Chosen(torch.arange(int(lengths.sum())), lengths)
+        chosen = SliceSelection(torch.arange(int(lengths.sum())), lengths)
     starts, shown = _bounds(lengths), _bounds(chosen.lengths)
     parts = []
     with _evaluating(model), torch.no_grad():

@@ -11,7 +11,7 @@ from normal_guidance.core.metrics import localization
 from normal_guidance.evaluation.trust.changed_scans import Answer
 from normal_guidance.evaluation.trust.deletion_curves import CONTROLS, Curves, Kind, Score, worth
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate
-from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, Finding, Verdict, decide
+from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, TrustResult, Verdict, decide
 from normal_guidance.statistics.number_format import digits
 from normal_guidance.statistics.scores import Labelled
 
@@ -56,7 +56,7 @@ ALARM_WORDS: Mapping[Verdict, tuple[str, str]] = {
 }
 
 
-def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> Finding:
+def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> TrustResult:
     """By scan AUROC beside the harder control; the logit of positive scans is told, and decides nothing."""
     control, number = _control(curves, bootstrap, harder=True)
     verdict = decide(number)
@@ -68,7 +68,7 @@ def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> Findi
         if order != "attended"
     }
     meaning, action = DELETION_WORDS[verdict]
-    return Finding(
+    return TrustResult(
         name="deletion",
         title=DELETION_TITLE,
         verdict=verdict,
@@ -82,7 +82,9 @@ def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> Findi
     )
 
 
-def judge_alarm(curves: Mapping[Kind, Curves] | None, own: Answer, scans: Labelled, bootstrap: Bootstrap) -> Finding:
+def judge_alarm(
+    curves: Mapping[Kind, Curves] | None, own: Answer, scans: Labelled, bootstrap: Bootstrap
+) -> TrustResult:
     """First without slice labels; where there are some, they confirm, or decide what is left open."""
     number, verdict, control = NOTHING, UNTOLD, CONTROLS[0]
     more: dict[str, Estimate | float] = {}
@@ -102,7 +104,7 @@ def judge_alarm(curves: Mapping[Kind, Curves] | None, own: Answer, scans: Labell
             meaning, action = ALARM_WORDS[verdict]
         if verdict != UNTOLD:
             meaning = f"{meaning.rstrip('.')} ({agree}: localization AUROC {digits(found.value)})."
-    return Finding(
+    return TrustResult(
         name="inverted",
         title=ALARM_TITLE,
         verdict=verdict,
@@ -116,9 +118,9 @@ def judge_alarm(curves: Mapping[Kind, Curves] | None, own: Answer, scans: Labell
     )
 
 
-def without_scan_score() -> Finding:
+def without_scan_score() -> TrustResult:
     """For a method that has no logit, as the centred Gaussian."""
-    return Finding(
+    return TrustResult(
         "deletion", DELETION_TITLE, UNTOLD, DELETION_MEASURED, NOTHING, 0.0, CONTROL_WORDS[CONTROLS[0]],
         "The model has no scan score, so nothing can be seen to fall.", "Test a model that scores scans.",
     )  # fmt: skip

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 
-from normal_guidance.evaluation.trust.changed_scans import Answer, Chosen, Model, ask
+from normal_guidance.evaluation.trust.changed_scans import Answer, Model, SliceSelection, ask
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Varied
 from normal_guidance.statistics.slice_ranks import highest_first, moved_round, positions, scan_of
 from normal_guidance.training.batches import Scans
@@ -167,10 +167,10 @@ def _averaged(found: Mapping[str, Varied], orders: Orders) -> dict[str, list[Var
 
 def _kept(
     order: Int64[Tensor, "slices"], lengths: Int[Tensor, "scans"], counts: Int64[Tensor, "scans"], kind: Kind
-) -> Chosen:
+) -> SliceSelection:
     """What is left without the first of an order, at least one slice; or the first alone.  Slices keep their order."""
     removing = kind == "deletion"
     counts = torch.minimum(counts, lengths - 1 if removing else lengths)
     first = torch.zeros(len(order), dtype=torch.bool)
     first[order[positions(lengths) < counts[scan_of(lengths)]]] = True
-    return Chosen.where(~first if removing else first, lengths)
+    return SliceSelection.where(~first if removing else first, lengths)

@@ -24,7 +24,7 @@ from normal_guidance.evaluation.trust.random_weights import (
     without_untrained,
 )
 from normal_guidance.evaluation.trust.shuffled_slices import judge_shuffling, shuffle
-from normal_guidance.evaluation.trust.verdicts import Finding
+from normal_guidance.evaluation.trust.verdicts import TrustResult
 from normal_guidance.features.store import FeatureStore
 
 FIRST_SEED = 2**31
@@ -37,7 +37,7 @@ BY: tuple[By, ...] = ("slices", "attention")
 class Trust:
     """What the tests found, in the order of `findings`: shuffle, randomize, deletion, inverted."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[TrustResult, ...]
     curves: Mapping[Kind, Curves] | None
     """None for a model without scan scores."""
     scans: int
@@ -46,7 +46,7 @@ class Trust:
     bootstrap: Bootstrap
     notes: tuple[str, ...] = ()
 
-    def __getitem__(self, name: str) -> Finding:
+    def __getitem__(self, name: str) -> TrustResult:
         return next(finding for finding in self.findings if finding.name == name)
 
     @property

@@ -15,7 +15,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.statistics.bootstrap import measure, multiplicities, resample
 from normal_guidance.statistics.differences import LEVEL, MIN_DEFINED, ROUNDING, student_quantile
 from normal_guidance.statistics.number_format import digits
-from normal_guidance.statistics.test_scans import Measured, Named, Outcomes, Patients, patients_of
+from normal_guidance.statistics.split_results import MethodResults, NamedScans, Patients, SplitResults, patients_of
 
 DRAWS = 500
 """Resampled tests: the standard error from so many is itself off by about 3 %."""
@@ -79,7 +79,7 @@ class Bootstrap:
         1.000 [1.000, 1.000]
     """
 
-    def __init__(self, scans: Named) -> None:
+    def __init__(self, scans: NamedScans) -> None:
         self.labels = scans.labels.cpu().numpy()
         self.scan_ids, self.patient_ids = tuple(scans.scan_ids), tuple(scans.patient_ids)
         counts = [
@@ -134,7 +134,7 @@ class Bootstrap:
         (weights,) = multiplicities(self._patients.positive, DRAWS, SEED, DRAWS)
         return weights
 
-    def _outcomes(self, scores: Mapping[str, np.ndarray | None]) -> Outcomes:
+    def _outcomes(self, scores: Mapping[str, np.ndarray | None]) -> SplitResults:
         nowhere = np.full(len(self.labels), np.nan)
-        measured = {name: Measured(nowhere, nowhere, one) for name, one in scores.items()}
-        return Outcomes(self.scan_ids, self.patient_ids, self.labels.astype(np.int64), measured)
+        measured = {name: MethodResults(nowhere, nowhere, one) for name, one in scores.items()}
+        return SplitResults(self.scan_ids, self.patient_ids, self.labels.astype(np.int64), measured)

@@ -18,7 +18,7 @@ from normal_guidance.evaluation.trust.changed_scans import Answer, Model
 from normal_guidance.evaluation.trust.deletion_curves import Curves, Kind, worth
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate
 from normal_guidance.evaluation.trust.shuffled_slices import MOSTLY
-from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, Finding, Verdict, decide, worst
+from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, TrustResult, Verdict, decide, worst
 from normal_guidance.statistics.scores import Labelled
 from normal_guidance.statistics.slice_ranks import rank_correlation
 
@@ -87,7 +87,7 @@ def judge_randomizing(
     scans: Labelled,
     curves: Mapping[Kind, Curves] | None,
     bootstrap: Bootstrap,
-) -> Finding:
+) -> TrustResult:
     """By three things that must all hold: see `WORDS` and the reasons beside the verdict."""
     lengths = scans.lengths.cpu()
     compared = others[:COMPARED]
@@ -111,7 +111,7 @@ def judge_randomizing(
     verdict = worst([*reasons.values(), *([] if curves is not None else [UNTOLD])])
     meaning, action = WORDS[verdict]
     why = "; ".join(reason for reason, one in reasons.items() if one == verdict)
-    return Finding(
+    return TrustResult(
         name="randomize",
         title=TITLE,
         verdict=verdict,
@@ -125,10 +125,10 @@ def judge_randomizing(
     )
 
 
-def without_untrained() -> Finding:
+def without_untrained() -> TrustResult:
     """For a model whose weights nobody can make afresh."""
     nothing = Estimate(torch.nan, torch.nan, torch.nan)
-    return Finding(
+    return TrustResult(
         "randomize", TITLE, UNTOLD, MEASURED, nothing, 0.0, "untrained models' attention",
         "The model is a plain function, so its weights could not be made afresh.",
         "Give a function that makes the same model with fresh weights from a seed (`untrained=`).",

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from normal_guidance.evaluation.trust.changed_scans import Answer, Chosen, Model, ask
+from normal_guidance.evaluation.trust.changed_scans import Answer, Model, SliceSelection, ask
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate, Varied
-from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, Finding, Verdict
+from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, TrustResult, Verdict
 from normal_guidance.statistics.number_format import digits
 from normal_guidance.statistics.slice_ranks import highest_first, moved_round, rank_correlation, scan_of
 from normal_guidance.training.batches import Scans
@@ -72,10 +72,10 @@ def shuffle(model: Model, scans: Scans, own: Answer, generator: torch.Generator)
     logits = []
     for _ in range(SHUFFLES):
         order = moved_round(lengths, generator)
-        said = ask(model, scans, Chosen(order, lengths))
+        said = ask(model, scans, SliceSelection(order, lengths))
         found["follows"].append(rank_correlation(own.scores, _back(said.scores, order), lengths))
         order = highest_first(torch.rand(len(own.scores), generator=generator), lengths, generator)
-        said = ask(model, scans, Chosen(order, lengths))
+        said = ask(model, scans, SliceSelection(order, lengths))
         found["moves"].append(rank_correlation(own.scores, _back(said.scores, order), lengths))
         found["stays"].append(rank_correlation(own.scores, said.scores, lengths))
         apart = (_back(said.attention, order) - own.attention).abs() / 2
@@ -89,7 +89,7 @@ def _back(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> 
     return torch.empty_like(values).index_copy(0, order, values)
 
 
-def judge_shuffling(found: Shuffled, own: Answer, bootstrap: Bootstrap) -> Finding:
+def judge_shuffling(found: Shuffled, own: Answer, bootstrap: Bootstrap) -> TrustResult:
     """By whether attention goes with the slices or stays at the places."""
     follows, stays, error = (bootstrap.mean(one) for one in (found.follows, found.stays, found.error))
     difference = bootstrap.estimate(follows - stays)
@@ -108,7 +108,7 @@ def judge_shuffling(found: Shuffled, own: Answer, bootstrap: Bootstrap) -> Findi
         note = _on_order(error.value, lost)
     verdict = _verdict(difference, bootstrap.estimate(stays))
     meaning, action = WORDS[verdict]
-    return Finding(
+    return TrustResult(
         name="shuffle",
         title=TITLE,
         verdict=verdict,

@@ -19,12 +19,12 @@ TRACE = 0.03
 
 
 @dataclass(frozen=True)
-class Finding:
+class TrustResult:
     """One test: its main number with interval and reference, the verdict, and everything else that was measured.
 
     Example:
         >>> number = Estimate(0.09, 0.06, 0.12)
-        >>> Finding("deletion", "Delete", "passes", "AUROC", number, 0.0, "random", "It matters.", "Nothing.").verdict
+        >>> TrustResult("deletion", "Delete", "passes", "AUROC", number, 0.0, "random", "It matters.", "-").verdict
         'passes'
     """
 

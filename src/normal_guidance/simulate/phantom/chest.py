@@ -29,7 +29,7 @@ SMALL_VESSELS = 18
 """Of one lung."""
 
 
-class Section(NamedTuple):
+class ChestSection(NamedTuple):
     """A vessel cut by a slice: centre and radius in mm."""
 
     x: float
@@ -59,7 +59,7 @@ class Chest:
         a = 55.0 * (0.35 + 0.65 * height) * low if height > 0 else 0.0
         return side * (71.0 - 18 * (1 - height)), 6.0 + 14 * (1 - height), a, 84.0 * height * low
 
-    def artery(self, z: float, side: int, number: int) -> Section:
+    def artery(self, z: float, side: int, number: int) -> ChestSection:
         """The artery that feeds one segment, from the hilum down or up to the end of the lung."""
         up = z > HILUM
         way = (z - HILUM) / (LUNGS[1] - HILUM) if up else (HILUM - z) / (HILUM - LUNGS[0])
@@ -70,7 +70,7 @@ class Chest:
         end_x, end_y = 0.75 * a * math.cos(angle), 0.75 * b * math.sin(angle)
         hilum_x, hilum_y = side * 34.0, 8.0 + 5.0 * (number - 1.5)
         radius = (7.5 if number == 1 else 5.5) * (1 - 0.62 * way) * (0.85 if up else 1.0)
-        return Section(
+        return ChestSection(
             hilum_x + (x + side * end_x - hilum_x) * out, hilum_y + (y + end_y - hilum_y) * out, max(radius, 2.2)
         )
 

@@ -11,7 +11,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.files import folder_atomically, write_atomically, write_json
 from normal_guidance.simulate.phantom.dicom_writer import COMPRESSIONS, write_draft
 from normal_guidance.simulate.phantom.drafts import Draft, checksum, make_draft
-from normal_guidance.simulate.phantom.folder_layouts import LAYOUTS, Layout
+from normal_guidance.simulate.phantom.folder_layouts import LAYOUTS, FolderLayout
 from normal_guidance.simulate.phantom.oddities import ODDITIES, Note, assign_oddities, check_oddities
 from normal_guidance.simulate.phantom.plan import ScanPlan, plan, stream
 from normal_guidance.simulate.phantom.render import render
@@ -100,7 +100,7 @@ def write_phantom(
 
 def _check(
     layout: str, size: int, contrast: float, anatomy: str | None, oddities: Sequence[str], compression: str
-) -> Layout:
+) -> FolderLayout:
     if layout not in LAYOUTS:
         raise UserError(f"layout {layout!r} is unknown; choose one of {', '.join(LAYOUTS)}")
     if anatomy is not None and LAYOUTS[layout].anatomy not in (None, anatomy):
@@ -115,7 +115,7 @@ def _check(
     return LAYOUTS[layout]
 
 
-def _draft(one: ScanPlan, layout: Layout, size: int, contrast: float, compression: str) -> Draft:
+def _draft(one: ScanPlan, layout: FolderLayout, size: int, contrast: float, compression: str) -> Draft:
     scan_id, patient_id = layout.ids(one)
     draft = make_draft(one, render(one, size, contrast=contrast), scan_id, patient_id)
     draft.scan_id = scan_id or draft.series_uid
@@ -133,7 +133,7 @@ def _change(draft: Draft, oddity: str | None) -> Note | None:
     return Note(oddity, detail, images)
 
 
-def _names(draft: Draft, layout: Layout) -> dict[str, str]:
+def _names(draft: Draft, layout: FolderLayout) -> dict[str, str]:
     """Paths by uid; the slices of a multi-frame scan share one."""
     names = {image.uid: layout.place(draft, image) for image in draft.files}
     if draft.multi_frame:

@@ -54,7 +54,7 @@ AT_PATIENT_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """How a dataset is arranged."""
 
     anatomy: str | None
@@ -257,10 +257,10 @@ def _folder_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
     return {"labels.csv": _csv(("scan_id", "patient_id", "path", "label", "slice_labels"), rows)}
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "rsna-ich": Layout("head", _ich_ids, _ich_place, _ich_tables),
-    "rsna-pe": Layout("chest", _pe_ids, _pe_place, _pe_tables),
-    "rsna-at": Layout("abdomen", _at_ids, _at_place, _at_tables),
-    "folder": Layout(None, _folder_ids, _folder_place, _folder_tables),
+LAYOUTS: Mapping[str, FolderLayout] = {
+    "rsna-ich": FolderLayout("head", _ich_ids, _ich_place, _ich_tables),
+    "rsna-pe": FolderLayout("chest", _pe_ids, _pe_place, _pe_tables),
+    "rsna-at": FolderLayout("abdomen", _at_ids, _at_place, _at_tables),
+    "folder": FolderLayout(None, _folder_ids, _folder_place, _folder_tables),
 }
 """Layouts by name."""

@@ -105,7 +105,7 @@ ORGANS = {"liver": 0.1, "spleen": 0.1, "kidney": 0.06}
 
 
 @dataclass(frozen=True)
-class Block:
+class LesionBlock:
     """Neighbouring slices [start, stop) that show one lesion of some kind."""
 
     start: int
@@ -118,7 +118,7 @@ class ScanPlan:
     """One scan to be drawn.
 
     Example:
-        >>> scan = ScanPlan(0, 0, "head", 5, (Block(1, 3, "subdural"),), seed=7)
+        >>> scan = ScanPlan(0, 0, "head", 5, (LesionBlock(1, 3, "subdural"),), seed=7)
         >>> scan.slice_labels.tolist(), scan.label
         ([0, 1, 1, 0, 0], 1)
     """
@@ -127,7 +127,7 @@ class ScanPlan:
     patient: int
     anatomy: str
     slices: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[LesionBlock, ...]
     seed: int
     injuries: Mapping[str, str] = field(default_factory=dict)
     """Injured solid organs of the patient and their grade, 'low' or 'high'; no part of the scan's label."""
@@ -213,7 +213,7 @@ def _patients(kind: Anatomy, scans: int, seed: int) -> list[int]:
     return patients[:scans]
 
 
-def _draw_blocks(kind: Anatomy, slices: int, random: np.random.Generator) -> tuple[Block, ...]:
+def _draw_blocks(kind: Anatomy, slices: int, random: np.random.Generator) -> tuple[LesionBlock, ...]:
     frequencies = np.array(kind.bags_by_blocks) / sum(kind.bags_by_blocks)
     count = 1 + int(random.choice(len(frequencies), p=frequencies))
     fractions = np.interp(random.random(count), QUANTILES, kind.fractions)
@@ -222,7 +222,9 @@ def _draw_blocks(kind: Anatomy, slices: int, random: np.random.Generator) -> tup
     starts = _draw_starts(lengths, first, last, slices, kind.centre, random)
     kinds = random.choice(list(kind.kinds), len(lengths), p=list(kind.kinds.values())).tolist()
     drawn = zip(starts, lengths, kinds, strict=True)
-    return tuple(sorted((Block(start, start + size, name) for start, size, name in drawn), key=lambda one: one.start))
+    return tuple(
+        sorted((LesionBlock(start, start + size, name) for start, size, name in drawn), key=lambda one: one.start)
+    )
 
 
 def _fit(lengths: list[int], room: int) -> list[int]:

@@ -20,7 +20,7 @@ PerScan = Float64[np.ndarray, "scans"]
 
 
 @runtime_checkable
-class Named(Labelled, Protocol):
+class NamedScans(Labelled, Protocol):
     """Labelled scans that say whose they are; `Bags` and a feature store both are such."""
 
     @property
@@ -30,7 +30,7 @@ class Named(Labelled, Protocol):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MethodResults:
     """One method on the test scans: localization within each scan (NaN where it has none), and scan scores, if any."""
 
     auroc: PerScan
@@ -39,19 +39,19 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class SplitResults:
     """The test scans of one split, and every method on exactly these scans.
 
     Example:
-        >>> measured = Measured(np.array([0.9, np.nan]), np.array([0.7, np.nan]), np.array([2.5, -1.0]))
-        >>> Outcomes(("A17", "B02"), ("A", "B"), np.array([1, 0]), {"ng": measured}).localized
+        >>> measured = MethodResults(np.array([0.9, np.nan]), np.array([0.7, np.nan]), np.array([2.5, -1.0]))
+        >>> SplitResults(("A17", "B02"), ("A", "B"), np.array([1, 0]), {"ng": measured}).localized
         array([ True, False])
     """
 
     scan_ids: tuple[str, ...]
     patient_ids: tuple[str, ...]
     labels: Int64[np.ndarray, "scans"]
-    methods: Mapping[str, Measured]
+    methods: Mapping[str, MethodResults]
 
     def __post_init__(self) -> None:
         scans = len(self.labels)
@@ -67,7 +67,7 @@ class Outcomes:
         for method, measured in self.methods.items():
             self._check(method, measured)
 
-    def _check(self, method: str, measured: Measured) -> None:
+    def _check(self, method: str, measured: MethodResults) -> None:
         values = {"auroc": measured.auroc, "auprc": measured.auprc, "scan scores": measured.scan_scores}
         for name, value in values.items():
             if value is not None and len(value) != len(self.labels):
@@ -90,11 +90,11 @@ class Outcomes:
         return np.isfinite(next(iter(self.methods.values())).auroc)
 
 
-def outcomes_from(
-    scans: Named,
+def split_results(
+    scans: NamedScans,
     slice_scores: Mapping[str, Float[Tensor, "slices"]],
     scan_scores: Mapping[str, Float[Tensor, "scans"]],
-) -> Outcomes:
+) -> SplitResults:
     """One split, from the methods' scores of its packed slices and of its scans.
 
     A method without an entry in `scan_scores`, or with NaN for every scan, as the centred Gaussian, has no scan score.
@@ -104,7 +104,7 @@ def outcomes_from(
         >>> from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
         >>> bags = shifted_mean(40, seed=1, features=2, shift=3.0)
         >>> oracle = bayes_slice_scores(bags, shift=3.0), bayes_scan_scores(bags, shift=3.0)
-        >>> split = outcomes_from(bags, {"ceiling": oracle[0]}, {"ceiling": oracle[1]})
+        >>> split = split_results(bags, {"ceiling": oracle[0]}, {"ceiling": oracle[1]})
         >>> len(split.scan_ids), split.localized.sum().item(), np.nanmean(split.methods["ceiling"].auroc).item()
         (40, 20, 1.0)
     """
@@ -118,10 +118,10 @@ def outcomes_from(
             kept = found.kept.cpu().numpy()
             rocs[i, kept], prcs[i, kept] = found.auroc.cpu().numpy(), found.auprc.cpu().numpy()
     measured = {
-        method: Measured(rocs[i], prcs[i], _scan_scores(scan_scores.get(method)))
+        method: MethodResults(rocs[i], prcs[i], _scan_scores(scan_scores.get(method)))
         for i, method in enumerate(slice_scores)
     }
-    return Outcomes(tuple(scans.scan_ids), tuple(scans.patient_ids), scans.labels.cpu().long().numpy(), measured)
+    return SplitResults(tuple(scans.scan_ids), tuple(scans.patient_ids), scans.labels.cpu().long().numpy(), measured)
 
 
 def _scan_scores(scores: Tensor | None) -> PerScan | None:
@@ -142,13 +142,13 @@ class Patients:
         return len(np.unique(np.concatenate([of[scans] for of, scans in zip(self.of_scans, chosen, strict=True)])))
 
 
-def patients_of(splits: Sequence[Outcomes]) -> Patients:
+def patients_of(splits: Sequence[SplitResults]) -> Patients:
     """The union of the splits' patients; splits must agree on the methods, and on the scans that they share.
 
     Example:
         >>> nothing = np.full(2, np.nan)
-        >>> one = Outcomes(("A1", "B1"), ("A", "B"), np.array([1, 0]), {"ng": Measured(nothing, nothing)})
-        >>> two = Outcomes(("A1", "C1"), ("A", "C"), np.array([1, 1]), {"ng": Measured(nothing, nothing)})
+        >>> one = SplitResults(("A1", "B1"), ("A", "B"), np.array([1, 0]), {"ng": MethodResults(nothing, nothing)})
+        >>> two = SplitResults(("A1", "C1"), ("A", "C"), np.array([1, 1]), {"ng": MethodResults(nothing, nothing)})
         >>> patients_of([one, two])
         Patients(ids=('A', 'B', 'C'), positive=array([ True, False,  True]), of_scans=(array([0, 1]), array([0, 2])))
     """
@@ -164,7 +164,7 @@ def patients_of(splits: Sequence[Outcomes]) -> Patients:
     return Patients(ids, positive, of_scans)
 
 
-def _check_agreement(splits: Sequence[Outcomes]) -> None:
+def _check_agreement(splits: Sequence[SplitResults]) -> None:
     first, seen = splits[0], dict[str, tuple[str, int]]()
     for i, split in enumerate(splits):
         if differing := sorted(set(split.methods) ^ set(first.methods)):
