@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder
 
 LOCK = "lock"
+
+PATIENCE = 0.1
+"""Seconds to try again: the lock file may vanish at this moment, with the folder of a process that ends."""
 
 
 @contextmanager
@@ -30,43 +34,32 @@ def lock_folder(folder: Path) -> Iterator[None]:
         normal_guidance.errors.UserError: /... is being written by process ... on ...; wait until it ends, or choose
         another folder
     """
-    while True:
-        make_folder(folder)
-        try:
-            file = (folder / LOCK).open("a+", encoding="utf-8")
-        except FileNotFoundError:
-            continue  # another process ended just now, and took the folder with it
-        except OSError as error:
-            raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
-        with file:
-            _take(file, folder)
-            if _is(folder / LOCK, file):
-                yield
-                return
-
-
-def _take(file: TextIO, folder: Path) -> None:
+    path = folder / LOCK
+    make_folder(folder)
+    holder = _holder(path)  # read before the attempt: filelock before 4 empties the file
+    # Not bound to a thread: a generator that holds the lock may end in another one.
+    lock = FileLock(path, thread_local=False)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read() or "another process"
+        lock.acquire(timeout=PATIENCE, poll_interval=PATIENCE / 4)
+    except Timeout as error:
         raise UserError(
             f"{folder} is being written by {holder}; wait until it ends, or choose another folder"
         ) from error
     except OSError as error:
         raise UserError(f"{folder} cannot be locked ({error.strerror}); choose another folder") from error
-
-
-def _is(path: Path, file: TextIO) -> bool:
-    """Whether the open file still has this name."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    """What the lock file says about the process that holds it."""
+    try:
+        return path.read_text(encoding="utf-8") or "another process"
+    except OSError:  # there is none; or, on Windows, it may not be read while it is locked
+        return "another process"
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

@@ -16,13 +16,13 @@ from normal_guidance.data.problems import read_problems
 from normal_guidance.data.worker_pool import Pool
 from normal_guidance.errors import UserError
 from normal_guidance.features import encoding_machine
-from normal_guidance.features.encoding import Options, encode, fingerprint_manifest, plan_units
+from normal_guidance.features.encoding import EncodingOptions, encode, fingerprint_manifest, plan_units
 from normal_guidance.features.encoding_folder import job_folder, open_job
 from normal_guidance.features.preprocessing import Statistics
 from normal_guidance.features.store import open_store
 
 LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3]
-OPTIONS = Options(batch_size=4, unit=10, threads=1)
+OPTIONS = EncodingOptions(batch_size=4, unit=10, threads=1)
 STATISTICS = Statistics((20.0,), (80.0,))
 
 

@@ -1,7 +1,6 @@
 """A run's folder: one writer, one identity, a state that is whole or refused, and files that rebuild the model."""
 
 import errno
-import fcntl
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from normal_guidance.errors import UserError
@@ -103,8 +103,7 @@ def fail(number: int) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name", "message"),
     [
-        (fcntl, "flock", r"cannot be locked \(Permission denied\); choose another folder"),
-        (Path, "open", r"cannot be written \(Permission denied\); choose another folder"),
+        (FileLock, "acquire", r"cannot be locked \(Permission denied\); choose another folder"),
         (Path, "iterdir", r"cannot be read \(Permission denied\); choose another folder"),
     ],
 )
