@@ -10,10 +10,10 @@ export MPLBACKEND := Agg
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test pytest coverage tools viewer lint types bench fuzz constraints clean
+.PHONY: help install demo test test-all pytest coverage tools viewer lint types bench fuzz constraints clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## create .venv with the pinned packages (only when pyproject.toml or constraints.txt changed)
 
@@ -58,10 +58,13 @@ JOBS ?= 2
 # Side by side what can be; pytest takes longest, so that its closing line closes the output.
 test: ## everything that CI runs: lint, types, tests, doctests, README code
 	@$(MAKE) --no-print-directory --jobs=2 install tools viewer
-	@$(MAKE) --no-print-directory --jobs=2 lint types pytest COVERAGE="$(COVERAGE)"
+	@$(MAKE) --no-print-directory --jobs=2 lint types pytest COVERAGE="$(COVERAGE)" SLOW="$(SLOW)"
+
+test-all: SLOW := --slow
+test-all: test ## the same with the slow tests: before a release, and after a change of what they test
 
 pytest: $(STAMP)
-	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile --durations=25 $(COVERAGE)
+	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile --durations=25 $(SLOW) $(COVERAGE)
 
 coverage: COVERAGE := --cov=normal_guidance --cov-report=term
 coverage: test ## the same, and which lines no test reaches; a third slower

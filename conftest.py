@@ -1,10 +1,11 @@
-"""What every test and every doctest runs under: checked shapes, few threads, fixed seeds.
+"""What every test and every doctest runs under: checked shapes, few threads, fixed seeds; and which tests are slow.
 
 It lies at the root, not in tests/, because the doctests in src/ need it too.
 """
 
 import gc
 import os
+import pkgutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -17,6 +18,12 @@ from jaxtyping import install_import_hook
 # Must come before anything imports the package: modules that are already imported stay unchecked.
 install_import_hook("normal_guidance", "beartype.beartype")
 
+# pytest imports the packages above a doctest's file itself, and not by the hook, unless they are imported already.
+import normal_guidance  # noqa: E402
+
+for _ in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.", onerror=lambda name: None):
+    pass  # walking imports packages; one whose extra is not installed has no tests here
+
 # Test processes side by side have one thread each, as have the programs that they start: where threads outnumber cores,
 # each step waits for one that is not running, and small ones take up to six times as long.
 THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
@@ -27,16 +34,39 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 collect_ignore_glob = [] if find_spec("triton") else ["src/*_triton.py"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the slow tests, too, and more examples (make test-all)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fixed examples in CI, which must not fail by chance; new ones on a developer's machine."""
+    hypothesis.settings.register_profile(
+        "chosen",
+        deadline=None,
+        max_examples=50 if config.getoption("--slow") else 15,
+        derandomize=bool(os.environ.get("CI")),
+    )
+    hypothesis.settings.load_profile("chosen")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --slow, tests marked slow are left out; `slow(but="x")` keeps the case whose id is x."""
+    if not config.getoption("--slow"):
+        slow = [item for item in items if _is_slow(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not _is_slow(item)]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("slow")
+    case = getattr(item, "callspec", None)
+    return mark is not None and (case is None or case.id != mark.kwargs.get("but"))
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected, a million objects, stays: whole collections, which look at each, skip it."""
     gc.collect()
     gc.freeze()
-
-
-# CI must not fail by chance; on a developer's machine new examples are welcome.
-hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 @pytest.fixture(autouse=True)
