@@ -51,10 +51,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --slow, tests marked slow are left out; `slow(but="x")` keeps the case whose id is x."""
+    kept = {(item.get_closest_marker("slow").kwargs["but"], _function(item)) for item in items if _keeps(item)}
+    here = {(item.callspec.id, _function(item)) for item in items if _keeps(item)}
+    if kept - here and not config.args_source == pytest.Config.ArgsSource.ARGS:
+        raise pytest.UsageError(f"slow(but=...) names a case that is not there: {sorted(kept - here)}")
     if not config.getoption("--slow"):
         slow = [item for item in items if _is_slow(item)]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not _is_slow(item)]
+
+
+def _keeps(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("slow")
+    return mark is not None and "but" in mark.kwargs
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 def _is_slow(item: pytest.Item) -> bool:

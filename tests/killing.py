@@ -17,12 +17,19 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
-def run_program(file: str, folder: Path) -> Any:
-    """What a test file prints when it is run with a folder; it may import what lies beside it and here."""
+HANGS = 3600
+"""Seconds after which a program hangs, on however slow a machine."""
+
+
+def run_program(file: str, folder: Path, kind: str) -> Any:
+    """Run a test file with a folder and a kind of kills, and return what it prints.
+
+    It may import what lies beside it and here.
+    """
     paths = os.pathsep.join(map(str, (HERE, Path(file).parent)))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, file, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    command = [sys.executable, file, str(folder), kind]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -155,6 +155,7 @@ def run_sweep_benchmark(options):
     return report, lines
 
 
+@pytest.mark.slow
 def test_the_sweep_benchmark_times_steps():
     report, lines = run_sweep_benchmark("--steps --methods ng,smtp --shapes head --batches 3 --val-scans 8")
     assert report["failed"] == []
@@ -175,6 +176,7 @@ def test_the_sweep_benchmark_times_steps():
     assert report["goals"] == []  # they are for a GPU and the full size
 
 
+@pytest.mark.slow
 def test_the_sweep_benchmark_runs_beside_torchmil_and_compares_precisions():
     report, lines = run_sweep_benchmark(
         "--torchmil --accuracy --methods abmil --train-scans 32 --repeats 2 --commit abc1234"
@@ -193,6 +195,7 @@ def test_the_sweep_benchmark_runs_beside_torchmil_and_compares_precisions():
     assert sum(line.startswith(("met  ", "MISSED")) for line in lines) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -238,6 +241,7 @@ def test_chest_lengths_are_as_the_goal_has_them(monkeypatch):
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_index_benchmark_reports_every_step():
     run = run_benchmark("--slices 3000", "bench_index.py")
     assert run.returncode == 0, run.stderr
@@ -251,6 +255,7 @@ def test_the_index_benchmark_reports_every_step():
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_metrics_benchmark_runs_beside_scikit_learn():
     options = "--slices 4000 --configurations 3 --sklearn-configurations 2 --repeats 2 --commit abc1234"
     run = run_benchmark(options, "bench_metrics.py")
@@ -285,6 +290,7 @@ def test_the_goals_of_the_metrics_can_be_met_and_missed(monkeypatch):
     assert [goal["limit"] for goal in bench.goals([fast], "cpu")] == [60]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [("--slices 500", "the longest scan alone has 1083"), ("--repeats 0", "--repeats 0: it must be 1 or more")],
@@ -301,6 +307,7 @@ def test_the_metrics_benchmark_refuses_what_it_cannot_do(options, complaint):
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_viewer_benchmark_reads_and_browses():
     page = BENCHMARKS.parent / "src" / "normal_guidance" / "viewer" / "static" / "index.html"
     if not page.exists():

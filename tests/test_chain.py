@@ -62,6 +62,7 @@ def hu_checksum(hu: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(hu.round().astype("<i2")).tobytes()).hexdigest()
 
 
+@pytest.mark.slow(but="rsna-ich")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_from_files_to_features(layout: str, tmp_path: Path) -> None:
     truth = write_phantom(layout, tmp_path / "scans", scans=14, seed=3, **SIZE)["scans"]
@@ -91,6 +92,7 @@ def test_from_files_to_features(layout: str, tmp_path: Path) -> None:
     assert {len(store.part(part)) > 0 for part in ("train", "val", "test")} == {True}
 
 
+@pytest.mark.slow(but="rsna-ich")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_oddity_has_its_line_and_the_true_pixels(layout: str, tmp_path: Path) -> None:
     names = [name for name, one in ODDITIES.items() if layout in one.layouts]

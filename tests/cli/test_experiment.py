@@ -77,6 +77,7 @@ def test_from_features_to_the_page(phantom, tmp_path):
     assert missing == f"error: {tmp_path / 'manifest.parquet'} is not there; run nguide index first\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 def test_splits_may_be_repeated_and_grow(store, tmp_path):
     first, second = sorted((store.parent / "splits").iterdir())

@@ -51,6 +51,7 @@ def test_the_command_trains_and_shows_the_page_that_it_writes(tmp_path):
     assert page in again.output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_sensitivity_is_abmil_s_unless_asked_otherwise(tmp_path):
     result = invoke("semi-synthetic", "--sensitivity", "--seeds", "1001", "--epochs", "1", "-o", tmp_path)

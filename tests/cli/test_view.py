@@ -74,7 +74,7 @@ def test_it_prints_an_address_serves_and_ends_with_ctrl_c(small_experiment):
                 page = client.get(url)
                 about = client.get(page.url.join("/api/gallery")).json()
             process.send_signal(signal.SIGINT)
-            _, complaints = process.communicate(timeout=20)
+            _, complaints = process.communicate(timeout=600)
         finally:
             process.kill()
     assert "images: no, give --index INDEX for them" in lines[0]

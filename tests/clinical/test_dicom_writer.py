@@ -381,6 +381,7 @@ def test_no_pixels_are_read(copied, strip, tmp_path):
     ]
 
 
+@pytest.mark.slow
 @needs_dciodvfy
 def test_two_thousand_slices(scans, strip, tmp_path):
     """All are listed, and the report stays at about 1 kB a slice."""

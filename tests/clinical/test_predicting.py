@@ -223,6 +223,7 @@ def test_a_model_that_gives_no_number_is_told(copy, bundle, tmp_path):
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_thousand_slices_go_through_in_batches(copy, bundle, tmp_path):
     copy("long", slices=2000)
     encoder, sizes = tiny(), []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
+from killing import HANGS
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.models import (
@@ -238,7 +239,8 @@ def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, f
             torch.testing.assert_close(got[name][i], gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("method", ["smap", "smtp", "bells_ng"])
+@pytest.mark.slow(but="abmil")
+@pytest.mark.parametrize("method", ["abmil", "smap", "smtp", "bells_ng"])
 def test_compiled_and_stacked_equals_eager(method: str) -> None:
     """In a process of its own, because dynamo cannot trace the run-time shape checks of this one.
 
@@ -246,7 +248,7 @@ def test_compiled_and_stacked_equals_eager(method: str) -> None:
     the guidance and the mixture of bells.
     """
     script = Path(__file__).with_name("compiled_sweep_step.py")
-    run = subprocess.run([sys.executable, str(script), method], capture_output=True, text=True, timeout=600)
+    run = subprocess.run([sys.executable, str(script), method], capture_output=True, text=True, timeout=HANGS)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "largest difference" in run.stdout
 

@@ -224,6 +224,7 @@ def test_a_worker_that_is_killed_once_costs_nothing(root, tmp_path, hook):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_file_that_hangs_costs_itself_only(root, tmp_path, hook, monkeypatch):
     hook('if name.endswith("zz.dcm"): time.sleep(1000)')
     monkeypatch.setattr(header_reading, "PATIENCE", 2.0)

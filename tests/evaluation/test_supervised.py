@@ -211,6 +211,7 @@ def test_the_winner_is_chosen_by_validation_slices(references: References, sets:
     assert winner.val_auroc == selectable["val_auroc"].max()
 
 
+@pytest.mark.slow
 def test_the_slice_reference_beats_guidance_and_comes_close_to_bayes(
     references: References, sets: tuple[Bags, Bags, Bags], tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_model_that_uses_the_order_of_slices_loses_by_shuffling(good):
     assert "The order of slices counts" in good["shuffle"].meaning
 
 
+@pytest.mark.slow
 def test_inverted_attention_raises_the_alarm_without_slice_labels(wrong):
     assert wrong["inverted"].verdict == FAILS
     assert wrong["inverted"].number.high < 0

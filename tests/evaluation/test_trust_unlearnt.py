@@ -15,6 +15,7 @@ def bags():
     return paper_scans(1000)
 
 
+@pytest.mark.slow
 def test_a_guided_model_with_random_weights_is_unmasked_by_fresh_weights(bags):
     found = examine(fresh_abmil(21), bags[:500])  # ng is ABMIL, trained with another loss
     assert found["randomize"].verdict == FAILS
@@ -26,6 +27,7 @@ def test_a_guided_model_with_random_weights_is_unmasked_by_fresh_weights(bags):
     assert found["shuffle"].more["scan AUROC lost by shuffling"].value == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_attention_tied_to_random_evidence_moves_the_logit_and_is_unmasked_all_the_same(bags):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -36,6 +38,7 @@ def test_attention_tied_to_random_evidence_moves_the_logit_and_is_unmasked_all_t
     assert found["randomize"].verdict == FAILS
 
 
+@pytest.mark.slow
 def test_a_classifier_with_unlearnt_attention_fails_what_it_should(bags):
     found = examine(with_learnt_classifier(fresh_abmil(5)), bags)
     assert found.scan_auroc.low > 0.7

@@ -205,7 +205,7 @@ def test_what_was_odd_is_recorded(scans, tmp_path):
 
 def test_a_crash_and_a_hang_cost_their_scans_only(tmp_path):
     manifest = make_manifest(tmp_path / "scans", [4, 3, 5, 2, 4, 6], {1: "crash", 3: "hang"})
-    outcome = run(manifest, tmp_path / "store", workers=2, timeout=1.0)
+    outcome = run(manifest, tmp_path / "store", workers=2, timeout=5.0)
     assert outcome.store.scan_ids == ("s000", "s002", "s004", "s005")
     lines = {line.scan_id: line.detail for line in read_problems(tmp_path / "store" / "problems.csv")}
     assert lines["s001"] == "the process that read it was killed by SIGSEGV (2 attempts)"

@@ -1,7 +1,7 @@
 """An encoding killed with SIGKILL, at random moments and at every rename, ends as if nothing had happened.
 
-A program (`python test_extraction_kill.py FOLDER`) forks the jobs and kills them, as `killing` has it; the tests judge
-what it saw.
+A program (`python test_encoding_kill.py FOLDER KIND`) forks the jobs and kills them (see `killing`); the tests judge what
+it saw.
 """
 
 import json
@@ -33,12 +33,14 @@ class Killer:
         torch.set_num_threads(1)  # a forked child must not wait for threads that only its parent has
         import fake_scans
 
-        self.fake, self.extraction, self.folder, self.random = fake_scans, extraction, folder, Random(SEED)
+        from normal_guidance.features import encoding
+
+        self.fake, self.encoding, self.folder, self.random = fake_scans, encoding, folder, Random(SEED)
         self.manifest = fake_scans.make_manifest(folder / "data", LENGTHS, {5: "unreadable", 20: "strange"})
 
     def job(self, name: str, *, slow: bool = False, workers: int = 0) -> None:
-        fake, options = self.fake, self.extraction.Options(batch_size=4, unit=24, threads=1)
-        self.extraction.encode(
+        fake, options = self.fake, self.encoding.EncodingOptions(batch_size=4, unit=24, threads=1)
+        self.encoding.encode(
             self.manifest,
             fake.load,
             self.folder / "stores" / name,
@@ -57,17 +59,18 @@ class Killer:
         shutil.rmtree(stores)
         return same and left == [name]
 
-    def run(self) -> dict[str, Any]:
+    def run(self, kind: str) -> dict[str, Any]:
         begin = time.monotonic()
         fork(lambda: self.job("whole", slow=True))
         longest = time.monotonic() - begin
         self.whole = self.fake.contents(self.folder / "stores" / "whole")
         seen = {"files": sorted(self.whole), "itself": self.judge("whole")}
+        if kind == "renames":
+            moments = [(number, before) for before in (True, False) for number in range(1, RENAMES + 1)]
+            return {**seen, "renames": [self.at_rename(*moment) for moment in moments]}
         return {
-            **seen,
             "random": self.at_random(KILLS, longest),
             "workers": [self.with_workers() for _ in range(KILLS_WITH_WORKERS)],
-            "renames": [self.at_rename(number, before) for before in (True, False) for number in range(1, RENAMES + 1)],
         }
 
     def at_random(self, enough: int, longest: float) -> dict[str, Any]:
@@ -99,18 +102,26 @@ class Killer:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> dict[str, Any]:
-    return run_program(__file__, tmp_path_factory.mktemp("kill"))
+    return run_program(__file__, tmp_path_factory.mktemp("kill"), "renames")
 
 
-def test_jobs_killed_at_random_moments_end_the_same(seen):
-    assert seen["random"]["kills"] >= KILLS
-    assert seen["random"]["resumed"] >= 3, "most moments should be in the midst"
-    assert all(seen["random"]["same"])
+@pytest.fixture(scope="module")
+def seen_at_random(tmp_path_factory) -> dict[str, Any]:
+    return run_program(__file__, tmp_path_factory.mktemp("kill"), "random")
 
 
-def test_jobs_with_workers_killed_at_random_moments_end_the_same(seen):
-    assert any(killed for killed, _ in seen["workers"])
-    assert all(same for _, same in seen["workers"])
+@pytest.mark.slow
+def test_jobs_killed_at_random_moments_end_the_same(seen_at_random):
+    random = seen_at_random["random"]
+    assert random["kills"] >= KILLS
+    assert random["resumed"] >= 3, "most moments should be in the midst"
+    assert all(random["same"])
+
+
+@pytest.mark.slow
+def test_jobs_with_workers_killed_at_random_moments_end_the_same(seen_at_random):
+    assert any(killed for killed, _ in seen_at_random["workers"])
+    assert all(same for _, same in seen_at_random["workers"])
 
 
 def test_jobs_killed_at_every_rename_end_the_same(seen):
@@ -129,4 +140,4 @@ def test_two_whole_jobs_are_the_same(seen):
 
 
 if __name__ == "__main__":
-    print(json.dumps(Killer(Path(sys.argv[1])).run()))
+    print(json.dumps(Killer(Path(sys.argv[1])).run(sys.argv[2])))

@@ -34,6 +34,7 @@ def run(manifest, out, **changes):
     return encode(manifest, changes.pop("load", load), out, **{**arguments, **changes})
 
 
+@pytest.mark.slow
 def test_a_cluster_gives_the_same_bytes_and_survives_a_node(cluster, tmp_path):
     cluster, (victim, _) = cluster
     manifest = make_manifest(tmp_path / "data", LENGTHS, {4: "unreadable", 13: "strange"})

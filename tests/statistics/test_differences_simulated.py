@@ -33,6 +33,7 @@ def inside(share, low, high, experiments):
     return low - slack <= share <= high + slack
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_and_equal_methods_are_equal(simulation, unchecked):
     """Overlapping splits, one to three scans a patient, 60 positive patients; benchmarks/ has the larger run."""
     rows = list(simulation.simulate("overlapping-60", 300, draws=300))

@@ -33,6 +33,7 @@ class Memory:
         return epochs >= 2
 
 
+@pytest.mark.slow(but="whole_bells_ng-slotted")
 @pytest.mark.parametrize("engine", ["packed", "slotted"])
 @pytest.mark.parametrize("method", [name for name, method in BEYOND.items() if method.guided])
 def test_a_resumed_sweep_has_the_same_bits(method: str, engine: str) -> None:

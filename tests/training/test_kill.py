@@ -1,7 +1,6 @@
 """A run killed with SIGKILL, at random moments and inside every write, ends as if nothing had happened.
 
-A program (`python test_kill.py FOLDER`) forks the runs and kills them, as `killing` has it; the tests judge what it
-saw.
+A program (`python test_kill.py FOLDER KIND`) forks the runs and kills them (see `killing`); the tests judge what it saw.
 """
 
 import json
@@ -165,15 +164,18 @@ class Killer:
         return (self.folder / "seldom.log").read_text().splitlines()
 
 
-def serve(folder: Path) -> dict[str, Any]:
+def serve(folder: Path, kind: str) -> dict[str, Any]:
     killer = Killer(folder)
-    return {
-        "random": {
+    if kind == "random":
+        random = {
             **killer.at_random("ng", 24),
             **killer.at_random("mhng", 9, chunk=2),  # in chunks: the state holds finished configurations, too
             **killer.at_random("abmil", 40, patience=12),
-        },
-        "random_kills": killer.kills,
+        }
+        return {"runs": random, "kills": killer.kills}
+    for method, epochs, chunk in (("ng", 24, None), ("mhng", 9, 2)):
+        killer.attempt(f"{method}-whole", method, epochs, chunk=chunk)
+    return {
         "writes": killer.in_every_write(),
         "half": killer.in_a_state(),
         "tampered": killer.tampered(),
@@ -189,7 +191,12 @@ def serve(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("runs")
-    return {**run_program(__file__, folder), "folder": folder}
+    return {**run_program(__file__, folder, "writes"), "folder": folder}
+
+
+@pytest.fixture(scope="module")
+def seen_at_random(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_program(__file__, tmp_path_factory.mktemp("runs"), "random")
 
 
 def lost_epochs(log: list[str]) -> list[int]:
@@ -204,23 +211,26 @@ def lost_epochs(log: list[str]) -> list[int]:
     return lost
 
 
-def test_random_kills_leave_no_trace(seen: dict[str, Any]) -> None:
-    assert seen["random_kills"] >= 20
-    for name, run in seen["random"].items():
+@pytest.mark.slow
+def test_random_kills_leave_no_trace(seen_at_random: dict[str, Any]) -> None:
+    assert seen_at_random["kills"] >= 20
+    for name, run in seen_at_random["runs"].items():
         assert run["differences"] == [], name
         assert run["files"] == sorted([*RESULTS, "config.json", "lock", "report.json"])
 
 
-def test_no_more_is_lost_than_was_promised(seen: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_no_more_is_lost_than_was_promised(seen_at_random: dict[str, Any]) -> None:
     """Epochs trained to their end, that is: the one that a kill interrupts is lost beside them."""
-    lost = [epochs for run in seen["random"].values() for epochs in lost_epochs(run["log"])]
+    lost = [epochs for run in seen_at_random["runs"].values() for epochs in lost_epochs(run["log"])]
     assert max(lost) <= SAVE_EPOCHS
     assert any(lost)
 
 
-def test_a_run_goes_on_from_the_last_state(seen: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_a_run_goes_on_from_the_last_state(seen_at_random: dict[str, Any]) -> None:
     went_on = 0
-    for run in seen["random"].values():
+    for run in seen_at_random["runs"].values():
         saved = (0, 0)
         for line in run["log"]:
             word, *place = line.split()
@@ -250,4 +260,4 @@ def test_the_count_of_lost_epochs_can_fail(seen: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(serve(Path(sys.argv[1]))))
+    print(json.dumps(serve(Path(sys.argv[1]), sys.argv[2])))

@@ -91,6 +91,7 @@ def test_engines_train_as_the_plain_loop_does(
         torch.testing.assert_close(got[2:], torch.tensor(want)[2:])
 
 
+@pytest.mark.slow(but="ng-slotted")
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("engine", ["packed", "slotted"])
 @pytest.mark.parametrize("method", ["mean", "max", "ng"])
@@ -300,6 +301,7 @@ def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(train: 
         restore(engine, selection, history, saved)
 
 
+@pytest.mark.slow
 def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:
     configs = grid(Config("abmil", epochs=60, batch_size=16, patience=4), lr=[0.3, 0.1, 0.03], l1=[0.01, 0.0])
     fits = [fit(config, train, val) for config in configs]
@@ -411,6 +413,7 @@ def test_one_is_one() -> None:
     assert repr(Config("ng", lr=1)) == repr(Config("ng", lr=1.0))
 
 
+@pytest.mark.slow
 def test_slots_for_very_many_batches() -> None:
     lengths = torch.full((200,), 3)
     orders = (torch.arange(200) for _ in range(90_000))

@@ -53,7 +53,7 @@ def open_page(browser, server):
     def start(served: Served = server, *, url: str | None = None, where=browser, **options):
         contexts.append(where.new_context(viewport=LAPTOP, **options))
         page = contexts[-1].new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(300_000)
         page.on("request", lambda request: asked.append((served.base, request.url)))
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -188,6 +188,7 @@ def test_wheel_and_keys_go_through_the_slices(open_page, gallery):
     assert page.locator(".position").first.inner_text() == f"{position:.1f} mm".replace("-", "−")
 
 
+@pytest.mark.slow
 def test_click_and_drag_on_the_curve_jump(open_page):
     page = open_page()
     chart = page.locator(".chart").first
@@ -214,6 +215,7 @@ def test_click_and_drag_on_the_curve_jump(open_page):
     assert drawn(page)[1] == 0
 
 
+@pytest.mark.slow
 def test_windows_change_the_picture(open_page, gallery, manifest):
     page = open_page()
     pictures = {}
@@ -236,6 +238,7 @@ def test_windows_change_the_picture(open_page, gallery, manifest):
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_methods_over_each_other_and_side_by_side(open_page, gallery):
     page = open_page()
     alone = grey(page.locator(".curve").first.screenshot())
@@ -271,6 +274,7 @@ def test_two_methods_over_each_other_and_side_by_side(open_page, gallery):
     page.wait_for_selector(".panel:nth-child(2)", state="hidden")
 
 
+@pytest.mark.slow
 def test_heads_truth_and_key_slices_are_drawn(open_page, gallery):
     page = open_page()
     scan = gallery.scan(0, drawn(page)[0])
@@ -301,6 +305,7 @@ def test_heads_truth_and_key_slices_are_drawn(open_page, gallery):
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_list_sorts_filters_and_searches(open_page, gallery):
     page = open_page()
     scans = {scan["number"]: scan for scan in gallery.scans(0)}
@@ -359,6 +364,7 @@ def test_without_an_index_there_are_curves_and_the_command(open_page, study):
         page.wait_for_function("document.querySelector('.place b').innerText !== 'Slice 1'")
 
 
+@pytest.mark.slow
 def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, study, manifest, tmp_path):
     root = tmp_path / "scans"
     shutil.copytree(manifest.root, root)
@@ -376,6 +382,7 @@ def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, study, mani
         assert page.locator(".picture").first.is_visible()
 
 
+@pytest.mark.slow
 def test_without_webgl_slices_are_drawn_plainly(open_page, server, gallery, manifest, browser):
     plain = browser.browser_type.launch(executable_path=CHROMIUM, args=NO_GL)
     try:
@@ -400,6 +407,7 @@ def test_names_from_strangers_are_text(open_page, manifest, tmp_path):
         assert page.title() != "taken"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_told(open_page, gallery):
     with Served(gallery) as served:
         page = open_page(served)
@@ -413,6 +421,7 @@ def test_a_server_that_is_gone_is_told(open_page, gallery):
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_fits_a_laptop_in_light_and_dark_and_shows_the_focus(open_page):
     grounds = []
     for scheme in ("light", "dark"):

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+HANGS = 3600
+"""Seconds after which a script hangs, on however slow a machine."""
+
 
 def assert_script_passes(file: str, *arguments: str, **environment: str) -> None:
     """A part of a test file in a process of its own, which must end well and say how far it was off."""
@@ -19,7 +22,7 @@ def assert_script_passes(file: str, *arguments: str, **environment: str) -> None
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANGS,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "largest difference" in run.stdout

@@ -130,6 +130,7 @@ def test_a_kernel_without_a_middle_tap_is_refused() -> None:
         depthwise(rows[0], weight[0], bias[0], first, count, LONGEST)
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     assert_script_passes(__file__, "compiled")
 

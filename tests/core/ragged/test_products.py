@@ -142,6 +142,7 @@ def test_mistakes_are_named() -> None:
         vmap(pool, (0, 0, 0, None))(a, x, first.expand(2, -1), count)
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     assert_script_passes(__file__, "compiled")
 

@@ -106,6 +106,7 @@ def test_vmap_equals_a_loop_over_configurations() -> None:
         vmap(lambda n: attend(qkv, token, first, n, 2, 5))(lengths.expand(2, -1))
 
 
+@pytest.mark.slow
 def test_compiled_vmap_equals_eager() -> None:
     assert_script_passes(__file__, "compiled", "cpu")
 

@@ -22,6 +22,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow(but="rsna-ich")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_same_seed_gives_the_same_bytes(tmp_path, layout):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -30,6 +31,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path, layout):
     assert contents(tmp_path / "a") != contents(tmp_path / "c")
 
 
+@pytest.mark.slow(but="rsna-ich")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_only_pixels_and_tables_give_the_label_away(tmp_path, layout):
     """All scans positive, and none: names, sizes and headers of the files are the same."""

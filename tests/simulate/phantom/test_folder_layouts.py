@@ -35,6 +35,7 @@ def slices_of(folder: Path) -> dict[str, int]:
     return {f: y for scan in scans for f, y in zip(scan["files"], scan["slice_labels"], strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_files_are_there_and_no_other(datasets, layout):
     there = {path.relative_to(datasets[layout]).as_posix() for path in datasets[layout].rglob("*.dcm")}
@@ -148,6 +149,7 @@ def test_folder_labels(datasets):
         assert {Path(file).parent.as_posix() for file in scan["files"]} == {row["path"]}
 
 
+@pytest.mark.slow(but="rsna-ich")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_two_seeds_share_a_scan_or_patient(datasets, layout, tmp_path):
     write_phantom(layout, tmp_path / "other", scans=10, seed=4, positive=0.4, **SMALL)
