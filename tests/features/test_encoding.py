@@ -209,7 +209,7 @@ def test_a_crash_and_a_hang_cost_their_scans_only(tmp_path):
     assert outcome.store.scan_ids == ("s000", "s002", "s004", "s005")
     lines = {line.scan_id: line.detail for line in read_problems(tmp_path / "store" / "problems.csv")}
     assert lines["s001"] == "the process that read it was killed by SIGSEGV (2 attempts)"
-    assert lines["s003"] == "the process that read it gave no answer within 1 s (2 attempts)"
+    assert lines["s003"] == "the process that read it gave no answer within 5 s (2 attempts)"
 
 
 def test_if_all_scans_fail_there_is_no_store(tmp_path):

@@ -1,6 +1,6 @@
 """An encoding killed with SIGKILL, at random moments and at every rename, ends as if nothing had happened.
 
-A program (`python test_encoding_kill.py FOLDER KIND`) forks the jobs and kills them (see `killing`); the tests judge what
+A program (`python test_encoding_kill.py FOLDER KIND`) forks jobs and kills them (see `killing`); the tests judge what
 it saw.
 """
 

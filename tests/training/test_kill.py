@@ -1,6 +1,6 @@
 """A run killed with SIGKILL, at random moments and inside every write, ends as if nothing had happened.
 
-A program (`python test_kill.py FOLDER KIND`) forks the runs and kills them (see `killing`); the tests judge what it saw.
+A program (`python test_kill.py FOLDER KIND`) forks runs and kills them (see `killing`); the tests judge what it saw.
 """
 
 import json
