@@ -305,7 +305,7 @@ def test_cuda_equals_cpu() -> None:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"lengths": torch.tensor([2, 3])}, r"lengths add up to 5 slices but attention has shape \(4,\)"),
+        ({"lengths": torch.tensor([2, 3])}, r"lengths add up to 5 slices, but attention has shape \(4,\)"),
         ({"lengths": torch.tensor([4, 0])}, r"lengths must be a vector of positive slice counts, got \[4, 0\]"),
         ({"attention": torch.ones(2, 2)}, r"attention has shape \(2, 2\)"),
         ({"attention": torch.tensor([1.0, 1.0, math.nan, 1.0])}, "scan 1, slice 0: attention nan is not a finite"),

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from normal_guidance.core.layout import Layout
+from normal_guidance.core.packed import find_bags, sum_per_bag
 from normal_guidance.errors import UserError
 
 UNKNOWN = -1
@@ -200,7 +201,7 @@ class Bags:
         """Slices labelled positive, per scan."""
         if self.slice_labels is None:
             return torch.zeros_like(self.lengths)
-        return _per_scan_sum((self.slice_labels == 1).long(), self.lengths)
+        return sum_per_bag(self.slice_labels == 1, self.lengths)
 
     @cached_property
     def localizable(self) -> Bool[Tensor, "scans"]:
@@ -280,13 +281,6 @@ def _slice_labels_of(bag: Bag) -> Int[Tensor, "slices"]:
     return torch.full((len(bag.features),), UNKNOWN, device=bag.features.device)
 
 
-def _per_scan_sum(values: Int[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Int[Tensor, "scans"]:
-    """Exact sums by differences of a running total."""
-    total = torch.cat([values.new_zeros(1), values.cumsum(0)])
-    stop = lengths.cumsum(0)
-    return total[stop] - total[stop - lengths]
-
-
 def _name(bags: Bags, scan: int) -> str:
     return f"scan {bags.scan_ids[scan]!r}"
 
@@ -351,7 +345,7 @@ def _check_slice_labels(bags: Bags) -> None:
             f"{_name(bags, scan)}, slice {position}: label {labels[wrong[0]].item()}; slice labels are 0 or 1, or "
             f"{UNKNOWN} for all slices of a scan without labels"
         )
-    unknown = _per_scan_sum((labels == UNKNOWN).long(), bags.lengths)
+    unknown = sum_per_bag(labels == UNKNOWN, bags.lengths)
     mixed = ((unknown > 0) & (unknown < bags.lengths)).nonzero().flatten().tolist()
     if mixed:
         raise UserError(
@@ -385,7 +379,7 @@ def _check_finite(bags: Bags) -> None:
 
 def _locate(bags: Bags, row: int) -> tuple[int, int]:
     """The scan a row belongs to and the row's place in it."""
-    scan = int(torch.searchsorted(bags.lengths.cumsum(0), row, right=True))
+    scan = int(find_bags(torch.tensor([row], device=bags.lengths.device), bags.lengths))
     return scan, row - int(bags.lengths[:scan].sum())
 
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from normal_guidance.core.packed import check_lengths, find_bags, sum_per_bag
 from normal_guidance.errors import UserError
 
 GAP = 3
@@ -63,14 +64,8 @@ def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "b
     tensor([1, 2])
     """
     lengths = lengths.to(slice_labels.device)
-    _check_lengths(len(slice_labels), lengths)
-    stops = lengths.cumsum(0)
-
-    def per_bag(flags: Tensor) -> Tensor:
-        running = torch.nn.functional.pad(flags.cumsum(0), (1, 0))
-        return running[stops] - running[stops - lengths]
-
-    counts = SliceCounts(per_bag(slice_labels == 1), per_bag(slice_labels == 0), per_bag(slice_labels == -1))
+    check_lengths(lengths, slice_labels, "slice_labels")
+    counts = SliceCounts(*(sum_per_bag(slice_labels == label, lengths) for label in (1, 0, -1)))
     _check_labels(counts, slice_labels, lengths)
     return counts
 
@@ -161,11 +156,9 @@ def block_statistics(
 
 def _packed_blocks(slice_labels: Tensor, lengths: Tensor, gap: int) -> tuple[Tensor, Tensor]:
     """Blocks [start, stop) in packed positions, and the bag of each."""
-    if gap < 0:
-        raise UserError(f"gap must be 0 or more negative slices, got {gap}")
+    check_gap(gap)
     positions = (slice_labels == 1).nonzero().squeeze(1)
-    stops = lengths.to(slice_labels.device).cumsum(0)
-    bag = torch.searchsorted(stops, positions, right=True)
+    bag = find_bags(positions, lengths.to(slice_labels.device))
     # Two neighbouring positives belong apart if more than `gap` negatives or a bag's end lie between them.
     apart = (positions.diff() > gap + 1) | (bag.diff() > 0)
     edge = apart.new_ones(min(len(positions), 1))
@@ -173,19 +166,15 @@ def _packed_blocks(slice_labels: Tensor, lengths: Tensor, gap: int) -> tuple[Ten
     return torch.stack([positions[first], positions[last] + 1], dim=1), bag[first]
 
 
+def check_gap(gap: int) -> None:
+    """Refuse a number of bridged negative slices below 0."""
+    if gap < 0:
+        raise UserError(f"gap must be 0 or more negative slices, got {gap}")
+
+
 def _describe(values: Tensor) -> dict[str, float]:
     quantiles = torch.quantile(values, values.new_tensor(list(PERCENTILES.values())))
     return {"mean": values.mean().item(), **dict(zip(PERCENTILES, quantiles.tolist(), strict=True))}
-
-
-def _check_lengths(slices: int, lengths: Tensor) -> None:
-    if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
-        raise UserError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
-    if int(lengths.sum()) != slices:
-        raise UserError(
-            f"lengths add up to {int(lengths.sum())} slices but there are {slices} slice labels: "
-            "give one label for every slice of every bag, in the same order"
-        )
 
 
 def _check_labels(counts: SliceCounts, slice_labels: Tensor, lengths: Tensor) -> None:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from normal_guidance.core.packed import bag_of_rows
 from normal_guidance.errors import UserError
 
 SMOOTHING_BLOCK = 32
@@ -69,7 +70,7 @@ class Layout:
         rows, longest = sum(sizes), max(sizes)
         starts = counts.cumsum(0) - counts
         slot = torch.arange(longest, device=device)
-        bag = torch.repeat_interleave(torch.arange(len(sizes), device=device), counts, output_size=rows)
+        bag = bag_of_rows(counts, rows)
         return cls(
             lengths=counts,
             mask=slot < counts[:, None],
@@ -203,7 +204,6 @@ class Layout:
     def windows(self, halo: int) -> Windows:
         """The plan for smoothing along slices with a kernel that reaches `halo` slices to each side."""
         device, block = self.lengths.device, SMOOTHING_BLOCK
-        every = torch.arange(self.bags, device=device)
         if self.sizes is None:
             counts = torch.full_like(self.lengths, -(-self.longest // block))
             blocks = self.bags * -(-self.longest // block)
@@ -211,7 +211,7 @@ class Layout:
             counts = (self.lengths + block - 1) // block
             blocks = sum(-(-size // block) for size in self.sizes)
         first = counts.cumsum(0) - counts
-        bag = torch.repeat_interleave(every, counts, output_size=blocks)
+        bag = bag_of_rows(counts, blocks)
         number = torch.arange(blocks, device=device) - first[bag]
         position = torch.arange(self.longest, device=device).expand(self.bags, -1)
         reach = torch.arange(block + 2 * halo, device=device)[:, None] + number * block - halo

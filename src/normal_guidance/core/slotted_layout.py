@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from normal_guidance.core.layout import Layout
+from normal_guidance.core.packed import find_bags
 from normal_guidance.core.ragged import dense, products
 
 
@@ -44,8 +45,9 @@ class SlottedLayout(Layout):
     @classmethod
     def of(cls, lengths: Int[Tensor, "bags"], rows: int, longest: int) -> SlottedLayout:
         """The layout of bags of these lengths; `rows` must hold them and their tokens.  No host synchronisation."""
-        stop = (lengths + 1).cumsum(0)
-        return cls.at(lengths, stop - lengths - 1, rows_to_bags(stop, rows), longest)
+        first = (lengths + 1).cumsum(0) - lengths - 1
+        bag = find_bags(torch.arange(rows, device=lengths.device), lengths + 1)
+        return cls.at(lengths, first, bag, longest)
 
     @classmethod
     def at(
@@ -119,14 +121,3 @@ class SlottedLayout(Layout):
         self, weights: Float[Tensor, "bags heads longest"], rows: Float[Tensor, "rows features"]
     ) -> Float[Tensor, "bags heads features"]:
         return products.pool(weights, rows, self.starts, self.lengths)
-
-
-def rows_to_bags(stop: Int[Tensor, "*steps bags"], rows: int) -> Int[Tensor, "*steps rows"]:
-    """For each row the bag it belongs to, given where bags stop; the number of bags for rows behind the last one.
-
-    Example:
-        >>> rows_to_bags(torch.tensor([2, 5]), 6).tolist()
-        [0, 0, 1, 1, 1, 2]
-    """
-    row = torch.arange(rows, device=stop.device).expand(*stop.shape[:-1], rows)
-    return torch.searchsorted(stop, row.contiguous(), right=True)

@@ -24,7 +24,8 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from normal_guidance.core.blocks import GAP, count_slices
+from normal_guidance.core.blocks import GAP, check_gap, count_slices
+from normal_guidance.core.packed import bag_of_rows, check_lengths, place_in_bag, running_sum, sum_per_bag
 from normal_guidance.errors import UserError
 
 TOPS = (1, 3, 5)
@@ -67,7 +68,7 @@ def smallest_interval(
     >>> smallest_interval(torch.tensor([0.1, 0.2, 0.4, 0.3, 0.5, 0.5]), torch.tensor([4, 2]), share=0.7)
     (tensor([2, 0]), tensor([3, 1]))
     """
-    _check_attention(attention, lengths)
+    check_lengths(lengths, attention, "attention")
     _check_share(share)
     scans = _Scans.of(lengths.to(attention.device))
     return _interval(_whole_numbers(attention, scans), scans, share)
@@ -91,7 +92,7 @@ def _whole_numbers(attention: Tensor, scans: _Scans) -> Tensor:
 
 
 def _interval(weights: Tensor, scans: _Scans, share: float) -> tuple[Tensor, Tensor]:
-    running = _running(weights)
+    running = running_sum(weights)
     target = ((share - SHARE_SLACK) * scans.count(weights).double()).ceil().long().clamp(min=1)
     begin = torch.arange(len(weights), device=weights.device)
     end = torch.searchsorted(running, running[:-1] + target[scans.of_slice])
@@ -213,7 +214,7 @@ def localization_measures(
      'overlap_50': 0.333, 'overlap_90': 0.667, 'attention_on_positives': 0.5}
     """
     scores = attention if scores is None else scores
-    _check_attention(attention, lengths)
+    check_lengths(lengths, attention, "attention")
     for name, values in (("slice_labels", slice_labels), ("scores", scores), ("positions", positions)):
         _check_one_per("slice", len(attention), name, values)
     _check_one_per("scan", len(lengths), "spacing", spacing)
@@ -293,7 +294,7 @@ def _bridge(before: Tensor, after: Tensor, scans: _Scans, gap: int) -> Tensor:
 
 
 def _overlap(truth: Tensor, first: Tensor, last: Tensor, scans: _Scans) -> Tensor:
-    running = _running(truth)
+    running = running_sum(truth)
     shared = running[scans.starts + last + 1] - running[scans.starts + first]
     return shared / (last + 1 - first + scans.count(truth) - shared).double()
 
@@ -342,18 +343,16 @@ class _Scans:
     def of(cls, lengths: Tensor) -> _Scans:
         lengths = lengths.long()
         stops = lengths.cumsum(0)
-        number = torch.arange(len(lengths), device=lengths.device)
-        return cls(lengths, stops - lengths, stops, number.repeat_interleave(lengths))
+        return cls(lengths, stops - lengths, stops, bag_of_rows(lengths))
 
     @property
     def places(self) -> Tensor:
-        """Of every slice its place in its scan, from 0."""
-        return torch.arange(len(self.of_slice), device=self.of_slice.device) - self.starts[self.of_slice]
+        """Each slice's place in its scan, counted from 0."""
+        return place_in_bag(self.lengths)
 
     def count(self, values: Tensor) -> Tensor:
         """Each scan's sum of flags or whole numbers, exact."""
-        running = _running(values)
-        return running[self.stops] - running[self.starts]
+        return sum_per_bag(values, self.lengths)
 
     def reduce(self, values: Tensor, how: Literal["sum", "amin", "amax"]) -> Tensor:
         """Each scan's sum or extreme; a NaN stays in its own scan."""
@@ -364,21 +363,6 @@ class _Scans:
         """Scan of the first flagged slice, and the slice's place in it."""
         first = int(flags.nonzero()[0])
         return int(self.of_slice[first]), int(self.places[first])
-
-
-def _running(values: Tensor) -> Tensor:
-    """Sums of all slices in front of each, and of all."""
-    return torch.nn.functional.pad(values.cumsum(0), (1, 0))
-
-
-def _check_attention(attention: Tensor, lengths: Tensor) -> None:
-    if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
-        raise UserError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
-    if attention.shape != (int(lengths.sum()),):
-        raise UserError(
-            f"lengths add up to {int(lengths.sum())} slices but attention has shape {tuple(attention.shape)}: "
-            "give one number for every slice of every scan, in the same order"
-        )
 
 
 def _check_one_per(what: str, count: int, name: str, values: Tensor | None) -> None:
@@ -397,5 +381,4 @@ def _check_choices(tops: Sequence[int], shares: Sequence[float], gap: int) -> No
             raise UserError(f"top-{k} hit: k must be 1 or more slices")
     for share in shares:
         _check_share(share)
-    if gap < 0:
-        raise UserError(f"gap must be 0 or more negative slices, got {gap}")
+    check_gap(gap)

@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN, Bags
-from normal_guidance.core.slotted_layout import SlottedLayout, rows_to_bags
+from normal_guidance.core.packed import find_bags
+from normal_guidance.core.slotted_layout import SlottedLayout
 from normal_guidance.errors import UserError
 
 LOADING_BATCH = 256
@@ -197,11 +198,11 @@ class Plan:
     ) -> Plan:
         """`starts` says where each scan's rows begin in the table, `zeros` where its row of zeros is."""
         lengths = directory.lengths[scans]
-        stop = (lengths + 1).cumsum(1)
-        first = stop - lengths - 1
-        bag = rows_to_bags(stop, rows)
+        first = (lengths + 1).cumsum(1) - lengths - 1
+        row = torch.arange(rows, device=scans.device)
+        bag = find_bags(row, lengths + 1)
         inside = bag.clamp_max(scans.shape[1] - 1)
-        position = torch.arange(rows, device=scans.device) - first.gather(1, inside)
+        position = row - first.gather(1, inside)
         is_slice = (position > 0) & (bag < scans.shape[1])
         source = starts.gather(1, inside) + position - 1
         return cls(
