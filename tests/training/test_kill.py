@@ -1,4 +1,4 @@
-"""A run killed with SIGKILL, at random moments and inside every write, ends as if nothing had happened.
+"""A run killed with SIGKILL, at random moments and inside every write, ends with the results of an undisturbed run.
 
 A program (`python test_kill.py FOLDER`) forks the runs and kills them, as `killing` has it; the tests judge what it
 saw.
@@ -32,7 +32,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def record(owner: Any, path: Path) -> None:
-    """From now on, this process notes when it trained an epoch, saved and loaded: `due` is asked after each epoch."""
+    """Make this process log every trained epoch, save and load; `due` is called after each epoch."""
     due, save, load = owner.due, owner.save, owner.load
 
     def note(text: str, about: dict[str, Any] | None = None) -> None:
@@ -57,7 +57,7 @@ def record(owner: Any, path: Path) -> None:
 
 
 class Killer:
-    """Runs that are killed, in folders of one folder."""
+    """Runs to be killed, in subfolders of one folder."""
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -82,7 +82,7 @@ class Killer:
         patience: int | None = None,
         save_epochs: int = SAVE_EPOCHS,
     ) -> bool:
-        """One start of a run; whether it was killed, by the clock or at a call."""
+        """Start a run once, and return whether it was killed, by the clock or at a call."""
         from normal_guidance.evaluation.runs import run_sweep
         from normal_guidance.training.checkpoint import StateFile
         from normal_guidance.training.config import Config, grid
@@ -102,7 +102,7 @@ class Killer:
         return killed
 
     def at_random(self, method: str, epochs: int, **options: Any) -> dict[str, Any]:
-        """Kills at random moments, the runs that survive them followed by others until there were enough."""
+        """Kill at random moments; after a run that survives, start another until there were enough kills."""
         begin = time.monotonic()
         self.attempt(f"{method}-whole", method, epochs, **options)
         longest = (time.monotonic() - begin) / 2
@@ -120,7 +120,7 @@ class Killer:
         return seen
 
     def in_every_write(self) -> list[list[str]]:
-        """Kills before each fsync of a run: with the new file unfinished, or just in its place."""
+        """Kill before each fsync of a run: with the new file unfinished, or just moved into place."""
         self.attempt("writes-whole", "abmil", 2 * SAVE_EPOCHS)
         seen: list[list[str]] = []
         while True:
@@ -131,7 +131,7 @@ class Killer:
             seen.append(differences(self.folder / "writes-whole", self.folder / name))
 
     def in_a_state(self) -> list[str]:
-        """A kill with half of a state's tensors written."""
+        """Kill with half of a state's tensors written."""
         from normal_guidance.training import checkpoint
 
         self.attempt("half", "ng", 24, die=(checkpoint.StateFile, "due", SAVE_EPOCHS + 1))
@@ -143,7 +143,7 @@ class Killer:
         return differences(self.folder / "ng-whole", self.folder / "half")
 
     def tampered(self) -> list[str]:
-        """What the comparison shows when a run goes on from a state that is not quite its own."""
+        """The result of the comparison when a run resumes from a slightly changed state."""
         import torch
 
         from normal_guidance.training.checkpoint import StateFile, read_tensors
@@ -193,7 +193,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def lost_epochs(log: list[str]) -> list[int]:
-    """For each start of a run but the first: epochs that the one before had trained and not saved."""
+    """For each start of a run but the first, the epochs that the start before had trained and not saved."""
     lost, since = [], 0
     for line in log[1:]:
         if line == "trained":
@@ -212,7 +212,7 @@ def test_random_kills_leave_no_trace(seen: dict[str, Any]) -> None:
 
 
 def test_no_more_is_lost_than_was_promised(seen: dict[str, Any]) -> None:
-    """Epochs trained to their end, that is: the one that a kill interrupts is lost beside them."""
+    """Only epochs trained to their end count; the one that a kill interrupts is lost as well."""
     lost = [epochs for run in seen["random"].values() for epochs in lost_epochs(run["log"])]
     assert max(lost) <= SAVE_EPOCHS
     assert any(lost)

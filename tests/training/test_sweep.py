@@ -1,4 +1,4 @@
-"""The sweep gives the numbers of the plain loop in `fit`, for every configuration, by either engine."""
+"""The sweep gives the same results as the plain loop in `fit`, for every configuration, by either engine."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, 
 
 @pytest.fixture(scope="module")
 def plain_loop(train: Bags, val: Bags) -> PlainLoop:
-    """What the plain loop makes of configurations, once for all engines that are compared with it."""
+    """The results of the plain loop, computed once for all engines that are compared with it."""
     return cache(lambda configs: [fit(config, train, val) for config in configs])
 
 
