@@ -113,11 +113,14 @@ NG = SPLIT.methods["ng"]
         (broken(SPLIT, methods={"ng": replace(NG, auprc=NG.auprc * np.nan)}), "has a localization auprc by some"),
         (broken(SPLIT, labels=1 - SPLIT.labels), "scan 'S0' has patient and label"),
         (lambda: patients_of([]), "no split was given"),
-        (lambda: resample([SPLIT], draws=1), "1 draws say nothing"),
-        (lambda: differences([SPLIT], [], level=95.0), "level 95.0 is no share"),
+        (lambda: resample([SPLIT], draws=1), "draws is 1, but a standard error needs at least 2"),
+        (lambda: differences([SPLIT], [], level=95.0), "level is 95.0; give a number between 0 and 1"),
         (lambda: differences([SPLIT], [Claim("ng", "mhng", "scan_auprc")]), "'mhng' has no scan_auprc"),
         (lambda: delong([SPLIT], "ng", "mhng"), "'mhng' was not tested"),
-        (lambda: delong([one_scan_each({"ng": [1, 2]}, [1, 1])], "ng", "ng"), "split 1 has test scans of one kind"),
+        (
+            lambda: delong([one_scan_each({"ng": [1, 2]}, [1, 1])], "ng", "ng"),
+            "split 1 has only positive or only negative test scans",
+        ),
         (lambda: claims(["ng", "nosuch"]), "'nosuch' is unknown"),
     ],
 )
@@ -188,7 +191,7 @@ def test_the_bootstraps_standard_error_of_a_mean_is_unbiased():
 
 
 def test_scans_of_a_patient_stay_together():
-    """Every scan doubled is no more information; as patients of their own they would seem to be."""
+    """Doubling every scan adds no information; counted as separate patients, the copies would seem to add some."""
     split = made_up(several=1, tested=1.0)[0]
     twice = {
         name: MethodResults(*(np.tile(values, 2) for values in (one.auroc, one.auprc, one.scan_scores)))
@@ -283,7 +286,7 @@ def test_one_patient_of_a_kind_has_no_standard_error():
 
 
 def test_splits_that_often_lose_a_kind_are_too_small_to_compare():
-    """Two splits with one positive patient each: whoever is drawn, one split has none."""
+    """Two splits with one positive patient each: in every draw, one split has none."""
     splits = []
     for name in "xy":
         split = one_scan_each({"ng": [2, 0, 1, 3], "abmil": [1, 2, 0, 3]}, [1, 0, 0, 0])
@@ -359,7 +362,7 @@ def test_scans_and_patients_of_overlapping_splits_are_counted_once():
 
 
 def test_the_error_of_small_disjoint_splits_is_unbiased():
-    """The variance of an average of independent means: that of each, over the number of splits squared."""
+    """The variance of an average of independent means is the sum of theirs over the number of splits squared."""
     splits, variance = [], 0.0
     for i in range(3):
         values = np.random.default_rng(i).beta(3, 1, size=20)

@@ -1,4 +1,4 @@
-"""Localization measures against trying every interval, every way to break a tie, and examples worked out by hand."""
+"""Localization measures against a search over all intervals and ties, and against examples worked out by hand."""
 
 import math
 from fractions import Fraction
@@ -174,7 +174,7 @@ def test_the_scans_are_those_of_auroc(drawn: list[tuple[list[int], list[int]]]) 
 
 
 def measure(attention: list[float], labels: list[int], **options: object) -> LocalizationMeasures:
-    """One scan."""
+    """The measures of one scan."""
     return localization_measures(torch.tensor(attention), torch.tensor(labels), torch.tensor([len(labels)]), **options)  # type: ignore[arg-type]
 
 
@@ -326,9 +326,9 @@ USUAL = {"attention": torch.ones(4), "lengths": torch.tensor([2, 2])}
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
 def test_a_share_lies_in_0_to_1(share: float) -> None:
-    with pytest.raises(UserError, match=f"share is {share}; it must lie above 0 and at most at 1"):
+    with pytest.raises(UserError, match=f"share is {share}; it must be above 0 and at most 1"):
         smallest_interval(**USUAL, share=share)
-    with pytest.raises(UserError, match=f"share is {share}; it must lie above 0 and at most at 1"):
+    with pytest.raises(UserError, match=f"share is {share}; it must be above 0 and at most 1"):
         localization_measures(**USUAL, slice_labels=torch.tensor([0, 1, 0, 1]), shares=(0.5, share))
 
 

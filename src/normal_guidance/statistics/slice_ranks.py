@@ -1,4 +1,4 @@
-"""Ranks of slices within their scans: orders to remove them in, and how far two orders agree."""
+"""Ranks of slices within their scans: orders in which to remove them, and the correlation of two orders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def highest_first(
 ) -> Int64[Tensor, "slices"]:
     """The slices' numbers, scan after scan, the highest score first; ties in random order.
 
-    By position they must not be: max pooling ties most slices, and the first of them would stand for a place.
+    Ties must not be broken by position: max pooling ties most slices, and the first of them would mark a place.
 
     Example:
         >>> highest_first(torch.tensor([0.1, 0.9, 0.3, 0.2]), torch.tensor([2, 2]), torch.Generator())
@@ -26,7 +26,7 @@ def highest_first(
 
 
 def moved_round(lengths: Int[Tensor, "scans"], generator: torch.Generator) -> Int64[Tensor, "slices"]:
-    """The slices' numbers, scan after scan, each beginning at a random slice, its end followed by its beginning.
+    """The slices' numbers, scan after scan, each scan rotated to begin at a random slice.
 
     Example:
         >>> moved_round(torch.tensor([4]), torch.Generator().manual_seed(1))
@@ -51,7 +51,7 @@ def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Flo
     begins = torch.ones_like(of, dtype=torch.bool)
     begins[1:] = (ordered[1:] != ordered[:-1]) | (of[1:] != of[:-1])
     group = begins.cumsum(0) - 1
-    place = place_in_bag(lengths).double()  # of the ordered slices: scans keep their order and lengths
+    place = place_in_bag(lengths).double()  # also right for the ordered slices: scans keep their order and lengths
     count = torch.bincount(group).double()
     mean = torch.zeros_like(count).index_add(0, group, place) / count
     return torch.empty_like(place).index_copy(0, order, mean[group])
@@ -60,7 +60,7 @@ def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Flo
 def rank_correlation(
     one: Float[Tensor, "slices"], other: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
 ) -> Float64[Tensor, "scans"]:
-    """Spearman's correlation within each scan; NaN where all slices of a scan tie in one of the two.
+    """Spearman's correlation within each scan; NaN where all slices of a scan tie in either score.
 
     Example:
         >>> rank_correlation(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([3.0, 2.0, 1.0]), torch.tensor([3]))
@@ -72,5 +72,5 @@ def rank_correlation(
     def total(values: Tensor) -> Tensor:
         return torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, values)
 
-    # Ranks are halves of whole numbers: sums are exact, and 0 is 0.
+    # Ranks are multiples of one half, so sums are exact.
     return total(x * y) / (total(x * x) * total(y * y)).sqrt()
