@@ -17,7 +17,7 @@ BAGS = st.lists(LABELS | st.integers(1, 5).map(lambda length: [-1] * length), ma
 
 
 def walk(labels: list[int], gap: int) -> list[list[int]]:
-    """The block rule, read aloud: a block goes on while at most `gap` negatives separate its positives."""
+    """The block rule in plain Python: a block goes on while at most `gap` negatives separate its positives."""
     blocks: list[list[int]] = []
     for j, label in enumerate(labels):
         if label != 1:

@@ -59,7 +59,7 @@ def count_precision(scores: Tensor, labels: Tensor) -> float:
 
 
 def as_ranks(scores: Tensor) -> np.ndarray:
-    """Finite scores in the same order with the same ties: scikit-learn refuses infinities."""
+    """Finite scores in the same order with the same ties, because scikit-learn refuses infinities."""
     return np.unique(scores.numpy(), return_inverse=True)[1]
 
 
@@ -408,7 +408,7 @@ def test_labels_must_be_zero_or_one(metric: Metric, labels: list[float], wrong: 
 
 @BOTH
 def test_empty_rows_are_refused(metric: Metric) -> None:
-    with pytest.raises(ValueError, match=r"scores of shape \(2, 0\) hold nothing to rank"):
+    with pytest.raises(ValueError, match=r"scores of shape \(2, 0\) are empty: give at least one score"):
         metric(torch.zeros(2, 0), torch.zeros(0))
 
 

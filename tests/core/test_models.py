@@ -1,4 +1,4 @@
-"""Every method through one table: the same function in every form, and equal to something independent."""
+"""Every method of the tables: the same results for bags in every form, and equal to an independent calculation."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ LENGTHS = st.lists(st.integers(1, 45), min_size=1, max_size=5)
 
 
 def model_of(method: str) -> nn.Module:
-    """Float64, with no parameter at 0 or 1, where it could hide a mistake."""
+    """The model in float64, with no parameter at 0 or 1, which would hide a mistake."""
     model = build_model(method, FEATURES).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -47,7 +47,7 @@ def features_of(lengths: list[int]) -> Tensor:
 
 
 def objective(logit: Tensor, attention: Tensor) -> Tensor:
-    """A number that every entry of both outputs moves."""
+    """A number that depends on every entry of both outputs."""
     return (logit * torch.arange(1, len(logit) + 1)).nan_to_num().sum() + (attention**2).sum()
 
 
@@ -159,7 +159,7 @@ def test_abmil_equals_torchmil() -> None:
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_transmil_equals_the_textbook_with_torch_modules(smooth: bool) -> None:
-    """Both blocks in full with nn.MultiheadAttention, PPEG by three convolutions, Sm step by step."""
+    """TransMIL by torch's layers: blocks with nn.MultiheadAttention, PPEG by three convolutions, Sm step by step."""
     model = model_of("smtp" if smooth else "transmil")
     assert isinstance(model, TransMIL)
 

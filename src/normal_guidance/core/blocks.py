@@ -1,8 +1,8 @@
-"""Blocks of positive slices: how many a scan has, how long they are, how much of the scan they fill.
+"""Blocks of positive slices: their number in a scan, their lengths, and the share of the scan that they fill.
 
 Bags are packed: all slices of all bags in one vector, and `lengths` says where one bag ends. A slice label is
-1 (positive), 0 (negative) or -1 (unknown); a bag is labelled as a whole or not at all. Blocks come from the
-positions of the positive slices of all bags at once, without a loop in Python.
+1 (positive), 0 (negative) or -1 (unknown); either all slices of a bag are labelled or none. Blocks of all bags are
+found at once, without a loop in Python.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from normal_guidance.core.packed import check_lengths, find_bags, sum_per_bag
 from normal_guidance.errors import UserError
 
 GAP = 3
-"""Negative slices that a block may bridge: the rule behind the paper's three block tables."""
+"""The most consecutive negative slices inside a block: the rule behind the paper's three block tables."""
 
 PERCENTILES = {"min": 0.0, "5th": 0.05, "25th": 0.25, "50th": 0.5, "75th": 0.75, "95th": 0.95, "max": 1.0}
 """Columns of the paper's block tables, beside the mean."""
@@ -51,12 +51,12 @@ class SliceCounts:
 
     @property
     def mixed(self) -> Bool[Tensor, "bags"]:
-        """Bags with slices of both classes: the only ones whose slices can be ranked."""
+        """Bags with slices of both classes, whose slices can be ranked."""
         return (self.positive > 0) & (self.negative > 0)
 
 
 def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "bags"]) -> SliceCounts:
-    """Count the slices of each class in each packed bag, and refuse labels that cannot be right.
+    """Count the slices of each class in each packed bag, and refuse invalid labels.
 
     The check reads the counts, so on a GPU this call waits for the device.
 
@@ -71,7 +71,7 @@ def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "b
 
 
 def find_blocks(slice_labels: Shaped[Tensor, "slices"], gap: int = GAP) -> Int64[Tensor, "blocks 2"]:
-    """Blocks [start, stop) of positive slices in one bag, gaps of up to `gap` negatives bridged and counted.
+    """Blocks [start, stop) of positive slices in one bag; gaps of up to `gap` negatives are part of a block.
 
     >>> find_blocks(torch.tensor([1, 1, 1, 0, 0, 0, 1])).tolist()
     [[0, 7]]
@@ -111,7 +111,7 @@ class BlockStatistics:
 
     @property
     def receptive_field(self) -> int:
-        """R, the width of the slice-level ceiling's convolution: the mean block length as a whole number."""
+        """R, the width of the convolution in `SliceReference`: the mean block length as a whole number."""
         return round(self.mean_length)
 
     def summary(self) -> dict[str, dict[str, float]]:
@@ -159,7 +159,7 @@ def _packed_blocks(slice_labels: Tensor, lengths: Tensor, gap: int) -> tuple[Ten
     check_gap(gap)
     positions = (slice_labels == 1).nonzero().squeeze(1)
     bag = find_bags(positions, lengths.to(slice_labels.device))
-    # Two neighbouring positives belong apart if more than `gap` negatives or a bag's end lie between them.
+    # Two successive positives belong to different blocks if more than `gap` negatives or a bag's end lie between them.
     apart = (positions.diff() > gap + 1) | (bag.diff() > 0)
     edge = apart.new_ones(min(len(positions), 1))
     first, last = torch.cat([edge, apart]), torch.cat([apart, edge])
