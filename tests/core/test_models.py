@@ -240,7 +240,7 @@ def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, f
 
 @pytest.mark.parametrize("method", ["smap", "smtp", "bells_ng"])
 def test_compiled_and_stacked_equals_eager(method: str) -> None:
-    """In a process of its own, because dynamo cannot trace the run-time shape checks of this one.
+    """Run in a separate process, because dynamo cannot trace the run-time shape checks of this one.
 
     smtp holds every layer of the transformers, smap those of ABMIL and spectral normalisation, bells_ng (packed too)
     the guidance and the mixture of bells.
@@ -257,9 +257,9 @@ def test_the_paper_has_nine_methods_and_those_beyond_come_in_pairs() -> None:
     plain = [name for name, method in BEYOND.items() if not method.guided]
     assert list(BEYOND) == [one for name in plain for one in (name, f"{name}_ng")]
     for name in plain:
-        twin = BEYOND[f"{name}_ng"]
-        assert twin.title.startswith(f"{BEYOND[name].title} + ")
-        assert (twin.build, twin.unpenalized) == (BEYOND[name].build, BEYOND[name].unpenalized)
+        guided = BEYOND[f"{name}_ng"]
+        assert guided.title.startswith(f"{BEYOND[name].title} + ")
+        assert (guided.build, guided.unpenalized) == (BEYOND[name].build, BEYOND[name].unpenalized)
 
 
 @pytest.mark.parametrize("method", BEYOND)

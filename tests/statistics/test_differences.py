@@ -309,16 +309,16 @@ def test_claims_are_those_of_the_text():
     localization = [(claim.method, claim.against) for claim in listed if claim.metric == "localization_auprc"]
     assert [one.method for one in claims(["evidence_ng", "bells", "bells_ng"], None)[:1]] == ["bells_ng"]
     others = [method for method in METHODS if method != "centered_gaussian"]
-    twins = [("smap", "abmil"), ("ng", "abmil"), ("smtp", "transmil"), ("mhng", "transmil")]
+    counterparts = [("smap", "abmil"), ("ng", "abmil"), ("smtp", "transmil"), ("mhng", "transmil")]
     rivals = [("ng", "smap"), ("mhng", "smtp")]
     assert localization == [
         *((method, "centered_gaussian") for method in others),
-        *twins,
+        *counterparts,
         *rivals,
         *((method, "ceiling") for method in METHODS),
     ]
     scan = [(claim.method, claim.against) for claim in listed if claim.metric == "scan_auroc"]
-    assert scan == [*twins, *rivals, *((method, "ceiling") for method in others)]
+    assert scan == [*counterparts, *rivals, *((method, "ceiling") for method in others)]
     assert len(listed) == 2 * len(localization) + 2 * len(scan)
 
 

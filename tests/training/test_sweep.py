@@ -27,7 +27,7 @@ from normal_guidance.training.sweep_state import collect, restore
 FEATURES = 16
 TRAINABLE = [
     *(name for name, method in METHODS.items() if method.scores_scans),
-    *(name for name, method in BEYOND.items() if method.guided),  # their twins' loss is a part of theirs
+    *(name for name, method in BEYOND.items() if method.guided),  # the loss without guidance is a part of theirs
 ]
 EXACT = Execution(precision="float64")
 PlainLoop = Callable[[tuple[Config, ...]], list[Fit]]
@@ -306,7 +306,7 @@ def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None
     assert len({len(one.history) for one in fits}) > 1, "all ended together, so nothing was tested"
     for execution in (EXACT, replace(EXACT, chunk=2)):
         result = sweep(configs, train, val, execution)
-        assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "nobody was left behind"
+        assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "no configuration was dropped"
         assert result.trained.tolist() == [len(one.history) for one in fits]
         assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
         assert (~result.history[:, :, 0].isnan()).sum(0).tolist() == result.trained.tolist()
@@ -320,7 +320,7 @@ def test_half_precision_features_are_pooled_in_full_precision(train: Bags, val: 
     torch.testing.assert_close(sweep(configs, *half).history, sweep(configs, *full).history, rtol=0, atol=0)
 
 
-def test_whoever_watches_is_told(train: Bags, val: Bags) -> None:
+def test_progress_is_reported(train: Bags, val: Bags) -> None:
     seen: list[SweepProgress] = []
     sweep(small_grid("mean", epochs=3), train, val, replace(EXACT, chunk=2), watch=seen.append)
     assert seen[-1].done == 1.0

@@ -32,7 +32,7 @@ LEVEL = 0.95
 BASELINE = "centered_gaussian"
 """The method that every other must beat: it never looks at the image."""
 
-TWINS = {
+COUNTERPARTS = {
     **{"smap": "abmil", "ng": "abmil", "smtp": "transmil", "mhng": "transmil"},
     **{"whole_bells": "bells", "posterior_bells": "whole_bells", "abmil_bells": "abmil", "transmil_bells": "transmil"},
     **{name: name.removesuffix("_ng") for name, method in BEYOND.items() if method.guided},
@@ -86,7 +86,10 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
     tested = [method for method in EVERY_METHOD if method in methods]
     pairs = [(method, BASELINE) for method in tested if method != BASELINE and BASELINE in tested]
     pairs += [
-        (method, twin) for table in (TWINS, RIVALS) for method, twin in table.items() if {method, twin} <= {*tested}
+        (method, other)
+        for table in (COUNTERPARTS, RIVALS)
+        for method, other in table.items()
+        if {method, other} <= {*tested}
     ]
     pairs += [(method, ceiling) for method in tested if ceiling is not None]
     return [Claim(*pair, metric) for metric in METRICS for pair in pairs if _have(pair, metric)]

@@ -275,7 +275,7 @@ def _neighbours(positive: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distance(along: Tensor, before: Tensor, after: Tensor, scans: _Scans) -> Tensor:
-    """The distance from every slice to the nearest positive one of its scan; NaN if either position is."""
+    """The distance from every slice to the nearest positive of its scan; NaN if a position it needs is NaN."""
     starts, stops = scans.starts[scans.of_slice], scans.stops[scans.of_slice]
     back = torch.where(before >= starts, (along - along[before.clamp(min=0)]).abs(), torch.inf)
     forth = torch.where(after < stops, (along[after.clamp(max=len(along) - 1)] - along).abs(), torch.inf)
@@ -332,7 +332,7 @@ def _positions(positions: Tensor | None, spacing: Tensor | None, scans: _Scans, 
 
 @dataclass(frozen=True)
 class _Scans:
-    """Where each packed scan starts and stops, and which scan each slice belongs to."""
+    """The start and stop of each packed scan, and the scan of each slice."""
 
     lengths: Int64[Tensor, "scans"]
     starts: Int64[Tensor, "scans"]

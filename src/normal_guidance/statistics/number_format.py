@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 NOTHING = "-"
-"""Shown where there is no number."""
+"""The text for a missing number."""
 
 
 def digits(value: float | None) -> str:

@@ -283,7 +283,7 @@ class Streamed:
             yield
 
     def _copy(self, batch: Int[Tensor, "bags"]) -> tuple[Float[Tensor, "rows features"], torch.cuda.Event | None]:
-        """Copy a batch to the device on a stream of its own; scans that only fill up the batch have no rows."""
+        """Copy a batch to the device on a separate stream; scans that only fill up the batch have no rows."""
         rows = self.scans.rows(batch[batch != self.directory.filler]).to(self.dtype)
         if self.stream is None:
             return rows, None

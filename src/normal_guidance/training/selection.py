@@ -64,7 +64,7 @@ class Selection:
 
     @torch.no_grad()
     def update(self, epoch: int, train: Tensor, val: Tensor, parameters: Parameters) -> None:
-        """Keep this epoch where it is better.  A tie or NaN is not; configurations out of patience stop selecting."""
+        """Keep this epoch where it is better (not on a tie or NaN); configurations out of patience stop selecting."""
         better: Bool[Tensor, "configs"] = val > self.val
         higher: Bool[Tensor, "configs"] = val > self.peak
         if self.train_above_val:

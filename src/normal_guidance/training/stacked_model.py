@@ -25,7 +25,7 @@ Parameters = dict[str, Tensor]
 """Name -> (configurations, *shape of the parameter)."""
 
 CLIP_EPSILON = 1e-6
-"""As in `torch.nn.utils.clip_grad_norm_`."""
+"""The epsilon of `torch.nn.utils.clip_grad_norm_`."""
 
 
 def initial_model(config: Config, features: int) -> nn.Module:

@@ -24,7 +24,7 @@ needs_triton = pytest.mark.skipif(
 )
 
 LENGTHS, LONGEST, TAPS, UNUSED = [2, 1, 70, 3, 1, 9, 4, 3], 72, 7, 5
-"""Bags shorter than the kernel's reach beside each other, one of several chunks; 106 rows fill no whole number of tiles."""
+"""Adjacent bags shorter than the kernel, and one of several chunks; 106 rows do not fill whole tiles."""
 GARBAGE = 1e4
 OVER = (0, 0, 0, None, None, None)
 
