@@ -21,7 +21,7 @@ from measured.text import difference, table
 from normal_guidance.core.method_names import CEILING, method_title
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.reports.difference_tables import read_differences
-from normal_guidance.statistics.differences import RIVALS, TWINS, Difference
+from normal_guidance.statistics.differences import COUNTERPARTS, RIVALS, Difference
 from normal_guidance.statistics.number_format import digits
 from normal_guidance.statistics.scores import METRICS, Metric
 
@@ -74,7 +74,7 @@ def against(metric: Metric, pairs: Iterable[tuple[str, str]]) -> str:
 
 
 GAUSSIAN = [(method, "centered_gaussian") for method in EVERY_METHOD if method not in ("max", "mean")]
-PAIRS = [*TWINS.items(), *RIVALS.items()]
+PAIRS = [*COUNTERPARTS.items(), *RIVALS.items()]
 CEILINGS = [(method, CEILING) for method in EVERY_METHOD if method not in ("max", "mean")]
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -1,6 +1,6 @@
 """Find the slices that matter in a 3D medical scan when only the whole scan carries a label.
 
-The public names below are loaded when they are first used, so that `nguide --help` need not wait for torch.
+The public names below are imported at first use, so that `nguide --help` does not wait for torch.
 """
 
 from __future__ import annotations

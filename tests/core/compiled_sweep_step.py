@@ -1,4 +1,4 @@
-"""One step as the sweep takes it: compile(vmap(grad_and_value)) of a model, against the same without the compiler."""
+"""One step of the sweep, compile(vmap(grad_and_value)) of a model, against the same step without the compiler."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Bags keep every scan as it came, and say by name which scan is wrong."""
+"""Bags keep every scan unchanged, and errors name the wrong scan."""
 
 from dataclasses import replace
 
@@ -177,7 +177,7 @@ def test_bad_input_names_the_scan(change: dict[str, object], message: str, unche
 def test_scans_that_do_not_pack(unchecked: None) -> None:
     even, odd = Bag(torch.zeros(2, 3), 0), Bag(torch.zeros(2, 4), 1, None, "odd")
     short = Bag(torch.zeros(2, 3), 1, torch.tensor([1]), "short")
-    with pytest.raises(UserError, match="no scan to pack"):
+    with pytest.raises(UserError, match="no scans to pack"):
         Bags.pack([])
     with pytest.raises(UserError, match=r"scan 'odd': features of shape \(2, 4\)"):
         Bags.pack([even, odd])

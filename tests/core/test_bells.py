@@ -1,4 +1,4 @@
-"""Attention made of bells against dense formulas, at its limits, and on data whose truth is known."""
+"""Attention made of bells against dense formulas, at its limits, and on data with known truth."""
 
 import math
 
@@ -145,7 +145,7 @@ def test_turned_scans_have_turned_attention(method: str) -> None:
 
 
 def test_shuffled_slices_are_another_scan() -> None:
-    """Order counts: that is what distinguishes these heads from ABMIL."""
+    """The order of slices matters, unlike in ABMIL."""
     rows, order = torch.randn(30, 8), torch.randperm(30)
     for method, differs in (("bells", True), ("abmil_bells", True), ("abmil", False)):
         model = build_model(method, 8)
@@ -174,7 +174,7 @@ def test_a_scan_of_one_slice() -> None:
     "method", ["evidence_ng", "bells_ng", "whole_bells_ng", "posterior_bells_ng", "abmil_bells_ng"]
 )
 def test_long_scans_in_float32_equal_float64(method: str) -> None:
-    """1,083 slices and evidence with a wide range: what float32 alone would flush to 0, and so tie, keeps its order."""
+    """1,083 slices and evidence with a wide range: slices that float32 would round to 0, a tie, keep their order."""
     model, lengths = build_model(method, 8), [1083, 1, 300]
     with torch.no_grad():
         model.classifier.weight *= 30
@@ -252,7 +252,7 @@ def test_below_the_range_of_float64_a_slice_keeps_its_own_share() -> None:
 
 
 def test_nothing_of_a_narrow_window_is_left_but_the_softmax() -> None:
-    """The rest of the models is as it was: with sigma near 0 and beta 1, K is the identity."""
+    """With sigma near 0 and beta 1, K is the identity, and the models equal those without bells."""
     lengths = [5, 1, 33]
     rows = torch.randn(sum(lengths), 16, dtype=torch.float64)
     for plain, with_bells in ((ABMIL(16), ABMIL(16, bells=True)), (TransMIL(16), TransMIL(16, bells=True))):
@@ -279,7 +279,7 @@ def test_the_class_token_keeps_its_own_entry() -> None:
 
 
 def test_an_offset_of_scores_changes_nothing() -> None:
-    """As in a softmax; without centring it would count by the slices in a window, so less at a scan's ends."""
+    """A constant changes nothing, as in a softmax; without centring it would count less at a scan's ends."""
     layout = Layout.packed([12, 3])
     scores = layout.fold(torch.randn(15, dtype=torch.float64))
     attention = attention_of(3.0, 0.25, bells=True)
@@ -321,7 +321,7 @@ def test_the_kernel_by_hand() -> None:
 
 
 def test_given_the_true_feature_windows_beat_slices_and_bells_beat_windows() -> None:
-    """The form's own limit: with w the true feature, only its shape decides.  Bayes: slice AUROC .88."""
+    """The limit of each form: with w the true feature, only the shape of attention matters.  Bayes: slice AUROC .88."""
     bags = shifted_mean(400, seed=1003, features=1)
 
     def localized(model: EvidenceMIL, sigma: float, beta: float) -> float:
@@ -347,7 +347,7 @@ def test_given_the_true_feature_windows_beat_slices_and_bells_beat_windows() -> 
 
 
 def test_posterior_bells_are_the_bayes_estimators_of_one_block() -> None:
-    """With the true feature, windows as long as the block and only whole ones: both oracles, digit by digit."""
+    """With the true feature and only whole windows as long as the block, both scores equal the oracles' digits."""
     block, shift = 11, 0.5
     bags = shifted_mean(200, seed=1003, features=1, block=block, shift=shift)
     model = build_model("posterior_bells", 1).double()

@@ -17,7 +17,7 @@ BAGS = st.lists(LABELS | st.integers(1, 5).map(lambda length: [-1] * length), ma
 
 
 def walk(labels: list[int], gap: int) -> list[list[int]]:
-    """The block rule, read aloud: a block goes on while at most `gap` negatives separate its positives."""
+    """The block rule in plain Python: a block goes on while at most `gap` negatives separate its positives."""
     blocks: list[list[int]] = []
     for j, label in enumerate(labels):
         if label != 1:
@@ -139,7 +139,7 @@ def test_a_negative_gap_is_refused() -> None:
 
 
 def test_lengths_must_add_up() -> None:
-    with pytest.raises(ValueError, match="lengths add up to 5 slices but there are 4 slice labels"):
+    with pytest.raises(ValueError, match=r"lengths add up to 5 slices, but slice_labels has shape \(4,\)"):
         block_statistics(digits("0110"), torch.tensor([2, 3]))
 
 

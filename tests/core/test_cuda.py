@@ -1,4 +1,4 @@
-"""The same numbers on a GPU.  Needs torch and pytest alone: `pytest --noconftest tests/core/test_cuda.py`."""
+"""A GPU gives the same numbers.  Needs only torch and pytest: `pytest --noconftest tests/core/test_cuda.py`."""
 
 import subprocess
 import sys

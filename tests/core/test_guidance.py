@@ -1,4 +1,4 @@
-"""Guidance against hand calculation, against float64, and against the forms it may be called in."""
+"""Guidance against hand calculation, against float64, and in every form of its arguments."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_three_slices_by_hand() -> None:
 
 
 def test_gradient_of_forward_kl_by_hand() -> None:
-    """With r held fixed, d/dlogit_j of sum r log(r/a) is a_j - r_j: another if gradient flowed through r."""
+    """With r fixed, d/dlogit_j of sum r log(r/a) is a_j - r_j; it would differ if a gradient flowed through r."""
     logits = torch.randn(2, 7, dtype=torch.float64, requires_grad=True)
     NormalGuidance()(logits, from_logits=True).backward()
     a = logits.detach().softmax(-1)
@@ -94,7 +94,7 @@ def test_extreme_logits_have_finite_gradients(kind: str, from_logits: bool, reno
 
 @KINDS
 def test_attention_that_the_class_token_keeps_for_itself_is_no_nan(kind: str) -> None:
-    """Every slice's share underflows: its moments must still be found."""
+    """The moments are right even where every slice's probability underflows."""
     log_attention = torch.full((1, 10), -150.0, requires_grad=True)
     loss = NormalGuidance(divergence=kind, renormalize=False)(log_attention, from_logits=True)
     loss.backward()
@@ -114,7 +114,7 @@ def test_slices_at_minus_infinity_are_no_nan(kind: str) -> None:
 @pytest.mark.parametrize("method", ["ng", "mhng"])
 @KINDS
 def test_guidance_of_a_model_under_bfloat16_autocast(kind: str, method: str) -> None:
-    """Scores come in bfloat16; from there on everything is float32, as if they had been given so."""
+    """With scores in bfloat16 everything else is float32, as if the scores were float32."""
     model, layout = build_model(method, 16), Layout.packed([200, 37])
     guidance = NormalGuidance(divergence=kind)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -252,7 +252,7 @@ def test_guidance_makes_attention_a_bell() -> None:
 
 
 def test_renormalize_off_penalises_what_the_class_token_keeps_for_itself() -> None:
-    """Half of the row stays with the class token: forward KL grows by log 2, moments do not change."""
+    """With half of the row on the class token, forward KL grows by log 2 and the moments do not change."""
     row = torch.rand(1, 4, 12, dtype=torch.float64).softmax(-1) / 2
     on, off = NormalGuidance(), NormalGuidance(renormalize=False)
     assert off(row).item() == pytest.approx(on(row).item() + math.log(2))

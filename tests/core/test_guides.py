@@ -1,4 +1,4 @@
-"""Guides beyond the paper: references that depend on the bag's label, and those with several modes."""
+"""References beyond the paper: those that depend on the bag's label, and those with several modes."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 
 def bells(places: list[float], weights: list[float], sd: float = 2.0, slices: int = 60) -> Tensor:
-    """Attention that is a mixture of bells of one width, as log-attention `(1, slices)`."""
+    """The log-attention `(1, slices)` of a mixture of bells of one width."""
     j = torch.arange(slices, dtype=torch.float64)
     modes = [w * (-((j - place) ** 2) / (2 * sd**2)).softmax(0) for place, w in zip(places, weights, strict=True)]
     return torch.stack(modes).sum(0).log()[None]
@@ -65,7 +65,7 @@ def test_the_mean_is_over_all_bags() -> None:
 
 
 def test_gradients_of_negative_bags_by_hand() -> None:
-    """Forward KL: a - r, over the number of bags; r is uniform, or there is no gradient."""
+    """The gradient of forward KL is a - r over the number of bags, with r uniform; without guidance it is 0."""
     labels = torch.tensor([0, 1])
     gradients = {}
     for negatives in NEGATIVES:
@@ -98,7 +98,7 @@ def test_a_mixture_of_bells_is_its_own_reference(places: list[float], weights: l
 
 @given(LENGTHS)
 def test_the_mixture_of_one_is_the_normal(lengths: list[int]) -> None:
-    """By the other way of computing it; `modes=1` itself takes the paper's, bit by bit."""
+    """A mixture of one mode against the paper's formula, which `modes=1` itself uses."""
     layout = Layout.packed(lengths)
     log_a = layout.log_softmax(layout.fold(2 * torch.randn(3, sum(lengths), dtype=torch.float64)))
     got, want = (layout.restore(one.exp()) for one in (log_mixture(log_a, layout), log_normal(log_a, layout)))
@@ -173,7 +173,7 @@ def test_more_modes_than_slices() -> None:
 
 
 def test_a_spike_on_a_bell_does_not_get_a_mode_of_no_width() -> None:
-    """The reason for one common width: the reference must not praise a spike on a single slice."""
+    """The reason for a common width: the reference must not reward a spike on a single slice."""
     log_a = bells([20.0], [1.0], sd=5.0)
     log_a[0, 45] = log_a.max() + 1  # a fifth of all attention on one slice
     a, r = log_a.softmax(1)[0], normal_reference(log_a, from_logits=True, modes=2)[0]
@@ -287,13 +287,13 @@ def test_mixed_precision_changes_nothing() -> None:
 
 def test_mistakes_are_named(unchecked: None) -> None:
     for modes in (0, 1.5, True):
-        with pytest.raises(UserError, match=f"modes is {modes}; a reference has at least 1"):
+        with pytest.raises(UserError, match=f"modes is {modes}; it must be a whole number of at least 1"):
             NormalGuidance(modes=modes)
     with pytest.raises(UserError, match="modes is 0"):
         normal_reference(torch.rand(1, 3), modes=0)
     with pytest.raises(UserError, match="negatives 'flat' is unknown; choose one of own, uniform, none"):
         NormalGuidance(negatives="flat")
-    with pytest.raises(UserError, match=r"NormalGuidance\(negatives='uniform'\) must know which bags are negative"):
+    with pytest.raises(UserError, match=r"NormalGuidance\(negatives='uniform'\) needs to know which bags are negative"):
         NormalGuidance(negatives="uniform")(torch.rand(2, 3))
     with pytest.raises(UserError, match=r"labels of shape \(3,\) for 2 bags"):
         NormalGuidance(negatives="none")(torch.rand(2, 3), labels=torch.zeros(3))

@@ -86,7 +86,7 @@ def test_ppeg_is_three_convolutions_and_the_identity(lengths: list[int]) -> None
 
 
 def scrambled(module: nn.Module) -> nn.Module:
-    """Float64, and no parameter left at a value (0 or 1) that would hide a mistake."""
+    """The layer in float64, with no parameter at 0 or 1, which would hide a mistake."""
     module = module.double()
     with torch.no_grad():
         for parameter in module.parameters():

@@ -59,7 +59,7 @@ def count_precision(scores: Tensor, labels: Tensor) -> float:
 
 
 def as_ranks(scores: Tensor) -> np.ndarray:
-    """Finite scores in the same order with the same ties: scikit-learn refuses infinities."""
+    """Finite scores in the same order with the same ties, because scikit-learn refuses infinities."""
     return np.unique(scores.numpy(), return_inverse=True)[1]
 
 
@@ -408,7 +408,7 @@ def test_labels_must_be_zero_or_one(metric: Metric, labels: list[float], wrong: 
 
 @BOTH
 def test_empty_rows_are_refused(metric: Metric) -> None:
-    with pytest.raises(ValueError, match=r"scores of shape \(2, 0\) hold nothing to rank"):
+    with pytest.raises(ValueError, match=r"scores of shape \(2, 0\) are empty: give at least one score"):
         metric(torch.zeros(2, 0), torch.zeros(0))
 
 
@@ -419,7 +419,7 @@ def test_localization_needs_a_label_per_score() -> None:
 
 
 def test_localization_needs_lengths_that_add_up() -> None:
-    with pytest.raises(ValueError, match="lengths add up to 5 slices but there are 4 slice labels"):
+    with pytest.raises(ValueError, match=r"lengths add up to 5 slices, but slice_labels has shape \(4,\)"):
         localization(torch.zeros(4), torch.tensor([0, 1, 1, 0]), torch.tensor([3, 2]))
 
 

@@ -1,4 +1,4 @@
-"""Every method through one table: the same function in every form, and equal to something independent."""
+"""Every method of the tables: the same results for bags in every form, and equal to an independent calculation."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ LENGTHS = st.lists(st.integers(1, 45), min_size=1, max_size=5)
 
 
 def model_of(method: str) -> nn.Module:
-    """Float64, with no parameter at 0 or 1, where it could hide a mistake."""
+    """The model in float64, with no parameter at 0 or 1, which would hide a mistake."""
     model = build_model(method, FEATURES).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,7 +48,7 @@ def features_of(lengths: list[int]) -> Tensor:
 
 
 def objective(logit: Tensor, attention: Tensor) -> Tensor:
-    """A number that every entry of both outputs moves."""
+    """A number that depends on every entry of both outputs."""
     return (logit * torch.arange(1, len(logit) + 1)).nan_to_num().sum() + (attention**2).sum()
 
 
@@ -160,7 +160,7 @@ def test_abmil_equals_torchmil() -> None:
 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_transmil_equals_the_textbook_with_torch_modules(smooth: bool) -> None:
-    """Both blocks in full with nn.MultiheadAttention, PPEG by three convolutions, Sm step by step."""
+    """TransMIL by torch's layers: blocks with nn.MultiheadAttention, PPEG by three convolutions, Sm step by step."""
     model = model_of("smtp" if smooth else "transmil")
     assert isinstance(model, TransMIL)
 
@@ -242,7 +242,7 @@ def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, f
 @pytest.mark.slow(but="abmil")
 @pytest.mark.parametrize("method", ["abmil", "smap", "smtp", "bells_ng"])
 def test_compiled_and_stacked_equals_eager(method: str) -> None:
-    """In a process of its own, because dynamo cannot trace the run-time shape checks of this one.
+    """Run in a separate process, because dynamo cannot trace the run-time shape checks of this one.
 
     smtp holds every layer of the transformers, smap those of ABMIL and spectral normalisation, bells_ng (packed too)
     the guidance and the mixture of bells.
@@ -259,9 +259,9 @@ def test_the_paper_has_nine_methods_and_those_beyond_come_in_pairs() -> None:
     plain = [name for name, method in BEYOND.items() if not method.guided]
     assert list(BEYOND) == [one for name in plain for one in (name, f"{name}_ng")]
     for name in plain:
-        twin = BEYOND[f"{name}_ng"]
-        assert twin.title.startswith(f"{BEYOND[name].title} + ")
-        assert (twin.build, twin.unpenalized) == (BEYOND[name].build, BEYOND[name].unpenalized)
+        guided = BEYOND[f"{name}_ng"]
+        assert guided.title.startswith(f"{BEYOND[name].title} + ")
+        assert (guided.build, guided.unpenalized) == (BEYOND[name].build, BEYOND[name].unpenalized)
 
 
 @pytest.mark.parametrize("method", BEYOND)

@@ -1,4 +1,4 @@
-"""Positions: any form folds to the same points, and the unit of a reference does not matter."""
+"""Positions in any form fold to the same points, and their unit does not change a reference."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_uneven_spacing_is_the_normal_of_the_positions_by_hand() -> None:
 
 @pytest.mark.parametrize("dimensions", [2, 3])
 def test_points_have_the_normal_with_their_mean_and_covariance(dimensions: int) -> None:
-    """Against torch's own density, and whatever the unit, the place and the rotation of the coordinates."""
+    """The reference equals torch's density, for any unit, shift and rotation of the coordinates."""
     points = torch.randn(1, 50, dimensions, dtype=torch.float64) @ torch.randn(dimensions, dimensions).double()
     logits = torch.randn(1, 50, dtype=torch.float64)
     a = logits.softmax(1)[0]
@@ -59,7 +59,7 @@ def test_points_have_the_normal_with_their_mean_and_covariance(dimensions: int) 
 
 
 def test_points_on_a_line_are_slices() -> None:
-    """Their covariance is singular: along the line the reference is that of one dimension."""
+    """The covariance of points on a line is singular; the reference equals that of one dimension."""
     logits = torch.randn(3, 20)
     along = torch.arange(20.0)
     line = torch.stack([3 * along, 4 * along], -1).expand(3, -1, -1)

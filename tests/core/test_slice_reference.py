@@ -1,4 +1,4 @@
-"""The slice reference is a depthwise convolution, then a linear layer, whatever form the bags come in."""
+"""The slice reference is a depthwise convolution, then a linear layer, for bags in any form."""
 
 import warnings
 
@@ -19,7 +19,7 @@ WIDTHS = pytest.mark.parametrize("width", [1, 2, 3, 12, 35])
 
 
 def textbook(model: SliceReference, bags: list[Tensor]) -> Tensor:
-    """torch's own layers, one bag at a time, with torch's own idea of 'same'."""
+    """The same by torch's layers, one bag at a time, with torch's padding 'same'."""
     width = model.convolution.kernel_size[0]
     logits = []
     for bag in bags:

@@ -1,4 +1,4 @@
-"""Bags in slots give what packed bags give: values and gradients, whatever the unused slots hold."""
+"""A batch in a fixed number of rows gives the values and gradients of packed bags, whatever unused rows hold."""
 
 import hypothesis.strategies as st
 import pytest
@@ -14,14 +14,14 @@ from normal_guidance.core.slotted_layout import SlottedLayout
 FEATURES = 16
 
 
-def in_slots(rows: Tensor, lengths: list[int], capacity: int) -> Tensor:
-    """Packed rows moved to their slots, by hand; slots without a slice hold large numbers."""
-    slots = torch.randn(capacity, rows.shape[1], dtype=rows.dtype) * 100
-    begin = slot = 0
+def in_fixed_rows(rows: Tensor, lengths: list[int], capacity: int) -> Tensor:
+    """Packed rows laid out in `capacity` rows, by hand; rows without a slice hold large numbers."""
+    laid_out = torch.randn(capacity, rows.shape[1], dtype=rows.dtype) * 100
+    begin = start = 0
     for length in lengths:
-        slots[slot + 1 : slot + 1 + length] = rows[begin : begin + length]
-        begin, slot = begin + length, slot + 1 + length
-    return slots
+        laid_out[start + 1 : start + 1 + length] = rows[begin : begin + length]
+        begin, start = begin + length, start + 1 + length
+    return laid_out
 
 
 def test_a_layout_says_where_everything_is() -> None:
@@ -39,14 +39,14 @@ def test_a_layout_says_where_everything_is() -> None:
 @settings(max_examples=20)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5), spare=st.integers(0, 40), data=st.data())
 @pytest.mark.parametrize("name", [name for name, method in EVERY_METHOD.items() if method.scores_scans])
-def test_slots_give_what_packed_rows_give(name: str, lengths: list[int], spare: int, data: st.DataObject) -> None:
+def test_fixed_rows_give_what_packed_rows_give(name: str, lengths: list[int], spare: int, data: st.DataObject) -> None:
     torch.manual_seed(0)
     model = build_model(name, FEATURES).double()
     rows = torch.randn(sum(lengths), FEATURES, dtype=torch.float64)
     capacity, longest = sum(lengths) + len(lengths) + spare, max(lengths) + data.draw(st.integers(0, 5))
     packed, slotted = Layout.packed(lengths), SlottedLayout.of(torch.tensor(lengths), capacity, longest)
     want = model(rows, packed)
-    got = model(in_slots(rows, lengths, capacity), slotted)
+    got = model(in_fixed_rows(rows, lengths, capacity), slotted)
     torch.testing.assert_close(got.logit, want.logit)
     torch.testing.assert_close(slotted.pad(torch.zeros(capacity)).shape, got.attention.shape)
     torch.testing.assert_close(got.attention[slotted.mask], want.attention)

@@ -113,11 +113,14 @@ NG = SPLIT.methods["ng"]
         (broken(SPLIT, methods={"ng": replace(NG, auprc=NG.auprc * np.nan)}), "has a localization auprc by some"),
         (broken(SPLIT, labels=1 - SPLIT.labels), "scan 'S0' has patient and label"),
         (lambda: patients_of([]), "no split was given"),
-        (lambda: resample([SPLIT], draws=1), "1 draws say nothing"),
-        (lambda: differences([SPLIT], [], level=95.0), "level 95.0 is no share"),
+        (lambda: resample([SPLIT], draws=1), "draws is 1, but a standard error needs at least 2"),
+        (lambda: differences([SPLIT], [], level=95.0), "level is 95.0; give a number between 0 and 1"),
         (lambda: differences([SPLIT], [Claim("ng", "mhng", "scan_auprc")]), "'mhng' has no scan_auprc"),
         (lambda: delong([SPLIT], "ng", "mhng"), "'mhng' was not tested"),
-        (lambda: delong([one_scan_each({"ng": [1, 2]}, [1, 1])], "ng", "ng"), "split 1 has test scans of one kind"),
+        (
+            lambda: delong([one_scan_each({"ng": [1, 2]}, [1, 1])], "ng", "ng"),
+            "split 1 has only positive or only negative test scans",
+        ),
         (lambda: claims(["ng", "nosuch"]), "'nosuch' is unknown"),
     ],
 )
@@ -188,7 +191,7 @@ def test_the_bootstraps_standard_error_of_a_mean_is_unbiased():
 
 
 def test_scans_of_a_patient_stay_together():
-    """Every scan doubled is no more information; as patients of their own they would seem to be."""
+    """Doubling every scan adds no information; counted as separate patients, the copies would seem to add some."""
     split = made_up(several=1, tested=1.0)[0]
     twice = {
         name: MethodResults(*(np.tile(values, 2) for values in (one.auroc, one.auprc, one.scan_scores)))
@@ -283,7 +286,7 @@ def test_one_patient_of_a_kind_has_no_standard_error():
 
 
 def test_splits_that_often_lose_a_kind_are_too_small_to_compare():
-    """Two splits with one positive patient each: whoever is drawn, one split has none."""
+    """Two splits with one positive patient each: in every draw, one split has none."""
     splits = []
     for name in "xy":
         split = one_scan_each({"ng": [2, 0, 1, 3], "abmil": [1, 2, 0, 3]}, [1, 0, 0, 0])
@@ -306,16 +309,16 @@ def test_claims_are_those_of_the_text():
     localization = [(claim.method, claim.against) for claim in listed if claim.metric == "localization_auprc"]
     assert [one.method for one in claims(["evidence_ng", "bells", "bells_ng"], None)[:1]] == ["bells_ng"]
     others = [method for method in METHODS if method != "centered_gaussian"]
-    twins = [("smap", "abmil"), ("ng", "abmil"), ("smtp", "transmil"), ("mhng", "transmil")]
+    counterparts = [("smap", "abmil"), ("ng", "abmil"), ("smtp", "transmil"), ("mhng", "transmil")]
     rivals = [("ng", "smap"), ("mhng", "smtp")]
     assert localization == [
         *((method, "centered_gaussian") for method in others),
-        *twins,
+        *counterparts,
         *rivals,
         *((method, "ceiling") for method in METHODS),
     ]
     scan = [(claim.method, claim.against) for claim in listed if claim.metric == "scan_auroc"]
-    assert scan == [*twins, *rivals, *((method, "ceiling") for method in others)]
+    assert scan == [*counterparts, *rivals, *((method, "ceiling") for method in others)]
     assert len(listed) == 2 * len(localization) + 2 * len(scan)
 
 
@@ -359,7 +362,7 @@ def test_scans_and_patients_of_overlapping_splits_are_counted_once():
 
 
 def test_the_error_of_small_disjoint_splits_is_unbiased():
-    """The variance of an average of independent means: that of each, over the number of splits squared."""
+    """The variance of an average of independent means is the sum of theirs over the number of splits squared."""
     splits, variance = [], 0.0
     for i in range(3):
         values = np.random.default_rng(i).beta(3, 1, size=20)

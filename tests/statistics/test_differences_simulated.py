@@ -1,4 +1,4 @@
-"""Simulation: intervals cover the truth and equal methods are seldom called different, as far as a test can tell.
+"""Simulations: intervals cover the truth, and equal methods are seldom called different.
 
 `benchmarks/simulate_statistics.py` makes the experiments, and is the larger run.
 """
@@ -28,7 +28,7 @@ def simulation(monkeypatch):
 
 
 def inside(share, low, high, experiments):
-    """Whether a share may be one between low and high, as far as so many experiments can tell (3 sd)."""
+    """Whether a share is between low and high, within 3 sd of this many experiments."""
     slack = 3 * math.sqrt(0.05 * 0.95 / experiments)
     return low - slack <= share <= high + slack
 

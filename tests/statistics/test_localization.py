@@ -1,4 +1,4 @@
-"""Localization measures against trying every interval, every way to break a tie, and examples worked out by hand."""
+"""Localization measures against a search over all intervals and ties, and against examples worked out by hand."""
 
 import math
 from fractions import Fraction
@@ -174,7 +174,7 @@ def test_the_scans_are_those_of_auroc(drawn: list[tuple[list[int], list[int]]]) 
 
 
 def measure(attention: list[float], labels: list[int], **options: object) -> LocalizationMeasures:
-    """One scan."""
+    """The measures of one scan."""
     return localization_measures(torch.tensor(attention), torch.tensor(labels), torch.tensor([len(labels)]), **options)  # type: ignore[arg-type]
 
 
@@ -305,7 +305,7 @@ def test_cuda_equals_cpu() -> None:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"lengths": torch.tensor([2, 3])}, r"lengths add up to 5 slices but attention has shape \(4,\)"),
+        ({"lengths": torch.tensor([2, 3])}, r"lengths add up to 5 slices, but attention has shape \(4,\)"),
         ({"lengths": torch.tensor([4, 0])}, r"lengths must be a vector of positive slice counts, got \[4, 0\]"),
         ({"attention": torch.ones(2, 2)}, r"attention has shape \(2, 2\)"),
         ({"attention": torch.tensor([1.0, 1.0, math.nan, 1.0])}, "scan 1, slice 0: attention nan is not a finite"),
@@ -326,9 +326,9 @@ USUAL = {"attention": torch.ones(4), "lengths": torch.tensor([2, 2])}
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
 def test_a_share_lies_in_0_to_1(share: float) -> None:
-    with pytest.raises(UserError, match=f"share is {share}; it must lie above 0 and at most at 1"):
+    with pytest.raises(UserError, match=f"share is {share}; it must be above 0 and at most 1"):
         smallest_interval(**USUAL, share=share)
-    with pytest.raises(UserError, match=f"share is {share}; it must lie above 0 and at most at 1"):
+    with pytest.raises(UserError, match=f"share is {share}; it must be above 0 and at most 1"):
         localization_measures(**USUAL, slice_labels=torch.tensor([0, 1, 0, 1]), shares=(0.5, share))
 
 

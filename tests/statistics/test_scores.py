@@ -1,4 +1,4 @@
-"""The four numbers, against scikit-learn bag by bag."""
+"""The four scores against scikit-learn, bag by bag."""
 
 from dataclasses import replace
 

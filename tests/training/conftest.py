@@ -1,4 +1,4 @@
-"""What tests of training share."""
+"""Fixtures of the training tests."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def double() -> Iterator[None]:
-    """`fit` takes its dtype from the features, but losses of integers from torch's default."""
+    """Make float64 the default: `fit` takes its dtype from the features, but losses of integers from the default."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)

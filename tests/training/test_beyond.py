@@ -1,4 +1,4 @@
-"""The methods beyond the paper train as its own do: resumed bit by bit, and with L1 where it belongs."""
+"""Methods beyond the paper train like those of the paper: they resume bit for bit, and L1 spares some parameters."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_l1_moves_all_but_what_it_leaves_alone(method: str) -> None:
 
 
 def test_strong_l1_leaves_no_evidence_and_the_windows_as_they_were() -> None:
-    """Were width and sharpness penalized too, their logarithms would be 0 in the end, so both of them 1."""
+    """With a penalty on width and sharpness, their logarithms would end at 0, so both at 1."""
     train, val = (shifted_mean(64, seed, features=FEATURES) for seed in (1, 2))
     model = fit(Config("bells", lr=0.1, l1=50.0, epochs=40, batch_size=16), train, val).model
     assert model.classifier.weight.abs().max() < 0.2
@@ -77,7 +77,7 @@ def test_strong_l1_leaves_no_evidence_and_the_windows_as_they_were() -> None:
 
 
 def test_it_learns_where_the_evidence_lies() -> None:
-    """Localization of a clear signal from scan labels alone, where ABMIL's attention needs no place."""
+    """A clear signal is localized from scan labels alone, which ABMIL's attention need not do."""
     from normal_guidance.core.metrics import localization
     from normal_guidance.training.fit import predict
 

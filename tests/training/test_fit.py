@@ -1,4 +1,4 @@
-"""Training follows the protocol: its loss, its optimizer, its choice of an epoch, and nothing of the slice labels."""
+"""Training follows the protocol: loss, optimizer and choice of the epoch, without the slice labels."""
 
 import math
 from dataclasses import replace

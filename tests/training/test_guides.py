@@ -1,4 +1,4 @@
-"""Guides beyond the paper are trained as its own is: every engine gives the numbers of the plain loop."""
+"""With guidance beyond the paper, every engine gives the same results as the plain loop."""
 
 from dataclasses import replace
 
@@ -106,7 +106,7 @@ def test_the_objective_knows_the_scans_labels() -> None:
 
 
 def test_run_folders_of_before_stay_what_they_are() -> None:
-    """A guide at its default is not written, so that the identity of the runs in them does not change."""
+    """Guidance options at their defaults are not written, so that the identity of earlier runs does not change."""
     known = {"method", "lr", "l1", "guidance_weight", "divergence", "renormalize", "epochs", "batch_size", "momentum"}
     known |= {"clip_norm", "patience", "train_above_val", "seed"}
     assert set(Config("ng").as_json()) == known

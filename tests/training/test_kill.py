@@ -1,4 +1,4 @@
-"""A run killed with SIGKILL, at random moments and inside every write, ends as if nothing had happened.
+"""A run killed with SIGKILL, at random moments and inside every write, ends with the results of an undisturbed run.
 
 A program (`python test_kill.py FOLDER KIND`) forks runs and kills them (see `killing`); the tests judge what it saw.
 """
@@ -31,7 +31,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def record(owner: Any, path: Path) -> None:
-    """From now on, this process notes when it trained an epoch, saved and loaded: `due` is asked after each epoch."""
+    """Make this process log every trained epoch, save and load; `due` is called after each epoch."""
     due, save, load = owner.due, owner.save, owner.load
 
     def note(text: str, about: dict[str, Any] | None = None) -> None:
@@ -56,7 +56,7 @@ def record(owner: Any, path: Path) -> None:
 
 
 class Killer:
-    """Runs that are killed, in folders of one folder."""
+    """Runs to be killed, in subfolders of one folder."""
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -81,7 +81,7 @@ class Killer:
         patience: int | None = None,
         save_epochs: int = SAVE_EPOCHS,
     ) -> bool:
-        """One start of a run; whether it was killed, by the clock or at a call."""
+        """Start a run once, and return whether it was killed, by the clock or at a call."""
         from normal_guidance.evaluation.runs import run_sweep
         from normal_guidance.training.checkpoint import StateFile
         from normal_guidance.training.config import Config, grid
@@ -101,7 +101,7 @@ class Killer:
         return killed
 
     def at_random(self, method: str, epochs: int, **options: Any) -> dict[str, Any]:
-        """Kills at random moments, the runs that survive them followed by others until there were enough."""
+        """Kill at random moments; after a run that survives, start another until there were enough kills."""
         begin = time.monotonic()
         self.attempt(f"{method}-whole", method, epochs, **options)
         longest = (time.monotonic() - begin) / 2
@@ -119,7 +119,7 @@ class Killer:
         return seen
 
     def in_every_write(self) -> list[list[str]]:
-        """Kills before each fsync of a run: with the new file unfinished, or just in its place."""
+        """Kill before each fsync of a run: with the new file unfinished, or just moved into place."""
         self.attempt("writes-whole", "abmil", 2 * SAVE_EPOCHS)
         seen: list[list[str]] = []
         while True:
@@ -130,7 +130,7 @@ class Killer:
             seen.append(differences(self.folder / "writes-whole", self.folder / name))
 
     def in_a_state(self) -> list[str]:
-        """A kill with half of a state's tensors written."""
+        """Kill with half of a state's tensors written."""
         from normal_guidance.training import checkpoint
 
         self.attempt("half", "ng", 24, die=(checkpoint.StateFile, "due", SAVE_EPOCHS + 1))
@@ -142,7 +142,7 @@ class Killer:
         return differences(self.folder / "ng-whole", self.folder / "half")
 
     def tampered(self) -> list[str]:
-        """What the comparison shows when a run goes on from a state that is not quite its own."""
+        """The result of the comparison when a run resumes from a slightly changed state."""
         import torch
 
         from normal_guidance.training.checkpoint import StateFile, read_tensors
@@ -200,7 +200,7 @@ def seen_at_random(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def lost_epochs(log: list[str]) -> list[int]:
-    """For each start of a run but the first: epochs that the one before had trained and not saved."""
+    """For each start of a run but the first, the epochs that the start before had trained and not saved."""
     lost, since = [], 0
     for line in log[1:]:
         if line == "trained":

@@ -1,4 +1,4 @@
-"""The sweep trains the slice reference as torch's own layers and optimizer do, and lets nothing else see its labels."""
+"""The sweep trains the slice reference like torch's layers and optimizer, and nothing else reads its labels."""
 
 import warnings
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ EXACT = Execution(precision="float64")
 
 
 def scans(n: int, seed: int) -> Bags:
-    """Short and long scans, shorter than a wide window too, and some whose slices nobody has labelled."""
+    """Short and long scans, shorter than a wide window too, and some without slice labels."""
     bags = shifted_mean(n, seed, features=FEATURES, min_slices=4, max_slices=30, block=4, shift=1.5)
     labels = list(bags.slice_labels.split(bags.lengths.tolist()))
     for number in range(0, n, 7):
@@ -164,7 +164,7 @@ def test_slices_are_ranked_some_configurations_at_a_time(
 
 
 class Memory:
-    """A checkpoint that keeps everything in memory, and ends the process after so many states."""
+    """A checkpoint in memory that ends the process after a number of states."""
 
     def __init__(self, states: int) -> None:
         self.saved: list[tuple[dict[str, Tensor], dict[str, object]]] = []
@@ -202,7 +202,7 @@ def test_a_resumed_sweep_has_the_same_bits(engine: str, train: Bags, val: Bags) 
 
 
 class Sealed:
-    """Scans whose slice labels nobody may look at."""
+    """Scans whose slice labels must not be read."""
 
     def __init__(self, bags: Bags) -> None:
         self.bags = bags
@@ -267,7 +267,7 @@ def test_slices_that_cannot_be_learnt(train: Bags, val: Bags) -> None:
 
 
 def test_a_batch_without_any_label_moves_nothing(val: Bags) -> None:
-    """Its loss is 0, not the mean of nothing."""
+    """The loss of a batch without labels is 0, not NaN."""
     some, none = val[val.positive_slices > 0], val[:16]
     unknown = replace(none, slice_labels=torch.full_like(none.slice_labels, UNKNOWN))
     stack = Stack.of(small_grid(), FEATURES, dtype=torch.float64)

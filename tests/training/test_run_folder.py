@@ -291,17 +291,17 @@ def test_damaged_and_foreign_states_are_refused(tmp_path: Path) -> None:
     changed = bytearray(whole)
     changed[-3] ^= 1
     for content, message in (
-        (whole[:-1], "damaged or none of ours"),
-        (whole[:20], "damaged or none of ours"),
-        (b"", "damaged or none of ours"),
-        (b"\x02\x00\x00\x00\x00\x00\x00\x00{}", "damaged or none of ours"),
+        (whole[:-1], "damaged or was not written by normal-guidance"),
+        (whole[:20], "damaged or was not written by normal-guidance"),
+        (b"", "damaged or was not written by normal-guidance"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00{}", "damaged or was not written by normal-guidance"),
         (bytes(changed), "checksum is wrong"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"{message}.*delete it to train from the start"):
             StateFile(path, "run").load()
     path.write_bytes(whole)
-    with pytest.raises(UserError, match="is of another run"):
+    with pytest.raises(UserError, match="belongs to another run"):
         StateFile(path, "other").load()
     assert StateFile(path, "run").load() is not None
 
@@ -343,7 +343,7 @@ def test_a_state_that_does_not_say_where_it_comes_from_is_refused(tmp_path: Path
     save = checkpoint.write_tensors
     monkeypatch.setattr(checkpoint, "write_tensors", lambda *a: save(*a[:2], _without(a[2], "environments")))
     state.save({"a": torch.zeros(1)}, {})
-    with pytest.raises(UserError, match="does not say 'environments': an older version wrote it; copy it again, or"):
+    with pytest.raises(UserError, match="does not hold 'environments': an older version wrote it; copy it again, or"):
         state.load()
 
 
@@ -450,7 +450,7 @@ def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="do not fit together"):
         load_winner(tmp_path, "forward_kl-lambda1.0-seed0")
     about.with_suffix(".safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="damaged or none of ours"):
+    with pytest.raises(UserError, match="damaged or was not written by normal-guidance"):
         load_winner(tmp_path, "forward_kl-lambda1.0-seed0")
     (tmp_path / "report.json").write_text('{"winners": [1]}')
     with pytest.raises(UserError, match=r"report\.json is damaged"):

@@ -1,4 +1,4 @@
-"""The sweep gives the numbers of the plain loop in `fit`, for every configuration, by either engine."""
+"""The sweep gives the same results as the plain loop in `fit`, for every configuration, by either engine."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from normal_guidance.training.sweep_state import collect, restore
 FEATURES = 16
 TRAINABLE = [
     *(name for name, method in METHODS.items() if method.scores_scans),
-    *(name for name, method in BEYOND.items() if method.guided),  # their twins' loss is a part of theirs
+    *(name for name, method in BEYOND.items() if method.guided),  # the loss without guidance is a part of theirs
 ]
 EXACT = Execution(precision="float64")
 PlainLoop = Callable[[tuple[Config, ...]], list[Fit]]
@@ -69,7 +69,7 @@ def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, 
 
 @pytest.fixture(scope="module")
 def plain_loop(train: Bags, val: Bags) -> PlainLoop:
-    """What the plain loop makes of configurations, once for all engines that are compared with it."""
+    """The results of the plain loop, computed once for all engines that are compared with it."""
     return cache(lambda configs: [fit(config, train, val) for config in configs])
 
 
@@ -308,7 +308,7 @@ def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None
     assert len({len(one.history) for one in fits}) > 1, "all ended together, so nothing was tested"
     for execution in (EXACT, replace(EXACT, chunk=2)):
         result = sweep(configs, train, val, execution)
-        assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "nobody was left behind"
+        assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "no configuration was dropped"
         assert result.trained.tolist() == [len(one.history) for one in fits]
         assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
         assert (~result.history[:, :, 0].isnan()).sum(0).tolist() == result.trained.tolist()
@@ -322,7 +322,7 @@ def test_half_precision_features_are_pooled_in_full_precision(train: Bags, val: 
     torch.testing.assert_close(sweep(configs, *half).history, sweep(configs, *full).history, rtol=0, atol=0)
 
 
-def test_whoever_watches_is_told(train: Bags, val: Bags) -> None:
+def test_progress_is_reported(train: Bags, val: Bags) -> None:
     seen: list[SweepProgress] = []
     sweep(small_grid("mean", epochs=3), train, val, replace(EXACT, chunk=2), watch=seen.append)
     assert seen[-1].done == 1.0

@@ -1,4 +1,4 @@
-"""The compiled engine on a GPU trains as the plain one does on the CPU; runs without conftest, too."""
+"""The compiled engine on a GPU trains like the plain one on the CPU; also runs without conftest."""
 
 import time
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 FEATURES = 64
 TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "bf16": 3e-2}
-"""Of the loss after three epochs, absolute."""
+"""Absolute tolerance of the loss after three epochs."""
 
 
 def scans() -> tuple[Bags, Bags]:
@@ -64,7 +64,7 @@ def test_a_gpu_trains_the_slice_reference_as_the_cpu_does(precision: str, width:
 
 
 class Slow:
-    """Scans from a disk that is in no hurry: the thread that reads is still at work when a graph is recorded."""
+    """Scans from a slow disk: the reading thread is still at work when a graph is recorded."""
 
     def __init__(self, bags: Bags) -> None:
         self.bags, self.width, self.dtype = bags, bags.width, bags.dtype
@@ -93,7 +93,7 @@ def test_streamed_features_train_as_resident_ones_do(options: dict[str, object])
 
 @pytest.mark.parametrize("method", ["ng", "mhng"])
 def test_two_runs_and_a_resumed_one(method: str) -> None:
-    """How far runs on one GPU are apart is a measurement for LOG.md; here only that it is rounding."""
+    """Runs on one GPU differ by rounding at most; LOG.md has the measured differences."""
     train, val = scans()
     first, second = (sweep(configs(method), train, val, Execution("cuda", "tf32")) for _ in range(2))
     print(f"{method}: largest difference between two runs {(first.history - second.history).abs().max():.1e}")

@@ -1,1 +1,1 @@
-"""Bags, guidance, models and metrics: imports torch only."""
+"""Bags, guidance, models and metrics.  Imports torch only."""

@@ -1,4 +1,4 @@
-"""Scans as bags of slices: packed features of any length, labels and ids, checked once when they come in."""
+"""Scans as bags of slices: packed features of any length, labels and ids, checked once on creation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from normal_guidance.core.layout import Layout
+from normal_guidance.core.packed import find_bags, sum_per_bag
 from normal_guidance.errors import UserError
 
 UNKNOWN = -1
-"""Slice label of a scan whose slices nobody has labelled."""
+"""The slice label of every slice in a scan without slice labels."""
 
 CHECK_ROWS = 65_536
-"""Rows looked at together when features are searched for NaN: bounds the memory that the search needs."""
+"""Rows checked for NaN at a time, which limits memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bag:
-    """One scan: `(slices, features)` in spatial order, its label, and where known its slices' labels.
+    """One scan: features `(slices, features)` in spatial order, its label, and its slice labels if known.
 
     Example:
         >>> Bag(torch.zeros(3, 8), label=1, slice_labels=torch.tensor([0, 1, 1]), scan_id="A17").features.shape
@@ -40,7 +41,7 @@ class Bag:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bags:
-    """Many scans, packed: all slices one below the other, and how many belong to each scan.
+    """Many scans, packed: all slices one below the other, and the number of slices of each scan.
 
     Args:
         features: `(slices, features)`, finite.
@@ -48,11 +49,11 @@ class Bags:
         labels: one 0 or 1 per scan.
         slice_labels: one 0 or 1 per slice, `UNKNOWN` (-1) for every slice of a scan without slice labels; None if no
             scan has any.  Used for evaluation only.
-        scan_ids: unique names; numbered if left out.
-        patient_ids: who was scanned; each scan is its own patient if left out.
+        scan_ids: unique names; numbered by default.
+        patient_ids: one per scan; by default each scan is its own patient.
 
-    A positive scan whose slice labels are missing or all of one class is kept for scan-level work, but is not
-    `localizable`, and `repr` counts it.
+    A positive scan whose slice labels are missing or all of one class is kept for scan scores, but is not
+    `localizable`; `repr` counts such scans.
 
     Example:
         >>> bags = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1, 1]))
@@ -72,7 +73,7 @@ class Bags:
     patient_ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        fill = object.__setattr__  # the one place where a frozen dataclass completes itself
+        fill = object.__setattr__  # only here may a frozen dataclass be changed
         _check_types(self)
         if not self.scan_ids:
             fill(self, "scan_ids", tuple(f"scan-{i}" for i in range(len(self.lengths))))
@@ -89,14 +90,14 @@ class Bags:
 
     @classmethod
     def pack(cls, bags: Sequence[Bag]) -> Bags:
-        """Packs scans; `unpack` is the exact inverse.
+        """Pack scans; `unpack` is the exact inverse.
 
         Example:
             >>> Bags.pack([Bag(torch.zeros(2, 8), 0), Bag(torch.ones(3, 8), 1)]).lengths
             tensor([2, 3])
         """
         if not bags:
-            raise UserError("there is no scan to pack; give at least one Bag")
+            raise UserError("no scans to pack; give at least one Bag")
         ids = tuple(f"scan-{i}" if bag.scan_id is None else bag.scan_id for i, bag in enumerate(bags))
         for scan, bag in zip(ids, bags, strict=True):
             if bag.label not in (0, 1):
@@ -122,7 +123,7 @@ class Bags:
         )
 
     def unpack(self) -> list[Bag]:
-        """The scans one by one, as views: the inverse of `pack`."""
+        """The scans as a list of views: the inverse of `pack`."""
         return [self[i] for i in range(len(self))]
 
     def __len__(self) -> int:
@@ -158,7 +159,7 @@ class Bags:
         shuffle: bool = False,
         drop_last: bool = False,
     ) -> Iterator[Bags]:
-        """Batches of `size` scans, in order or shuffled by `generator`; the last may be smaller, or is dropped."""
+        """Batches of `size` scans, in order or shuffled by `generator`; a smaller last batch is kept or dropped."""
         if size < 1:
             raise UserError(f"batch size is {size}; it must be at least 1")
         order = torch.randperm(len(self), generator=generator) if shuffle else torch.arange(len(self))
@@ -167,7 +168,7 @@ class Bags:
                 yield self[batch]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Bags:
-        """A copy with its tensors on `device`, and its features (no labels) in `dtype`."""
+        """A copy with its tensors on `device`, and its features (not its labels) in `dtype`."""
         return self._unchecked(
             features=self.features.to(device=device, dtype=dtype),
             lengths=self.lengths.to(device),
@@ -182,7 +183,7 @@ class Bags:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the features."""
+        """The dtype of the features."""
         return self.features.dtype
 
     def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
@@ -192,15 +193,15 @@ class Bags:
 
     @cached_property
     def layout(self) -> Layout:
-        """How the slices fold into scans, as the models take it."""
+        """The `Layout` of the slices, for the models."""
         return Layout.packed(self.lengths)
 
     @cached_property
     def positive_slices(self) -> Int[Tensor, "scans"]:
-        """Slices labelled positive, per scan."""
+        """The number of positive slices in each scan."""
         if self.slice_labels is None:
             return torch.zeros_like(self.lengths)
-        return _per_scan_sum((self.slice_labels == 1).long(), self.lengths)
+        return sum_per_bag(self.slice_labels == 1, self.lengths)
 
     @cached_property
     def localizable(self) -> Bool[Tensor, "scans"]:
@@ -209,12 +210,12 @@ class Bags:
 
     @property
     def left_out_of_localization(self) -> int:
-        """Positive scans whose slice labels are missing or all of one class."""
+        """The number of positive scans whose slice labels are missing or all of one class."""
         return int((self.labels == 1).sum() - self.localizable.sum())
 
     @property
     def memory(self) -> int:
-        """Bytes of features."""
+        """The size of the features in bytes."""
         return self.features.element_size() * self.features.nelement()
 
     def __repr__(self) -> str:
@@ -266,7 +267,7 @@ class Bags:
         )
 
     def _unchecked(self, **changes: object) -> Bags:
-        """A part or a copy of checked bags needs no second look at every number."""
+        """A part or a copy of these bags, which are checked already."""
         made = object.__new__(Bags)
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__} | changes
         for name, value in fields.items():
@@ -278,13 +279,6 @@ def _slice_labels_of(bag: Bag) -> Int[Tensor, "slices"]:
     if bag.slice_labels is not None:
         return bag.slice_labels
     return torch.full((len(bag.features),), UNKNOWN, device=bag.features.device)
-
-
-def _per_scan_sum(values: Int[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Int[Tensor, "scans"]:
-    """Exact sums by differences of a running total."""
-    total = torch.cat([values.new_zeros(1), values.cumsum(0)])
-    stop = lengths.cumsum(0)
-    return total[stop] - total[stop - lengths]
 
 
 def _name(bags: Bags, scan: int) -> str:
@@ -327,7 +321,7 @@ def _check_sizes(bags: Bags) -> None:
     if int(bags.lengths.sum()) != slices:
         raise UserError(
             f"lengths add up to {int(bags.lengths.sum())}, but features hold {slices} slices; the last scan is "
-            f"{bags.scan_ids[-1] if scans else None!r}: check that no slice was dropped or doubled on the way"
+            f"{bags.scan_ids[-1] if scans else None!r}: check that no slice was dropped or doubled"
         )
     if bags.slice_labels is not None and len(bags.slice_labels) != slices:
         raise UserError(f"slice_labels: {len(bags.slice_labels)} for {slices} slices; give one per slice")
@@ -351,7 +345,7 @@ def _check_slice_labels(bags: Bags) -> None:
             f"{_name(bags, scan)}, slice {position}: label {labels[wrong[0]].item()}; slice labels are 0 or 1, or "
             f"{UNKNOWN} for all slices of a scan without labels"
         )
-    unknown = _per_scan_sum((labels == UNKNOWN).long(), bags.lengths)
+    unknown = sum_per_bag(labels == UNKNOWN, bags.lengths)
     mixed = ((unknown > 0) & (unknown < bags.lengths)).nonzero().flatten().tolist()
     if mixed:
         raise UserError(
@@ -362,14 +356,14 @@ def _check_slice_labels(bags: Bags) -> None:
     if against:
         raise UserError(
             f"{_name(bags, against[0])} is labelled negative but has {int(bags.positive_slices[against[0]])} positive "
-            f"slices ({len(against)} such scans); correct the scan's label or its slices'"
+            f"slices ({len(against)} such scans); correct the label of the scan or of its slices"
         )
 
 
 def _check_finite(bags: Bags) -> None:
     for start in range(0, len(bags.features), CHECK_ROWS):
         rows = bags.features[start : start + CHECK_ROWS]
-        # A sum is not finite if one of its terms is not: one pass, no mask of the features' size.
+        # The sum is not finite if any term is not, so one pass without a mask of the features' size is enough.
         if torch.isfinite(rows.sum()):
             continue
         finite = rows.isfinite()
@@ -384,8 +378,8 @@ def _check_finite(bags: Bags) -> None:
 
 
 def _locate(bags: Bags, row: int) -> tuple[int, int]:
-    """The scan a row belongs to and the row's place in it."""
-    scan = int(torch.searchsorted(bags.lengths.cumsum(0), row, right=True))
+    """The scan of a row, and the row's place in the scan."""
+    scan = int(find_bags(torch.tensor([row], device=bags.lengths.device), bags.lengths))
     return scan, row - int(bags.lengths[:scan].sum())
 
 

@@ -1,28 +1,29 @@
-r"""Attention made of bells: shape by construction, where Normal Guidance asks for it by a loss.
+r"""Attention as a mixture of bells: its shape is built in, where Normal Guidance enforces it by a loss.
 
 With K the Gaussian kernel matrix along the slices, $K_{jk} = \exp(-(j-k)^2 / 2\sigma^2)$, every slice first collects
-the scores x around it (window sums over the scan's own slices), and what the softmax gives it is then spread as a bell:
+the scores x around it (window sums over the scan's own slices); each slice's softmax weight is then spread as a bell:
 
     s = K x,   q = softmax(beta s),   a = K q / sum(K q)
 
-A window that sticks out of the scan has collected less and would spread less; where what is looked for lies within the
-scan, it is also the less likely place.  With `whole`, the share of a window that is inside counts, by a learned power:
+A window that extends beyond the scan collects less.  If the finding lies wholly within the scan, such a window is also
+a less likely place for it.  With `whole`, the prior of a window is the part of it inside the scan to a learned power:
 
     q = softmax(beta s + kappa log K 1)
 
-which Bayes' rule does with an infinite kappa for blocks that lie wholly inside.  With `shaped`, windows may have flat
+Bayes' rule gives this with an infinite kappa for blocks that lie wholly inside.  With `shaped`, windows may have flat
 tops and steep sides: $K_{jk} = \exp(-(|j-k| / \sigma)^p / 2)$ with a learned p.
 
-Where scores are log-likelihood ratios of single slices, s is that of a window, and Bayes' rule also has the scan's: the
-log of the mean of e^s over windows (`WindowAttention.posterior`), whose gradient by the scores is the attention.
+If scores are log-likelihood ratios of single slices, s is the ratio of a window, and Bayes' rule also gives that of the
+scan: the log of the mean of e^s over windows (`WindowAttention.posterior`), whose gradient by the scores is the
+attention.
 
-Both products are one dense matrix product, for any length and for a width of its own in every configuration: 64 scans
-of 1,083 slices and 32 configurations take 29 GFLOP, forward and backward, and a kernel of 0.3 GB.  No taps to unroll,
-no reach to cut off, nothing for a compiler to repeat.
+Both products are one dense matrix product, for any length, with a separate width for every configuration: 64 scans of
+1,083 slices and 32 configurations take 29 GFLOP, forward and backward, and a kernel of 0.3 GB.  There are no taps to
+unroll and no cut-off.
 
-All of it is float64, whatever the model is.  $K_{jj} = 1$, so $a_j$ is never far below $q_j$: its logarithm, which
-guidance and localization need, is exact down to e^-667, where float32 would lose it at e^-87 and make distant slices
-tie; and no setting of matrix units rounds the sums.
+Everything is float64, whatever the model's dtype.  $K_{jj} = 1$, so $a_j$ is never far below $q_j$: its logarithm,
+which guidance and localization need, is exact down to e^-667, where float32 would lose it at e^-87 and make distant
+slices tie; and no setting of matrix units rounds the sums.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from torch import Tensor, nn
 from normal_guidance.core.layout import Layout
 
 SIGMA, BETA, KAPPA, SHAPE = 3.0, 0.25, 4.0, 2.0
-"""Where learning starts: bells about seven slices wide at half their height, a soft choice among them, and where it is
-learned, little attention to windows of which half is outside, and the shape of a normal."""
+"""Initial values: bells about seven slices wide at half height, a soft choice among them, little attention to windows
+half outside the scan, and the shape of a normal."""
 
 NEAREST = 1e-300
-"""Stands for a distance of 0 where a learned power is taken of it: its logarithm must be a number."""
+"""Replaces a distance of 0 before a learned power, because its logarithm must be finite."""
 
 SMALLEST = 1e-290
-"""Below it a sum of bells is no longer exact in float64, and its reciprocal, in the gradient, near its largest."""
+"""Below this a sum of bells is no longer exact in float64, and its reciprocal in the gradient nearly overflows."""
 
 STEEPEST, FARTHEST = 5.0, 7.0
-"""Bounds of a learned shape's logarithm and of that of a powered distance: e^(-e^7 / 2) is nothing, and has no gradient
-that is none."""
+"""Upper bounds of the log of a learned shape and of the log of a powered distance.  e^(-e^7 / 2) is practically 0;
+beyond the bounds the value would be 0 and its gradient NaN."""
 
 Scores = Float[Tensor, "bags longest"] | Float[Tensor, "bags heads longest"]
 
@@ -55,7 +56,7 @@ Scores = Float[Tensor, "bags longest"] | Float[Tensor, "bags heads longest"]
 def gaussian_kernel(
     log_sigma: Float[Tensor, ""] | Float[Tensor, "heads"], longest: int
 ) -> Float64[Tensor, "*heads longest longest"]:
-    r"""$K_{jk} = \exp(-(j-k)^2 / 2\sigma^2)$: 1 on the diagonal, so that rows are sums over a window and no means.
+    r"""$K_{jk} = \exp(-(j-k)^2 / 2\sigma^2)$: 1 on the diagonal, so that rows are sums over a window, not means.
 
     Example:
         >>> gaussian_kernel(torch.tensor(0.0), 3).round(decimals=3)
@@ -99,7 +100,7 @@ def smooth(values: Scores, kernel: Float64[Tensor, "*heads longest longest"]) ->
 
 
 def centered(scores: Scores, layout: Layout) -> Scores:
-    """Scores less their mean over the scan: what a softmax would drop must not count by the slices in a window.
+    """Scores minus their mean over the scan, so that a constant, which softmax ignores, adds nothing to window sums.
 
     Example:
         >>> centered(torch.tensor([[1.0, 3.0, 99.0]]), Layout.padded(torch.tensor([2]), 3))
@@ -116,15 +117,15 @@ class WindowAttention(nn.Module):
 
     $$ q = \mathrm{softmax}_j(\beta\,(K x)_j), \quad a_j = \frac{(K q)_j}{\sum_{j'} (K q)_{j'}} $$
 
-    Width $\sigma$ and sharpness $\beta$ are learned as their logarithms: both stay positive, and a step of SGD changes
-    them by a factor, whatever their size.  (A negative $\beta$ would attend to where evidence is least.)
+    Width $\sigma$ and sharpness $\beta$ are learned as logarithms: both stay positive, and a step of SGD changes them
+    by a factor, whatever their size.  (A negative $\beta$ would attend to the slices with least evidence.)
 
     Args:
-        heads: a width and a sharpness for each head; None: one of each, for attention without heads.
-        bells: whether what the softmax gives a slice is spread as a bell around it.
-        whole: whether windows that stick out of the scan are less likely, the more the larger the learned kappa.
-        shaped: whether the windows' shape is learned, too.
-        sharpened: whether beta is learned; if not it is 1, for scores that have a scale of their own.
+        heads: the number of heads, each with a width and a sharpness; None for attention without heads.
+        bells: whether each slice's softmax weight is spread as a bell around it.
+        whole: whether windows that extend beyond the scan are less likely, by a learned power kappa.
+        shaped: whether the shape of the windows is learned too.
+        sharpened: whether beta is learned; otherwise it is 1, for scores with a meaningful scale.
 
     Example:
         >>> scores = torch.tensor([[0.0, 0.0, 9.0, 0.0, 0.0]])
@@ -154,17 +155,17 @@ class WindowAttention(nn.Module):
         self.bells = bells
 
     def forward(self, scores: Scores, layout: Layout) -> Scores:
-        """log a of folded scores, whatever their padding holds; in float32 or better, very low in the padding."""
+        """log a of folded scores with any padding; in float32 or better, very low in the padding."""
         kernel = self._kernel(layout.longest)
         s, log_prior = self._windows(scores, layout, kernel)
         return self._attend(s + log_prior, kernel, layout, scores.dtype)
 
     def posterior(self, scores: Scores, layout: Layout) -> tuple[Scores, Float[Tensor, "bags *heads"]]:
-        r"""log a as of `forward`, and the scan's own score: the log of the mean of $e^s$ over windows.
+        r"""log a as in `forward`, and the score of the scan: the log of the mean of $e^s$ over windows.
 
         $$ \log \frac{\sum_j e^{s_j} (K 1)_j^\kappa}{\sum_j (K 1)_j^\kappa}, \quad s = \beta K x $$
 
-        Its derivative by a slice's score is $\beta (K q)_j$: attention is how much each slice counts.
+        Its derivative by a slice's score is $\beta (K q)_j$, so attention is the influence of each slice.
 
         Example:
             >>> attention = WindowAttention(bells=True, whole=True)
@@ -183,14 +184,14 @@ class WindowAttention(nn.Module):
     def _windows(
         self, scores: Scores, layout: Layout, kernel: Float64[Tensor, "*heads longest longest"]
     ) -> tuple[Scores, Scores]:
-        """What the windows collected, beta K x, and the logarithm of how likely they were before, kappa log K 1."""
+        """The evidence of the windows, beta K x, and the logarithm of their prior, kappa log K 1."""
         real = layout.mask if scores.ndim == 2 else layout.mask[:, None]
         s = smooth(scores.masked_fill(~real, 0), kernel)
         if self.log_beta is not None:
             s = torch.exp(self.log_beta.double())[..., None] * s
         if self.log_kappa is None:
             return s, torch.zeros_like(s)
-        inside = smooth(real.expand_as(scores).double(), kernel)  # at least 1 in the scan: the slice itself
+        inside = smooth(real.expand_as(scores).double(), kernel)  # at least 1 within the scan, from the slice itself
         return s, torch.exp(self.log_kappa.double())[..., None] * inside.clamp_min(SMALLEST).log()
 
     def _attend(
@@ -211,6 +212,6 @@ class WindowAttention(nn.Module):
 
 
 def _log_bells(log_q: Scores, kernel: Float64[Tensor, "*heads longest longest"]) -> Scores:
-    """log K q.  A sum that leaves the range of float64 is at least its own term, q_j: that stands for it there."""
+    """log K q.  Where the sum underflows float64, its own term log q_j, a lower bound, replaces it."""
     mixed = smooth(log_q.exp(), kernel)
     return torch.where(mixed > SMALLEST, mixed.clamp_min(SMALLEST).log(), log_q)

@@ -1,8 +1,8 @@
-"""Blocks of positive slices: how many a scan has, how long they are, how much of the scan they fill.
+"""Blocks of positive slices: their number in a scan, their lengths, and the share of the scan that they fill.
 
 Bags are packed: all slices of all bags in one vector, and `lengths` says where one bag ends. A slice label is
-1 (positive), 0 (negative) or -1 (unknown); a bag is labelled as a whole or not at all. Blocks come from the
-positions of the positive slices of all bags at once, without a loop in Python.
+1 (positive), 0 (negative) or -1 (unknown); either all slices of a bag are labelled or none. Blocks of all bags are
+found at once, without a loop in Python.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Bool, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from normal_guidance.core.packed import check_lengths, find_bags, sum_per_bag
 from normal_guidance.errors import UserError
 
 GAP = 3
-"""Negative slices that a block may bridge: the rule behind the paper's three block tables."""
+"""The most consecutive negative slices inside a block: the rule behind the paper's three block tables."""
 
 PERCENTILES = {"min": 0.0, "5th": 0.05, "25th": 0.25, "50th": 0.5, "75th": 0.75, "95th": 0.95, "max": 1.0}
 """Columns of the paper's block tables, beside the mean."""
@@ -50,12 +51,12 @@ class SliceCounts:
 
     @property
     def mixed(self) -> Bool[Tensor, "bags"]:
-        """Bags with slices of both classes: the only ones whose slices can be ranked."""
+        """Bags with slices of both classes, whose slices can be ranked."""
         return (self.positive > 0) & (self.negative > 0)
 
 
 def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "bags"]) -> SliceCounts:
-    """Count the slices of each class in each packed bag, and refuse labels that cannot be right.
+    """Count the slices of each class in each packed bag, and refuse invalid labels.
 
     The check reads the counts, so on a GPU this call waits for the device.
 
@@ -63,20 +64,14 @@ def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "b
     tensor([1, 2])
     """
     lengths = lengths.to(slice_labels.device)
-    _check_lengths(len(slice_labels), lengths)
-    stops = lengths.cumsum(0)
-
-    def per_bag(flags: Tensor) -> Tensor:
-        running = torch.nn.functional.pad(flags.cumsum(0), (1, 0))
-        return running[stops] - running[stops - lengths]
-
-    counts = SliceCounts(per_bag(slice_labels == 1), per_bag(slice_labels == 0), per_bag(slice_labels == -1))
+    check_lengths(lengths, slice_labels, "slice_labels")
+    counts = SliceCounts(*(sum_per_bag(slice_labels == label, lengths) for label in (1, 0, -1)))
     _check_labels(counts, slice_labels, lengths)
     return counts
 
 
 def find_blocks(slice_labels: Shaped[Tensor, "slices"], gap: int = GAP) -> Int64[Tensor, "blocks 2"]:
-    """Blocks [start, stop) of positive slices in one bag, gaps of up to `gap` negatives bridged and counted.
+    """Blocks [start, stop) of positive slices in one bag; gaps of up to `gap` negatives are part of a block.
 
     >>> find_blocks(torch.tensor([1, 1, 1, 0, 0, 0, 1])).tolist()
     [[0, 7]]
@@ -116,7 +111,7 @@ class BlockStatistics:
 
     @property
     def receptive_field(self) -> int:
-        """R, the width of the slice-level ceiling's convolution: the mean block length as a whole number."""
+        """R, the width of the convolution in `SliceReference`: the mean block length as a whole number."""
         return round(self.mean_length)
 
     def summary(self) -> dict[str, dict[str, float]]:
@@ -161,31 +156,25 @@ def block_statistics(
 
 def _packed_blocks(slice_labels: Tensor, lengths: Tensor, gap: int) -> tuple[Tensor, Tensor]:
     """Blocks [start, stop) in packed positions, and the bag of each."""
-    if gap < 0:
-        raise UserError(f"gap must be 0 or more negative slices, got {gap}")
+    check_gap(gap)
     positions = (slice_labels == 1).nonzero().squeeze(1)
-    stops = lengths.to(slice_labels.device).cumsum(0)
-    bag = torch.searchsorted(stops, positions, right=True)
-    # Two neighbouring positives belong apart if more than `gap` negatives or a bag's end lie between them.
+    bag = find_bags(positions, lengths.to(slice_labels.device))
+    # Two successive positives belong to different blocks if more than `gap` negatives or a bag's end lie between them.
     apart = (positions.diff() > gap + 1) | (bag.diff() > 0)
     edge = apart.new_ones(min(len(positions), 1))
     first, last = torch.cat([edge, apart]), torch.cat([apart, edge])
     return torch.stack([positions[first], positions[last] + 1], dim=1), bag[first]
 
 
+def check_gap(gap: int) -> None:
+    """Refuse a number of bridged negative slices below 0."""
+    if gap < 0:
+        raise UserError(f"gap must be 0 or more negative slices, got {gap}")
+
+
 def _describe(values: Tensor) -> dict[str, float]:
     quantiles = torch.quantile(values, values.new_tensor(list(PERCENTILES.values())))
     return {"mean": values.mean().item(), **dict(zip(PERCENTILES, quantiles.tolist(), strict=True))}
-
-
-def _check_lengths(slices: int, lengths: Tensor) -> None:
-    if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
-        raise UserError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
-    if int(lengths.sum()) != slices:
-        raise UserError(
-            f"lengths add up to {int(lengths.sum())} slices but there are {slices} slice labels: "
-            "give one label for every slice of every bag, in the same order"
-        )
 
 
 def _check_labels(counts: SliceCounts, slice_labels: Tensor, lengths: Tensor) -> None:

@@ -1,16 +1,16 @@
-"""Normal Guidance: a loss that asks attention along the slices of a scan to look like a bell.
+"""Normal Guidance: a loss that pulls attention along the slices of a scan toward the shape of a bell.
 
     L = (1/N) sum_i  BCE(y_i, yhat_i) + lambda D(r_i, a_i)                                     (paper, eq. 1)
 
 For bag i with attention a_i over its slices j = 1..S_i, the reference r_i is the normal distribution with the mean
-and variance of a_i itself, so guidance says what shape attention has and leaves open where it looks (eqs. 2 and 3).
+and variance of a_i itself, so guidance fixes the shape of attention and leaves its place open (eqs. 2 and 3).
 Beyond the paper, r_i may depend on the bag's label, have several modes, and be fitted to given positions; the
 defaults are the paper's.
 
-Everything is computed from log-attention, in float32 or better, also under mixed precision:
-the variance in its centred form (E[J^2] - E[J]^2 in float32 gives .375 for .455 at 1,083 slices), r in log space (the
-plain density underflows on long scans), and D from log-softmax (clamped probabilities lose the gradient of three
-quarters of the slices at S = 1,000 with logits of sd 5).
+Everything is computed from log-attention, in float32 or better, also under mixed precision.  The variance is centred
+(E[J^2] - E[J]^2 in float32 gives .375 for .455 at 1,083 slices), r is in log space (the plain density underflows on
+long scans), and D comes from log-softmax (clamped probabilities lose the gradient of three quarters of the slices at
+S = 1,000 with logits of sd 5).
 
 Reference: Harvey, Loevlie, Hughes, "Normal Guidance is what Attention Needs", 2026.
 """
@@ -58,10 +58,10 @@ DIVERGENCES: dict[DivergenceName, Callable[[Tensor, Tensor], Tensor]] = {
     "reverse_kl": _reverse_kl,
     "squared_error": _squared_error,
 }
-"""D(r, a) as a sum over slices of these terms of (log r, log a).
+"""The terms of D(r, a), as functions of (log r, log a); D is their sum over slices.
 
-Forward KL covers the modes of r (the paper's default), reverse KL seeks one, squared error seeks the mean.  The same
-lambda means different things to them: for uniform attention forward KL is .079 at any length, squared error .0037 at
+Forward KL (the paper's default) covers the modes of r, reverse KL seeks one, squared error seeks the mean.  The same
+lambda acts differently with each: for uniform attention forward KL is .079 at any length, squared error .0037 at
 40 slices and 8e-5 at 1,727."""
 
 DIVERGENCE_TITLES: dict[DivergenceName, str] = {
@@ -75,7 +75,7 @@ NEGATIVES: dict[NegativesName, str] = {
     "uniform": "the uniform distribution: nothing to be found, nowhere to look",
     "none": "no guidance of negative bags",
 }
-"""What negative bags are guided to."""
+"""The reference distributions for negative bags."""
 
 
 def normal_reference(
@@ -96,12 +96,13 @@ def normal_reference(
 
     Args:
         attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.
-        mask: True for real slices; all are real without it.  Zeros are returned where it is False.
+        mask: True for real slices; without it all are real.  The result is 0 where it is False.
         lengths: slices per bag, for packed attention; or the bags' `Layout`, made once and used again.
-        from_logits: `attention` is what the softmax is taken of (or log-attention), more exact than probabilities.
-        positions: where the slices lie, instead of their numbers: `(B, S)`, or packed `(N,)`; with one more dimension
-            for coordinates, `(B, S, 2)` for patches of an image, r is the normal of that dimension with attention's
-            mean and covariance.  The unit does not matter, nor do numbers where spacing is even (`core.positions`).
+        from_logits: `attention` holds logits before the softmax (or log-attention), more exact than probabilities.
+        positions: places of the slices instead of their numbers: `(B, S)`, or packed `(N,)`.  With a last dimension of
+            coordinates, such as `(B, S, 2)` for patches of an image, r is the normal in that many dimensions with
+            attention's mean and covariance.  The unit does not matter, and evenly spaced slices give the same r as
+            their numbers (`core.positions`).
         modes: k, for a mixture of k normals of one width, fitted to attention by expectation maximisation.
 
     Example:
@@ -129,9 +130,9 @@ def divergence(
     r"""D(r, a), one value per bag and head: the caller reduces.
 
     Forward KL $\sum_j r_j \log(r_j/a_j)$, reverse KL $\sum_j a_j \log(a_j/r_j)$, squared error $\sum_j (r_j-a_j)^2$.
-    Any reference can be given; gradients flow through both arguments.  Shapes as for `normal_reference`.  Attention
-    is compared as it is, not renormalised (from logits: after the softmax).  Probabilities below the smallest normal
-    number of their dtype count as that number; `NormalGuidance` keeps r in log space and is exact there.
+    Any reference can be given; gradients flow through both arguments.  Shapes are those of `normal_reference`.
+    Attention is not renormalised (logits pass through the softmax).  Probabilities below the smallest normal number of
+    their dtype count as that number; `NormalGuidance` keeps r in log space and is exact there.
 
     Example:
         >>> uniform = torch.full((1, 40), 1 / 40)
@@ -155,12 +156,12 @@ class NormalGuidance(nn.Module):
         weight: lambda.  It is not comparable across divergences or scan lengths (see `DIVERGENCES`).
         divergence: a name in `DIVERGENCES`.
         renormalize: divide attention by its sum over the slices before comparing it with r (the paper's text).
-            Off: compare it as it is, as the authors' runs do.  It matters only where attention over the slices does
-            not sum to one, as a class token's row without its own entry; off then also penalises attention that the
-            class token pays to itself.  With `from_logits`, off takes the values as finished log-attention.
-        modes: how many bells r is made of: see `normal_reference`.
-        negatives: what negative bags are guided to, a name in `NEGATIVES`; other than "own" needs `labels` in every
-            call.  The mean is over all bags, so "none" counts negative ones as 0.
+            False compares it unchanged, as the authors' runs do.  It matters only where attention over the slices does
+            not sum to one, as in a class token's row without its own entry; False then also penalises attention of the
+            class token to itself.  With `from_logits`, False takes the values as finished log-attention.
+        modes: the number of bells in r (see `normal_reference`).
+        negatives: the reference of negative bags, a name in `NEGATIVES`; all but "own" need `labels` in every call.
+            The mean is over all bags, so "none" counts negative ones as 0.
 
     Example:
         >>> attention = torch.tensor([[0.1, 0.1, 0.6, 0.2]], requires_grad=True)
@@ -196,7 +197,7 @@ class NormalGuidance(nn.Module):
         labels: BagLabels | None = None,
         positions: Positions | None = None,
     ) -> Float[Tensor, ""]:
-        """A scalar loss; shapes and options as for `normal_reference`; `labels` are the bags', 0 or 1."""
+        """The loss, a scalar; arguments as for `normal_reference`; `labels` holds 0 or 1 for each bag."""
         values = self.per_bag(
             attention, mask, lengths=lengths, from_logits=from_logits, labels=labels, positions=positions
         )
@@ -229,7 +230,7 @@ class NormalGuidance(nn.Module):
     def _negative(self, labels: BagLabels | None, layout: Layout) -> Bool[Tensor, "bags"]:
         if labels is None:
             raise UserError(
-                f"NormalGuidance(negatives={self.negatives!r}) must know which bags are negative; give it labels=, "
+                f"NormalGuidance(negatives={self.negatives!r}) needs to know which bags are negative; pass labels=, "
                 "0 or 1 for each bag"
             )
         if tuple(labels.shape) != (layout.bags,):
@@ -249,7 +250,7 @@ def label_reference(
     *,
     lengths: Lengths | None = None,
 ) -> Float[Tensor, "bags longest"] | Float[Tensor, "slices"]:
-    """Uniform over the positive slices of a positive bag, uniform over all slices of a negative one (paper, App. F).
+    """The reference of slice labels: uniform over the positive slices, or over all slices of a negative bag (App. F).
 
     Example:
         >>> label_reference(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0]]))
@@ -270,9 +271,9 @@ def label_reference(
 
 
 class LabelGuidance(nn.Module):
-    """Guidance toward the true slices.  It USES SLICE LABELS in training, so it is no weakly supervised method.
+    """Guidance toward the true slices.  It USES SLICE LABELS in training, so it is not weakly supervised.
 
-    Give `uses_slice_labels=True` to say that you know; it is not in the table of methods and no flag turns it on.
+    It requires `uses_slice_labels=True`, is not in the table of methods, and no command-line flag turns it on.
     Reverse KL is refused: it is infinite wherever the reference is zero.
 
     Example:
@@ -311,7 +312,7 @@ class LabelGuidance(nn.Module):
         lengths: Lengths | None = None,
         from_logits: bool = False,
     ) -> Float[Tensor, ""]:
-        """A scalar loss; `slice_labels` as `(B, S)`, or packed `(N,)` with `lengths`."""
+        """The loss, a scalar; `slice_labels` are `(B, S)`, or packed `(N,)` with `lengths`."""
         slices = tuple(attention.shape[:1] + attention.shape[-1:]) if lengths is None else tuple(attention.shape[-1:])
         if tuple(slice_labels.shape) != slices:
             raise UserError(f"slice_labels of shape {tuple(slice_labels.shape)}: attention needs {slices}")
@@ -326,7 +327,7 @@ class LabelGuidance(nn.Module):
 def _log_attention(padded: Padded, layout: Layout, from_logits: bool, renormalize: bool) -> Padded:
     """log a, hidden in the padding."""
     padded = padded if padded.dtype == torch.float64 else padded.float()
-    # -inf on a real slice would make 0 * inf: the loss is then huge, and its gradient still a - r.
+    # -inf on a real slice would give 0 * inf; a large finite number makes the loss huge, and its gradient still a - r.
     log_a = padded.clamp_min(torch.finfo(padded.dtype).min / 4) if from_logits else _log(padded)
     return layout.log_softmax(log_a) if renormalize else layout.hide(log_a)
 
@@ -340,18 +341,18 @@ def _log_reference(log_a: Padded, layout: Layout, positions: Positions | None, m
 
 
 def _divergence(log_r: Padded, log_a: Padded, kind: str) -> Float[Tensor, "bags heads"]:
-    """The sum of the terms; both arguments are hidden in the padding, where every term is then 0."""
+    """The sum of the terms over slices; both arguments are hidden in the padding, so its terms are 0."""
     return DIVERGENCES[_checked_divergence(kind)](log_r, log_a).sum(-1)
 
 
 def _log(probability: Padded) -> Padded:
-    """log of a probability that may have underflowed to 0: the smallest normal number stands for it."""
+    """The log of a probability, with the smallest normal number instead of 0."""
     probability = probability if probability.dtype == torch.float64 else probability.float()
     return probability.clamp_min(torch.finfo(probability.dtype).tiny).log()
 
 
 def _padded(values: Values, mask: Mask | None, lengths: Lengths | None) -> tuple[Padded, Layout]:
-    """Any accepted form as `(bags, heads, longest)`, with its layout."""
+    """Attention in any accepted form as `(bags, heads, longest)`, and its layout."""
     layout = _layout(values, mask, lengths)
     padded = layout.fold(values) if layout.is_packed else values
     return (padded[:, None] if _is_single_head(values, layout) else padded), layout
@@ -378,12 +379,12 @@ def _layout(values: Values, mask: Mask | None, lengths: Lengths | None) -> Layou
             f"attention of shape {shape} and mask of shape {None if mask is None else tuple(mask.shape)}: expected "
             "(B, S) or (B, H, S) with a mask (B, S), or packed attention with lengths="
         )
-    # Looking at values would make a GPU wait and cannot be compiled, so it is done on the CPU only; elsewhere a bag
-    # without a real slice adds 0 to the mean.
+    # Reading values would make a GPU wait and cannot be compiled, so only the CPU checks them; elsewhere a bag without
+    # a real slice adds 0 to the mean.
     if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any(1).all():
         empty = (~mask.any(1)).nonzero().flatten().tolist()
         raise UserError(f"mask: bags {empty} have no real slice; leave empty bags out")
-    # Positions are counted among the real slices, so padding may lie anywhere here.
+    # Slice numbers count real slices only, so the padding may be anywhere.
     return Layout(lengths=mask.sum(1), mask=mask, sizes=None, pad_index=None, unpad_index=None)
 
 
@@ -396,7 +397,7 @@ def _is_single_head(values: Values, layout: Layout) -> bool:
 
 
 def _full_precision(values: Tensor) -> torch.autocast:
-    """Autocast switched off: guidance is always float32 or better."""
+    """Switch autocast off: guidance is always float32 or better."""
     return torch.autocast(device_type=values.device.type, enabled=False)
 
 
@@ -414,7 +415,7 @@ def _checked_divergence(kind: str) -> DivergenceName:
 
 def _checked_modes(modes: int) -> int:
     if not isinstance(modes, int) or isinstance(modes, bool) or modes < 1:
-        raise UserError(f"modes is {modes}; a reference has at least 1, a whole number")
+        raise UserError(f"modes is {modes}; it must be a whole number of at least 1")
     return modes
 
 

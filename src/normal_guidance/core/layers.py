@@ -1,10 +1,10 @@
-"""Layers the models are made of: smoothing along slices, position encoding, and the two attention blocks of TransMIL.
+"""Layers of the models: smoothing along slices, position encoding, and the two attention blocks of TransMIL.
 
-Parameters sit in torch's own modules (`nn.MultiheadAttention`, `nn.Conv1d`, `nn.LayerNorm`), so initialisation and
-state dicts are torch's; the forward passes use algebra that gives the same function with far fewer operations.
+Parameters are in torch's own modules (`nn.MultiheadAttention`, `nn.Conv1d`, `nn.LayerNorm`), so initialisation and
+state dicts are torch's; the forward passes compute the same functions with far fewer operations.
 
-What multiplies rows is cast to the rows' dtype: bfloat16 rows are multiplied on bfloat16 matrix units, whatever dtype
-the parameters have, and rows in the parameters' dtype cost no cast.
+Weights that multiply rows are cast to the rows' dtype: bfloat16 rows are multiplied on bfloat16 matrix units, whatever
+the dtype of the parameters, and rows in the parameters' dtype need no cast.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import SMOOTHING_BLOCK, Layout, mirror, take_rows
-from normal_guidance.core.ragged.convolution import depthwise as depthwise_slots
+from normal_guidance.core.ragged.convolution import depthwise as ragged_depthwise
 from normal_guidance.core.ragged.dense import project, with_bias
-from normal_guidance.core.ragged.self_attention import attend as attend_slots
-from normal_guidance.core.ragged.smoothing import smooth as smooth_slots
+from normal_guidance.core.ragged.self_attention import attend as ragged_attend
+from normal_guidance.core.ragged.smoothing import smooth as ragged_smooth
 from normal_guidance.core.slotted_layout import SlottedLayout
 
 Rows = Float[Tensor, "rows features"]
 
 WRITTEN_OUT = 256
-"""Rows up to which attention keeps its matrix of weights; beyond, torch's kernel saves memory."""
+"""The most rows for which attention keeps its matrix of weights; for more, torch's kernel saves memory."""
 
 
 def linear(layer: nn.Linear, rows: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
@@ -38,7 +38,7 @@ def linear(layer: nn.Linear, rows: Float[Tensor, "*rows inputs"]) -> Float[Tenso
 def matvec(
     matrix: Float[Tensor, "*parts rows columns"], vector: Float[Tensor, "*parts columns"]
 ) -> Float[Tensor, "*parts rows"]:
-    """Matrix times vector.  A compiler makes it part of whatever else passes over the matrix; without one, BLAS."""
+    """Matrix times vector.  A compiler fuses it with other work on the matrix; without a compiler BLAS does it."""
     if torch.compiler.is_compiling():
         return (matrix * vector[..., None, :]).sum(-1)
     return (matrix.to(vector.dtype) @ vector[..., None]).squeeze(-1)
@@ -47,11 +47,11 @@ def matvec(
 class Sm(nn.Module):
     r"""The smooth operator: T steps of $g \leftarrow (1-\alpha)h + \alpha A g$ from $g = h$ along the chain.
 
-    A is the row-normalised adjacency $D^{-1}A$ of the chain and $\alpha$ the sigmoid of a learned number.  The end
-    slices' single neighbour counts fully, which is what a mirrored chain gives; so T steps are one convolution of the
-    mirrored slices with a symmetric kernel of 2T+1 taps, $\kappa = (1-\alpha)\sum_{t<T}\alpha^t b_t + \alpha^T b_T$
-    with $b_t$ the binomial weights of t steps of a random walk.  Sm is linear along slices, so Sm(h) W = Sm(h W):
-    smooth the few projected columns, not the 768 features.  A slice without neighbours stays as it is.
+    A is the row-normalised adjacency $D^{-1}A$ of the chain and $\alpha$ the sigmoid of a learned number.  The single
+    neighbour of an end slice has weight 1, as in a mirrored chain; so T steps are one convolution of the mirrored
+    slices with a symmetric kernel of 2T+1 taps, $\kappa = (1-\alpha)\sum_{t<T}\alpha^t b_t + \alpha^T b_T$, where
+    $b_t$ are the binomial weights of t steps of a random walk.  Sm is linear along slices, so Sm(h) W = Sm(h W): smooth
+    the few projected columns, not the 768 features.  A slice without neighbours stays unchanged.
 
     Reference: Castro-Macías et al., "Sm: enhanced localization in Multiple Instance Learning", 2024.
 
@@ -82,7 +82,7 @@ class Sm(nn.Module):
         """Rows smoothed within each bag."""
         kernel = self.kernel()
         if isinstance(layout, SlottedLayout):
-            return smooth_slots(rows, kernel, layout.starts, layout.lengths, layout.longest)
+            return ragged_smooth(rows, kernel, layout.starts, layout.lengths, layout.longest)
         windows = layout.windows(halo=self.steps)
         matrix = self.band.to(kernel.dtype) @ kernel
         reach, blocks = windows.read.shape
@@ -91,7 +91,7 @@ class Sm(nn.Module):
         return take_rows(smooth, windows.write)
 
     def first_row(self, layout: Layout) -> Float[Tensor, "bags reach"]:
-        """What each bag's first rows add to its smoothed row 0: row 0 of the operator, T + 1 entries wide."""
+        """Row 0 of the operator: the weights of each bag's first T + 1 rows in its smoothed row 0."""
         kernel = self.kernel()
         offset = torch.arange(-self.steps, self.steps + 1, device=kernel.device)
         row = mirror(offset.expand(layout.bags, -1), layout.lengths[:, None])
@@ -99,7 +99,7 @@ class Sm(nn.Module):
 
 
 def _random_walks(steps: int) -> Float[Tensor, "walks taps"]:
-    """Row t: where t steps of +-1 end, from -T to T."""
+    """Row t: the probabilities of -T to T after t random steps of +-1."""
     walks = torch.zeros(steps + 1, 2 * steps + 1, dtype=torch.float64)
     for t in range(steps + 1):
         for ups in range(t + 1):
@@ -116,8 +116,8 @@ def _band(block: int, taps: int) -> Float[Tensor, "block window taps"]:
 class PPEG(nn.Module):
     r"""Pyramidal position encoding: $x + \sum_k \mathrm{conv}_k(x)$, depthwise along the slices, k = 3, 5, 7.
 
-    The three kernels and the identity add up to one kernel of 7 taps.  The class token, row 0 of each bag, passes
-    through unchanged and is seen by no slice.
+    The three kernels and the identity add up to one kernel of 7 taps.  The class token, row 0 of each bag, stays
+    unchanged and affects no slice.
 
     Reference: Shao et al., "TransMIL", 2021.
 
@@ -135,16 +135,16 @@ class PPEG(nn.Module):
         )
 
     def forward(self, tokens: Rows, layout: Layout) -> Rows:
-        """Tokens with position; `layout` counts the class token."""
+        """Tokens with position encoding; `layout` counts the class token."""
         weight, bias = self._merged()
         if isinstance(layout, SlottedLayout):
-            return depthwise_slots(tokens, weight, bias, layout.first, layout.lengths - 1, layout.longest - 1)
+            return ragged_depthwise(tokens, weight, bias, layout.first, layout.lengths - 1, layout.longest - 1)
         weight, bias = weight.to(tokens.dtype), bias.to(tokens.dtype)
         if layout.sizes is None:
-            slots = tokens.view(layout.bags, layout.longest, -1)
-            slices = slots[:, 1:] * layout.mask[:, 1:, None]
+            padded = tokens.view(layout.bags, layout.longest, -1)
+            slices = padded[:, 1:] * layout.mask[:, 1:, None]
             encoded = _depthwise(slices, weight, bias)
-            return torch.cat([slots[:, :1], encoded], dim=1).flatten(0, 1)
+            return torch.cat([padded[:, :1], encoded], dim=1).flatten(0, 1)
         # One long sequence with zeros between the bags, so that no tap reaches into a neighbour.
         gap = tokens.new_zeros(max(self.SIZES) // 2, tokens.shape[1])
         bags = [bag.split([1, len(bag) - 1]) for bag in tokens.split(layout.sizes)]
@@ -154,7 +154,7 @@ class PPEG(nn.Module):
         return torch.cat([piece for (token, _), slices in zip(bags, pieces, strict=True) for piece in (token, slices)])
 
     def _merged(self) -> tuple[Float[Tensor, "features taps"], Float[Tensor, "features"]]:
-        """Identity and three kernels as one, and the sum of their biases."""
+        """The sum of the identity and the three kernels, and the sum of their biases."""
         widest = max(self.SIZES)
         weight: Tensor | None = None
         bias: Tensor | None = None
@@ -190,9 +190,10 @@ def _depthwise(
 class AttentionBlock(nn.Module):
     """The parameters of one transformer block without MLP, x + MHA(LN(x)), and its two parts.
 
-    `folded_projection` has LayerNorm's scale and shift in the input projection, W (γ n + β) + b = (W γ) n + (W β + b):
-    the normalised rows n then hold no parameters, so features without a gradient need none through the projection
-    either (a third of its work), and configurations trained together share n.  It pays where there are many rows.
+    `folded_projection` puts LayerNorm's scale and shift into the input projection, W (γ n + β) + b =
+    (W γ) n + (W β + b).
+    The normalised rows n then depend on no parameters: features without a gradient need none through the projection
+    either (a third of its work), and configurations trained together share n.  This pays off with many rows.
     """
 
     def __init__(self, features: int, heads: int) -> None:
@@ -210,8 +211,8 @@ class AttentionBlock(nn.Module):
         weight, bias = self.attention.in_proj_weight, self.attention.in_proj_bias
         assert weight is not None
         assert bias is not None
-        # One copy of scale and shift for each head: their gradients, sums over all outputs, are then summed head by
-        # head first, which keeps a GPU busy where one long sum for each feature does not.
+        # One copy of scale and shift for each head: their gradients are then summed head by head first, in parallel,
+        # where one long sum for each feature would leave a GPU idle.
         parts = weight.view(3 * self.heads, -1, weight.shape[1])
         scale, shift = (vector.expand(len(parts), -1) for vector in (self.norm.weight, self.norm.bias))
         return (parts * scale[:, None]).flatten(0, 1), bias + matvec(parts, shift).flatten()
@@ -235,27 +236,27 @@ class SelfAttention(nn.Module):
     def forward(
         self, token: Float[Tensor, "1 features"], rows: Rows, layout: Layout, tokens: Layout
     ) -> Float[Tensor, "tokens features"]:
-        """MHA's output for the rows of `tokens`: class token first in each bag."""
+        """The output of MHA for the rows of `tokens`, with the class token first in each bag."""
         n, weight, bias = self.block.normalize(rows), *self.block.folded_projection()
         weight, bias = weight.to(rows.dtype), bias.to(rows.dtype)
         projected_token = matvec(weight, self.block.normalize(token)[0].to(rows.dtype)) + bias
         if isinstance(layout, SlottedLayout):
-            return self._in_slots(n, weight, bias, projected_token, layout)
+            return self._in_fixed_rows(n, weight, bias, projected_token, layout)
         projected = F.linear(n, weight, bias)
         joined = attend(layout.prepend(projected_token[None], projected), tokens, self.block.heads)
         return linear(self.block.attention.out_proj, joined)
 
-    def _in_slots(self, n: Rows, weight: Tensor, bias: Tensor, token: Tensor, layout: SlottedLayout) -> Rows:
+    def _in_fixed_rows(self, n: Rows, weight: Tensor, bias: Tensor, token: Tensor, layout: SlottedLayout) -> Rows:
         projected = project(*with_bias(n, weight, bias))
-        joined = attend_slots(projected, token, layout.first, layout.lengths, self.block.heads, layout.longest)
+        joined = ragged_attend(projected, token, layout.first, layout.lengths, self.block.heads, layout.longest)
         out = self.block.attention.out_proj
         return project(joined, out.weight.to(n.dtype)) + out.bias.to(n.dtype)
 
 
 def attend(qkv: Float[Tensor, "rows three_features"], layout: Layout, heads: int) -> Rows:
-    """Multi-head attention within each bag: softmax(q k^T / sqrt(d)) v, heads joined again.
+    """Multi-head attention within each bag: softmax(q k^T / sqrt(d)) v, with the heads joined again.
 
-    Packed bags are attended one by one (no padding, memory grows with the longest bag alone); padded ones at once.
+    Packed bags are computed one by one (no padding; memory grows with the longest bag alone), padded bags at once.
     """
     if layout.sizes is None:
         q, k, v = qkv.view(layout.bags, layout.longest, 3, heads, -1).permute(2, 0, 3, 1, 4)
@@ -266,16 +267,16 @@ def attend(qkv: Float[Tensor, "rows three_features"], layout: Layout, heads: int
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Short bags written out: as fast as torch's CPU kernel, which under `vmap` takes configurations one by one."""
+    """Attention, with explicit products for short bags: as fast as torch's CPU kernel, and `vmap` can batch them."""
     if q.shape[-2] > WRITTEN_OUT:
         return F.scaled_dot_product_attention(q, k, v)
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)).softmax(-1) @ v
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention written out, because torch's fused kernels cannot be stacked over configurations with a shared mask.
+    """Attention by explicit products, because torch's fused kernels cannot be stacked with a shared mask.
 
-    Under `vmap` the CUDA kernel refuses the mask and the CPU kernel does not compile (torch 2.11 and 2.13).
+    Under `vmap` the CUDA kernel rejects the mask and the CPU kernel does not compile (torch 2.11 and 2.13).
     """
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) @ v
@@ -285,9 +286,9 @@ class ClassAttention(nn.Module):
     r"""AttentionBlock 2, computed for the class token only: its multi-head attention output and its attention row.
 
     Scores are $(W_k^\top q_h) \cdot x_j$ and the values are pooled before $W_v$, so the cost per slice falls from
-    $8M^2$ to about $4HM$ operations.  With Sm behind this block the class token's output also draws on the block's
-    outputs at the next T rows; their attention is mixed by Sm's first row before pooling, which is exact because
-    everything after the softmax is linear and Sm's weights sum to one.
+    $8M^2$ to about $4HM$ operations.  With Sm after this block, the class token's output also depends on the block's
+    outputs at the next T rows; Sm's first row mixes their attention before pooling, which is exact because everything
+    after the softmax is linear and Sm's weights sum to one.
 
     Example:
         >>> output, row = ClassAttention(8, heads=2)(torch.randn(7, 8), Layout.packed([4, 3]))
@@ -306,9 +307,9 @@ class ClassAttention(nn.Module):
         mix: Float[Tensor, "bags queries"] | None = None,
         attend: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Float[Tensor, "bags features"], Float[Tensor, "bags heads longest"]]:
-        """MHA's output for row 0 (or the rows mixed by `mix`), and log-attention of row 0, its own entry included.
+        """The output of MHA for row 0 (or the rows mixed by `mix`), and log-attention of row 0 with its own entry.
 
-        `attend` makes log-attention of scores where it is not their softmax.
+        `attend` turns scores into log-attention, by default by softmax.
         """
         heads, features = self.block.heads, tokens.shape[1]
         width = features // heads
@@ -316,8 +317,8 @@ class ClassAttention(nn.Module):
         assert weight is not None
         assert bias is not None
         w_q, w_k, w_v = weight.split(features)
-        b_q, _, b_v = bias.split(features)  # keys' bias adds a constant to a row: softmax drops it
-        scale, shift = self.block.norm.weight, self.block.norm.bias  # of few rows here, so they are not folded
+        b_q, _, b_v = bias.split(features)  # the keys' bias adds a constant to a row, which softmax ignores
+        scale, shift = self.block.norm.weight, self.block.norm.bias  # not folded, as there are few rows
         n = self.block.normalize(tokens)
 
         count = 1 if mix is None else mix.shape[1]
@@ -327,7 +328,7 @@ class ClassAttention(nn.Module):
         q = q.to(weight.dtype).reshape(-1, heads, width)
         w_k, w_v = (w.view(heads, width, features) for w in (w_k, w_v))
         u = torch.einsum("bhd,hdm->bhm", q, w_k).reshape(layout.bags, count * heads, features) * scale * width**-0.5
-        scores = layout.dot(u.to(n.dtype).contiguous(), n)  # without shift, which adds a constant again
+        scores = layout.dot(u.to(n.dtype).contiguous(), n)  # without shift, which also adds a constant
         log_rows = (attend or layout.log_softmax)(scores).reshape(layout.bags, count, heads, layout.longest)
         a = log_rows.exp()
         a = a[:, 0] if mix is None else (a * mix[:, :, None, None]).sum(1)
@@ -341,8 +342,8 @@ class ClassAttention(nn.Module):
 class SpectralLinear(nn.Linear):
     r"""A linear layer whose weight is divided by its largest singular value, $W / \sigma_1(W)$.
 
-    $\sigma_1 = u^\top W v$ with u from repeated squaring of $W W^\top$: no buffers that a forward pass changes, as
-    torch's own parametrization has, so it is the same in training and evaluation and can be stacked over
+    $\sigma_1 = u^\top W v$ with u from repeated squaring of $W W^\top$.  Unlike torch's own parametrization it has no
+    buffers that a forward pass changes, so it is the same in training and evaluation and can be stacked over
     configurations.  u and v are constants to the gradient, as in torch.
 
     Example:
@@ -376,6 +377,6 @@ def _leading_vector(gram: Float[Tensor, "n n"], squarings: int) -> Float[Tensor,
     for _ in range(squarings):
         gram = gram / gram.norm().clamp_min(torch.finfo(gram.dtype).tiny)
         gram = gram @ gram
-    # Every column is a multiple of the eigenvector by now: take the longest.
+    # Every column is now a multiple of the eigenvector: take the longest.
     longest = torch.arange(len(gram), device=gram.device) == gram.diagonal().argmax()
     return F.normalize(gram @ longest.to(gram.dtype), dim=0)

@@ -1,13 +1,13 @@
-"""How the rows of a feature matrix fold into bags: packed (no padding) or padded (a view), behind one interface.
+"""The layout of bags in the rows of a feature matrix: packed (no padding) or padded, behind one interface.
 
-A ragged batch has one representation, packed: all slices of all bags one below the other, plus `lengths`.  Dense
-layers run on these rows, so their cost grows with the number of slices and not with bags x longest scan.  Only
-what must know where a bag ends goes through a `Layout`: small per-slice numbers (scores, attention) are padded to
-`(bags, heads, longest)`; wide rows (768 features) never are.
+A ragged batch is packed: all slices of all bags one below the other, plus `lengths`.  Dense layers run on these rows,
+so their cost grows with the number of slices and not with bags x longest scan.  Only operations that depend on where a
+bag ends use a `Layout`: it pads small numbers per slice (scores, attention) to `(bags, heads, longest)`, but never wide
+rows (768 features).
 
-A `Layout` can also describe rows that already are padded, `(bags, longest, features)` flattened.  Shapes are then
-fixed and no gather is needed, which is what `torch.compile` and `torch.func.vmap` over many configurations want.
-Models are written once against this interface and do not know which of the two they were given.
+A `Layout` can also describe rows that are already padded, `(bags, longest, features)` flattened.  Shapes are then
+fixed and no gather is needed, which suits `torch.compile` and `torch.func.vmap` over many configurations.
+Models use this interface and work with either form.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from normal_guidance.core.packed import bag_of_rows
 from normal_guidance.errors import UserError
 
 SMOOTHING_BLOCK = 32
-"""Slices that one row block of a `Windows` plan yields: with a halo of 10 it reads 52 rows for 32."""
+"""Slices in one block of a `Windows` plan: with a halo of 10 a block reads 52 rows to smooth 32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Row blocks with a halo that is mirrored at the ends of each bag, and the way back.
+    """Row numbers for smoothing in blocks: each block reads its rows and a halo, mirrored at the ends of a bag.
 
-    Smoothing along slices is then one matrix product of a small banded matrix with `rows[read]`, for any length.
+    Smoothing along slices is then one matrix product of a small banded matrix with `rows[read]`, for any length;
+    `write` puts the results back in the order of the rows.
     """
 
     read: Int[Tensor, "window blocks"]
@@ -39,7 +41,7 @@ class Windows:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where each bag's slices lie among the rows.
+    """The place of each bag's slices among the rows.
 
     Example:
         >>> layout = Layout.packed(torch.tensor([2, 3]))
@@ -51,13 +53,13 @@ class Layout:
     lengths: Int[Tensor, "bags"]
     mask: Bool[Tensor, "bags longest"]
     sizes: tuple[int, ...] | None
-    """Lengths known to Python: packed rows.  None: rows are `bags x longest` slots, padding included."""
+    """The lengths as Python integers for packed rows; None for `bags x longest` rows, padding included."""
     pad_index: Int[Tensor, "bags longest"] | None
     unpad_index: Int[Tensor, "rows"] | None
 
     @classmethod
     def packed(cls, lengths: Int[Tensor, "bags"] | Sequence[int]) -> Layout:
-        """Rows are the slices of all bags, one bag after the other."""
+        """The layout of packed rows: the slices of all bags, one bag after the other."""
         if isinstance(lengths, Tensor) and (lengths.is_floating_point() or lengths.ndim != 1):
             raise UserError(f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; expected integers (bags,)")
         sizes = tuple(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
@@ -68,19 +70,19 @@ class Layout:
         counts = torch.as_tensor(sizes, dtype=torch.int64, device=device)
         rows, longest = sum(sizes), max(sizes)
         starts = counts.cumsum(0) - counts
-        slot = torch.arange(longest, device=device)
-        bag = torch.repeat_interleave(torch.arange(len(sizes), device=device), counts, output_size=rows)
+        place = torch.arange(longest, device=device)
+        bag = bag_of_rows(counts, rows)
         return cls(
             lengths=counts,
-            mask=slot < counts[:, None],
+            mask=place < counts[:, None],
             sizes=sizes,
-            pad_index=(starts[:, None] + slot).clamp_max(rows - 1),
+            pad_index=(starts[:, None] + place).clamp_max(rows - 1),
             unpad_index=bag * longest + torch.arange(rows, device=device) - starts[bag],
         )
 
     @classmethod
     def padded(cls, lengths: Int[Tensor, "bags"], longest: int) -> Layout:
-        """Rows are `bags x longest` slots; a bag's real slices come first.  No host synchronisation."""
+        """The layout of `bags x longest` padded rows; a bag's real slices come first.  The GPU is not waited for."""
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         return cls(lengths=lengths, mask=mask, sizes=None, pad_index=None, unpad_index=None)
 
@@ -110,17 +112,17 @@ class Layout:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of features without the features: what the caller's tensor must begin with."""
+        """The shape of the caller's feature tensor without its last dimension."""
         return (self.bags, self.longest) if self.sizes is None else (sum(self.sizes),)
 
     def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
-        """Numbers per row to `(bags, longest)`, or per head and row.  Padding holds anything: hide it before use."""
+        """Numbers per row as `(bags, longest)`, or with heads.  The padding is arbitrary: `hide` it before use."""
         if self.pad_index is None:
             return values.view(*values.shape[:-1], self.bags, self.longest).movedim(-2, 0)
         return values[..., self.pad_index].movedim(-2, 0)
 
     def pad(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
-        """`fold` with zeros in the padding; on packed rows the inverse of `restore`."""
+        """Like `fold`, with zeros in the padding; on packed rows the inverse of `restore`."""
         padded = self.fold(values)
         return padded.masked_fill(~self._mask_for(padded), 0)
 
@@ -134,29 +136,29 @@ class Layout:
     def restore(
         self, padded: Shaped[Tensor, "bags *heads longest"]
     ) -> Shaped[Tensor, "*heads rows"] | Shaped[Tensor, "bags *heads longest"]:
-        """Per-slice numbers to the caller's own form: `(rows,)` or `(heads, rows)` packed, unchanged if padded."""
+        """Numbers per slice in the caller's form: `(rows,)` or `(heads, rows)` if packed, unchanged if padded."""
         if self.unpad_index is None:
             return padded
         return padded.movedim(0, -2).flatten(-2)[..., self.unpad_index]
 
     def log_softmax(self, scores: Float[Tensor, "bags *heads longest"]) -> Float[Tensor, "bags *heads longest"]:
-        """Over each bag's real slices, in float32 or better; the padding's exponential is 0."""
+        """The log-softmax over each bag's real slices, in float32 or better; the padding's exponential is 0."""
         if scores.dtype in (torch.float16, torch.bfloat16):
             scores = scores.float()
         return F.log_softmax(self.hide(scores), dim=-1)
 
     def with_class_token(self) -> Layout:
-        """The layout in which one more row, the class token, stands before each bag's slices."""
+        """The layout with one more row, the class token, before each bag's slices."""
         if self.sizes is None:
             return Layout.padded(self.lengths + 1, self.longest + 1)
         tokens = Layout.packed([size + 1 for size in self.sizes])
         return tokens.to(self.lengths.device)
 
     def prepend(self, token: Float[Tensor, "1 features"], rows: Float[Tensor, "rows features"]) -> Tensor:
-        """Rows of `with_class_token`: the token before each bag's slices."""
+        """The rows of `with_class_token`: the token before each bag's slices."""
         if self.sizes is None:
-            slots = rows.view(self.bags, self.longest, -1)
-            return torch.cat([token.expand(self.bags, 1, -1), slots], dim=1).flatten(0, 1)
+            padded = rows.view(self.bags, self.longest, -1)
+            return torch.cat([token.expand(self.bags, 1, -1), padded], dim=1).flatten(0, 1)
         return torch.cat([piece for bag in rows.split(self.sizes) for piece in (token, bag)])
 
     def take_first(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "bags features"]:
@@ -165,8 +167,8 @@ class Layout:
 
     def first_rows(self, count: int) -> Int[Tensor, "bags count"]:
         """Row numbers of each bag's first slices; shorter bags repeat their last one."""
-        slot = torch.arange(count, device=self.lengths.device)
-        return self.starts[:, None] + torch.minimum(slot, self.lengths[:, None] - 1)
+        place = torch.arange(count, device=self.lengths.device)
+        return self.starts[:, None] + torch.minimum(place, self.lengths[:, None] - 1)
 
     @property
     def starts(self) -> Int[Tensor, "bags"]:
@@ -184,7 +186,7 @@ class Layout:
     def dot(
         self, queries: Float[Tensor, "bags queries features"], rows: Float[Tensor, "rows features"]
     ) -> Float[Tensor, "bags queries longest"]:
-        """Each bag's queries against that bag's own rows: s_bqj = u_bq . x_bj.  Padding holds anything."""
+        """Products of each bag's queries with its own rows: s_bqj = u_bq . x_bj.  The padding is arbitrary."""
         if self.sizes is None or self.pad_index is None:
             return queries @ rows.view(self.bags, self.longest, -1).transpose(1, 2)
         scores = [u @ x.T for u, x in zip(queries.unbind(), rows.split(self.sizes), strict=True)]
@@ -193,7 +195,7 @@ class Layout:
     def pool(
         self, weights: Float[Tensor, "bags heads longest"], rows: Float[Tensor, "rows features"]
     ) -> Float[Tensor, "bags heads features"]:
-        """Weighted sums over each bag's own rows: z_bh = sum_j a_bhj x_bj.  Weights are 0 in the padding."""
+        """Weighted sums over each bag's own rows: z_bh = sum_j a_bhj x_bj.  Weights must be 0 in the padding."""
         weights = weights.to(rows.dtype)
         if self.sizes is None:
             return weights @ rows.view(self.bags, self.longest, -1)
@@ -203,7 +205,6 @@ class Layout:
     def windows(self, halo: int) -> Windows:
         """The plan for smoothing along slices with a kernel that reaches `halo` slices to each side."""
         device, block = self.lengths.device, SMOOTHING_BLOCK
-        every = torch.arange(self.bags, device=device)
         if self.sizes is None:
             counts = torch.full_like(self.lengths, -(-self.longest // block))
             blocks = self.bags * -(-self.longest // block)
@@ -211,7 +212,7 @@ class Layout:
             counts = (self.lengths + block - 1) // block
             blocks = sum(-(-size // block) for size in self.sizes)
         first = counts.cumsum(0) - counts
-        bag = torch.repeat_interleave(every, counts, output_size=blocks)
+        bag = bag_of_rows(counts, blocks)
         number = torch.arange(blocks, device=device) - first[bag]
         position = torch.arange(self.longest, device=device).expand(self.bags, -1)
         reach = torch.arange(block + 2 * halo, device=device)[:, None] + number * block - halo
@@ -233,10 +234,10 @@ class Layout:
 
 
 def mirror(position: Int[Tensor, "*shape"], length: Int[Tensor, "*or_one"]) -> Int[Tensor, "*shape"]:
-    """Positions outside [0, length) reflected at the end slices, as often as needed: -1 -> 1, length -> length - 2.
+    """Reflect positions outside [0, length) at the end slices, as often as needed: -1 -> 1, length -> length - 2.
 
-    The chain graph's row-normalised adjacency gives an end slice its one neighbour with weight 1, which is what
-    averaging two mirrored neighbours does; so a chain with ends is an endless mirrored one.
+    The chain graph's row-normalised adjacency gives an end slice its one neighbour with weight 1.  Averaging two
+    mirrored neighbours does the same, so a chain with ends equals an endless mirrored one.
     """
     period = (2 * (length - 1)).clamp_min(1)
     folded = position % period
@@ -257,10 +258,10 @@ def as_rows(
     bags: Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int],
     width: int | None = None,
 ) -> tuple[Float[Tensor, "rows features"], Layout]:
-    """The rows and the layout of whatever form the caller keeps its bags in.
+    """The rows and the layout of bags in any form.
 
-    `bags` holds integer lengths (packed features), or is a boolean mask (padded features, True for real slices; what
-    stands in the padding must be finite), or a `Layout` made once and used again.  `width` is what the model takes.
+    `bags` holds integer lengths (packed features), or is a boolean mask (padded features, True for real slices; the
+    padding must be finite), or a `Layout` to be used again.  `width` is the model's number of features.
     """
     layout = bags if isinstance(bags, Layout) else _layout_of(bags)
     shape = tuple(features.shape)
@@ -298,7 +299,7 @@ def _layout_of(bags: Tensor | Sequence[int]) -> Layout:
 def pack(
     padded: Shaped[Tensor, "bags longest *features"], mask: Bool[Tensor, "bags longest"]
 ) -> tuple[Shaped[Tensor, "slices *features"], Int[Tensor, "bags"]]:
-    """Padded to packed: the real slices of all bags one below the other, and the lengths.
+    """Pack padded values: the real slices of all bags one below the other, and the lengths.
 
     Example:
         >>> rows, lengths = pack(torch.tensor([[1, 2, 0], [3, 4, 5]]), torch.tensor([[True, True, False], [True] * 3]))
@@ -313,7 +314,7 @@ def pack(
 def unpack(
     rows: Shaped[Tensor, "slices *features"], lengths: Int[Tensor, "bags"]
 ) -> tuple[Shaped[Tensor, "bags longest *features"], Bool[Tensor, "bags longest"]]:
-    """Packed to padded with zeros, and the mask: the exact inverse of `pack`.
+    """Pad packed values with zeros, and return the mask too: the exact inverse of `pack`.
 
     Example:
         >>> unpack(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([2, 3]))[0]

@@ -1,8 +1,8 @@
 """Ranking metrics for many configurations at once: AUROC and AUPRC per scan and, within a scan, per slice.
 
-One sort per row serves both metrics. In ascending order, a running count read at the first entry of each
-group of equal scores tells every entry how many positives and negatives lie strictly below it. The counts are
-integers, so ties count exactly one half, and infinities rank like any other score.
+One sort per row serves both metrics. In ascending order, the running count at the first entry of each group of equal
+scores is the number of positives or negatives strictly below every entry of the group. The counts are integers, so ties
+count exactly one half, and infinities rank like any other score.
 """
 
 import math
@@ -18,15 +18,15 @@ from normal_guidance.core.blocks import count_slices
 from normal_guidance.errors import UserError
 
 MAX_PADDING = 1 / 8
-"""Largest share of padding in a row of the padded fast path: bags of similar length go together."""
+"""The largest share of padding in a row, when bags of similar length are padded together."""
 
 MAX_CELLS = 2**22
-"""Scores ranked at a time (at about 80 bytes each): bounds the memory, and a single bag always fits."""
+"""The most scores ranked at a time, at about 80 bytes each, to limit memory; a single bag is always ranked whole."""
 
 SdKind = Literal["population", "sample"]
 
 PUBLISHED_SD: dict[str, SdKind] = {"localization": "population", "scan": "sample"}
-"""Which standard deviation the paper prints where."""
+"""The kind of standard deviation that the paper prints for each metric."""
 
 
 def auroc(
@@ -34,13 +34,13 @@ def auroc(
     labels: Shaped[Tensor, "..."],
     mask: Bool[Tensor, "..."] | None = None,
 ) -> Float64[Tensor, "*configs"]:
-    r"""Area under the ROC curve of every row, exact ties counted one half.
+    r"""Area under the ROC curve of every row; ties count one half.
 
     $\mathrm{AUROC} = \frac{1}{PN} \sum_{p,n} [s_p > s_n] + \tfrac12 [s_p = s_n]$
 
     `labels` (0 or 1) and `mask` (True counts) broadcast to `scores`. A row with one class only or with a NaN
-    score is NaN. On a GPU nothing waits for the device: a label outside {0, 1} makes its row NaN there, and
-    raises ValueError on the CPU.
+    score is NaN. A label outside {0, 1} raises ValueError on the CPU; on a GPU it makes its row NaN, so that
+    nothing waits for the device.
 
     >>> auroc(torch.tensor([[0.1, 0.4, 0.4, 0.9], [0.9, 0.4, 0.4, 0.1]]), torch.tensor([0, 0, 1, 1]))
     tensor([0.8750, 0.1250], dtype=torch.float64)
@@ -53,7 +53,7 @@ def auprc(
     labels: Shaped[Tensor, "..."],
     mask: Bool[Tensor, "..."] | None = None,
 ) -> Float64[Tensor, "*configs"]:
-    r"""Average precision of every row, equal scores sharing one threshold.
+    r"""Average precision of every row; equal scores share one threshold.
 
     $\mathrm{AUPRC} = \frac1P \sum_p \#\{\text{positives} \ge s_p\} \,/\, \#\{\text{all} \ge s_p\}$
 
@@ -79,7 +79,7 @@ class ScanLevel:
 
 
 def scan_level(logits: Float[Tensor, "*configs bags"], labels: Shaped[Tensor, "..."]) -> ScanLevel:
-    """AUROC and AUPRC of the scans' logits against the scans' labels, from one sort.
+    """AUROC and AUPRC of scan logits against scan labels, from one sort.
 
     >>> scan_level(torch.tensor([[-1.0, 0.5, 2.0], [0.0, 1.0, -1.0]]), torch.tensor([0, 1, 1])).auroc
     tensor([1.0000, 0.5000], dtype=torch.float64)
@@ -90,7 +90,7 @@ def scan_level(logits: Float[Tensor, "*configs bags"], labels: Shaped[Tensor, ".
 
 @dataclass(frozen=True)
 class Localization:
-    """AUROC and AUPRC of the slices within each bag, and how many bags were left out and why.
+    """AUROC and AUPRC of the slices within each bag, and the numbers of bags left out, by reason.
 
     `kept` holds the indices of the bags with slices of both classes, in the order of the last dimension.
 
@@ -123,10 +123,10 @@ def localization(
     slice_labels: Shaped[Tensor, "slices"],
     lengths: Int[Tensor, "bags"],
 ) -> Localization:
-    """AUROC and AUPRC of the slices within each packed bag; only bags with both classes have them.
+    """AUROC and AUPRC of the slices within each packed bag that has slices of both classes.
 
-    `slice_labels` are 1, 0 or, for all slices of a bag at once, -1 (unknown). Pass the positive bags only, or
-    read in `all_negative` how many bags had no positive slice.
+    `slice_labels` are 1, 0 or, for all slices of a bag at once, -1 (unknown). Negative bags may be passed too:
+    they are left out, and `all_negative` counts them.
 
     >>> scores = torch.tensor([0.1, 0.7, 0.2, 0.6, 0.4])
     >>> result = localization(scores, torch.tensor([0, 1, 0, 0, 0]), torch.tensor([3, 2]))
@@ -147,7 +147,7 @@ def localization(
     for chunk, longest in _chunks(lengths, configs=math.prod(scores.shape[:-1])):
         place = torch.arange(longest, device=scores.device)
         real = place < lengths[chunk, None]
-        # Padding reads slice 0, whatever it holds: it is never counted.
+        # Padding reads slice 0, but is never counted.
         index = torch.where(real, starts[chunk, None] + place, 0)
         padded = scores.index_select(-1, index.flatten()).unflatten(-1, index.shape)
         ranking = _rank(padded, positive[index], real)
@@ -164,7 +164,7 @@ def localization(
 
 @dataclass(frozen=True)
 class MeanSd:
-    """A mean with a standard deviation that says which one it is.
+    """A mean and a standard deviation of a named kind.
 
     >>> print(MeanSd(mean=0.6891, sd=0.0152, kind="population"))
     0.689 ± 0.015 (population sd)
@@ -198,7 +198,7 @@ def mean_and_sd(values: Sequence[float] | Float[Tensor, "seeds"], sd: SdKind) ->
 
 @dataclass(frozen=True)
 class _Ranking:
-    """Entries in ascending order of score: their class, and how many of each class lie strictly below."""
+    """Entries in ascending order of score: their class, and the number of each class strictly below."""
 
     positive: Bool[Tensor, "*rows n"]
     negative: Bool[Tensor, "*rows n"]
@@ -208,8 +208,8 @@ class _Ranking:
 
 
 def _rank(scores: Tensor, positive: Tensor, counted: Tensor) -> _Ranking:
-    """Sort every row once; entries that are not `counted` belong to neither class and so weigh nothing."""
-    scores = scores.detach()  # a count has no gradient, so nothing of the sort need be kept for one
+    """Sort every row once; entries that are not `counted` belong to neither class, so they have no weight."""
+    scores = scores.detach()  # counts have no gradient, so the sort need not be recorded
     undefined = (counted & scores.isnan()).any(-1)
     negative = counted & ~positive
     ordered, order = scores.masked_fill(~counted, 0.0).sort(dim=-1)
@@ -228,7 +228,7 @@ def _rank(scores: Tensor, positive: Tensor, counted: Tensor) -> _Ranking:
 
 
 def _count_below(flags: Tensor, first_of_ties: Tensor) -> Tensor:
-    """Flags strictly below each entry: the running count at the first entry of its group of ties."""
+    """The number of flags strictly below each entry: the running count at the first entry of its group of ties."""
     before = flags.cumsum(-1, dtype=torch.int32) - flags.int()
     # The running count never falls, so a running maximum carries the first entry's value through its group.
     return torch.where(first_of_ties, before, 0).cummax(-1).values
@@ -253,9 +253,9 @@ def _auprc(ranking: _Ranking) -> Tensor:
 
 
 def _prepare(scores: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Checked scores, which entries are positive and which are counted, all of the scores' shape."""
+    """Checked scores, and which entries are positive and which are counted, in the scores' shape."""
     if not scores.ndim or not scores.shape[-1]:
-        raise UserError(f"scores of shape {tuple(scores.shape)} hold nothing to rank: give at least one")
+        raise UserError(f"scores of shape {tuple(scores.shape)} are empty: give at least one score")
     if not scores.is_floating_point():
         scores = scores.double()
     if mask is not None and mask.dtype != torch.bool:
@@ -281,7 +281,7 @@ def _expand(name: str, tensor: Tensor, scores: Tensor) -> Tensor:
 
 
 def _chunks(lengths: Int64[Tensor, "kept"], configs: int) -> Iterator[tuple[Tensor, int]]:
-    """Indices of bags to pad together, longest first, and the length to pad them to."""
+    """Yield indices of bags to pad together, longest first, and the length to pad them to."""
     sizes, order = lengths.sort(descending=True)
     ascending = -sizes.cpu()
     start = 0

@@ -1,9 +1,9 @@
-"""The methods: frozen embeddings of a scan's slices in, one logit and attention over the slices out.
+"""The methods: models that take frozen embeddings of a scan's slices and return a logit and attention over them.
 
-`METHODS` are the nine of the paper, `BEYOND` those whose attention is made of bells.
+`METHODS` holds the nine of the paper, `BEYOND` those whose attention is made of bells.
 
 Each model is a plain `nn.Module` for one configuration and takes bags in any form that `as_rows` knows: packed with
-`lengths`, padded with a boolean `mask`, or with a `Layout`.  Attention comes back in the same form.  Guidance is a
+`lengths`, padded with a boolean `mask`, or with a `Layout`.  Attention is returned in the same form.  Guidance is a
 loss, not a model: `ng` is `abmil` and `mhng` is `transmil` trained with `NormalGuidance` (see `METHODS`).
 """
 
@@ -33,13 +33,13 @@ BagsLike = Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequenc
 
 
 class Prediction(NamedTuple):
-    """What every model returns.
+    """The output of every model.
 
     Attributes:
-        logit: one number per bag; NaN from a method that has no scan score.
+        logit: one number per bag; NaN from a method without scan scores.
         attention: one number per slice, heads averaged: `(slices,)` packed or `(bags, longest)` padded, 0 in padding.
-        log_attention: per head, `(heads, slices)` packed or `(bags, heads, longest)` padded: what guidance regularises
-            and what localization is scored with, since it does not underflow.  A very low number in padding.
+        log_attention: per head, `(heads, slices)` packed or `(bags, heads, longest)` padded, a very low number in
+            padding.  Guidance and localization use it, since it does not underflow.
     """
 
     logit: Float[Tensor, "bags"]
@@ -48,7 +48,7 @@ class Prediction(NamedTuple):
 
     @property
     def slice_scores(self) -> Float[Tensor, "slices"] | Float[Tensor, "bags longest"]:
-        """log of the heads' mean attention: the order of `attention` without its underflow."""
+        """The log of the heads' mean attention, which ranks slices like `attention` but does not underflow."""
         return torch.logsumexp(self.log_attention, dim=-2) - math.log(self.log_attention.shape[-2])
 
 
@@ -59,7 +59,7 @@ def _predict(logit: Tensor, log_a: Float[Tensor, "bags heads longest"], layout: 
 def _attend_and_classify(
     scores: Float[Tensor, "rows"], evidence: Float[Tensor, "rows"], bias: Float[Tensor, "1"], layout: Layout
 ) -> Prediction:
-    """Pooling, then classifying = classifying, then pooling: logit = sum_j a_j (w . h_j) + c."""
+    """Classify slices, then pool them, which equals pooling first: logit = sum_j a_j (w . h_j) + c."""
     return _classify(layout.log_softmax(layout.fold(scores)), evidence, bias, layout)
 
 
@@ -75,7 +75,7 @@ class CenteredGaussian(nn.Module):
 
     The density underflows to ties beyond 14 slices from the centre in float32 and 38 in float64, so `log_attention`
     holds the log-density.  `published=True` is the form behind the paper's semi-synthetic figure: positions
-    linspace(1, S-1, S) and the density itself in float64, ties and all.
+    linspace(1, S-1, S), and the density itself in float64 with its ties.
 
     Reference: Harvey et al., 2026, cited by the paper as the centre-focused baseline.
 
@@ -90,21 +90,21 @@ class CenteredGaussian(nn.Module):
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags)
-        slot = torch.arange(layout.longest, device=rows.device, dtype=torch.float64)
+        place = torch.arange(layout.longest, device=rows.device, dtype=torch.float64)
         size = layout.lengths[:, None].double()
         if self.published:
-            # Rounded as linspace rounds: mirrored slices tie but for that, so it decides the published digits.
-            position = 1 + slot * ((size - 2) / (size - 1).clamp_min(1))
+            # Rounded like linspace: mirrored slices differ by this rounding alone, so it decides the published digits.
+            position = 1 + place * ((size - 2) / (size - 1).clamp_min(1))
             log_density = (-0.5 * (position - size / 2) ** 2).exp().log()  # exp underflows: these are the ties
         else:
-            log_density = -0.5 * (slot + 1 - size / 2) ** 2
+            log_density = -0.5 * (place + 1 - size / 2) ** 2
         log_a = layout.log_softmax(log_density)
         nowhere = torch.full((layout.bags,), torch.nan, device=rows.device, dtype=rows.dtype)
         return _predict(nowhere, log_a[:, None], layout)
 
 
 class MeanPooling(nn.Module):
-    r"""The mean embedding, classified: $w \cdot \frac{1}{S}\sum_j h_j + c$; attention is uniform.
+    r"""A linear classifier of the mean embedding, $w \cdot \frac{1}{S}\sum_j h_j + c$; attention is uniform.
 
     Example:
         >>> MeanPooling(8)(torch.randn(4, 8), torch.tensor([4])).attention
@@ -122,7 +122,7 @@ class MeanPooling(nn.Module):
 
 
 class MaxPooling(nn.Module):
-    r"""The element-wise maximum, classified; attention is the share of the M features whose (first) argmax is slice j.
+    r"""A linear classifier of the element-wise maximum; attention is each slice's share of the M (first) argmaxes.
 
     $$ a_{ij} = \frac{1}{M} \sum_k \mathbb{1}[\mathrm{argmax}_{j'}\, h_{ij'k} = j] $$
 
@@ -149,14 +149,14 @@ def _bag_maximum(
 ) -> tuple[Float[Tensor, "bags features"], Int[Tensor, "bags features"]]:
     """Each bag's largest value per feature and the first slice that has it."""
     if layout.sizes is None:
-        slots = layout.fold(rows.T).movedim(1, 2).masked_fill(~layout.mask[:, :, None], -torch.inf)
-        return slots.amax(1), slots.argmax(1)
+        padded = layout.fold(rows.T).movedim(1, 2).masked_fill(~layout.mask[:, :, None], -torch.inf)
+        return padded.amax(1), padded.argmax(1)
     best = [bag.max(0) for bag in rows.split(layout.sizes)]  # one pass, where amax and argmax take two
     return torch.stack([one.values for one in best]), torch.stack([one.indices for one in best])
 
 
 class ABMIL(nn.Module):
-    r"""Attention-based MIL, without gate.
+    r"""Attention-based MIL, without a gate.
 
     $$ a_j = \mathrm{softmax}_j(w_2^\top \tanh(W_1 h_j + b_1) + b_2),
        \quad \mathrm{logit} = \sum_j a_j\, w^\top h_j + c $$
@@ -213,7 +213,7 @@ class SmAP(nn.Module):
         projected = F.linear(rows, self.hidden.normalized_weight().to(rows.dtype))
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
         width = projected.shape[1]
-        unused = rows.new_zeros(len(rows), -(width + 1) % 4)  # an odd width would cost matrix units their wide loads
+        unused = rows.new_zeros(len(rows), -(width + 1) % 4)  # matrix units load a multiple of 4 faster
         smooth = self.sm(torch.cat([projected, evidence[:, None], unused], dim=1), layout)
         hidden = torch.tanh(smooth[:, :width] + self.hidden.bias)
         weight = self.score.normalized_weight()
@@ -225,9 +225,9 @@ class TransMIL(nn.Module):
     r"""Two transformer blocks $x + \mathrm{MHA}(\mathrm{LN}(x))$ with PPEG between; the class token is classified.
 
     Full softmax attention, no MLP, no final norm, no dropout.  Attention is the class token's row of block 2 without
-    its own entry, one per head: it sums to less than one.  With `smooth`, an `Sm` of its own follows each block's MHA
-    before the residual, the class token being node 0 of its chain (SmTP).  With `bells`, the share of block 2's
-    attention that goes to slices is spread over them as each head's own mixture of bells.
+    its own entry, one per head: it sums to less than one.  With `smooth`, each block's MHA is followed by its own `Sm`
+    before the residual, with the class token as node 0 of the chain (SmTP).  With `bells`, the share of block 2's
+    attention that goes to slices is spread over them as a mixture of bells, one for each head.
 
     Reference: Shao et al., "TransMIL", 2021; smoothing: Castro-Macías et al., 2024.
 
@@ -266,7 +266,7 @@ class TransMIL(nn.Module):
     def _spread(
         self, tokens: Layout, layout: Layout, scores: Float[Tensor, "bags heads tokens"]
     ) -> Float[Tensor, "bags heads tokens"]:
-        """log-attention in which the class token keeps its own entry, and bells divide the rest among the slices."""
+        """log-attention with the class token's own entry unchanged, and the rest divided among the slices by bells."""
         assert self.bells is not None
         token, slices = tokens.log_softmax(scores).split([1, layout.longest], -1)
         rest = layout.hide(slices).logsumexp(-1, keepdim=True)
@@ -275,20 +275,19 @@ class TransMIL(nn.Module):
 
 
 class EvidenceMIL(nn.Module):
-    r"""The classifier's own evidence decides where it looks: no parameters for attention but its width and sharpness.
+    r"""Attention from the classifier's own evidence; its only parameters are width and sharpness.
 
     $$ e_j = w^\top h_j, \quad a = \mathrm{softmax}(\beta K e), \quad \mathrm{logit} = \sum_j a_j e_j + c $$
 
-    K sums over a Gaussian window along the slices, as evidence of adjacent slices adds up.  With `bells`, attention is
-    a mixture of bells (`WindowAttention`), and the logit has a scale of its own,
-    $\gamma \sum_j a_j e_j + c$: attention that is spread beyond the evidence dilutes it.
-    `whole` and `shaped` are those of `WindowAttention`.
+    K sums over a Gaussian window along the slices, because the evidence of adjacent slices adds up.  With `bells`,
+    attention is a mixture of bells (`WindowAttention`), and the logit has a learned scale, $\gamma \sum_j a_j e_j + c$,
+    because attention that spreads beyond the evidence dilutes it.  `whole` and `shaped` are options of
+    `WindowAttention`.
 
-    With `posterior`, evidence is a log-likelihood ratio (so beta is 1), and the logit is Bayes' own for one block that
-    may lie anywhere, $\log \operatorname{mean}_j e^{(K e)_j} + c$: with the true feature and windows of its length
-    the scan score is the Bayes estimator of `simulate.semi_synthetic`, and attention is its posterior.  What guides
-    attention and what scores the scan are then one thing:
-    $\partial\, \mathrm{logit} / \partial e_j = (K q)_j \propto a_j$.
+    With `posterior`, evidence is a log-likelihood ratio (so beta is 1), and the logit follows from Bayes' rule for one
+    block at any place, $\log \operatorname{mean}_j e^{(K e)_j} + c$.  With the true feature and windows of the block's
+    length the scan score is the Bayes estimator of `simulate.semi_synthetic`, and attention is its posterior.  The
+    attention is then the gradient of the scan score: $\partial\, \mathrm{logit} / \partial e_j = (K q)_j \propto a_j$.
 
     Example:
         >>> model = EvidenceMIL(bells=True)
@@ -326,13 +325,13 @@ class EvidenceMIL(nn.Module):
 
 
 def smtp(features: int = FEATURES) -> TransMIL:
-    """TransMIL with the smooth operator behind each attention block."""
+    """TransMIL with the smooth operator after each attention block."""
     return TransMIL(features, smooth=True)
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the tables: how to build the model, and whether it is trained with Normal Guidance.
+    """One row of the tables of methods: how to build the model, and whether to train it with Normal Guidance.
 
     Example:
         >>> METHODS["ng"].guided, type(METHODS["ng"].build(8)).__name__
@@ -345,9 +344,9 @@ class Method:
     guided: bool = False
     scores_scans: bool = True
     pool: Callable[[Tensor], Tensor] | None = None
-    """A scan's slices to one row, for methods that pool without parameters; the rest is logistic regression."""
+    """Pools a scan's slices to one row, for methods that pool without parameters; the rest is logistic regression."""
     unpenalized: tuple[str, ...] = ()
-    """Names of the parameters that L1 leaves alone; it counts all of the paper's, biases too."""
+    """Names of parameters without L1 penalty; in the paper's methods all are penalised, biases included."""
 
 
 METHODS: dict[str, Method] = {
@@ -374,7 +373,7 @@ _OF_BELLS = tuple(f"bells.{name}" for name in _WINDOW)
 def _with_and_without_guidance(
     name: str, title: str, build: Callable[[int], nn.Module], unpenalized: tuple[str, ...], guidance: str
 ) -> tuple[Method, Method]:
-    """A method and its guided twin, `<name>_ng`."""
+    """A method and its guided version, `<name>_ng`."""
     guided = Method(f"{name}_ng", f"{title} + {guidance}", build, guided=True, unpenalized=unpenalized)
     return Method(name, title, build, unpenalized=unpenalized), guided
 
@@ -413,16 +412,16 @@ BEYOND: dict[str, Method] = {
     )
     for method in pair
 }
-"""Methods that the paper does not have, each followed by its guided twin.
+"""Methods beyond the paper, each followed by its guided version.
 
-L1 counts what it counts in the paper's methods, but not width, sharpness, shape and scale, which would be pulled to 1;
-of those made of evidence alone it counts w only."""
+L1 penalises the same parameters as in the paper's methods, but not width, sharpness, shape and scale, which it would
+pull to 1.  In methods made of evidence alone it penalises w only."""
 
 EVERY_METHOD: dict[str, Method] = METHODS | BEYOND
 
 
 def build_model(method: str, features: int = FEATURES) -> nn.Module:
-    """The model of a method by its name in `METHODS` or `BEYOND`, freshly initialised.
+    """A new model of a method, by its name in `METHODS` or `BEYOND`.
 
     Example:
         >>> sum(p.numel() for p in build_model("transmil").parameters()) - (768 + 1)  # pooling without classifier

@@ -1,13 +1,13 @@
-r"""References for attention: the normal distribution with attention's own moments, in one or more dimensions, or more.
+r"""Reference distributions: a normal with the moments of attention, or a mixture of normals, in any dimension.
 
-Everything is a constant to the gradient, starts from log-attention that sums to one over a bag's slices, and answers
-in log space.  Shapes are `(bags, heads, longest)`, hidden in the padding.
+All functions take log-attention that sums to one over a bag's slices and return log r, a constant to the gradient.
+Shapes are `(bags, heads, longest)`, hidden in the padding.
 
-A guide with several modes is a mixture of k normals with shares of their own and one covariance for all, fitted to
-attention by expectation maximisation.  One covariance, because a mode with a width of its own may shrink onto a single
-slice, where the likelihood has no upper bound: the reference would then praise the very spikes that guidance is to
-level.  The first guess cuts attention where the cut removes most of its variance, and again until there are k parts,
-so nothing is left to chance.
+A reference with k modes is a mixture of k normals with weights of their own and one common covariance, fitted to
+attention by expectation maximisation.  The covariance is common because a mode with its own width could shrink onto a
+single slice, where the likelihood is unbounded, and the reference would reward the spikes that guidance is to smooth.
+The first guess cuts attention where the cut removes most of its variance, again and again until there are k parts, so
+nothing is random.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.positions import Points, in_slices, slice_numbers
 
 VARIANCE_FLOOR = 1e-6
-"""Squared slices.  Attention on one slice alone has no variance; the floor keeps its reference on that slice."""
+"""The least variance, in squared slices.  Attention on one slice has none; its reference then stays on that slice."""
 
 EM_STEPS = 5
 """Steps from the first guess.  The reference is then within .01 (total variation, mean over random attention of 40 and
-300 slices) of where 500 steps lead, and it is made anew in every step of training."""
+300 slices) of the result of 500 steps, and every step of training computes it anew."""
 
 Padded = Float[Tensor, "bags heads longest"]
 Shares = Float[Tensor, "bags heads modes longest"]
 
 
 def log_normal(log_a: Padded, layout: Layout) -> Padded:
-    """log r by eqs. 2 and 3 of the paper: slices counted, one mode."""
+    """log r by eqs. 2 and 3 of the paper: positions are slice numbers, and there is one mode."""
     a = log_a.detach().exp()
     j = slice_numbers(layout)[:, None]
     mean = (j * a).sum(-1, keepdim=True)
@@ -43,12 +43,12 @@ def log_normal(log_a: Padded, layout: Layout) -> Padded:
 
 @torch.no_grad()
 def log_mixture(log_a: Padded, layout: Layout, points: Points | None = None, modes: int = 1) -> Padded:
-    r"""log r of the mixture of normals fitted to attention at these points; slices are counted without them.
+    r"""log r of the mixture of normals fitted to attention at these points, by default the slice numbers.
 
     $$ r_j = \sum_m \pi_m\, \mathrm{softmax}_j\big(-\tfrac12 (x_j - \mu_m)^\top \Sigma^{-1} (x_j - \mu_m)\big) $$
 
-    In one dimension all is done in attention's precision, in more in float64: a covariance of points that lie on a
-    line is singular but for its floor.
+    One dimension is computed in attention's precision, more dimensions in float64, because the covariance of points on
+    a line is singular apart from its floor.
     """
     a = log_a.detach().exp()
     if points is None:
@@ -69,7 +69,7 @@ def log_mixture(log_a: Padded, layout: Layout, points: Points | None = None, mod
 def _maximize(
     weights: Shares, x: Float[Tensor, "bags 1 dimensions longest"]
 ) -> tuple[Float[Tensor, "bags heads modes 1"], Shares]:
-    """log of each mode's share, and the squared distances from its mean in units of the common covariance."""
+    """The log of each mode's weight, and squared distances from its mean in units of the common covariance."""
     mass = weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)  # a mode may have died out
     log_pi = mass.log() - mass.sum(2, keepdim=True).log()
     x = x[:, :, None]
@@ -94,7 +94,7 @@ def _first_guess(
     *,
     ordered: bool,
 ) -> Shares:
-    """Attention cut into `modes` parts along its main axis, one cut after the other, each where it explains most."""
+    """Attention in `modes` parts along its main axis: one cut after the other, each where it removes most variance."""
     shares = torch.ones_like(weights)
     if modes == 1:
         return shares
@@ -110,11 +110,11 @@ def _first_guess(
 def _cut(
     weights: Float[Tensor, "bags heads 1 longest"], axis: Float[Tensor, "bags heads 1 longest"], shares: Shares
 ) -> Float[Tensor, "bags heads modes_and_one longest"]:
-    r"""One part more: that cut of a part P into L and R which removes most variance, $w_L w_R (m_L - m_R)^2 / w_P$."""
+    r"""Cut the part P into L and R that removes most variance, $w_L w_R (m_L - m_R)^2 / w_P$."""
     mass = (weights * shares).cumsum(-1)
     moment = (weights * shares * axis).cumsum(-1)
     whole, total = mass[..., -1:], moment[..., -1:]
-    # Where rounding leaves one side nothing, it would decide.
+    # A side that only rounding makes non-empty must not decide.
     between = mass * (whole - mass) * whole
     possible = (between > torch.finfo(mass.dtype).eps * whole**3) & (shares > 0)
     removed = (moment * whole - total * mass).square() / between.where(possible, 1.0)

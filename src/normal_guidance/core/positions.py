@@ -1,13 +1,13 @@
-r"""Where the slices of a scan lie: counted, in millimetres, or as points of a plane.
+r"""Positions of the slices of a scan: counted, in millimetres, or as points of a plane.
 
-What a normal distribution fitted to attention says does not depend on the unit.  If every slice lies at
+A normal distribution fitted to attention does not depend on the unit.  If every slice lies at
 $x_j = s\,j + t$, then $\mathrm{E}[X] = s\,\mathrm{E}[J] + t$ and $\mathrm{Var}[X] = s^2\,\mathrm{Var}[J]$, so
 
 $$ \frac{(x_j - \mathrm{E}[X])^2}{2\,\mathrm{Var}[X]} = \frac{(j - \mathrm{E}[J])^2}{2\,\mathrm{Var}[J]} $$
 
-and the reference is the same, whatever spacing s a scan has.  Positions matter where spacing changes within a scan
-(a gap, thin slices below and thick ones above), where slices have more than one coordinate (patches), and to whatever
-has a width of its own, such as a kernel of so many millimetres, which takes `fold_positions`.
+and the reference is the same for any spacing s.  Positions matter where spacing changes within a scan (a gap, thin
+slices below and thick ones above), where slices have more than one coordinate (patches), and for anything with a fixed
+width, such as a kernel in millimetres, which uses `fold_positions`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Points = Float64[Tensor, "bags dimensions longest"]
 
 
 def slice_numbers(layout: Layout) -> Float[Tensor, "bags longest"]:
-    """Slices counted from the middle of their bag: small numbers, so float32 keeps its digits.
+    """The slices' numbers, counted from the middle of their bag: small numbers, so float32 keeps its digits.
 
     Example:
         >>> slice_numbers(Layout.packed([3, 2]))
@@ -36,18 +36,18 @@ def slice_numbers(layout: Layout) -> Float[Tensor, "bags longest"]:
 
 
 def fold_positions(positions: Positions, layout: Layout) -> Points:
-    """Positions in any form as `(bags, dimensions, longest)`, in their own unit, 0 in the padding.
+    """Positions in any form as `(bags, dimensions, longest)`, in the same unit, 0 in the padding.
 
     Args:
         positions: packed `(slices,)` or `(slices, dimensions)`, or padded `(bags, longest)` or
-            `(bags, longest, dimensions)`, as the layout is.
+            `(bags, longest, dimensions)`, like the layout.
 
     Example:
         >>> fold_positions(torch.tensor([0.0, 5.0, 15.0, 7.0]), Layout.packed([3, 1]))
         tensor([[[ 0.,  5., 15.]],
                 [[ 7.,  0.,  0.]]], dtype=torch.float64)
     """
-    # As attention comes: padded from every layout but packed ones.
+    # In the form of attention: padded from every layout except packed ones.
     shape, rows = tuple(positions.shape), layout.row_shape if layout.is_packed else tuple(layout.mask.shape)
     if shape[: len(rows)] != rows or positions.ndim > len(rows) + 1 or 0 in shape:
         raise UserError(
@@ -57,10 +57,10 @@ def fold_positions(positions: Positions, layout: Layout) -> Points:
     points = positions.double().reshape(*rows, -1)
     points = layout.fold(points.T) if layout.is_packed else points.movedim(-1, 1)
     points = points.masked_fill(~layout.mask[:, None], 0)
-    # Looking at values would make a GPU wait and cannot be compiled, so it is done on the CPU only.
+    # Reading values would make a GPU wait and cannot be compiled, so only the CPU checks them.
     if points.device.type == "cpu" and not torch.compiler.is_compiling() and not points.isfinite().all():
         wrong = (~points.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
-        raise UserError(f"positions of bags {wrong} are not all finite; give every slice its place")
+        raise UserError(f"positions of bags {wrong} are not all finite; give every slice a finite position")
     return points
 
 
@@ -68,8 +68,8 @@ def in_slices(points: Points, layout: Layout) -> Points:
     r"""Points measured from the middle of their bag, in units of the distance between neighbours.
 
     On a regular grid of $S = n^d$ points a coordinate has the variance $h^2 (n^2 - 1) / 12$, so
-    $h^2 = 12\,\overline{\mathrm{Var}} / (S^{2/d} - 1)$; where points are not regular, that is their typical distance.
-    Numbers such as a floor of the variance then mean the same for any unit.
+    $h^2 = 12\,\overline{\mathrm{Var}} / (S^{2/d} - 1)$; for irregular points, h is their typical distance.
+    A floor of the variance, for example, then means the same in any unit.
 
     Example:
         >>> layout = Layout.packed([4])

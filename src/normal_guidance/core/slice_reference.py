@@ -1,7 +1,7 @@
-"""The supervised reference for localization: a linear model of a window of slices that is told the slices' labels.
+"""The supervised reference for localization: a linear model of a window of slices, trained on slice labels.
 
-It is no method of the paper's comparison but its ceiling, so it is not in `METHODS`: it learns from slice labels, which
-no method may see.  The reference for scans needs no model of its own: it is logistic regression on oracle-pooled scans.
+It is not in `METHODS`, because it is the ceiling of the paper's comparison: it learns from slice labels, which no
+method may see.  The reference for scans needs no model here: it is logistic regression on oracle-pooled scans.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from normal_guidance.errors import UserError
 
 
 class SliceReference(nn.Module):
-    r"""A depthwise convolution of R taps along the slices, then one linear layer, and nothing non-linear.
+    r"""A depthwise convolution of R taps along the slices, then one linear layer, without a non-linearity.
 
     $$ z_j = w^\top \Big(b + \sum_{k=1}^{R} c_k \odot h_{j + k - 1 - \lfloor (R-1)/2 \rfloor}\Big) + v $$
 
     Slices beyond a scan's ends are zeros; an even R = 12 covers j-5 to j+6.  Both layers are linear, so the features
-    are multiplied by the R vectors $c_k \odot w$ and the R numbers of each slice are added up along the diagonal: one
-    matrix product, where the convolution would make 768 numbers of each slice.
+    are multiplied by the R vectors $c_k \odot w$, and the R numbers of each slice are added up along the diagonal.
+    That is one matrix product, where the convolution would compute 768 numbers for each slice.
 
     In the `Prediction`, `attention` is the probability that a slice is positive and `log_attention` its logit $z_j$;
-    neither adds up to anything over a scan.  There is no score for scans (NaN).
+    neither sums to one over a scan.  The scan's logit is NaN.
 
     Reference: the paper's section on the best-in-class ceiling for localization.
 
@@ -40,7 +40,7 @@ class SliceReference(nn.Module):
     def __init__(self, features: int = FEATURES, *, receptive_field: int) -> None:
         super().__init__()
         if receptive_field < 1:
-            raise UserError(f"receptive_field is {receptive_field}; the reference looks at 1 slice at least")
+            raise UserError(f"receptive_field is {receptive_field}; it must be at least 1 slice")
         self.convolution = nn.Conv1d(features, features, receptive_field, groups=features)
         self.classifier = nn.Linear(features, 1)
 
@@ -58,10 +58,10 @@ class SliceReference(nn.Module):
 
 
 def _add_windows(taps: Float[Tensor, "taps rows"], bag: Int[Tensor, "rows"]) -> Float[Tensor, "rows"]:
-    """Row r gets tap k of row r + k - (R-1)//2, over the k whose row is of the same bag.
+    """For each row r, the sum over k of tap k at row r + k - (R-1)//2, over rows of the same bag.
 
-    The diagonal is read by giving every row of the matrix one column more without moving a number: row k then begins k
-    numbers later.  Indexing would scatter the gradient; this is padding and a view, both ways.
+    Reading the flat matrix with rows one column longer makes row k begin k numbers later, so a column is a diagonal.
+    Indexing would scatter the gradient; this is padding and a view, forward and backward.
     """
     width, rows = taps.shape
     before = (width - 1) // 2
@@ -73,7 +73,7 @@ def _add_windows(taps: Float[Tensor, "taps rows"], bag: Int[Tensor, "rows"]) -> 
 
 
 def _bag_of_rows(layout: Layout) -> Int[Tensor, "rows"]:
-    """Which bag's slice a row is; rows that are no slice have a number that no slice has."""
+    """The bag of each row; rows that do not hold a slice have a number that no slice has."""
     if isinstance(layout, SlottedLayout):
         return torch.where(layout.is_token(), -1, layout.bag)
     number = torch.arange(layout.bags, device=layout.mask.device)

@@ -1,11 +1,13 @@
-"""Packed rows of a fixed number: bags of any length, shapes that never change, no word from the device to the host.
+"""A batch laid out in a fixed number of rows: bags of any length, in tensors whose shapes never change.
 
-`Layout.packed` knows its lengths in Python, so every batch is a new shape to a compiler; a padded layout pays for
-batch x longest scan.  Here a batch of bags lies one below the other in `rows` slots, of which the last ones may be
-unused; lengths are tensors.  Compiled code and CUDA graphs then serve every batch, and cost grows with the slices.
+`Layout.packed` keeps its lengths in Python, so every batch is a new shape to a compiler; a padded layout computes
+bags x longest scan rows.  Here the bags of a batch lie one below the other in a fixed number of rows, the last of which
+may be unused, and the lengths are tensors.  The same compiled code and CUDA graphs then serve every batch, the cost
+grows with the slices, and the device never waits for the host.
 
-Each bag begins with a slot for the class token, so that it can be prepended without moving 378 MB of projected rows.
-What cannot be written as dense algebra on rows is in `core.ragged`: attention, products within a bag, smoothing.
+Each bag begins with one free row for the class token, so that the token can be prepended without moving 378 MB of
+projected rows.  Operations that are not dense algebra on rows are in `core.ragged`: attention, products within a bag,
+smoothing.  A slot is one of the fixed rows.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from normal_guidance.core.layout import Layout
+from normal_guidance.core.packed import find_bags
 from normal_guidance.core.ragged import dense, products
 
 
 @dataclass(frozen=True, eq=False)
 class SlottedLayout(Layout):
-    """Bag b occupies a slot for its class token and `lengths[b]` slots for its slices; unused slots come last.
+    """A batch laid out in a fixed number of rows.
 
-    Per-slice numbers come back padded, `(bags, heads, longest)`, as from a padded layout.
+    Bag b takes one row for its class token, then `lengths[b]` rows for its slices; unused rows come last.  Numbers per
+    slice are returned padded, `(bags, heads, longest)`, as by a padded layout.
 
     Example:
         >>> layout = SlottedLayout.of(torch.tensor([2, 3]), rows=8, longest=4)
@@ -35,29 +39,30 @@ class SlottedLayout(Layout):
     """
 
     first: Int[Tensor, "bags"]
-    """The slot of each bag's class token."""
+    """The row of each bag's class token."""
     bag: Int[Tensor, "rows"]
-    """Which bag a row belongs to; one too many for an unused row."""
+    """The bag of each row; the number of bags for an unused row."""
     counts_token: bool = False
-    """Whether the class token is one of the rows that this layout speaks of."""
+    """Whether `lengths` and `starts` include the class token's row."""
 
     @classmethod
     def of(cls, lengths: Int[Tensor, "bags"], rows: int, longest: int) -> SlottedLayout:
-        """The layout of bags of these lengths; `rows` must hold them and their tokens.  No host synchronisation."""
-        stop = (lengths + 1).cumsum(0)
-        return cls.at(lengths, stop - lengths - 1, rows_to_bags(stop, rows), longest)
+        """The layout of bags with these lengths; `rows` must hold them and their tokens.  The GPU is not waited for."""
+        first = (lengths + 1).cumsum(0) - lengths - 1
+        bag = find_bags(torch.arange(rows, device=lengths.device), lengths + 1)
+        return cls.at(lengths, first, bag, longest)
 
     @classmethod
     def at(
         cls, lengths: Int[Tensor, "bags"], first: Int[Tensor, "bags"], bag: Int[Tensor, "rows"], longest: int
     ) -> SlottedLayout:
-        """The layout whose parts were worked out beforehand, for a whole epoch at once."""
-        slot = torch.arange(longest, device=lengths.device)
+        """The layout from parts that were computed beforehand, for a whole epoch at once."""
+        place = torch.arange(longest, device=lengths.device)
         return cls(
             lengths=lengths,
-            mask=slot < lengths[:, None],
+            mask=place < lengths[:, None],
             sizes=None,
-            pad_index=(first[:, None] + 1 + slot).clamp_max(bag.shape[0] - 1),
+            pad_index=(first[:, None] + 1 + place).clamp_max(bag.shape[0] - 1),
             unpad_index=None,
             first=first,
             bag=bag,
@@ -76,28 +81,28 @@ class SlottedLayout(Layout):
         return self.first if self.counts_token else self.first + 1
 
     def is_token(self) -> Bool[Tensor, "rows"]:
-        """Rows that are slots of class tokens."""
+        """Which rows are for class tokens."""
         previous = F.pad(self.bag[:-1], (1, 0), value=-1)
         return (self.bag != previous) & (self.bag < self.bags)
 
     def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
-        """Padding reads the rows that follow, not one and the same: the gradient is scattered without a queue."""
+        """Padding reads the rows that follow, not one and the same row, so that the gradient scatters in parallel."""
         return values[..., self.pad_index].movedim(-2, 0)
 
     def with_class_token(self) -> SlottedLayout:
-        """The same rows, the class token's slot counted as row 0 of its bag."""
+        """The same rows, with the class token's row counted as row 0 of its bag."""
         lengths, longest = self.lengths + 1, self.longest + 1
-        slot = torch.arange(longest, device=lengths.device)
+        place = torch.arange(longest, device=lengths.device)
         return replace(
             self,
             lengths=lengths,
-            mask=slot < lengths[:, None],
-            pad_index=(self.first[:, None] + slot).clamp_max(self.rows - 1),
+            mask=place < lengths[:, None],
+            pad_index=(self.first[:, None] + place).clamp_max(self.rows - 1),
             counts_token=True,
         )
 
     def prepend(self, token: Float[Tensor, "1 features"], rows: Float[Tensor, "rows features"]) -> Tensor:
-        """The rows with the token in every class token's slot."""
+        """The rows with the token in every class token's row."""
         return torch.where(self.is_token()[:, None], token.to(rows.dtype), rows)
 
     def take_first(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "bags features"]:
@@ -119,14 +124,3 @@ class SlottedLayout(Layout):
         self, weights: Float[Tensor, "bags heads longest"], rows: Float[Tensor, "rows features"]
     ) -> Float[Tensor, "bags heads features"]:
         return products.pool(weights, rows, self.starts, self.lengths)
-
-
-def rows_to_bags(stop: Int[Tensor, "*steps bags"], rows: int) -> Int[Tensor, "*steps rows"]:
-    """For each row the bag it belongs to, given where bags stop; the number of bags for rows behind the last one.
-
-    Example:
-        >>> rows_to_bags(torch.tensor([2, 5]), 6).tolist()
-        [0, 0, 1, 1, 1, 2]
-    """
-    row = torch.arange(rows, device=stop.device).expand(*stop.shape[:-1], rows)
-    return torch.searchsorted(stop, row.contiguous(), right=True)

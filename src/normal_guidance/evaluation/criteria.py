@@ -42,10 +42,11 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import Prediction
+from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.trust.changed_scans import SliceSelection
 from normal_guidance.statistics.localization import smallest_interval
-from normal_guidance.statistics.slice_ranks import positions, rank_correlation, scan_of
+from normal_guidance.statistics.slice_ranks import rank_correlation
 
 Predict = Callable[[Bags], Prediction]
 """A trained model: packed scans in, packed predictions out; `functools.partial(training.fit.predict, model)` is one."""
@@ -165,7 +166,7 @@ def most_attended(
 
 def _interval(scans: Bags, first: Int[Tensor, "scans"], length: Int[Tensor, "scans"]) -> Bool[Tensor, "slices"]:
     """Which slices lie in their scan's interval."""
-    place, scan = positions(scans.lengths), scan_of(scans.lengths)
+    place, scan = place_in_bag(scans.lengths), bag_of_rows(scans.lengths)
     return (place >= first[scan]) & (place < (first + length)[scan])
 
 

@@ -1,1 +1,1 @@
-"""How well methods find slices and score scans, and whether a difference between two is real: needs only core."""
+"""Scores of methods on slices and scans, and tests of the differences between them.  Imports only `core`."""

@@ -1,9 +1,9 @@
 """Bootstrap over patients: the four metrics of every method, averaged over splits, in thousands of resampled tests.
 
-Patients of all splits together are drawn with replacement, positive and negative ones apart, and bring all their scans
-in all splits and by all methods along.  A draw is a vector of multiplicities, so nothing is ever copied: localization
-is a weighted mean, one matrix product for all methods, and scan AUROC and AUPRC sort the scans once per method and then
-take running sums of the weights.
+Patients of all splits together are drawn with replacement, positive and negative ones separately.  Each drawn patient
+brings all of his scans in all splits, for all methods.  A draw is a vector of multiplicities, so no scan is copied:
+localization is a weighted mean, one matrix product for all methods, and scan AUROC and AUPRC sort the scans once per
+method and then take running sums of the weights.
 
 Reference: Field and Welsh, "Bootstrapping clustered data", 2007; drawing n - 1 of n: Rao and Wu, "Resampling inference
 with complex survey data", 1988.
@@ -24,17 +24,17 @@ from normal_guidance.statistics.scores import Metric
 from normal_guidance.statistics.split_results import Patients, SplitResults, patients_of
 
 DRAWS = 2000
-"""Resampled tests: the standard error from so many is itself off by about 1.6 %."""
+"""Resampled tests; with 2,000 of them the standard error itself is off by about 1.6 %."""
 
 MAX_CELLS = 2**15
-"""Weights of one split's scans held at a time: the few such arrays (256 KiB) of a thread stay in its core's cache."""
+"""The most weights of one split's scans at a time: a thread's few arrays of 256 KiB fit its core's cache."""
 
 Draws = dict[Metric, dict[str, Float64[np.ndarray, "draws"]]]
 """Metric -> method -> one average over splits per draw; methods without scan scores have no scan metrics."""
 
 
 def measure(splits: Sequence[SplitResults]) -> dict[Metric, dict[str, float]]:
-    """Every metric of every method as tested, averaged over the splits; NaN where a split cannot have it.
+    """Every metric of every method, averaged over the splits; NaN where it is undefined in a split.
 
     Example:
         >>> from normal_guidance.statistics.split_results import MethodResults
@@ -50,13 +50,13 @@ def measure(splits: Sequence[SplitResults]) -> dict[Metric, dict[str, float]]:
 
 
 def resample(splits: Sequence[SplitResults], draws: int = DRAWS, seed: int = 0) -> Draws:
-    """Every metric of every method in `draws` resampled tests, averaged over the splits; the same seed, the same draws.
+    """Every metric of every method in `draws` resampled tests, averaged over the splits.  A seed fixes the draws.
 
-    Of n patients of a kind n - 1 are drawn, which makes the variance of a mean unbiased.  A draw in which a split has
-    no scan of one kind has no value (NaN).
+    Each draw takes n - 1 of the n positive patients, and likewise of the negative ones, which makes the variance of a
+    mean unbiased.  A draw that leaves a split without positive or without negative scans is NaN.
     """
     if draws < 2:
-        raise UserError(f"{draws} draws say nothing about spread; take {DRAWS}")
+        raise UserError(f"draws is {draws}, but a standard error needs at least 2; use {DRAWS}")
     patients = patients_of(splits)
     weighted = _Weighted(splits, patients)
     at_once = max(1, MAX_CELLS // max(len(split.labels) for split in splits))
@@ -70,7 +70,7 @@ def resample(splits: Sequence[SplitResults], draws: int = DRAWS, seed: int = 0) 
 def multiplicities(
     positive: Bool[np.ndarray, "patients"], draws: int, seed: int, at_once: int
 ) -> Iterator[Float64[np.ndarray, "_ patients"]]:
-    """How often each patient is drawn, `at_once` draws at a time, which changes nothing else.
+    """How often each patient is drawn, in chunks of `at_once` draws; the chunk size does not change the draws.
 
     Example:
         >>> [weights] = multiplicities(np.array([True, True, True, False, False]), draws=4, seed=0, at_once=4)
@@ -93,16 +93,16 @@ def multiplicities(
 
 @dataclass(frozen=True)
 class _Sorted:
-    """One method's scans in ascending order of score: their patients, and where each positive stands."""
+    """One method's scans in ascending order of score: their patients, and the rank of each positive."""
 
     positives: Int64[np.ndarray, "positives"]
     negatives: Int64[np.ndarray, "negatives"]
     own: Int64[np.ndarray, "positives"]
-    """How many positives lie strictly below each positive."""
+    """The number of positives strictly below each positive."""
     below: Int64[np.ndarray, "positives"]
-    """How many negatives lie strictly below it."""
+    """The number of negatives strictly below each positive."""
     upto: Int64[np.ndarray, "positives"]
-    """How many negatives lie below it or tie with it."""
+    """The number of negatives below each positive or tied with it."""
 
     @classmethod
     def of(cls, scores: np.ndarray, positive: np.ndarray, patients: np.ndarray) -> _Sorted:
@@ -125,13 +125,13 @@ class _Sorted:
         all_positives, all_negatives = positives[:, -1], negatives[:, -1]
         hits = all_positives[:, None] - positives.take(self.own, axis=1)
         flagged = hits + (all_negatives[:, None] - below)
-        # Nothing is flagged only where the positive itself was not drawn: it weighs nothing.
+        # `flagged` is 0 only if the positive itself was not drawn, and then its weight is 0.
         precision = hits / np.maximum(flagged, 1)
         below += negatives.take(self.upto, axis=1)
         with np.errstate(invalid="ignore"):
             auroc = np.einsum("dp,dp->d", w, below) / (2 * all_positives * all_negatives)
             auprc = np.einsum("dp,dp->d", w, precision) / all_positives
-        # Without negatives precision is 1 for everybody: that is no comparison.
+        # Without negatives precision is always 1, so there is nothing to compare.
         return auroc, np.where(all_negatives > 0, auprc, np.nan)
 
 
@@ -143,7 +143,7 @@ def _running(weights: Float64[np.ndarray, "draws scans"]) -> Float64[np.ndarray,
 
 
 class _Weighted:
-    """Everything about the splits that does not depend on the weights."""
+    """The parts of the metrics that do not depend on the weights, computed once."""
 
     def __init__(self, splits: Sequence[SplitResults], patients: Patients) -> None:
         self.methods = tuple(splits[0].methods)
@@ -163,7 +163,7 @@ class _Weighted:
         with np.errstate(invalid="ignore"):
             means = np.mean([_means(weights @ sums) for sums in self.sums], axis=0)
         half = len(self.methods)
-        # NumPy holds no lock while it takes and sums, so threads do use the cores.
+        # NumPy releases the interpreter lock in `take` and sums, so threads run in parallel.
         with ThreadPoolExecutor() as threads:
             scans = dict(
                 zip(self.rankings, threads.map(partial(_averages, weights), self.rankings.values()), strict=True)
@@ -182,7 +182,7 @@ def _averages(weights: Float64[np.ndarray, "draws patients"], rankings: Sequence
 
 
 def _sums(split: SplitResults, patients: np.ndarray, count: int) -> Float64[np.ndarray, "patients columns"]:
-    """Each patient's summed localization in one split: AUROC of every method, AUPRC of every method, and the scans."""
+    """Sums over each patient's scans in one split: AUROC of every method, AUPRC of every method, and their number."""
     kept = split.localized
     columns = [measured.auroc for measured in split.methods.values()]
     columns += [measured.auprc for measured in split.methods.values()]

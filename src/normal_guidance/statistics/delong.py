@@ -1,9 +1,9 @@
 """DeLong's test of a difference between two scan AUROCs, for patients with several scans and for several splits.
 
 An AUROC is a mean of placement values: the share of negative scans that a positive scan outranks, and the share of
-positive scans that outrank a negative one, ties one half.  DeLong takes the variance from their spread.  With several
-scans per patient the placement values of a patient are summed before squaring (Obuchowski), and with several splits
-they are summed over the splits too, so that whoever is tested in two splits counts as one patient.
+positive scans that outrank a negative one; ties count one half.  DeLong takes the variance from their spread.  With
+several scans per patient the placement values of a patient are summed before squaring (Obuchowski), and with several
+splits they are summed over the splits too, so that a patient tested in two splits counts once.
 
 Reference: DeLong, DeLong, Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating
 characteristic curves", 1988; Obuchowski, "Nonparametric analysis of clustered ROC curve data", 1997; counting by
@@ -26,7 +26,7 @@ from normal_guidance.statistics.split_results import SplitResults, patients_of
 
 @dataclass(frozen=True)
 class DeLong:
-    """A difference in scan AUROC with its standard error, and the normal test and interval that follow.
+    """A difference in scan AUROC with its standard error, and the resulting normal test and interval.
 
     Example:
         >>> test = DeLong(difference=0.03, standard_error=0.01)
@@ -39,22 +39,22 @@ class DeLong:
 
     @property
     def z(self) -> float:
-        """The difference in standard errors."""
+        """The difference divided by its standard error."""
         return in_standard_errors(self.difference, self.standard_error)
 
     @property
     def p(self) -> float:
-        """Two-sided."""
+        """The two-sided p-value."""
         return math.erfc(abs(self.z) / math.sqrt(2))
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The confidence interval of this level."""
+        """The confidence interval at this level."""
         reach = NormalDist().inv_cdf((1 + level) / 2) * self.standard_error
         return self.difference - reach, self.difference + reach
 
 
 def in_standard_errors(difference: float, standard_error: float) -> float:
-    """How many standard errors a difference is, also where there is no error: 0 of equal things, else infinitely many.
+    """The difference divided by its standard error; with an error of 0, a difference of 0 gives 0, others infinity.
 
     Example:
         >>> in_standard_errors(0.03, 0.01), in_standard_errors(-0.03, 0.0), in_standard_errors(0.0, 0.0)
@@ -88,7 +88,9 @@ def delong(splits: Sequence[SplitResults], method: str, against: str) -> DeLong:
     for i, (split, of) in enumerate(zip(splits, patients.of_scans, strict=True)):
         positive = split.labels == 1
         if positive.all() or not positive.any():
-            raise UserError(f"split {i + 1} has test scans of one kind only, so no scan AUROC; leave it out")
+            raise UserError(
+                f"split {i + 1} has only positive or only negative test scans, so no scan AUROC; leave it out"
+            )
         first, second = (_placements(_scores(split, name), positive) for name in (method, against))
         delta = first - second
         for kind, rows in ((positive, (0, 2)), (~positive, (1, 3))):
@@ -112,7 +114,7 @@ def _scores(split: SplitResults, method: str) -> Float64[np.ndarray, "scans"]:
 
 
 def _placements(scores: Float64[np.ndarray, "scans"], positive: Bool[np.ndarray, "scans"]) -> np.ndarray:
-    """For each scan the share of scans of the other kind on its right side: below a positive, above a negative."""
+    """Placement values: the share of negatives below each positive scan, or of positives above each negative scan."""
     values = np.empty(len(scores))
     for kind, sign in ((positive, 1.0), (~positive, -1.0)):
         others = np.sort(sign * scores[~kind])
@@ -123,6 +125,6 @@ def _placements(scores: Float64[np.ndarray, "scans"], positive: Bool[np.ndarray,
 
 
 def _unbiased(patients: Int64[np.ndarray, "_"]) -> float:
-    """sqrt(I / (I - 1)) for I patients; NaN for one, whose spread cannot be known."""
+    """sqrt(I / (I - 1)) for I patients; NaN for one patient, whose spread is unknown."""
     count = len(np.unique(patients))
     return math.sqrt(count / (count - 1)) if count > 1 else math.nan

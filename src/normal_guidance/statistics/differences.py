@@ -1,10 +1,10 @@
-"""Whether a difference between two methods is real: claims, intervals, p-values, and the words for a report.
+"""Tests of the difference between two methods: claims, intervals, p-values, and sentences for a report.
 
-A difference is averaged over the splits.  Its standard error comes from the bootstrap over patients (`resampling`),
-and Student's t makes the interval and the p-value of it, so that they never contradict each other; scan AUROC has its
-p-value from DeLong's standard error (`delong`).  Holm's correction is over all claims about one metric.
+A difference is averaged over the splits.  Its standard error comes from the bootstrap over patients (`bootstrap`), and
+Student's t turns it into the interval and the p-value, so that the two never contradict each other.  For scan AUROC the
+p-value uses DeLong's standard error (`delong`).  Holm's correction covers all claims about one metric.
 
-Why t times the bootstrap's standard error: see `differences`.
+`differences` says why the interval is t times the bootstrap's standard error.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from normal_guidance.statistics.split_results import Patients, SplitResults, pat
 LEVEL = 0.95
 
 BASELINE = "centered_gaussian"
-"""What every method must beat: it never looks at the image."""
+"""The method that every other must beat: it never looks at the image."""
 
-TWINS = {
+COUNTERPARTS = {
     **{"smap": "abmil", "ng": "abmil", "smtp": "transmil", "mhng": "transmil"},
     **{"whole_bells": "bells", "posterior_bells": "whole_bells", "abmil_bells": "abmil", "transmil_bells": "transmil"},
     **{name: name.removesuffix("_ng") for name, method in BEYOND.items() if method.guided},
 }
-"""A smoothed or guided method, or one made of bells, and the same model without."""
+"""A smoothed or guided method, or one made of bells, and its counterpart without."""
 
 RIVALS = {"ng": "smap", "mhng": "smtp"}
-"""Guidance against smoothing of the same model."""
+"""A guided method, and smoothing of the same model."""
 
 MIN_DEFINED = 0.9
-"""Share of draws that must have a value: where splits often lose their last scan of a kind, too few were tested."""
+"""Share of draws that must be defined; if fewer are, the splits have too few positive or negative patients."""
 
 ROUNDING = 1e-12
-"""Differences below it are the rounding of sums, not differences."""
+"""Differences below this are rounding errors of sums and count as 0."""
 
 _SENTENCES: dict[Metric, tuple[str, str, str]] = {
     "localization_auroc": ("localizes", "", "localization AUROC"),
@@ -57,12 +57,12 @@ _SENTENCES: dict[Metric, tuple[str, str, str]] = {
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is claimed
+# Claims
 # ----------------------------------------------------------------------------------------------------
 
 
 class Claim(NamedTuple):
-    """That a method differs from another in a metric."""
+    """The claim that a method differs from another in a metric."""
 
     method: str
     against: str
@@ -70,11 +70,10 @@ class Claim(NamedTuple):
 
 
 def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]:
-    """The differences that the paper's text is about, metric by metric, among the methods that were tested.
+    """The differences that the paper's text discusses, metric by metric, among the methods that were tested.
 
-    Each method against the centred Gaussian (localization only, for that one has no scan score), the smoothed and
-    guided ones against their twins without, guidance against smoothing, each method against the ceiling (None where
-    there is none).
+    They compare each method with the centred Gaussian (localization only, as it has no scan score), smoothed and guided
+    methods with their counterparts without, guidance with smoothing, and each method with the ceiling (None for none).
 
     Example:
         >>> for claim in claims(["abmil", "ng"])[:3]: print(claim)
@@ -87,7 +86,10 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
     tested = [method for method in EVERY_METHOD if method in methods]
     pairs = [(method, BASELINE) for method in tested if method != BASELINE and BASELINE in tested]
     pairs += [
-        (method, twin) for table in (TWINS, RIVALS) for method, twin in table.items() if {method, twin} <= {*tested}
+        (method, other)
+        for table in (COUNTERPARTS, RIVALS)
+        for method, other in table.items()
+        if {method, other} <= {*tested}
     ]
     pairs += [(method, ceiling) for method in tested if ceiling is not None]
     return [Claim(*pair, metric) for metric in METRICS for pair in pairs if _have(pair, metric)]
@@ -100,7 +102,7 @@ def _have(pair: tuple[str, str], metric: Metric) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is found
+# Findings
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +110,7 @@ def _have(pair: tuple[str, str], metric: Metric) -> bool:
 class Difference:
     """One metric of `method` minus that of `against`, averaged over the splits, with interval and p-value.
 
-    All NaN but the estimate where too few patients were tested.
+    If too few patients were tested, everything but the estimate is NaN.
 
     Example:
         >>> found = Difference("ng", "abmil", "localization_auroc", 0.1349, 0.0899, 0.1801, 2e-8, 4e-7, 3, 1104, 1080)
@@ -127,25 +129,25 @@ class Difference:
     high: float
     p: float
     p_adjusted: float
-    """By Holm, over the claims about the same metric."""
+    """The p-value after Holm's correction over the claims about the same metric."""
     splits: int
     scans: int
-    """Different scans that the metric was measured on, in all splits together."""
+    """The number of distinct scans on which the metric was measured, in all splits together."""
     patients: int
     level: float = LEVEL
 
     @property
     def shown(self) -> bool:
-        """Whether there is a difference, by the adjusted p-value."""
+        """Whether the difference is significant by the adjusted p-value."""
         return self.p_adjusted < 1 - self.level
 
     @property
     def test(self) -> str:
-        """Where the p-value comes from."""
+        """The source of the p-value's standard error."""
         return "DeLong" if self.metric == "scan_auroc" else "bootstrap"
 
     def words(self, titles: Mapping[str, str]) -> str:
-        """The finding as one sentence, with the methods called by their titles."""
+        """The finding as one sentence, with the methods' titles."""
         method, against = (titles.get(name, name) for name in (self.method, self.against))
         does, by, metric = _SENTENCES[self.metric]
         if math.isnan(self.p):
@@ -169,14 +171,16 @@ def differences(
     """Every claimed difference, in the order of the claims, tested on the same resampled patients.
 
     The interval is the estimate ± Student's t times the bootstrap's standard error.  The degrees of freedom are the
-    patients with localized scans less one or, for scans, those of the rarer kind less one.
+    number of patients with localized scans less one; for scan metrics, the number of positive or of negative patients,
+    whichever is smaller, less one.
 
-    Simulation chose it (`benchmarks/simulate_statistics.py`; figures in LOG.md): with 60 to 500 positive patients it
-    covers the truth in 94 to 96 % of experiments, all four metrics.  With 16 patients it still does, where percentile,
-    basic and bias-corrected intervals fall to 90 or 91 %.  The limit: where both methods are nearly perfect a few scans
-    decide, and with 60 patients the difference of localization AUROCs of .98 and .96 is covered in 92 % only.
+    Simulations led to this choice (`benchmarks/simulate_statistics.py`; figures in LOG.md): with 60 to 500 positive
+    patients the interval covers the truth in 94 to 96 % of experiments, for all four metrics.  With 16 patients it
+    still does, while percentile, basic and bias-corrected intervals fall to 90 or 91 %.  Its limit: where both methods
+    are nearly perfect, a few scans decide, and with 60 patients it covers a difference of localization AUROCs of .98
+    and .96 in only 92 %.
 
-    The p-value belongs to the interval but for scan AUROC, where DeLong's error takes the place of the bootstrap's.
+    The p-value matches the interval, except for scan AUROC, where DeLong's error replaces the bootstrap's.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
@@ -189,7 +193,7 @@ def differences(
         Mean pooling localizes worse than the Bayes oracle: -.378 [-.420, -.335], p < .001 (Holm)
     """
     if not 0 < level < 1:
-        raise UserError(f"level {level} is no share; give one between 0 and 1, such as {LEVEL}")
+        raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")
     patients, estimates = patients_of(splits), measure(splits)
     for claim in claimed:
         _check(claim, estimates[claim.metric])
@@ -229,7 +233,7 @@ def _difference(
 
 
 def _kinds(splits: Sequence[SplitResults], metric: Metric) -> list[list[np.ndarray]]:
-    """The scans of each split that a metric needs: localized ones, or positive ones and negative ones."""
+    """The scans of each split that a metric needs: localized scans, or negative and positive scans separately."""
     if metric.startswith("localization"):
         return [[split.localized for split in splits]]
     return [[split.labels == label for split in splits] for label in (0, 1)]
@@ -255,7 +259,7 @@ def _adjusted(found: Sequence[Difference]) -> list[Difference]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    r"""P-values adjusted for their number; those that are NaN stay so and do not count.
+    r"""P-values adjusted for their number; NaN stays NaN and does not count.
 
     $\tilde p_{(i)} = \max_{j \le i} \min(1, (m - j + 1)\, p_{(j)})$ with the p-values in ascending order.
 
@@ -279,7 +283,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def student_p(t: float, freedom: int) -> float:
-    """Two-sided p-value, by Wallace's transformation of t to a normal deviate.
+    """The two-sided p-value, by Wallace's transformation of t to a normal deviate.
 
     Near .05 it is off by less than .001 for 4 degrees of freedom or more; for 1 it is .065 instead of .05.
 
@@ -294,7 +298,7 @@ def student_p(t: float, freedom: int) -> float:
 
 
 def student_quantile(level: float, freedom: int) -> float:
-    """The t that `student_p` gives 1 - level.
+    """The t for which `student_p` is 1 - level.
 
     Example:
         >>> student_quantile(0.95, freedom=59)

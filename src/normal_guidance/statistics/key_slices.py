@@ -8,19 +8,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 KEYS = 5
-"""Key slices of a scan, at most: what a reader looks at first."""
+"""The most key slices of a scan."""
 
 APART_MM = 8.0
-"""Key slices are at least this far apart, and not next to each other: neighbours show the same thing."""
+"""The least distance between key slices, which are never adjacent either: neighbours show the same thing."""
 
 
 def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: float | None = None) -> tuple[int, ...]:
-    """The slices to look at first, counted from 0, the one of the highest attention first.
+    """The slices to look at first, counted from 0, highest attention first.
 
-    Slices are taken by attention, each at least `APART_MM` from those taken before (2 slices, if that is more or the
-    spacing is unknown), as neighbours show the same thing, and as long as a slice has more than its even share of the
-    attention: a scan whose attention is on one place has few of them.  Of slices with the same attention the one
-    nearest to the mean position comes first.
+    Each is at least `APART_MM` from those before it (or 2 slices, if that is more or the spacing is unknown).  The list
+    ends where attention falls below an even share, 1 / slices, so a scan with all attention in one place has few.
+    Of slices with the same attention, the one nearest to the mean position comes first.
 
     Example:
         >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)

@@ -1,14 +1,14 @@
-"""How well attention finds the positive slices of a scan, in numbers that a reader can picture.
+"""Measures of how well attention finds the positive slices of a scan, in terms that a reader can picture.
 
 AUROC and AUPRC (`core.metrics.localization`) judge the whole ranking of a scan's slices. A reader who opens the scan
-asks simpler questions: is the slice that the method points at a positive one, or one of the first few; if not, how far
-off is it, in slices and in millimetres; and how well does the stretch that holds most of the attention cover the
-finding? The answers are for the same scans as AUROC, those with slices of both classes: where every slice is positive,
+asks simpler questions. Is the slice with the highest attention positive, or one of the first few? If not, how far is it
+from a positive slice, in slices and in millimetres? How well does the interval that holds most of the attention cover
+the finding? The measures use the same scans as AUROC, those with slices of both classes: where every slice is positive,
 nothing can miss.
 
-**Ties.** Attention ties (max pooling leaves most slices at 0, mean pooling all at 1/S), and the first slice of a tie
-would say more about the scanner than about the method. Hits and peak errors are therefore expected values over ties
-broken at random, so uniform attention scores exactly what guessing scores.
+**Ties.** Attention often ties (max pooling leaves most slices at 0, mean pooling all at 1/S), and taking the first
+slice of a tie would measure the scanner rather than the method. Hits and peak errors are therefore expected values over
+ties broken at random, so uniform attention scores exactly as guessing does.
 
 Slices are packed: all slices of all scans in one vector, and `lengths` says where one scan ends. Everything runs on
 the device of the attention, without a loop over scans.
@@ -24,28 +24,29 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from normal_guidance.core.blocks import GAP, count_slices
+from normal_guidance.core.blocks import GAP, check_gap, count_slices
+from normal_guidance.core.packed import bag_of_rows, check_lengths, place_in_bag, running_sum, sum_per_bag
 from normal_guidance.errors import UserError
 
 TOPS = (1, 3, 5)
-"""Numbers of slices that a reader would look at: the peak, then a few."""
+"""Numbers of slices to look at: the peak, then a few."""
 
 SHARES = (0.5, 0.9)
-"""Shares of the attention whose smallest interval is held against the truth.
+"""Shares of the attention whose smallest interval is compared with the truth.
 
-Of a Gaussian, as guidance wants attention to be, they are the mean ± 0.67 and ± 1.64 sd. Half of the attention is its
-core: it stays put when softmax leaves a little on each of hundreds of slices. Nine tenths show how far it spreads.
-Neither needs to reach an overlap of 1: attention spread evenly over one true block, and over nothing else, has an
-overlap of about .5 and .9, so .9 is the one to compare with 1.
+For a Gaussian, the shape that guidance asks for, the intervals are the mean ± 0.67 and ± 1.64 sd. Half of the attention
+is its core, which stays in place when softmax leaves a little on each of hundreds of slices. Nine tenths show how far
+it spreads. Neither need reach an overlap of 1: attention spread evenly over one true block, and over nothing else,
+overlaps by about .5 and .9, so .9 is the one to compare with 1.
 """
 
 SHARE_SLACK = 1e-6
-"""Attention that counts as nothing: the rounding of float32 must not decide whether 9 of 10 equal slices hold .9, nor
-which of two intervals that hold the same is taken."""
+"""Attention that counts as 0: the rounding of float32 must not decide whether 9 of 10 equal slices hold .9, nor choose
+between two intervals that hold the same."""
 
 UNITS = 2**40
-"""Attention of a scan in whole numbers. Their sums are exact in any order, on any device and however many scans lie in
-front; 64 bits have room for 8 million scans."""
+"""The sum of a scan's attention as whole numbers. Sums of whole numbers are exact in any order, on any device and after
+any number of scans; 64 bits have room for 8 million scans."""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -56,25 +57,25 @@ front; 64 bits have room for 8 million scans."""
 def smallest_interval(
     attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"], share: float = 0.5
 ) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
-    r"""First and last slice (counted from 0, both inside) of each scan's shortest run that holds `share` of it.
+    r"""First and last slice (counted from 0, inclusive) of each scan's shortest interval with `share` of the attention.
 
     $(f, l) = \arg\min_{f \le l} \; l - f \quad \text{with} \quad \sum_{j=f}^{l} a_j \ge \text{share} \sum_j a_j$
 
-    Of equally short runs it is the one that holds the most attention, and of those the one that comes first. Attention
-    need not add up to one. `SHARE_SLACK` of it counts as nothing, so a share of 1 leaves out ends that hold less.
+    Of equally short intervals the one with the most attention is taken, and of those the first. Attention need not add
+    up to one. `SHARE_SLACK` of it counts as 0, so a share of 1 leaves out ends that hold less.
     For every first slice a binary search in the running sum finds the last one: O(S log S), all scans at once.
 
     >>> smallest_interval(torch.tensor([0.1, 0.2, 0.4, 0.3, 0.5, 0.5]), torch.tensor([4, 2]), share=0.7)
     (tensor([2, 0]), tensor([3, 1]))
     """
-    _check_attention(attention, lengths)
+    check_lengths(lengths, attention, "attention")
     _check_share(share)
     scans = _Scans.of(lengths.to(attention.device))
     return _interval(_whole_numbers(attention, scans), scans, share)
 
 
 def _whole_numbers(attention: Tensor, scans: _Scans) -> Tensor:
-    """Attention in whole numbers, each scan's adding up to about `UNITS`."""
+    """Attention as whole numbers that add up to about `UNITS` in each scan."""
     attention = attention.detach().double()
     wrong = ~(attention.isfinite() & (attention >= 0))
     if wrong.any():
@@ -91,11 +92,11 @@ def _whole_numbers(attention: Tensor, scans: _Scans) -> Tensor:
 
 
 def _interval(weights: Tensor, scans: _Scans, share: float) -> tuple[Tensor, Tensor]:
-    running = _running(weights)
+    running = running_sum(weights)
     target = ((share - SHARE_SLACK) * scans.count(weights).double()).ceil().long().clamp(min=1)
     begin = torch.arange(len(weights), device=weights.device)
     end = torch.searchsorted(running, running[:-1] + target[scans.of_slice])
-    # What is left of a scan behind its last starts is less than the share; the search then ran on into the next scan.
+    # From the last slices of a scan the share is never reached: the search then ends in the next scan.
     reached = end <= scans.stops[scans.of_slice]
     length = torch.where(reached, end - begin, len(weights) + 1)
     shortest = length == scans.reduce(length, "amin")[scans.of_slice]
@@ -107,13 +108,13 @@ def _interval(weights: Tensor, scans: _Scans, share: float) -> tuple[Tensor, Ten
 
 
 # ----------------------------------------------------------------------------------------------------
-# All measures
+# The measures
 # ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One number for all scans, which kind it is, and how many scans it is from.
+    """The mean or median over scans, and the number of scans.
 
     >>> print(Summary(0.4567, "mean", 507))
     0.457 (mean of 507 scans)
@@ -141,7 +142,7 @@ class LocalizationMeasures:
 
     kept: Int64[Tensor, "kept"]
     hits: Mapping[int, Float64[Tensor, "kept"]]
-    """By k: the probability that at least one of the k slices of the highest scores is positive."""
+    """By k: the probability that at least one of the k slices with the highest scores is positive."""
     peak_error_slices: Float64[Tensor, "kept"]
     """Slices from the highest score to the nearest positive slice; 0 on a positive slice."""
     peak_error_mm: Float64[Tensor, "kept"]
@@ -155,7 +156,7 @@ class LocalizationMeasures:
     all_positive: int
 
     def columns(self) -> dict[str, Float64[Tensor, "kept"]]:
-        """Every measure of every kept scan, by name: the columns of a table with a row for each scan.
+        """Every measure of every kept scan, by name: the columns of a table with one row per scan.
 
         >>> found = localization_measures(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), torch.tensor([2]))
         >>> list(found.columns())[:5]
@@ -170,9 +171,9 @@ class LocalizationMeasures:
         }
 
     def summary(self) -> dict[str, Summary]:
-        """One number for each measure: the mean, but the median for errors, whose few large values rule a mean.
+        """One number for each measure: the mean, or for errors the median, because a few large errors dominate a mean.
 
-        Scans without a value (NaN) are not counted; where none has one, the number is NaN.
+        Scans without a value (NaN) do not count; if no scan has a value, the number is NaN.
 
         >>> found = localization_measures(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), torch.tensor([2]))
         >>> found.summary()["peak_error_slices"], found.summary()["peak_error_mm"]
@@ -193,18 +194,18 @@ def localization_measures(
     shares: Sequence[float] = SHARES,
     gap: int = GAP,
 ) -> LocalizationMeasures:
-    """Measures of one method's attention against the slice labels (1, 0, or -1 for all slices of a scan: unknown).
+    """Measures of one method's attention against the slice labels: 1, 0, or -1 (unknown) for all slices of a scan.
 
     Args:
-        attention: 0 or more on every slice; of each scan only the shares count.
-        scores: what ranks the slices, the attention itself unless given; log-attention where attention underflows.
-        positions: of the slices along the scan's axis, in mm, in spatial order; NaN where unknown.
-        spacing: mm from slice to slice of each scan, in place of `positions`; NaN where unknown.
-        tops: k of the top-k hits. A scan with fewer slices than k shows all of them, and so always hits.
-        shares: of the attention, each in (0, 1], for the overlap.
-        gap: negatives that the truth of the overlap bridges. That truth is all of the scan's blocks together by the
-            rule of `core.blocks`, since an interval without holes should not lose to a label that skips a slice inside
-            a lesion; 0 takes the positive slices as they are. Every other measure counts labelled slices only.
+        attention: 0 or more on every slice; only its shares within each scan matter.
+        scores: the numbers that rank the slices, by default the attention; log-attention where attention underflows.
+        positions: places of the slices along the scan's axis in mm, in spatial order; NaN where unknown.
+        spacing: mm between adjacent slices of each scan, instead of `positions`; NaN where unknown.
+        tops: values of k for top-k hits. A scan with fewer than k slices shows all of them, and so always hits.
+        shares: shares of the attention, each in (0, 1], for the overlap.
+        gap: the most negative slices that the truth of the overlap bridges. That truth is the union of the scan's
+            blocks (`core.blocks`), so that an interval without holes does not lose to a label that skips a slice inside
+            a lesion; 0 takes the positive slices unchanged. All other measures count labelled slices only.
 
     >>> labels, lengths = torch.tensor([0, 1, 1, 0]), torch.tensor([4])
     >>> found = localization_measures(torch.tensor([0.1, 0.2, 0.3, 0.4]), labels, lengths, spacing=torch.tensor([2.5]))
@@ -213,7 +214,7 @@ def localization_measures(
      'overlap_50': 0.333, 'overlap_90': 0.667, 'attention_on_positives': 0.5}
     """
     scores = attention if scores is None else scores
-    _check_attention(attention, lengths)
+    check_lengths(lengths, attention, "attention")
     for name, values in (("slice_labels", slice_labels), ("scores", scores), ("positions", positions)):
         _check_one_per("slice", len(attention), name, values)
     _check_one_per("scan", len(lengths), "spacing", spacing)
@@ -247,7 +248,7 @@ def localization_measures(
 
 
 def _top_hits(scores: Tensor, positive: Tensor, scans: _Scans, tops: Sequence[int]) -> dict[int, Tensor]:
-    """By k: the probability that the k highest hold a positive, places that a tie leaves open being drawn at random."""
+    """By k: the probability that the k highest scores include a positive, with ties broken at random."""
     order = scores.argsort(descending=True, stable=True)
     order = order[scans.of_slice[order].argsort(stable=True)]  # scan after scan, the highest score first
     hits = {}
@@ -256,7 +257,7 @@ def _top_hits(scores: Tensor, positive: Tensor, scans: _Scans, tops: Sequence[in
         lowest = scores[order[scans.starts + shown - 1]][scans.of_slice]
         above, tied = scores > lowest, scores == lowest
         drawn, candidates, misses = shown - scans.count(above), scans.count(tied), scans.count(tied & ~positive)
-        # Each draw leaves one candidate less, and one miss less as long as only misses were drawn.
+        # Each draw removes one candidate, and one miss as long as only misses were drawn.
         all_missed = (scans.count(above & positive) == 0).double()
         for i in range(k):
             chance = (misses - i).clamp(min=0) / (candidates - i).clamp(min=1).double()
@@ -266,7 +267,7 @@ def _top_hits(scores: Tensor, positive: Tensor, scans: _Scans, tops: Sequence[in
 
 
 def _neighbours(positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every packed slice the last positive one up to it (-1: none) and the first from it on (their number: none)."""
+    """The last positive at or before each packed slice (-1: none), and the first at or after it (slice count: none)."""
     index, count = torch.arange(len(positive), device=positive.device), len(positive)
     before = torch.where(positive, index, -1).cummax(0).values
     after = torch.where(positive, index, count).flip(0).cummin(0).values.flip(0)
@@ -274,7 +275,7 @@ def _neighbours(positive: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _distance(along: Tensor, before: Tensor, after: Tensor, scans: _Scans) -> Tensor:
-    """From every slice to the nearest positive one of its scan; NaN where a position that matters is."""
+    """The distance from every slice to the nearest positive of its scan; NaN if a position it needs is NaN."""
     starts, stops = scans.starts[scans.of_slice], scans.stops[scans.of_slice]
     back = torch.where(before >= starts, (along - along[before.clamp(min=0)]).abs(), torch.inf)
     forth = torch.where(after < stops, (along[after.clamp(max=len(along) - 1)] - along).abs(), torch.inf)
@@ -287,13 +288,13 @@ def _mean_where(chosen: Tensor, values: Tensor, scans: _Scans) -> Tensor:
 
 
 def _bridge(before: Tensor, after: Tensor, scans: _Scans, gap: int) -> Tensor:
-    """The true blocks: positive slices, and at most `gap` negatives between two of them."""
+    """The true blocks: positive slices, and runs of at most `gap` negatives between two of them."""
     inside = (before >= scans.starts[scans.of_slice]) & (after < scans.stops[scans.of_slice])
     return inside & (after - before <= gap + 1)
 
 
 def _overlap(truth: Tensor, first: Tensor, last: Tensor, scans: _Scans) -> Tensor:
-    running = _running(truth)
+    running = running_sum(truth)
     shared = running[scans.starts + last + 1] - running[scans.starts + first]
     return shared / (last + 1 - first + scans.count(truth) - shared).double()
 
@@ -305,7 +306,7 @@ def _summarise(values: Tensor, error: bool) -> Summary:
 
 
 def _positions(positions: Tensor | None, spacing: Tensor | None, scans: _Scans, device: torch.device) -> Tensor:
-    """Millimetres along the scan of every slice, NaN where unknown."""
+    """The place of every slice along its scan in mm, NaN where unknown."""
     if positions is not None and spacing is not None:
         raise UserError("both positions and spacing are given: pass the positions of the slices, or the spacing alone")
     if positions is not None:
@@ -325,13 +326,13 @@ def _positions(positions: Tensor | None, spacing: Tensor | None, scans: _Scans, 
 
 
 # ----------------------------------------------------------------------------------------------------
-# Packed scans, and guards
+# Packed scans and checks
 # ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Scans:
-    """Where each packed scan starts and stops, and which scan each slice belongs to."""
+    """The start and stop of each packed scan, and the scan of each slice."""
 
     lengths: Int64[Tensor, "scans"]
     starts: Int64[Tensor, "scans"]
@@ -342,43 +343,26 @@ class _Scans:
     def of(cls, lengths: Tensor) -> _Scans:
         lengths = lengths.long()
         stops = lengths.cumsum(0)
-        number = torch.arange(len(lengths), device=lengths.device)
-        return cls(lengths, stops - lengths, stops, number.repeat_interleave(lengths))
+        return cls(lengths, stops - lengths, stops, bag_of_rows(lengths))
 
     @property
     def places(self) -> Tensor:
-        """Of every slice its place in its scan, from 0."""
-        return torch.arange(len(self.of_slice), device=self.of_slice.device) - self.starts[self.of_slice]
+        """Each slice's place in its scan, counted from 0."""
+        return place_in_bag(self.lengths)
 
     def count(self, values: Tensor) -> Tensor:
-        """Each scan's sum of flags or whole numbers, exact."""
-        running = _running(values)
-        return running[self.stops] - running[self.starts]
+        """The sum of flags or whole numbers in each scan, exact."""
+        return sum_per_bag(values, self.lengths)
 
     def reduce(self, values: Tensor, how: Literal["sum", "amin", "amax"]) -> Tensor:
-        """Each scan's sum or extreme; a NaN stays in its own scan."""
+        """The sum, minimum or maximum of each scan; NaN affects its own scan only."""
         empty = values.new_zeros(len(self.lengths))
         return empty.scatter_reduce(0, self.of_slice, values, how, include_self=False)
 
     def locate(self, flags: Tensor) -> tuple[int, int]:
-        """Scan of the first flagged slice, and the slice's place in it."""
+        """The scan of the first flagged slice, and the slice's place in it."""
         first = int(flags.nonzero()[0])
         return int(self.of_slice[first]), int(self.places[first])
-
-
-def _running(values: Tensor) -> Tensor:
-    """Sums of all slices in front of each, and of all."""
-    return torch.nn.functional.pad(values.cumsum(0), (1, 0))
-
-
-def _check_attention(attention: Tensor, lengths: Tensor) -> None:
-    if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
-        raise UserError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
-    if attention.shape != (int(lengths.sum()),):
-        raise UserError(
-            f"lengths add up to {int(lengths.sum())} slices but attention has shape {tuple(attention.shape)}: "
-            "give one number for every slice of every scan, in the same order"
-        )
 
 
 def _check_one_per(what: str, count: int, name: str, values: Tensor | None) -> None:
@@ -388,7 +372,7 @@ def _check_one_per(what: str, count: int, name: str, values: Tensor | None) -> N
 
 def _check_share(share: float) -> None:
     if not 0 < share <= 1:
-        raise UserError(f"share is {share}; it must lie above 0 and at most at 1: .5 is half of the attention")
+        raise UserError(f"share is {share}; it must be above 0 and at most 1: .5 is half of the attention")
 
 
 def _check_choices(tops: Sequence[int], shares: Sequence[float], gap: int) -> None:
@@ -397,5 +381,4 @@ def _check_choices(tops: Sequence[int], shares: Sequence[float], gap: int) -> No
             raise UserError(f"top-{k} hit: k must be 1 or more slices")
     for share in shares:
         _check_share(share)
-    if gap < 0:
-        raise UserError(f"gap must be 0 or more negative slices, got {gap}")
+    check_gap(gap)

@@ -1,15 +1,15 @@
-"""Numbers as a reader of the paper's tables expects them inside a sentence: three digits, no leading zero."""
+"""Numbers in sentences and tables, in the style of the paper: three digits, no leading zero."""
 
 from __future__ import annotations
 
 import math
 
 NOTHING = "-"
-"""Shown where there is no number."""
+"""The text for a missing number."""
 
 
 def digits(value: float | None) -> str:
-    """Three digits as a reader rounds: a half goes up, however the binary fraction falls; no -.000, and "-" for NaN.
+    """Round to three digits, halves up whatever the binary fraction; never "-.000", and "-" for NaN.
 
     Example:
         >>> [digits(value) for value in (0.689, 0.0625, 1.0, -0.0004, float("nan"))]
@@ -22,14 +22,14 @@ def digits(value: float | None) -> str:
 
 
 def thousandths(value: float) -> int:
-    """The number that `digits` prints, in thousandths: equal in print is equal to the reader."""
-    # Halves go towards +infinity, so that a difference from a printed number is the difference of what is printed.
-    # The inner rounding removes what the mean of a few numbers gathers in its last bits.
+    """The number that `digits` prints, in thousandths, to compare numbers as printed."""
+    # Halves go towards +infinity, so that a difference from a printed number equals the difference of printed numbers.
+    # The inner rounding removes the rounding error of a mean.
     return math.floor(round(value * 1000, 9) + 0.5)
 
 
 def signed(difference: float | None) -> str:
-    """As `digits`, with a plus where it is due.
+    """Like `digits`, with a plus sign for positive numbers.
 
     Example:
         >>> [signed(value) for value in (0.135, -0.02, 0.0001)]
@@ -40,7 +40,7 @@ def signed(difference: float | None) -> str:
 
 
 def yes_no(answer: bool | None) -> str:
-    """In a table.
+    """A yes or no in a table, "-" for None.
 
     Example:
         >>> [yes_no(answer) for answer in (True, False, None)]
@@ -50,7 +50,7 @@ def yes_no(answer: bool | None) -> str:
 
 
 def p_value(p: float) -> str:
-    """A p-value as sentences have it; never "p = .000".
+    """A p-value in a sentence; never "p = .000".
 
     Example:
         >>> [p_value(value) for value in (0.0231, 0.00049, 1.0)]

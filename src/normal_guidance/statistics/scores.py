@@ -14,12 +14,12 @@ from normal_guidance.errors import UserError
 Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
-"""The paper's four result tables, each named as its field of `Scores`."""
+"""The paper's four result tables, each named after its field of `Scores`."""
 
 
 @runtime_checkable
 class Labelled(Protocol):
-    """What scoring needs of a set of scans; `Bags` and a feature store both are one."""
+    """A set of labelled scans, such as `Bags` or a feature store."""
 
     @property
     def lengths(self) -> Int[Tensor, "scans"]: ...
@@ -31,7 +31,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class Scores:
-    """Localization over the positive scans that have both kinds of slices, classification over all scans.
+    """Localization over the positive scans with slices of both classes, and classification over all scans.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
@@ -45,15 +45,15 @@ class Scores:
     scan_auroc: float | None
     scan_auprc: float | None
     localized: int
-    """Scans that localization was measured on."""
+    """The number of scans on which localization was measured."""
     left_out: int
-    """Positive scans it could not be measured on: slice labels missing, or all of one class."""
+    """The number of positive scans without localization: slice labels missing, or all of one class."""
 
 
 def score(
     bags: Labelled, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
 ) -> Scores:
-    """Scores of one method; `scan_scores` is None for a method that has none."""
+    """The scores of one method; `scan_scores` is None for a method without scan scores."""
     if bags.slice_labels is None:
         raise UserError(f"{bags} have no slice labels, so localization cannot be measured; use scan_level alone")
     # Negative scans have no positive slice, so `localization` leaves them out by itself.

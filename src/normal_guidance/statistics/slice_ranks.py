@@ -1,4 +1,4 @@
-"""Ranks of slices within their scans: orders to remove them in, and how far two orders agree."""
+"""Ranks of slices within their scans: orders in which to remove them, and the correlation of two orders."""
 
 from __future__ import annotations
 
@@ -6,21 +6,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-
-def scan_of(lengths: Int[Tensor, "scans"]) -> Int64[Tensor, "slices"]:
-    """The number of every slice's scan."""
-    return torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
-
-
-def positions(lengths: Int[Tensor, "scans"]) -> Int64[Tensor, "slices"]:
-    """Every slice's place in its scan, from 0.
-
-    Example:
-        >>> positions(torch.tensor([2, 3]))
-        tensor([0, 1, 0, 1, 2])
-    """
-    starts = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
+from normal_guidance.core.packed import bag_of_rows, place_in_bag
 
 
 def highest_first(
@@ -28,7 +14,7 @@ def highest_first(
 ) -> Int64[Tensor, "slices"]:
     """The slices' numbers, scan after scan, the highest score first; ties in random order.
 
-    By position they must not be: max pooling ties most slices, and the first of them would stand for a place.
+    Ties must not be broken by position: max pooling ties most slices, and the first of them would mark a place.
 
     Example:
         >>> highest_first(torch.tensor([0.1, 0.9, 0.3, 0.2]), torch.tensor([2, 2]), torch.Generator())
@@ -36,18 +22,18 @@ def highest_first(
     """
     order = torch.randperm(len(scores), generator=generator)
     order = order[scores[order].argsort(descending=True, stable=True)]
-    return order[scan_of(lengths)[order].argsort(stable=True)]
+    return order[bag_of_rows(lengths)[order].argsort(stable=True)]
 
 
 def moved_round(lengths: Int[Tensor, "scans"], generator: torch.Generator) -> Int64[Tensor, "slices"]:
-    """The slices' numbers, scan after scan, each beginning at a random slice, its end followed by its beginning.
+    """The slices' numbers, scan after scan, each scan rotated to begin at a random slice.
 
     Example:
         >>> moved_round(torch.tensor([4]), torch.Generator().manual_seed(1))
         tensor([3, 0, 1, 2])
     """
-    size, place = lengths[scan_of(lengths)], positions(lengths)
-    by = (torch.rand(len(lengths), generator=generator) * lengths).long()[scan_of(lengths)]
+    size, place = lengths[bag_of_rows(lengths)], place_in_bag(lengths)
+    by = (torch.rand(len(lengths), generator=generator) * lengths).long()[bag_of_rows(lengths)]
     return torch.arange(len(size)) - place + (place + by) % size
 
 
@@ -58,14 +44,14 @@ def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Flo
         >>> ranks(torch.tensor([0.3, 0.1, 0.3, 5.0, 4.0]), torch.tensor([3, 2]))
         tensor([1.5000, 0.0000, 1.5000, 1.0000, 0.0000], dtype=torch.float64)
     """
-    scan = scan_of(lengths)
+    scan = bag_of_rows(lengths)
     order = scores.argsort(stable=True)
     order = order[scan[order].argsort(stable=True)]
     ordered, of = scores[order], scan[order]
     begins = torch.ones_like(of, dtype=torch.bool)
     begins[1:] = (ordered[1:] != ordered[:-1]) | (of[1:] != of[:-1])
     group = begins.cumsum(0) - 1
-    place = positions(lengths).double()  # of the ordered slices: scans keep their order and lengths
+    place = place_in_bag(lengths).double()  # also right for the ordered slices: scans keep their order and lengths
     count = torch.bincount(group).double()
     mean = torch.zeros_like(count).index_add(0, group, place) / count
     return torch.empty_like(place).index_copy(0, order, mean[group])
@@ -74,17 +60,17 @@ def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Flo
 def rank_correlation(
     one: Float[Tensor, "slices"], other: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
 ) -> Float64[Tensor, "scans"]:
-    """Spearman's correlation within each scan; NaN where all slices of a scan tie in one of the two.
+    """Spearman's correlation within each scan; NaN where all slices of a scan tie in either score.
 
     Example:
         >>> rank_correlation(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([3.0, 2.0, 1.0]), torch.tensor([3]))
         tensor([-1.], dtype=torch.float64)
     """
-    scan, half = scan_of(lengths), (lengths.double() - 1) / 2
+    scan, half = bag_of_rows(lengths), (lengths.double() - 1) / 2
     x, y = (ranks(scores, lengths) - half[scan] for scores in (one, other))
 
     def total(values: Tensor) -> Tensor:
         return torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, values)
 
-    # Ranks are halves of whole numbers: sums are exact, and 0 is 0.
+    # Ranks are multiples of one half, so sums are exact.
     return total(x * y) / (total(x * x) * total(y * y)).sqrt()

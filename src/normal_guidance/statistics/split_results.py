@@ -1,4 +1,4 @@
-"""What statistics need of the test scans of one split: who they are, and what each method said about them."""
+"""The test scans of a split with every method's results on them, as the statistics need them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PerScan = Float64[np.ndarray, "scans"]
 
 @runtime_checkable
 class NamedScans(Labelled, Protocol):
-    """Labelled scans that say whose they are; `Bags` and a feature store both are such."""
+    """Labelled scans with ids of scans and patients, such as `Bags` or a feature store."""
 
     @property
     def scan_ids(self) -> tuple[str, ...]: ...
@@ -31,7 +31,7 @@ class NamedScans(Labelled, Protocol):
 
 @dataclass(frozen=True)
 class MethodResults:
-    """One method on the test scans: localization within each scan (NaN where it has none), and scan scores, if any."""
+    """One method's results on the test scans: localization within each scan (NaN if undefined), and any scan scores."""
 
     auroc: PerScan
     auprc: PerScan
@@ -40,7 +40,7 @@ class MethodResults:
 
 @dataclass(frozen=True)
 class SplitResults:
-    """The test scans of one split, and every method on exactly these scans.
+    """The test scans of one split, and the results of every method on exactly these scans.
 
     Example:
         >>> measured = MethodResults(np.array([0.9, np.nan]), np.array([0.7, np.nan]), np.array([2.5, -1.0]))
@@ -73,7 +73,7 @@ class SplitResults:
             if value is not None and len(value) != len(self.labels):
                 raise UserError(f"{method!r} has {len(value)} {name} for {len(self.labels)} scans; give one for each")
         for name in ("auroc", "auprc"):
-            # Paired comparison needs the same scans; a NaN of one method alone is a NaN in its slice scores.
+            # A paired comparison needs the same scans; if only one method has NaN, its slice scores hold NaN.
             differs = np.flatnonzero(np.isfinite(getattr(measured, name)) != self.localized)
             if len(differs):
                 raise UserError(
@@ -86,7 +86,7 @@ class SplitResults:
 
     @property
     def localized(self) -> Bool[np.ndarray, "scans"]:
-        """Which scans have a localization: positive ones with both kinds of slices."""
+        """Which scans have a localization: positive scans with slices of both classes."""
         return np.isfinite(next(iter(self.methods.values())).auroc)
 
 
@@ -95,9 +95,9 @@ def split_results(
     slice_scores: Mapping[str, Float[Tensor, "slices"]],
     scan_scores: Mapping[str, Float[Tensor, "scans"]],
 ) -> SplitResults:
-    """One split, from the methods' scores of its packed slices and of its scans.
+    """The results of one split, from the methods' scores of its packed slices and of its scans.
 
-    A method without an entry in `scan_scores`, or with NaN for every scan, as the centred Gaussian, has no scan score.
+    A method without an entry in `scan_scores`, or with NaN for every scan (the centred Gaussian), has no scan score.
     Scans without slice labels have no localization.
 
     Example:
@@ -130,20 +130,20 @@ def _scan_scores(scores: Tensor | None) -> PerScan | None:
 
 @dataclass(frozen=True)
 class Patients:
-    """The patients of all splits together, numbered, and who is positive (in any scan); made by `patients_of`."""
+    """The patients of all splits together, numbered, and whether each has a positive scan; made by `patients_of`."""
 
     ids: tuple[str, ...]
     positive: Bool[np.ndarray, "patients"]
     of_scans: tuple[Int64[np.ndarray, "_"], ...]
-    """For each split, the patient's number of every scan."""
+    """For each split, the patient number of every scan."""
 
     def counted(self, chosen: Sequence[Bool[np.ndarray, "_"]]) -> int:
-        """How many patients the chosen scans of the splits belong to."""
+        """The number of patients to whom the chosen scans of the splits belong."""
         return len(np.unique(np.concatenate([of[scans] for of, scans in zip(self.of_scans, chosen, strict=True)])))
 
 
 def patients_of(splits: Sequence[SplitResults]) -> Patients:
-    """The union of the splits' patients; splits must agree on the methods, and on the scans that they share.
+    """The patients of all splits; the splits must agree on the methods, and on the scans that they share.
 
     Example:
         >>> nothing = np.full(2, np.nan)

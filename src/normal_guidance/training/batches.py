@@ -1,4 +1,4 @@
-"""What the engines train on: scans by number, batches of packed rows, and an epoch's batches laid out in slots."""
+"""Training data for the engines: scans by number, packed batches, and epochs of batches with a fixed number of rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN, Bags
-from normal_guidance.core.slotted_layout import SlottedLayout, rows_to_bags
+from normal_guidance.core.packed import find_bags
+from normal_guidance.core.slotted_layout import SlottedLayout
 from normal_guidance.errors import UserError
 
 LOADING_BATCH = 256
 """Scans read together when all features are loaded to the device."""
 
 PREFETCH = 4
-"""Batches that a reading thread may be ahead of the engine."""
+"""Batches that the reading thread may prepare ahead of the engine."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -29,7 +30,7 @@ U = TypeVar("U")
 
 @runtime_checkable
 class Scans(Protocol):
-    """What training needs of a set of scans; `Bags` and a feature store both are one."""
+    """A set of scans to train on, such as `Bags` or a feature store."""
 
     @property
     def lengths(self) -> Int[Tensor, "scans"]: ...
@@ -45,7 +46,7 @@ class Scans(Protocol):
 
 
 def slice_labels_of(scans: Scans) -> Int[Tensor, "slices"]:
-    """The labels of all slices, for a supervised reference: nowhere else does training read them.
+    """The labels of all slices, for the supervised reference only: nothing else in training reads them.
 
     Example:
         >>> slice_labels_of(Bags(torch.zeros(2, 1), torch.tensor([2]), torch.tensor([1])))
@@ -63,7 +64,7 @@ def slice_labels_of(scans: Scans) -> Int[Tensor, "slices"]:
 
 
 class Targets:
-    """What is learnt of scans: their labels or, for a supervised reference, those of their slices, packed.
+    """The labels to learn: those of the scans or, for a supervised reference, those of their slices, packed.
 
     Example:
         >>> slice_labels = torch.tensor([0, 0, 1, 0, 1])
@@ -77,29 +78,35 @@ class Targets:
         self.of_slices = slice_labels_of(scans).split(scans.lengths.tolist()) if on_slices else None
 
     def of(self, numbers: Int[Tensor, "chosen"]) -> Int[Tensor, "targets"]:
-        """Those of the chosen scans, one after the other."""
+        """The labels of the chosen scans, one scan after the other."""
         if self.of_slices is None:
             return self.labels[numbers]
         return torch.cat([self.of_slices[number] for number in numbers.tolist()])
 
 
-def pool_scans(scans: Scans, pool: Callable[[Tensor], Tensor]) -> Bags:
-    """Each scan reduced to one row by a pooling without parameters: what follows is logistic regression.
+def check_batch_size(scans: int, batch_size: int) -> None:
+    """Refuse training scans too few for one whole batch: partial batches are dropped."""
+    if scans < batch_size:
+        raise UserError(f"{scans} training scans do not fill one batch of {batch_size}; use a smaller batch size")
 
-    Mean and max pooling then need one pass over the features, and each of the 1,000 epochs reads one row a scan.
+
+def pool_scans(scans: Scans, pool: Callable[[Tensor], Tensor]) -> Bags:
+    """Reduce each scan to one row by a pooling without parameters; the rest of the model is logistic regression.
+
+    Mean and max pooling then need one pass over the features, and each of the 1,000 epochs reads one row per scan.
 
     Example:
         >>> bags = Bags(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([2, 1]), torch.tensor([0, 1]))
         >>> pool_scans(bags, lambda rows: rows.mean(0)).features.flatten().tolist()
         [2.0, 5.0]
     """
-    dtype = torch.promote_types(scans.dtype, torch.float32)  # a mean of half-precision numbers is not one itself
+    dtype = torch.promote_types(scans.dtype, torch.float32)  # half precision would round the mean
     rows = [pool(scans.rows(torch.tensor([number])).to(dtype)) for number in range(len(scans.lengths))]
     return Bags(torch.stack(rows), torch.ones_like(scans.lengths), scans.labels)
 
 
 def prefetch(make: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-    """`make(item)` for every item, made by a thread that runs ahead; its error is raised here.
+    """Yield `make(item)` for every item, computed ahead by a thread; its error is raised here.
 
     Example:
         >>> [int(x) for x in prefetch(lambda i: torch.tensor(i * i), range(3))]
@@ -121,7 +128,7 @@ def prefetch(make: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
                     return
                 put((make(item),))
             put(None)
-        except BaseException as error:  # raised where the batch is asked for
+        except BaseException as error:  # raised by the caller's `next`
             put(error)
 
     threading.Thread(target=work, daemon=True).start()
@@ -136,20 +143,20 @@ def prefetch(make: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
 
 @dataclass(frozen=True, eq=False)
 class Directory:
-    """Lengths and labels of the scans, on the device; for a supervised reference the labels of their slices, too.
+    """Lengths and labels of the scans, on the device; for a supervised reference also the labels of their slices.
 
-    One more scan, of one row of zeros, stands behind the last: it fills up batches that have too few.
+    An extra scan at the end, with one row of zeros, fills up batches that have too few scans.
     """
 
     lengths: Int[Tensor, "scans"]
     labels: Int[Tensor, "scans"]
     slice_labels: Int[Tensor, "slices"] | None = None
     longest: int = 0
-    """What slice labels are padded to."""
+    """The length that slice labels are padded to."""
 
     @classmethod
     def of(cls, scans: Scans, device: torch.device, slices_to: int | None = None) -> Directory:
-        """`slices_to` asks for targets that are slices, and says what to pad them to."""
+        """With `slices_to`, targets are slice labels, padded to that length."""
         one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
         lengths = torch.cat([scans.lengths.cpu(), one]).to(device)
         labels = torch.cat([scans.labels.cpu(), zero]).to(device)
@@ -161,26 +168,26 @@ class Directory:
     def targets(
         self, scans: Int[Tensor, "*steps bags"]
     ) -> Int[Tensor, "*steps bags"] | Int[Tensor, "*steps bags longest"]:
-        """The scans' labels; or those of their slices, `UNKNOWN` in the padding."""
+        """The labels of the scans, or of their slices with `UNKNOWN` in the padding."""
         if self.slice_labels is None:
             return self.labels[scans]
-        slot = torch.arange(self.longest, device=scans.device)
+        place = torch.arange(self.longest, device=scans.device)
         starts = (self.lengths.cumsum(0) - self.lengths)[scans]
-        labels = self.slice_labels[(starts[..., None] + slot).clamp_max(len(self.slice_labels) - 1)]
-        return torch.where(slot < self.lengths[scans][..., None], labels, UNKNOWN)
+        labels = self.slice_labels[(starts[..., None] + place).clamp_max(len(self.slice_labels) - 1)]
+        return torch.where(place < self.lengths[scans][..., None], labels, UNKNOWN)
 
     @property
     def filler(self) -> int:
-        """The number of the scan that fills up."""
+        """The number of the extra scan that fills up batches."""
         return len(self.lengths) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Every batch of an epoch, laid out in slots: worked out at once, so that a step has nothing left to arrange."""
+    """The layouts (`SlottedLayout`) of all batches of an epoch, computed at once so that a step only reads them."""
 
     source: Int[Tensor, "steps rows"]
-    """For each slot the row of the table that stands in it; the table's last row, of zeros, where no slice does."""
+    """Each batch row's row in the feature table; where there is no slice, the table's last row, which is all zeros."""
     lengths: Int[Tensor, "steps bags"]
     first: Int[Tensor, "steps bags"]
     bag: Int[Tensor, "steps rows"]
@@ -195,13 +202,13 @@ class Plan:
         zeros: int,
         rows: int,
     ) -> Plan:
-        """`starts` says where each scan's rows begin in the table, `zeros` where its row of zeros is."""
+        """The plan for a table in which scans begin at rows `starts` and row `zeros` is all zeros."""
         lengths = directory.lengths[scans]
-        stop = (lengths + 1).cumsum(1)
-        first = stop - lengths - 1
-        bag = rows_to_bags(stop, rows)
+        first = (lengths + 1).cumsum(1) - lengths - 1
+        row = torch.arange(rows, device=scans.device)
+        bag = find_bags(row, lengths + 1)
         inside = bag.clamp_max(scans.shape[1] - 1)
-        position = torch.arange(rows, device=scans.device) - first.gather(1, inside)
+        position = row - first.gather(1, inside)
         is_slice = (position > 0) & (bag < scans.shape[1])
         source = starts.gather(1, inside) + position - 1
         return cls(
@@ -213,24 +220,24 @@ class Plan:
         )
 
     def batch(self, step: Int[Tensor, "one"], longest: int) -> tuple[Tensor, SlottedLayout, Tensor]:
-        """Source rows, layout and labels of one batch.  `step` has a dimension: compilers read 0-d ones on the host."""
+        """Source rows, layout and labels of one batch.  `step` is a vector, as compilers read a scalar on the host."""
         source, lengths, first, bag, labels = (
             part[step][0] for part in (self.source, self.lengths, self.first, self.bag, self.labels)
         )
         return source, SlottedLayout.at(lengths, first, bag, longest), labels
 
     def narrow(self, rows: int) -> Plan:
-        """The first `rows` slots, for batches that need no more; views."""
+        """Views of the first `rows` rows, for batches that need no more."""
         return Plan(self.source[:, :rows], self.lengths, self.first, self.bag[:, :rows], self.labels)
 
     def copy_(self, other: Plan) -> None:
-        """Another epoch into the same memory, which compiled code and CUDA graphs have been given."""
+        """Copy another epoch into the same memory, from which compiled code and CUDA graphs read."""
         for name in self.__dataclass_fields__:
             getattr(self, name).copy_(getattr(other, name))
 
 
 class Resident:
-    """All rows on the device: a batch is a choice of them."""
+    """All features on the device: a batch selects rows of one table."""
 
     def __init__(self, scans: Scans, device: torch.device, dtype: torch.dtype, slices_to: int | None = None) -> None:
         self.directory = Directory.of(scans, device, slices_to)
@@ -247,12 +254,12 @@ class Resident:
         return Plan.of(self.directory, scans, starts, len(self.table) - 1, rows)
 
     def staged(self, scans: Int[Tensor, "steps bags"]) -> Iterator[None]:
-        """Once per batch, when its rows are in the table: they always are."""
+        """Yield once per batch, when its rows are in the table; here they always are."""
         return iter([None] * len(scans))
 
 
 class Streamed:
-    """Rows that do not fit the device: a thread reads batches ahead, and each is copied while the last is computed."""
+    """Features too large for the device: a thread reads ahead, and each batch is copied during the step before it."""
 
     def __init__(
         self, scans: Scans, device: torch.device, dtype: torch.dtype, rows: int, slices_to: int | None = None
@@ -267,16 +274,16 @@ class Streamed:
         return Plan.of(self.directory, scans, lengths.cumsum(1) - lengths, len(self.table) - 1, rows)
 
     def staged(self, scans: Int[Tensor, "steps bags"]) -> Iterator[None]:
-        """Once per batch, when its rows are in the table."""
-        for rows, landed in prefetch(self._land, scans.cpu()):
-            if landed is not None:
-                torch.cuda.current_stream().wait_event(landed)
+        """Yield once per batch, when its rows are in the table."""
+        for rows, copied in prefetch(self._copy, scans.cpu()):
+            if copied is not None:
+                torch.cuda.current_stream().wait_event(copied)
                 rows.record_stream(torch.cuda.current_stream())
             self.table[: len(rows)].copy_(rows)
             yield
 
-    def _land(self, batch: Int[Tensor, "bags"]) -> tuple[Float[Tensor, "rows features"], torch.cuda.Event | None]:
-        """A batch on the device, copied beside the computation; scans that only fill up have no rows."""
+    def _copy(self, batch: Int[Tensor, "bags"]) -> tuple[Float[Tensor, "rows features"], torch.cuda.Event | None]:
+        """Copy a batch to the device on a separate stream; scans that only fill up the batch have no rows."""
         rows = self.scans.rows(batch[batch != self.directory.filler]).to(self.dtype)
         if self.stream is None:
             return rows, None
@@ -286,7 +293,7 @@ class Streamed:
 
 
 def batched(scans: Int[Tensor, "scans"], size: int, filler: int) -> Int[Tensor, "steps size"]:
-    """Batches of `size` scans, the last one filled up.
+    """Batches of `size` scans, the last one filled up with `filler`.
 
     Example:
         >>> batched(torch.arange(3), 2, filler=9).tolist()

@@ -1,4 +1,4 @@
-"""The sweep's state in a file that a killed run goes on from: checked, and belonging to one run alone."""
+"""The file from which a killed run resumes: the sweep's state with a checksum, bound to one run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from normal_guidance.errors import UserError
 from normal_guidance.files import write_atomically
 
 SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0
-"""The state is saved after so many epochs or seconds, whichever comes first.
+"""The state is saved after this many epochs or seconds, whichever comes first.
 
-It is looked at after an epoch: a killed run loses that much at most, plus the epoch being trained.
+The time is checked after each epoch, so a killed run loses at most that much, plus the epoch being trained.
 """
 
 DTYPE_NAMES = {
@@ -30,11 +30,11 @@ DTYPE_NAMES = {
     torch.int64: "I64",
     torch.uint8: "U8",
 }
-"""What the header of a safetensors file calls the dtypes that a state or a model may have."""
+"""Names of dtypes in the header of a safetensors file, for all that a state or a model may have."""
 
 
 class StateFile:
-    """The sweep's `Checkpoint` in a file, which belongs to one run and says how long and where that has run so far.
+    """A `Checkpoint` in a file that belongs to one run and records its time and environments so far.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -60,14 +60,14 @@ class StateFile:
         self.path, self.run = path, run
         self.save_epochs, self.save_seconds = save_epochs, save_seconds
         self.resumed = 0
-        """How often the run went on from a saved state."""
+        """The number of times that the run resumed from a saved state."""
         self.environments = [] if environment is None else [dict(environment)]
-        """The distinct ones of all starts that the state comes from, this one last unless it was among them."""
+        """The distinct environments of all starts of this run, in order of their first start."""
         self._seconds_before, self._begin = 0.0, time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """That the run has taken, what was lost when it was killed left out."""
+        """Seconds that the run has taken, without time lost when it was killed."""
         return self._seconds_before + time.monotonic() - self._begin
 
     def due(self, epochs: int, seconds: float) -> bool:
@@ -89,9 +89,9 @@ class StateFile:
             return None
         tensors, kept = read_tensors(self.path)
         if not isinstance(kept, dict) or kept.get("run") != self.run:
-            raise UserError(f"{self.path} is of another run; {_AFRESH}")
+            raise UserError(f"{self.path} belongs to another run; {_AFRESH}")
         if missing := [name for name in ("crc32", "seconds", "resumed", "environments", "sweep") if name not in kept]:
-            raise UserError(f"{self.path} does not say {missing[0]!r}: an older version wrote it; {_AFRESH}")
+            raise UserError(f"{self.path} does not hold {missing[0]!r}: an older version wrote it; {_AFRESH}")
         if kept["crc32"] != _checksum(tensors):
             raise UserError(f"{self.path} is damaged (its checksum is wrong); {_AFRESH}")
         self.resumed = kept["resumed"] + 1
@@ -105,7 +105,7 @@ _AFRESH = "copy it again, or delete it to train from the start"
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    """Of all names and numbers.  safetensors notices a cut file, but not a changed number."""
+    """The CRC-32 of all names and values.  safetensors notices a truncated file, but not a changed value."""
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(_raw(tensors[name]), zlib.crc32(name.encode(), total))
@@ -113,11 +113,11 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """A safetensors file, written without another copy of what may be gigabytes.
+    """Write a safetensors file without a second copy in memory of what may be gigabytes.
 
-    The library's `save` makes that copy, and its `save_file` writes to a file of its own, which we could not sync.
+    The library's `save` makes that copy, and its `save_file` opens the file itself, so it could not be synced.
     """
-    # Wide numbers first, as the library does it: every tensor then starts at a multiple of its numbers' size.
+    # Wide dtypes first, as in the library, so that every tensor starts at a multiple of its item size.
     names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"about": json.dumps(about)}}
     end = 0
@@ -137,15 +137,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    """A tensor's bytes, not copied where it lies on the host in one piece."""
+    """A tensor's bytes, without a copy if it is contiguous on the host."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """The tensors, mapped to memory, and what the file says about them."""
+    """The tensors, mapped to memory, and the metadata of the file."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["about"])
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is damaged or none of ours ({error}); {_AFRESH}") from error
+        raise UserError(f"{path} is damaged or was not written by normal-guidance ({error}); {_AFRESH}") from error

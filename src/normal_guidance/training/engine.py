@@ -1,7 +1,7 @@
-"""Two ways to train a stack of configurations for an epoch, with the same numbers.
+"""Two engines that train a stack of configurations for an epoch, with the same results.
 
-`PackedEngine` runs anywhere, as it stands.  `SlottedEngine` keeps shapes fixed, so that one compiled step, recorded as
-a CUDA graph, serves every batch.  Neither pays for padding.
+`PackedEngine` runs anywhere, without a compiler.  `SlottedEngine` gives every batch the same number of rows, so that
+one compiled step, recorded as a CUDA graph, serves all of them.  Neither pads scans to the longest.
 """
 
 from __future__ import annotations
@@ -19,20 +19,28 @@ from torch import Tensor
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import MAX_CELLS, auroc
-from normal_guidance.errors import UserError
-from normal_guidance.training.batches import Plan, Resident, Scans, Streamed, Targets, batched, prefetch
+from normal_guidance.training.batches import (
+    Plan,
+    Resident,
+    Scans,
+    Streamed,
+    Targets,
+    batched,
+    check_batch_size,
+    prefetch,
+)
 from normal_guidance.training.stacked_model import Parameters, Stack, descend
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
 
 EVALUATION_BATCH = 256
-"""Scans that are predicted together; no gradients are kept, so four training batches' worth."""
+"""Scans predicted together: four training batches, since no gradients are kept."""
 
 ROW_QUANTUM = 64
-"""Slots are allotted in multiples of this: matrix units like even sizes."""
+"""Row counts are rounded up to a multiple of this, which matrix units need to run at full speed."""
 
 RESIDENT_SHARE = 0.6
-"""Share of the device's free memory that features may take; beyond it they are streamed."""
+"""Share of the device's free memory that features may take; larger ones are streamed."""
 
 
 def row_dtype(precision: Precision) -> torch.dtype:
@@ -42,7 +50,7 @@ def row_dtype(precision: Precision) -> torch.dtype:
 
 @contextlib.contextmanager
 def matrix_precision(precision: Precision) -> Iterator[None]:
-    """float32 products on TF32 units where `tf32` was asked for, exact ones where it was not."""
+    """Within the context, float32 products run on TF32 units for tf32 and bf16, and are exact otherwise."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision in ("tf32", "bf16") else "highest")
     try:
@@ -61,23 +69,23 @@ class Engine:
         self.device = stack.lr.device
         self.parameters = stack.initial_parameters()
         self.momenta = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-        self.weights = {name: self._weight(p).requires_grad_() for name, p in self.parameters.items()}
-        """What the model is given: the parameters themselves, or in bf16 a copy of each matrix, kept up to date."""
-
-    def _weight(self, parameter: Tensor) -> Tensor:
-        is_matrix = parameter.ndim == 3 and min(parameter.shape[1:]) > 1
-        return (parameter.to(row_dtype(self.precision)) if is_matrix else parameter).detach()
+        matrices = {name for name, p in self.parameters.items() if p.ndim == 3 and min(p.shape[1:]) > 1}
+        self.weights = {
+            name: (p.to(row_dtype(precision)) if name in matrices else p).detach().requires_grad_()
+            for name, p in self.parameters.items()
+        }
+        """The model's weights: the parameters themselves, or in bf16 a copy of each matrix, kept up to date."""
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
-        """One epoch over the scans in this order, whole batches only: mean loss, and AUROC of the running logits."""
+        """Train on the scans in this order, whole batches only.  Return mean loss, and AUROC of logits before steps."""
         raise NotImplementedError
 
     def val_auroc(self) -> Float64[Tensor, "configs"]:
-        """AUROC of the validation scans, or of all their slices together."""
+        """Each configuration's AUROC of the validation scans, or of all their slices together."""
         raise NotImplementedError
 
     def auroc(self, logits: Float[Tensor, "configs *targets"], labels: Int[Tensor, "*targets"]) -> Tensor:
-        """Of each configuration's targets."""
+        """Each configuration's AUROC of its targets: scans, or slices for a supervised reference."""
         if self.stack.on_slices:
             return slice_auroc(logits, labels)
         return auroc(logits.flatten(1), labels.flatten())
@@ -100,14 +108,14 @@ class Engine:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Parameters have changed: their copies follow."""
+        """Copy changed parameters to their bf16 copies."""
         for name, weight in self.weights.items():
             if weight.dtype != self.parameters[name].dtype:
                 weight.copy_(self.parameters[name])
 
 
 class PackedEngine(Engine):
-    """Packed batches, one by one, read ahead by a thread: no compiler, any device."""
+    """Trains on packed batches that a thread reads ahead: no compiler, any device."""
 
     def __init__(self, stack: Stack, train: Scans, val: Scans, batch_size: int, precision: Precision) -> None:
         super().__init__(stack, batch_size, precision)
@@ -117,8 +125,8 @@ class PackedEngine(Engine):
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
         batches = order[: len(order) // self.batch_size * self.batch_size].split(self.batch_size)
         losses, logits = [], []
-        for batch, rows in self._read(self.train, batches):
-            layout, labels = self._arrange(self.train, batch), self.train_targets.of(batch).to(self.device)
+        for batch, rows, layout in self._read(self.train, batches):
+            labels = self.train_targets.of(batch).to(self.device)
             loss, logit = self.stack.losses(self.weights, rows, layout, labels)
             gradients = torch.autograd.grad(loss.sum(), list(self.weights.values()))
             penalty = self.descend(gradients)
@@ -131,26 +139,25 @@ class PackedEngine(Engine):
     def val_auroc(self) -> Float64[Tensor, "configs"]:
         every = torch.arange(len(self.val.lengths))
         logits = [
-            self.stack.logits(self.weights, rows, self._arrange(self.val, batch))
-            for batch, rows in self._read(self.val, every.split(EVALUATION_BATCH))
+            self.stack.logits(self.weights, rows, layout)
+            for _, rows, layout in self._read(self.val, every.split(EVALUATION_BATCH))
         ]
         return self.auroc(torch.cat(logits, 1), self.val_targets.of(every).to(self.device))
 
-    def _read(self, scans: Scans, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _read(self, scans: Scans, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Layout]]:
+        """Each batch's scan numbers, features and layout."""
         dtype = row_dtype(self.precision)
-        rows = prefetch(lambda batch: scans.rows(batch).to(self.device, dtype), batches)
-        return zip(batches, rows, strict=True)
-
-    def _arrange(self, scans: Scans, batch: Tensor) -> Layout:
-        return Layout.packed(scans.lengths[batch]).to(self.device)
+        features = prefetch(lambda batch: scans.rows(batch).to(self.device, dtype), batches)
+        for batch, rows in zip(batches, features, strict=True):
+            yield batch, rows, Layout.packed(scans.lengths[batch]).to(self.device)
 
 
 class SlottedEngine(Engine):
-    """Batches in slots of fixed number; compiled, and on CUDA recorded as graphs.
+    """Trains on batches with a fixed number of rows (`SlottedLayout`); compiled, and on CUDA recorded as graphs.
 
-    `rows` are the numbers of slots that a training batch may be given, ascending: each batch takes the first that holds
-    it, so that few slots stay empty.  A compiled step and a graph exist for each.  Features live on the device if they
-    fit, else they are streamed (`streamed` decides instead, if given).
+    `rows` lists the row counts to choose from, ascending: each training batch takes the first that holds it, so that
+    few rows stay unused.  Each count has its own compiled step and graph.  Features stay on the device if they fit and
+    are streamed otherwise, unless `streamed` decides.
     """
 
     def __init__(
@@ -187,7 +194,7 @@ class SlottedEngine(Engine):
         self.val_plan = self.val.plan(self.val_scans.to(self.device), val_rows)
         self.val_labels = self.val.directory.targets(torch.arange(len(val.lengths), device=self.device))
         if compiled:
-            torch.compiler.reset()  # what earlier engines compiled is of no use, and counts against torch's limit
+            torch.compiler.reset()  # code compiled by earlier engines is useless now, and counts against torch's limit
         wrap: Callable[[Any], Any] = partial(torch.compile, fullgraph=True) if compiled else (lambda function: function)
         self._forward = wrap(self._losses)
         self._finish = wrap(self._descend_and_record)
@@ -203,8 +210,8 @@ class SlottedEngine(Engine):
         self.plan.copy_(self.train.plan(scans.to(self.device), self.rows[-1]))
         self.step.zero_()
         needed = (self.lengths[scans].sum(1) + bags).tolist()
-        for slots, _ in zip(needed, self.train.staged(scans), strict=True):
-            self._run(next(rows for rows in self.rows if rows >= slots))
+        for least, _ in zip(needed, self.train.staged(scans), strict=True):
+            self._run(next(rows for rows in self.rows if rows >= least))
         return self.losses.mean(0), self.auroc(self.logits.movedim(0, 1), self.plan.labels)
 
     @torch.no_grad()
@@ -231,7 +238,7 @@ class SlottedEngine(Engine):
         self._graphs[rows].replay()
 
     def _record(self, rows: int) -> torch.cuda.CUDAGraph:
-        """The step as a graph; the trial steps that compiling and recording need leave no trace."""
+        """Record the step as a graph; the trial steps for compiling and recording are undone afterwards."""
         state = [*self.parameters.values(), *self.momenta.values(), self.step, self.losses, self.logits]
         before = [tensor.detach().clone() for tensor in state]
         step = self.step.clone()
@@ -240,7 +247,7 @@ class SlottedEngine(Engine):
         with torch.cuda.stream(stream):
             for _ in range(2):
                 self._train_step(rows)
-                self.step.copy_(step)  # the next batch may need more slots, or not exist
+                self.step.copy_(step)  # the next batch may need more rows, or not exist
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with self._capture(graph):
@@ -252,7 +259,7 @@ class SlottedEngine(Engine):
         return graph
 
     def _capture(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
-        """Graphs are replayed one after another, so they share memory; a thread may copy batches meanwhile."""
+        """Record into `graph`.  Graphs never overlap, so they share memory; a thread may copy batches meanwhile."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
@@ -286,7 +293,7 @@ class SlottedEngine(Engine):
         return self.stack.logits(parameters, table[source], layout)
 
     def _rows(self, scans: Scans, most: int) -> Resident | Streamed:
-        """On the device if they fit."""
+        """The features: on the device if they fit, else streamed in batches of at most `most` rows."""
         dtype = row_dtype(self.precision)
         needed = int(scans.lengths.sum()) * scans.width * dtype.itemsize
         if self.streamed is None and self.device.type == "cuda":
@@ -301,7 +308,7 @@ class SlottedEngine(Engine):
 
 
 def slice_auroc(logits: Float[Tensor, "configs *slots"], labels: Int[Tensor, "*slots"]) -> Float64[Tensor, "configs"]:
-    """AUROC of all slices of known label together; some configurations at a time, since there may be a million slices.
+    """AUROC of all slices with a known label together, for a few configurations at a time to limit memory.
 
     Example:
         >>> logits = torch.tensor([[[0.1, 0.9], [0.4, 0.5]], [[0.9, 0.1], [0.4, 0.5]]])
@@ -317,24 +324,21 @@ def slice_auroc(logits: Float[Tensor, "configs *slots"], labels: Int[Tensor, "*s
 def slot_numbers(
     lengths: Int[Tensor, "scans"], batch_size: int, orders: Iterator[Tensor], *, classes: int
 ) -> tuple[int, ...]:
-    """How many slots to provide: enough for the largest batch of all epochs, and smaller numbers for the others.
+    """Row counts for `SlottedEngine`: the largest holds every batch of all epochs, smaller ones most of them.
+
+    Batches, sorted by size, are cut into `classes` equal parts; each part's largest batch sets one count.
 
     Example:
         >>> lengths = torch.tensor([20, 20, 20, 100])
         >>> slot_numbers(lengths, 2, iter([torch.tensor([0, 1, 2, 3])]), classes=2)
         (64, 128)
     """
-    totals = torch.cat([_batch_totals(lengths, order, batch_size) for order in orders])
+    check_batch_size(len(lengths), batch_size)
+    whole = len(lengths) // batch_size * batch_size
+    totals = torch.cat([lengths[order[:whole]].reshape(-1, batch_size).sum(1) for order in orders])
     ascending = totals.sort().values
     largest = [ascending[math.ceil(part * len(ascending) / classes) - 1] for part in range(1, classes + 1)]
     return tuple(sorted({_round_up(int(value) + batch_size) for value in largest}))
-
-
-def _batch_totals(lengths: Tensor, order: Tensor, batch_size: int) -> Tensor:
-    if len(order) < batch_size:
-        raise UserError(f"{len(order)} training scans do not fill one batch of {batch_size}; use a smaller batch size")
-    whole = len(order) // batch_size * batch_size
-    return lengths[order[:whole]].reshape(-1, batch_size).sum(1)
 
 
 def _round_up(rows: int) -> int:

@@ -18,15 +18,15 @@ from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import Prediction
-from normal_guidance.errors import UserError
-from normal_guidance.training.batches import Scans, slice_labels_of
+from normal_guidance.training.batches import Scans, check_batch_size, slice_labels_of
 from normal_guidance.training.config import Config
 from normal_guidance.training.objective import objective
+from normal_guidance.training.stacked_model import initial_model
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch left behind; the training AUROC is a running one, from the batches as they were trained on."""
+    """The results of one epoch; the training AUROC comes from each batch's logits just before its step."""
 
     number: int
     loss: float
@@ -36,7 +36,7 @@ class Epoch:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A trained model with the weights of its best epoch; of the last one if no epoch could be selected."""
+    """A trained model with the weights of its best epoch, or of the last epoch if none could be selected."""
 
     model: nn.Module
     config: Config
@@ -45,7 +45,9 @@ class Fit:
 
 
 def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = True) -> Epoch | None:
-    """The first epoch with the highest validation AUROC among those whose training AUROC is above it, if any is.
+    """The epoch with the highest validation AUROC among those whose training AUROC is higher still; the first of ties.
+
+    None if there is no such epoch.
 
     Example:
         >>> history = (Epoch(1, 0.7, 0.5, 0.6), Epoch(2, 0.6, 0.8, 0.7), Epoch(3, 0.5, 0.9, 0.7))
@@ -58,10 +60,10 @@ def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = True) ->
 
 
 def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], None] | None = None) -> Fit:
-    """Trains one configuration: SGD with momentum, clipped gradients, reshuffled batches, last partial batch dropped.
+    """Train one configuration: SGD with momentum, clipped gradients, reshuffled batches, last partial batch dropped.
 
-    The kept epoch is chosen by scan labels of the validation set alone (`select_epoch`); that of the supervised
-    reference by its slice labels.
+    Validation scan labels alone choose the kept epoch (`select_epoch`); for the supervised reference, validation slice
+    labels do.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -69,13 +71,8 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
         >>> len(fit(Config("abmil", epochs=2, batch_size=16), train, val).history)
         2
     """
-    if len(train) < config.batch_size:
-        raise UserError(
-            f"{len(train)} training scans do not fill one batch of {config.batch_size}; use a smaller batch size"
-        )
-    with torch.random.fork_rng(devices=[]):  # the caller's generator is left as it was
-        torch.manual_seed(config.seed)
-        model = config.spec.build(train.features.shape[1]).to(train.features)
+    check_batch_size(len(train), config.batch_size)
+    model = initial_model(config, train.width).to(train.features)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     shuffling = torch.Generator().manual_seed(config.seed)
     history: tuple[Epoch, ...] = ()
@@ -135,7 +132,7 @@ def _train_epoch(
 
 
 def _scored(config: Config, prediction: Prediction, bags: Bags) -> tuple[Tensor, Tensor]:
-    """Logits and labels of what AUROC is measured on: scans, or for the supervised reference slices of known label."""
+    """Logits and labels of the targets of AUROC: scans, or for the supervised reference slices with a known label."""
     if not config.on_slices:
         return prediction.logit, bags.labels
     labels = slice_labels_of(bags)
@@ -144,7 +141,7 @@ def _scored(config: Config, prediction: Prediction, bags: Bags) -> tuple[Tensor,
 
 @torch.no_grad()
 def predict(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Prediction:
-    """Packed predictions for all scans, in their order, without gradients, on the model's device and in its dtype.
+    """Packed predictions for all scans in their order, without gradients, on the model's device and in its dtype.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -164,6 +161,6 @@ def predict(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Predict
 
 def _predict_batch(model: nn.Module, scans: Scans, batch: Int[Tensor, "chosen"]) -> Prediction:
     rows = scans.rows(batch)
-    rows = rows.to(next(model.parameters(), rows))  # a model without parameters takes them as they are
+    rows = rows.to(next(model.parameters(), rows))  # a model without parameters leaves them unchanged
     prediction: Prediction = model(rows, Layout.packed(scans.lengths[batch]).to(rows.device))
     return prediction

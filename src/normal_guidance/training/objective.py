@@ -1,4 +1,4 @@
-"""What is minimised: scan classification, sparsity of the weights, and guidance of attention."""
+"""The training loss: scan classification, sparsity of the weights, and guidance of attention."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def objective(
 ) -> Float[Tensor, ""]:
     r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$.
 
-    The sum runs over the given parameters: all trainable ones, biases, norms and class token included, but for those
-    that a method exempts (`Method.unpenalized`; none of the paper's does).  Labels are the scans'; those of the slices
-    enter only for a supervised reference, which says so (`on_slices`).
+    The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
+    that a method exempts (`Method.unpenalized`; no method of the paper does).  Labels are those of the scans, or with
+    `on_slices` those of the slices, for a supervised reference.
 
     Example:
         >>> from normal_guidance.core.models import build_model
@@ -47,14 +47,14 @@ def objective(
 
 
 def classification(prediction: Prediction, labels: Int[Tensor, "bags"]) -> Float[Tensor, ""]:
-    """Binary cross-entropy of the scans' labels, the mean over the batch."""
+    """Binary cross-entropy of the scan labels, the mean over the batch."""
     return F.binary_cross_entropy_with_logits(prediction.logit, labels.to(prediction.logit.dtype))
 
 
 def slice_classification(
     prediction: Prediction, slice_labels: Int[Tensor, "slices"] | Int[Tensor, "bags longest"]
 ) -> Float[Tensor, ""]:
-    """Binary cross-entropy of the slices' labels, the mean over the batch's slices of known label (`UNKNOWN` is none).
+    """Binary cross-entropy of the slice labels, the mean over the slices of the batch whose label is not `UNKNOWN`.
 
     Example:
         >>> logits = torch.tensor([0.0, 2.0, -7.0])

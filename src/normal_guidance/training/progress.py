@@ -1,4 +1,4 @@
-"""How far a sweep is, for whoever watches, and where its time goes; without making a GPU wait more than needed."""
+"""Progress reports and time accounting of a sweep, with as few waits for the GPU as possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from normal_guidance.training.sweep_state import SweepState
 
 @dataclass(frozen=True, eq=False)
 class SweepProgress:
-    """What is known after an epoch, for whoever watches."""
+    """The progress of a sweep after an epoch."""
 
     epoch: int
     epochs: int
@@ -25,11 +25,11 @@ class SweepProgress:
     best_val_auroc: float
     slices_per_second: float
     done: float
-    """Share of the whole sweep."""
+    """Share of the whole sweep that is done."""
 
 
 class Watch:
-    """Tells whoever watches how far it is; looking at the device makes it wait, so not more often than needed."""
+    """Reports progress at most every `SECONDS`, since reading results makes the device wait."""
 
     SECONDS = 0.5
 
@@ -60,7 +60,7 @@ class Watch:
 
 
 class Clock:
-    """Books time between marks.  On CUDA marks are events, added up now and then, so that nothing waits for them."""
+    """Adds up the time between marks.  On CUDA marks are events that only `settle` reads, so that nothing waits."""
 
     def __init__(self, device: torch.device, seconds: dict[str, float]) -> None:
         self.cuda, self.seconds = device.type == "cuda", seconds
@@ -69,7 +69,7 @@ class Clock:
         self.mark(None)
 
     def mark(self, what: str | None) -> None:
-        """The time since the last mark was spent on `what`; None books it nowhere."""
+        """Count the time since the last mark as spent on `what`; None counts it nowhere."""
         if self.cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -81,7 +81,7 @@ class Clock:
         self.last = now
 
     def settle(self) -> None:
-        """Adds up what was marked so far; waits for the device."""
+        """Add up the marks so far; waits for the device."""
         if not self.cuda:
             return
         torch.cuda.synchronize()

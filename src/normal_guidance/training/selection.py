@@ -1,6 +1,6 @@
-"""Which epoch of a configuration is kept, and which configuration wins: by scan labels of the validation set alone.
+"""Selection of the best epoch and the best configuration, by the scan labels of the validation set alone.
 
-Only the supervised reference is chosen by the validation slices' labels; its engine's AUROC is theirs.
+Only the supervised reference is selected by slice labels: its engine measures AUROC on the validation slices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from normal_guidance.training.stacked_model import Parameters
 
 
 def group_of(config: Config) -> tuple[object, ...]:
-    """What selection does not choose among: the best lr and l1 are picked for each of these.
+    """The values that selection keeps apart: it picks the best lr and l1 within each group.
 
     Example:
         >>> group_of(Config("ng", lr=0.1)) == group_of(Config("ng", lr=0.01, l1=1.0))
@@ -33,7 +33,7 @@ class Winner:
 
     config: Config
     number: int
-    """Of the configuration, in the order of the sweep."""
+    """The number of the configuration in the sweep."""
     epoch: int
     val_auroc: float
     weights: Mapping[str, Tensor]
@@ -42,8 +42,8 @@ class Winner:
 class Selection:
     """The best epoch of each configuration so far, its weights included, on the device.
 
-    Patience counts from the last epoch that was selected or had a higher validation AUROC than all before it: a
-    configuration that still learns is not given up because its training AUROC is not above its validation AUROC yet.
+    Patience counts from the last epoch that was selected or had a higher validation AUROC than all before it. So a
+    configuration that still learns goes on while its training AUROC is below its validation AUROC.
 
     Example:
         >>> parameters = {"weight": torch.tensor([[1.0], [2.0]])}
@@ -64,7 +64,7 @@ class Selection:
 
     @torch.no_grad()
     def update(self, epoch: int, train: Tensor, val: Tensor, parameters: Parameters) -> None:
-        """The first of equally good epochs stays; NaN is never better; who has run out of patience chooses no more."""
+        """Keep this epoch where it is better (not on a tie or NaN); configurations out of patience stop selecting."""
         better: Bool[Tensor, "configs"] = val > self.val
         higher: Bool[Tensor, "configs"] = val > self.peak
         if self.train_above_val:
@@ -81,9 +81,9 @@ class Selection:
             torch.where(chosen, parameters[name], kept, out=kept)
 
     def trained(self, epoch: int) -> Int64[Tensor, "configs"]:
-        """Epochs that count for each configuration after this one: those before its patience ended.
+        """The number of epochs that count for each configuration after this epoch: those before its patience ended.
 
-        Others of its chunk may need more, and take it along; what it then does changes nothing.
+        A configuration out of patience is trained on with its chunk, but its later epochs change nothing.
         """
         if self.patience is None:
             return torch.full_like(self.epoch, epoch)

@@ -1,7 +1,7 @@
-"""Many configurations of one model as one: parameters stacked, every layer batched over configurations by `vmap`.
+"""Many configurations of one model, computed together: stacked parameters, and `vmap` over configurations.
 
-The model is the plain module of `core.models`, written for one configuration.  Configurations never meet: the
-gradient of the sum of their losses is each one's own gradient, so ordinary autograd does the backward pass.
+The model is the plain module of `core.models`, written for one configuration.  Configurations are independent: the
+gradient of the sum of their losses holds the gradient of each, so ordinary autograd does the backward pass.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Parameters = dict[str, Tensor]
 """Name -> (configurations, *shape of the parameter)."""
 
 CLIP_EPSILON = 1e-6
-"""As in `torch.nn.utils.clip_grad_norm_`."""
+"""The epsilon of `torch.nn.utils.clip_grad_norm_`."""
 
 
 def initial_model(config: Config, features: int) -> nn.Module:
     """The model with torch's default initialisation under the configuration's seed."""
-    with torch.random.fork_rng(devices=[]):  # the caller's generator is left as it was
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's generator unchanged
         torch.manual_seed(config.seed)
         return config.spec.build(features)
 
@@ -41,7 +41,7 @@ def _weights(configs: Sequence[Config], divergences: Sequence[DivergenceName]) -
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """The model's structure, and what differs between the configurations, one row each.
+    """The model's structure, and the values that differ between configurations, one row each.
 
     Example:
         >>> stack = Stack.of([Config("ng", lr=0.1), Config("ng", lr=0.01)], features=8)
@@ -51,13 +51,13 @@ class Stack:
 
     configs: tuple[Config, ...]
     skeleton: nn.Module
-    """Holds the structure and the buffers; its own parameters are not used."""
+    """The model that holds the structure and the buffers; its own parameters are not used."""
     lr: Float[Tensor, "configs"]
     l1: Float[Tensor, "configs"]
     divergences: tuple[DivergenceName, ...]
-    """Those that some configuration uses."""
+    """The divergences that any configuration uses."""
     guidance_weights: Float[Tensor, "configs divergences"]
-    """lambda in the column of the configuration's divergence, 0 in the others; as `begin_epoch` left it."""
+    """lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it."""
 
     @classmethod
     def of(
@@ -80,26 +80,22 @@ class Stack:
         )
 
     def begin_epoch(self, number: int) -> None:
-        """Sets lambda to what it is in this epoch, counted from 1: in place, where compiled code and graphs read it."""
+        """Set lambda for this epoch, counted from 1: in place, where compiled code and graphs read it."""
         if self.configs[0].warmup:
             weights = torch.tensor(_weights(self.configs, self.divergences)).to(self.guidance_weights)
             self.guidance_weights.copy_(weights.reshape(self.guidance_weights.shape) * self.configs[0].ramp(number))
 
     @property
     def on_slices(self) -> bool:
-        """Whether targets are slices: see `Config.on_slices`."""
+        """Whether targets are slices (`Config.on_slices`)."""
         return self.configs[0].on_slices
 
-    @property
-    def features(self) -> int:
+    def initial_parameters(self) -> Parameters:
+        """The initial weights of each configuration, the same for all that share a seed."""
         classifier = self.skeleton.classifier
         assert isinstance(classifier, nn.Linear)
-        return classifier.in_features
-
-    def initial_parameters(self) -> Parameters:
-        """Each configuration's initial weights: the same for all that share a seed."""
         of_seed = {config.seed: config for config in self.configs}
-        models = {seed: initial_model(config, self.features) for seed, config in of_seed.items()}
+        models = {seed: initial_model(config, classifier.in_features) for seed, config in of_seed.items()}
         weights = {seed: dict(model.named_parameters()) for seed, model in models.items()}
         return {
             name: torch.stack([weights[config.seed][name].detach() for config in self.configs]).to(self.lr)
@@ -109,7 +105,7 @@ class Stack:
     def logits(
         self, parameters: Parameters, features: Tensor, layout: Layout
     ) -> Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]:
-        """Of the targets, which are the scans; or the slices, as the layout has them."""
+        """The logits of the targets: scans, or slices in the layout's own shape."""
 
         def one(own: Parameters) -> Tensor:
             return self._logit(functional_call(self.skeleton, own, (features, layout)))
@@ -117,7 +113,7 @@ class Stack:
         return vmap(one)(parameters)
 
     def _guidance(self, divergence: DivergenceName) -> NormalGuidance:
-        """Of weight 1: every configuration has its own."""
+        """Guidance of weight 1, to be multiplied by the weight of each configuration."""
         one = self.configs[0]
         return NormalGuidance(1.0, divergence, renormalize=one.renormalize, modes=one.modes, negatives=one.negatives)
 
@@ -131,7 +127,7 @@ class Stack:
         layout: Layout,
         labels: Int[Tensor, "targets"] | Int[Tensor, "bags longest"],
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
-        """Classification and guidance, without L1 (`descend` adds it), and the logits of the targets."""
+        """The loss of classification and guidance, without L1 (`descend` adds it), and the logits of the targets."""
         classify = slice_classification if self.on_slices else classification
         guidance = [self._guidance(name) for name in self.divergences]
 
@@ -157,12 +153,11 @@ def descend(
     clip_norm: float,
     unpenalized: Collection[str] = (),
 ) -> Float[Tensor, "configs"]:
-    """One step of SGD with momentum, in place, each configuration with its own norm, clip, L1 and lr.
-
-    Gradients may be of a lower precision than the parameters.
+    """Take one step of SGD with momentum, in place, each configuration with its own norm, clip, L1 and lr.
 
     `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all but
-    the `unpenalized` parameters.  Returns the value of the L1 term before the step.
+    the `unpenalized` parameters.  They may have a lower precision than the parameters.  Return the value of the L1 term
+    before the step.
 
     Example:
         >>> theta, velocity = {"w": torch.tensor([[1.0], [1.0]])}, {"w": torch.zeros(2, 1)}

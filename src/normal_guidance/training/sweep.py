@@ -1,10 +1,10 @@
-"""All configurations of a grid trained at once, by the paper's protocol, and the best of them kept.
+"""Train all configurations of a grid at once, by the paper's protocol, and keep the best.
 
     configurations -> chunks that fit the device -> an engine trains a chunk, epoch by epoch
-                   -> AUROC of all configurations after every epoch -> each one's best epoch, kept on the device
+                   -> AUROC of all configurations after every epoch -> the best epoch of each, kept on the device
                    -> the best configuration
 
-The numbers are those of `training.fit`, one configuration at a time; `tests/training/test_sweep.py` holds it to that.
+The results equal those of `training.fit`, one configuration at a time; `tests/training/test_sweep.py` checks this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.errors import UserError
-from normal_guidance.training.batches import Scans, pool_scans, slice_labels_of
+from normal_guidance.training.batches import Scans, check_batch_size, pool_scans, slice_labels_of
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.engine import (
     Engine,
@@ -47,25 +47,26 @@ from normal_guidance.training.sweep_state import (
 )
 
 WORTH_LEAVING = 50
-"""Epochs that must be left for the part of a chunk that is out of patience to be left behind."""
+"""Epochs that must remain for a chunk to drop its configurations out of patience and go on without them."""
 
 LEAVING_SHARE = {"cuda": 0.75}
-"""How much of a chunk must be out of patience to be left behind, if not half: on CUDA the rest compiles anew, which
-takes a TransMIL as long as 70 epochs of all 32 configurations."""
+"""Share of a chunk that must be out of patience to be dropped, where it is not one half.  On CUDA the smaller chunk
+compiles anew, which takes as long as 70 epochs of all 32 configurations of TransMIL."""
 
 SLOT_CLASSES = 3
-"""Numbers of slots among which a batch finds the smallest that holds it; each costs a recorded graph."""
+"""Row counts to choose from (`slot_numbers`); each costs a recorded graph."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How to compute, which is not what to compute: results differ in rounding at most.
+    """Where and how to compute; results differ in rounding at most.
 
     Args:
         device: "cpu", "cuda", "cuda:1".
-        precision: of the products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
-        engine: "packed" runs anywhere; "slotted" is compiled; None takes slotted on CUDA and packed elsewhere.
-        chunk: configurations trained together at most; halved by itself when the device's memory does not suffice.
+        precision: of matrix products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
+        engine: "packed" runs anywhere; "slotted" gives every batch the same number of rows, for compiled code;
+            None takes slotted on CUDA and packed elsewhere.
+        chunk: the most configurations to train together; halved automatically when memory runs out.
 
     Example:
         >>> Execution(device="cpu").slotted
@@ -100,20 +101,20 @@ class Execution:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What a sweep leaves: every number of every epoch, and the winners."""
+    """The result of a sweep: the history of every configuration, and the winners."""
 
     configs: tuple[Config, ...]
     history: Float64[Tensor, "epochs configs three"]
-    """`HISTORY` of every epoch and configuration; NaN behind the epoch at which its patience ended."""
+    """`HISTORY` of every epoch and configuration; NaN after the epoch at which its patience ended."""
     best_epoch: Int64[Tensor, "configs"]
     """The selected epoch of each configuration, from 1; 0 where none could be selected."""
     trained: Int64[Tensor, "configs"]
-    """Epochs that count for each configuration: all, or until its patience ended."""
+    """The number of epochs that count for each configuration: all, or until its patience ended."""
     winners: tuple[Winner, ...]
-    """One for each group that differs in lr and l1 only; a group without a selectable epoch has none."""
+    """One for each group of configurations that differ only in lr and l1, if any epoch of it could be selected."""
     chunks: tuple[int, ...]
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the time went: training, evaluation (with selection), saving."""
+    """Time spent on training, evaluation (with selection) and saving."""
 
 
 def sweep(
@@ -125,10 +126,10 @@ def sweep(
     checkpoint: Checkpoint | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Sweep:
-    """Trains all configurations in one pass over the data per epoch and keeps the best.
+    """Train all configurations in one pass over the data per epoch and keep the best.
 
-    Scans are shuffled by the first configuration's seed, in the same order for all.  Slice labels are not read,
-    but by the supervised reference (`Config.on_slices`): its training and validation AUROC are those of the slices.
+    Scans are shuffled by the first configuration's seed, in the same order for all.  Only the supervised reference
+    (`Config.on_slices`) reads slice labels; its training and validation AUROC are those of the slices.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -170,12 +171,12 @@ def sweep(
 
 
 def current_device(device: str) -> contextlib.AbstractContextManager[object]:
-    """Streams, events and graphs are those of this device, also where it is not the first."""
+    """Within the context, CUDA streams, events and graphs belong to this device, even if it is not the first."""
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else contextlib.nullcontext()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, said by torch's own error, by a library's in other words, or by one that hid it.
+    """Whether the error, or one that it followed from, says that memory ran out, in torch's or a library's words.
 
     Example:
         >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
@@ -189,18 +190,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def release_memory() -> None:
-    """A finished engine refers to itself through what it compiled: only the collector frees it."""
+    """Free finished engines: compiled code makes them refer to themselves, so only the collector finds them."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _check_scans(config: Config, train: Scans, val: Scans) -> None:
-    if len(train.lengths) < config.batch_size:
-        raise UserError(
-            f"{len(train.lengths)} training scans do not fill one batch of {config.batch_size}; "
-            "use a smaller batch size"
-        )
+    check_batch_size(len(train.lengths), config.batch_size)
     if train.width != val.width:
         raise UserError(f"training scans have {train.width} features, validation scans {val.width}; encode both alike")
     what = "slices" if config.on_slices else "scans"
@@ -208,11 +205,13 @@ def _check_scans(config: Config, train: Scans, val: Scans) -> None:
         labels = slice_labels_of(scans) if config.on_slices else scans.labels
         positive, known = int((labels == 1).sum()), int((labels != UNKNOWN).sum())
         if positive in (0, known):
-            raise UserError(f"{positive} of {known} {part} {what} are positive; AUROC needs both kinds: split again")
+            raise UserError(
+                f"{positive} of {known} {part} {what} are positive; AUROC needs positive and negative ones; split again"
+            )
 
 
 def _orders(scans: int, seed: int, state: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """The scans' order in every epoch, and the generator's state after drawing it."""
+    """Yield the order of the scans in every epoch, and the generator's state after drawing it."""
     generator = torch.Generator().manual_seed(seed)
     if state is not None:
         generator.set_state(state)
@@ -237,8 +236,9 @@ def _make_engine(configs: Sequence[Config], train: Scans, val: Scans, execution:
 def _train_chunk(
     state: SweepState, train: Scans, val: Scans, execution: Execution, keeper: Keeper, watch: Watch
 ) -> tuple[Finished, Chunk | None]:
-    """The present chunk from where it is to its end, or until so many ran out of patience that the rest leaves them."""
-    configs, chunk = state.present(), state.pending[0]
+    """Train the present chunk to its end, or until so many are out of patience that the rest goes on alone."""
+    chunk = state.pending[0]
+    configs = [state.configs[number] for number in chunk.members]
     config, seed = configs[0], state.configs[0].seed
     engine = _make_engine(configs, train, val, execution, seed)
     selection = Selection(engine.parameters, config.train_above_val, config.patience)
@@ -271,13 +271,13 @@ def _train_chunk(
     clock.settle()
     reached = Chunk(chunk.members, epoch, collect(engine, selection, history, generator))
     staying = [] if epoch == config.epochs else [place for place, done in enumerate(over) if not done]
-    leaving = [place for place in range(len(over)) if place not in staying]
-    finished = _finish(reached.part(leaving), selection.trained(epoch).cpu()[leaving])
+    ending = [place for place in range(len(over)) if place not in staying]
+    finished = _finish(reached.part(ending), selection.trained(epoch).cpu()[ending])
     return finished, reached.part(staying) if staying else None
 
 
 def _finish(chunk: Chunk, trained: Tensor) -> Finished:
-    """What the members of a chunk leave; epochs behind the end of their patience do not count."""
+    """The results of a chunk's members; epochs after the end of their patience do not count."""
     history, numbers = chunk.training["history"], torch.arange(1, len(chunk.training["history"]) + 1)
     return Finished(
         members=chunk.members,

@@ -1,4 +1,4 @@
-"""A sweep at the end of an epoch, as it is kept: all that the rest of it depends on, so that a killed one goes on."""
+"""The state of a sweep after an epoch: everything that the remaining epochs depend on, so that a killed run resumes."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from normal_guidance.training.selection import Selection, Winner, group_of
 from normal_guidance.training.stacked_model import Parameters
 
 HISTORY = ("loss", "train_auroc", "val_auroc")
-"""What is known of every configuration after every epoch."""
+"""The numbers recorded for every configuration after every epoch."""
 
 
 @runtime_checkable
 class Checkpoint(Protocol):
-    """Where a sweep keeps its state, so that a killed one goes on."""
+    """Storage for the state of a sweep, from which a killed run resumes."""
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None: ...
     def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None: ...
     def due(self, epochs: int, seconds: float) -> bool:
-        """Whether to save, so many epochs and seconds after the last time."""
+        """Whether to save now, given the epochs and seconds since the last time."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Configurations that are trained together, and how far they are."""
+    """Configurations that are trained together, and their progress."""
 
     members: tuple[int, ...]
     """Their numbers in the sweep."""
     epoch: int = 0
     training: Mapping[str, Tensor] = field(default_factory=dict)
-    """What `collect` gathered after that epoch."""
+    """The tensors that `collect` gathered after that epoch."""
 
     def part(self, places: Sequence[int]) -> Chunk:
-        """Some of the members, where they are: configurations never meet, so each has all it needs."""
+        """A chunk of some members at the same epoch; configurations are independent, so each keeps all it needs."""
         index = torch.tensor(places)
         training = {
             name: tensor if name == "generator" else tensor[:, index] if name == "history" else tensor[index]
@@ -58,7 +58,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """Configurations trained to their end."""
+    """The results of configurations that are trained to their end."""
 
     members: tuple[int, ...]
     history: Tensor
@@ -70,7 +70,7 @@ class Finished:
 
 @dataclass(frozen=True, eq=False)
 class SweepState:
-    """A sweep at the end of an epoch: what is known of the finished configurations, and the chunks still to train."""
+    """A sweep at the end of an epoch: the results of finished configurations, and the chunks still to train."""
 
     configs: tuple[Config, ...]
     pending: tuple[Chunk, ...]
@@ -80,11 +80,11 @@ class SweepState:
     trained: Tensor
     winners: tuple[Winner, ...] = ()
     chunks: tuple[int, ...] = ()
-    """How many configurations finished together."""
+    """The number of configurations that finished together, chunk by chunk."""
 
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
-        """Nothing trained yet; at most `chunk` configurations will be trained together."""
+        """The state before training, in chunks of at most `chunk` configurations."""
         count = len(configs)
         pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
         unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
@@ -92,7 +92,7 @@ class SweepState:
         return cls(tuple(configs), tuple(pending), history=unknown, best_epoch=none, trained=none)
 
     def restored(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> SweepState:
-        """The state that `tensors` and `about` were taken of."""
+        """The state from which `tensors` and `about` were saved."""
         winners = tuple(
             Winner(self.configs[w["number"]], w["number"], w["epoch"], w["val_auroc"], _part(tensors, f"winner{i}."))
             for i, w in enumerate(about["winners"])
@@ -112,7 +112,7 @@ class SweepState:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that `restored` needs, with `about`."""
+        """The tensors to save; `restored` needs them and `about`."""
         parts = {"history": self.history, "best_epoch": self.best_epoch, "trained": self.trained}
         for i, winner in enumerate(self.winners):
             parts |= _named(f"winner{i}.", winner.weights)
@@ -121,26 +121,22 @@ class SweepState:
         return parts
 
     def about(self) -> dict[str, Any]:
-        """What `restored` needs beside tensors."""
+        """The JSON values to save beside the tensors."""
         winners = [{"number": w.number, "epoch": w.epoch, "val_auroc": w.val_auroc} for w in self.winners]
         pending = [{"members": chunk.members, "epoch": chunk.epoch} for chunk in self.pending]
         return {"pending": pending, "chunks": self.chunks, "winners": winners}
 
     @property
     def done(self) -> int:
-        """How many configurations are finished."""
+        """The number of finished configurations."""
         return len(self.configs) - sum(len(chunk.members) for chunk in self.pending)
 
-    def present(self) -> tuple[Config, ...]:
-        """Configurations of the chunk to train now."""
-        return tuple(self.configs[number] for number in self.pending[0].members)
-
     def after(self, epoch: int, training: Mapping[str, Tensor]) -> SweepState:
-        """The present chunk at the end of an epoch."""
+        """The state after an epoch of the present chunk."""
         return replace(self, pending=(replace(self.pending[0], epoch=epoch, training=training), *self.pending[1:]))
 
     def halved(self, error: Exception) -> SweepState:
-        """The present chunk as two, because it did not fit."""
+        """The state with the present chunk cut in two, because it did not fit the memory."""
         if len(self.pending[0].members) == 1:
             raise UserError(
                 "one configuration alone does not fit the device's memory; use a smaller batch size or another device"
@@ -148,14 +144,16 @@ class SweepState:
         return replace(self, pending=(*self.pending[0].halves(), *self.pending[1:]))
 
     def finish(self, finished: Finished, rest: Chunk | None) -> SweepState:
-        """Members of the present chunk done; the rest of it goes on."""
+        """The state after some members of the present chunk finished; the rest of it goes on."""
         members = torch.tensor(finished.members)
         winners = {group_of(winner.config): winner for winner in self.winners}
         for place, number in enumerate(finished.members):
             if not finished.best_epoch[place]:
                 continue
-            group = group_of(self.configs[number])
-            winners[group] = max(filter(None, (winners.get(group), self._candidate(finished, place))), key=_merit)
+            config, epoch, val_auroc = self.configs[number], finished.best_epoch[place], finished.best_val[place]
+            weights = {name: stacked[place].clone() for name, stacked in finished.best.items()}
+            candidate = Winner(config, number, int(epoch), val_auroc.item(), weights)
+            winners[group_of(config)] = max(candidate, winners.get(group_of(config), candidate), key=_merit)
         return replace(
             self,
             pending=(*([] if rest is None else [rest]), *self.pending[1:]),
@@ -166,30 +164,24 @@ class SweepState:
             winners=tuple(sorted(winners.values(), key=lambda winner: winner.number)),
         )
 
-    def _candidate(self, finished: Finished, place: int) -> Winner:
-        number = finished.members[place]
-        weights = {name: stacked[place].clone() for name, stacked in finished.best.items()}
-        epoch, value = int(finished.best_epoch[place]), finished.best_val[place].item()
-        return Winner(self.configs[number], number, epoch, value, weights)
-
 
 def _merit(winner: Winner) -> tuple[float, int]:
-    """Validation AUROC; of equals, the first configuration."""
+    """The order of winners: by validation AUROC; the first configuration wins a tie."""
     return winner.val_auroc, -winner.number
 
 
 class Keeper:
-    """Saves the state when it is due, and counts where the time goes, over all starts of a run."""
+    """Saves the state when it is due, and adds up the time spent, over all starts of a run."""
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self.checkpoint = checkpoint
         self.seconds = {"training": 0.0, "evaluation": 0.0, "saving": 0.0}
         self.epochs, self.at = 0, time.monotonic()
         self.last: SweepState | None = None
-        """What was saved last: where a chunk that no longer fits goes on."""
+        """The last saved state, from which a chunk that no longer fits the memory goes on."""
 
     def resume(self, fresh: SweepState) -> SweepState:
-        """The state where the run stopped, if it had begun."""
+        """The saved state of the run, or the fresh one if nothing was saved."""
         loaded = None if self.checkpoint is None else self.checkpoint.load()
         if loaded is None:
             return fresh
@@ -199,7 +191,7 @@ class Keeper:
         return self.last
 
     def is_due(self) -> bool:
-        """Asked once an epoch."""
+        """Whether to save now; must be called exactly once per epoch."""
         self.epochs += 1
         return self.checkpoint is not None and self.checkpoint.due(self.epochs, time.monotonic() - self.at)
 
@@ -213,7 +205,7 @@ class Keeper:
 
 
 def collect(engine: Engine, selection: Selection, history: Tensor, generator: Tensor) -> dict[str, Tensor]:
-    """Everything that the rest of the training depends on, copied to the host: training goes on in place."""
+    """Everything that the remaining epochs depend on, copied to the host because training changes it in place."""
     parts = {
         **_named("parameters.", engine.parameters),
         **_named("momenta.", engine.momenta),
@@ -230,7 +222,7 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
 
 @torch.no_grad()
 def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mapping[str, Tensor]) -> None:
-    """The inverse of `collect`, but for the generator, which is its caller's."""
+    """The inverse of `collect`, except for the generator, which the caller restores."""
     if missing := sorted({"risen", "peak"} - set(saved)):
         raise UserError(
             f"the run's state.safetensors does not hold {missing[0]!r}: an older version wrote it; delete it to train "

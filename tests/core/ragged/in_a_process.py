@@ -16,7 +16,7 @@ HANGS = 3600
 
 
 def assert_script_passes(file: str, *arguments: str, **environment: str) -> None:
-    """A part of a test file in a process of its own, which must end well and say how far it was off."""
+    """Run a part of a test file in a new process, which must succeed and print its largest error."""
     run = subprocess.run(
         [sys.executable, file, *arguments],
         env=os.environ | environment,
@@ -29,7 +29,7 @@ def assert_script_passes(file: str, *arguments: str, **environment: str) -> None
 
 
 def assert_compiled_equals_eager(step: Callable[..., Tensor], leaves: Sequence[Tensor], *rest: Tensor) -> None:
-    """Gradients of a compiled sum, against the same without the compiler."""
+    """Compare the gradients of a compiled sum with those without the compiler."""
     want = torch.autograd.grad(step(*leaves, *rest), leaves)
     got = torch.autograd.grad(torch.compile(step, fullgraph=True)(*leaves, *rest), leaves)
     for one, other in zip(got, want, strict=True):
@@ -38,7 +38,7 @@ def assert_compiled_equals_eager(step: Callable[..., Tensor], leaves: Sequence[T
 
 
 def let_interpreter_loop() -> None:
-    """Triton 3.6's interpreter takes a loop's end by int(array of one), which numpy 2.4 refuses."""
+    """Work around Triton 3.6: its interpreter calls int() on an array of one number, which numpy 2.4 refuses."""
     from triton.runtime import interpreter
 
     original = interpreter._patch_lang_tensor

@@ -24,7 +24,7 @@ needs_triton = pytest.mark.skipif(
 )
 
 LENGTHS, LONGEST, TAPS, UNUSED = [2, 1, 70, 3, 1, 9, 4, 3], 72, 7, 5
-"""Bags shorter than the kernel's reach beside each other, one of several chunks; 106 rows are no multiple of tiles."""
+"""Adjacent bags shorter than the kernel, and one of several chunks; 106 rows do not fill whole tiles."""
 GARBAGE = 1e4
 OVER = (0, 0, 0, None, None, None)
 
@@ -53,7 +53,7 @@ def make_inputs(
 
 
 def gradient_like(rows: Tensor) -> Tensor:
-    """What is differentiated against: garbage in unused rows too."""
+    """The gradient of the output, with garbage in unused rows too."""
     return rows.flip(2) + (rows == GARBAGE)
 
 
@@ -180,7 +180,7 @@ def interpreted() -> None:
 def check_against_float64(
     got: tuple[Tensor, ...], gradient: Tensor, inputs: Inputs, longest: int, tolerance: float | None = None
 ) -> float:
-    """Fails where an output is off by more than a part of its largest number; returns the worst such part."""
+    """Check each output's error relative to its largest number, and return the largest such error."""
     rows, weight, bias, first, count = (tensor.cpu() for tensor in inputs)
     if tolerance is None:
         tolerance = 2e-6 if rows.dtype == torch.float32 else 2e-3
@@ -202,7 +202,7 @@ def check_against_float64(
 
 
 def forward_and_backward(inputs: Inputs) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Outputs and all gradients, through vmap and autograd; and what was differentiated against."""
+    """Outputs and all gradients, through vmap and autograd, and the gradient of the output."""
     *floats, first, count = inputs
     leaves = [tensor.clone().requires_grad_() for tensor in floats]
     out = vmap(depthwise, OVER)(*leaves, first, count, LONGEST)
@@ -261,7 +261,7 @@ def test_cuda_graph_replays_with_other_bags() -> None:
 
 @needs_cuda
 def test_cuda_beyond_two_billion_numbers() -> None:
-    """Configurations are told apart by offsets that 32 bits do not hold."""
+    """Offsets between configurations can exceed 32 bits."""
     configurations, rows, features = 3, 1_000_000, 768
     x = torch.zeros(configurations, rows, features, dtype=torch.bfloat16, device="cuda")
     first, count = torch.tensor([0, rows - 6], device="cuda"), torch.tensor([rows - 7, 3], device="cuda")

@@ -187,7 +187,7 @@ def interpreted() -> None:
 
 
 def check_against_float64(got: tuple[Tensor, ...], inputs: Inputs, tolerance: float | None = None) -> float:
-    """Fails where an output is off by more than a part of its largest number; returns the worst such part."""
+    """Check each output's error relative to its largest number, and return the largest such error."""
     u, x, a, first, count = (tensor.cpu() for tensor in inputs)
     if tolerance is None:
         tolerance = 1e-6 if x.dtype == torch.float32 else 2e-3

@@ -26,7 +26,7 @@ needs_triton = pytest.mark.skipif(
 
 CONFIGS, UNUSED = 2, 5
 GARBAGE = 1e4
-"""What stands in token slots and unused rows, where nobody may look."""
+"""The content of class tokens' rows and unused rows, which must not be read."""
 
 # One tile or several; bags that fill a tile, miss it by one, or hold one slice; d = 4 to 96.
 CASES = {
@@ -54,7 +54,7 @@ def problem(
 
 
 def bag_by_bag(qkv: Tensor, token: Tensor, lengths: list[int], heads: int) -> Tensor:
-    """The same with torch's attention, one bag after the other."""
+    """The same by torch's attention, one bag at a time."""
     outputs, row = [], 0
     for length in lengths:
         bag = torch.cat([token[:, None], qkv[:, row + 1 : row + 1 + length]], dim=1)
@@ -143,7 +143,7 @@ def test_cuda_equals_the_cpu_in_float64(case: str, kind: str) -> None:
 @needs_cuda
 @pytest.mark.parametrize("longest", [60, 300])
 def test_cuda_graph_serves_other_bags_and_repeats_exactly(longest: int) -> None:
-    """Captured once, replayed with other lengths: nothing waits for the host, no shape depends on them."""
+    """A graph captured once works with other lengths: nothing waits for the host, and no shape depends on them."""
     heads, d, rows = 2, 96, 3 * (longest + 1) + UNUSED
     qkv = torch.randn(CONFIGS, rows, 3 * heads * d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     token = torch.randn(CONFIGS, 3 * heads * d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -196,7 +196,7 @@ def assert_kernels_agree(inputs: tuple[Tensor, ...], heads: int, longest: int, t
 
 
 def compiled(device: str) -> None:
-    """compile(vmap(loss)), then the gradient of the sum, as the sweep takes it."""
+    """compile(vmap(loss)), then the gradient of the sum, as in the sweep."""
     dtype = torch.float64 if device == "cpu" else torch.float32
     qkv, token, first, lengths, grad = problem([3, 1, 5], 2, 16, dtype, device)
     inputs = [qkv.requires_grad_(), token.requires_grad_()]

@@ -1,4 +1,4 @@
-"""`smooth` against `Sm`, against the iteration it stands for, and its kernels against float64.
+"""`smooth` against `Sm`, against the iteration that it replaces, and its kernels against float64.
 
 Needs torch and pytest alone: `pytest --noconftest tests/core/ragged/test_smoothing.py`.  Run as a script it is what
 some tests start in a process of their own: `compiled [cuda]` or, with TRITON_INTERPRET=1, `interpreted`.
@@ -179,7 +179,7 @@ def interpreted() -> None:
 def check_against_float64(
     got: tuple[Tensor, ...], gradient: Tensor, inputs: Inputs, tolerance: float | None = None
 ) -> float:
-    """Fails where an output is off by more than a part of its largest number; returns the worst such part."""
+    """Check each output's error relative to its largest number, and return the largest such error."""
     rows, kernel, first, count = (tensor.cpu() for tensor in inputs)
     if tolerance is None:
         tolerance = 1e-6 if rows.dtype == torch.float32 else 2e-3
@@ -199,7 +199,7 @@ def check_against_float64(
 
 
 def forward_and_backward(inputs: Inputs) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Smoothed rows and both gradients, through vmap and autograd; and what was differentiated against."""
+    """Smoothed rows and both gradients, through vmap and autograd, and the gradient of the output."""
     rows, kernel, first, count = inputs
     leaves = [rows.clone().requires_grad_(), kernel.clone().requires_grad_()]
     smoothed = vmap(smooth, (0, 0, None, None, None))(*leaves, first, count, LONGEST)

@@ -1,1 +1,1 @@
-"""Operations on rows of bags of different length, stacked over configurations: torch on the CPU, Triton on CUDA."""
+"""Operations on bags of different lengths, stacked over configurations: torch on the CPU, Triton on CUDA."""

@@ -1,15 +1,15 @@
-r"""Depthwise convolution along the slices of each bag, the class token passing by: what PPEG does to slotted rows.
+r"""Depthwise convolution along the slices of each bag, for PPEG; class tokens stay unchanged.
 
-Rows are slotted as in `attention`: bag b holds rows `first[b]` (the class token's slot) to `first[b] + lengths[b]`,
-and rows of no bag are unused.  With N(r) the slices of row r's own bag,
+Rows are laid out as in `SlottedLayout`: bag b holds rows `first[b]` (its class token) to `first[b] + lengths[b]`, and
+rows outside all bags are unused.  With N(r) the slices of row r's own bag,
 
     $y_{rm} = b_m + \sum_k w_{mk}\, x_{r+k-K/2,\,m}$  over  $r + k - K/2 \in N(r)$,  and $y_r = x_r$ for a class token.
 
 Both gradients read the neighbours' gradients only, $\partial x_s = \sum_k w_k g_{s-(k-K/2)}$ and
-$\partial w_k = \sum_s x_s g_{s-(k-K/2)}$, so one pass over x and g yields them all.  All of it is bound by memory.
+$\partial w_k = \sum_s x_s g_{s-(k-K/2)}$, so one pass over x and g gives both.  The cost is bound by memory.
 """
 
-# No lazy annotations here: torch reads the operators' own and could not resolve them behind the run-time checks.
+# No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from normal_guidance.core.ragged.products import (
     accumulator,
+    padded_index,
     runs_in_triton,
-    slots_of_rows,
     vmap_over_configurations,
 )
 
@@ -32,9 +32,9 @@ def depthwise(
     lengths: Int[Tensor, "bags"],
     longest: int,
 ) -> Float[Tensor, "rows features"]:
-    """Slices convolved within their bag, zeros beyond its ends; class tokens as they are; 0 in unused rows.
+    """Slices convolved within their bag, with zeros beyond its ends; class tokens unchanged; 0 in unused rows.
 
-    `taps` is odd.  Sums are taken in float32 and the result has the rows' dtype, whatever that of the weight is.
+    `taps` is odd.  Sums are in float32 or better, and the result has the rows' dtype.
 
     Example:
         >>> rows, weight = torch.tensor([[9.0], [1.0], [2.0], [9.0], [4.0], [7.0]]), torch.tensor([[1.0, 10.0, 100.0]])
@@ -43,7 +43,9 @@ def depthwise(
         [9.0, 210.5, 21.5, 9.0, 40.5, 0.0]
     """
     if weight.shape[-1] % 2 == 0:
-        raise ValueError(f"a kernel of {weight.shape[-1]} taps has no middle one; pad it to an odd number")
+        raise ValueError(
+            f"the kernel has {weight.shape[-1]} taps; pad it to an odd number, so that there is a middle tap"
+        )
     return stacked_depthwise(rows[None], weight[None], bias[None], first, lengths, longest).squeeze(0)
 
 
@@ -69,7 +71,7 @@ def stacked_depthwise(
 def stacked_depthwise_backward(
     gradient: Tensor, rows: Tensor, weight: Tensor, first: Tensor, lengths: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of rows, weight and bias (this one in the weight's dtype)."""
+    """Gradients of rows, weight and bias, the last in the weight's dtype."""
     if runs_in_triton(rows):
         from normal_guidance.core.ragged import convolution_triton
 
@@ -93,21 +95,21 @@ def _neighbours(
     first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], longest: int, rows: int, taps: int
 ) -> tuple[Int[Tensor, "rows taps"], Bool[Tensor, "rows taps"], Bool[Tensor, "rows"]]:
     """The row at each tap of each row, whether both are slices of one bag, and which rows are class tokens."""
-    slot = slots_of_rows(first, lengths + 1, longest + 1, rows)
-    bag, place = slot.clamp_min(0) // (longest + 1), slot.clamp_min(0) % (longest + 1)
-    offset = torch.arange(taps, device=slot.device) - taps // 2
+    index = padded_index(first, lengths + 1, longest + 1, rows)
+    bag, place = index.clamp_min(0) // (longest + 1), index.clamp_min(0) % (longest + 1)
+    offset = torch.arange(taps, device=index.device) - taps // 2
     neighbour = place[:, None] + offset
-    token = (slot >= 0) & (place == 0)
-    slices = (slot >= 0) & (place > 0)
+    token = (index >= 0) & (place == 0)
+    slices = (index >= 0) & (place > 0)
     inside = slices[:, None] & (neighbour >= 1) & (neighbour <= lengths[bag][:, None])
-    source = torch.arange(rows, device=slot.device)[:, None] + offset
+    source = torch.arange(rows, device=index.device)[:, None] + offset
     return source.clamp(0, rows - 1), inside, token
 
 
 def _read(
     values: Float[Tensor, "configurations rows features"], source: Int[Tensor, "rows"], inside: Bool[Tensor, "rows"]
 ) -> Float[Tensor, "configurations rows features"]:
-    """One neighbour of every row, 0 where there is none."""
+    """One neighbour of every row, or 0 if there is none."""
     return values[:, source].masked_fill(~inside[:, None], 0)
 
 
@@ -124,7 +126,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """The bias has no part in any gradient but in its own dtype."""
+    """Save all but the bias: no gradient depends on its values."""
     rows, weight, bias, first, lengths, longest = inputs
     ctx.save_for_backward(rows, weight, first, lengths)
     ctx.longest, ctx.bias_dtype = longest, bias.dtype

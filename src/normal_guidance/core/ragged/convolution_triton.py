@@ -1,11 +1,11 @@
 """`convolution` on CUDA: forward reads x and writes y once, backward reads x and g and writes their gradient once.
 
-A program is one warp with four features a lane.  It walks down its rows in groups whose rows, and the few before and
-after them, it loads one by one into registers: the loads of a group are under way at once, a row's neighbours are other
-registers of the same lane, and sums over rows need no exchange between lanes.  Its share of the weight's gradient
-stays in registers until its last row, so no two programs add to one number.
+A program is one warp with four features per lane.  It goes down its rows in groups and loads the rows of a group, and
+the few before and after them, one by one into registers: the loads of a group overlap, a row's neighbours are in other
+registers of the same lane, and sums over rows need no exchange between lanes.  Its part of the weight's gradient stays
+in registers until its last row, so no two programs add to one number.
 
-Which neighbours count is one small integer a row, the same for all configurations and features: see `_taps_kernel`.
+One small integer per row says which neighbours count, the same for all configurations and features (`_taps_kernel`).
 """
 
 from typing import Any, no_type_check
@@ -21,12 +21,12 @@ from normal_guidance.core.ragged.products_triton import dense_within
 TAPS_TILE = 64
 """Rows and bags that `_taps_kernel` compares at a time."""
 FEATURES = 128
-"""Features of a program: four for each lane of its warp."""
+"""Features per program: four for each lane of its warp."""
 ENOUGH_PROGRAMS = 4096
-"""Twice what an H200 runs at once; below it, programs get fewer rows, and load weights and neighbours more often."""
+"""Twice as many as an H200 runs at once; with fewer, programs get fewer rows each, so that there are more of them."""
 
 BACKWARD_REGISTERS = 144
-"""Fourteen programs a multiprocessor instead of ten; ptxas spills 36 bytes for it (bfloat16, seven taps)."""
+"""Allows fourteen programs per multiprocessor instead of ten; ptxas spills 36 bytes (bfloat16, seven taps)."""
 
 
 def forward(
@@ -36,7 +36,7 @@ def forward(
     first: Int[Tensor, "bags"],
     lengths: Int[Tensor, "bags"],
 ) -> Float[Tensor, "configurations rows features"]:
-    """Launch of `_forward_kernel`."""
+    """Launch `_forward_kernel`."""
     rows, weight, bias = dense_within(rows), dense_within(weight), dense_within(bias)
     out = rows.new_empty(rows.shape)
     blocks = _blocks(rows, weight)
@@ -57,7 +57,7 @@ def backward(
     Float[Tensor, "configurations features taps"],
     Float[Tensor, "configurations features"],
 ]:
-    """Launch of `_backward_kernel` and the sum of its programs' shares; the bias's gradient has the weight's dtype."""
+    """Launch `_backward_kernel` and sum the parts of its programs; the bias's gradient has the weight's dtype."""
     gradient, rows, weight = dense_within(gradient), dense_within(rows), dense_within(weight)
     configurations, count, features = rows.shape
     width = weight.shape[2]
@@ -78,7 +78,7 @@ def backward(
 
 
 def _taps(first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], rows: int, width: int) -> Int[Tensor, "rows"]:
-    """Launch of `_taps_kernel`: one, where torch's own operations would be a dozen."""
+    """Launch `_taps_kernel`: one launch, where torch's own operations would need a dozen."""
     taps = torch.empty(rows, dtype=torch.int32, device=first.device)
     grid = (triton.cdiv(rows, TAPS_TILE),)
     _taps_kernel[grid](first, lengths, taps, rows, len(first), K=width, TILE=TAPS_TILE)
@@ -88,7 +88,7 @@ def _taps(first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], rows: int, w
 def _blocks(
     rows: Float[Tensor, "configurations rows features"], weight: Float[Tensor, "configurations features taps"]
 ) -> dict[str, Any]:
-    """What the kernels are compiled for: a group is the rows whose registers fit, a chunk is the rows of a program."""
+    """Constants of the kernels: a group is the rows that fit in registers, a chunk the rows of a program."""
     configurations, count, features = rows.shape
     group, block = 16 // rows.element_size(), min(FEATURES, max(32, triton.next_power_of_2(features)))
     chunk = 64
@@ -99,7 +99,7 @@ def _blocks(
 
 
 def _grid(rows: Float[Tensor, "configurations rows features"], blocks: dict[str, Any]) -> tuple[int, int]:
-    """Neighbouring programs share rows, so that memory is read in long runs."""
+    """The grid: adjacent programs share rows, so that memory is read in long runs."""
     configurations, count, features = rows.shape
     return triton.cdiv(features, blocks["BLOCK_M"]) * triton.cdiv(count, blocks["CHUNK"]), configurations
 
@@ -107,7 +107,7 @@ def _grid(rows: Float[Tensor, "configurations rows features"], blocks: dict[str,
 @triton.jit
 @no_type_check
 def _taps_kernel(first, lengths, taps, rows, bags, K: tl.constexpr, TILE: tl.constexpr):
-    """Bit k < K of a row: its neighbour at tap k and itself are slices of one bag.  Bit K: it is a class token."""
+    """Bits of a row: bit k < K if it and its neighbour at tap k are slices of one bag, bit K if it is a class token."""
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     before, after = tl.full((TILE,), -1, tl.int32), tl.full((TILE,), -1, tl.int32)
     for start in range(0, bags, TILE):
@@ -127,7 +127,7 @@ def _taps_kernel(first, lengths, taps, rows, bags, K: tl.constexpr, TILE: tl.con
 @triton.jit
 @no_type_check
 def _load_rows(base, start, rows, m, M: tl.constexpr, COUNT: tl.constexpr):
-    """Rows from `start` on, each a vector of its own; 0 above the first and below the last."""
+    """Rows from `start` on, each as a vector; 0 before the first row and after the last."""
     values = ()
     for i in tl.static_range(COUNT):
         inside = (start + i >= 0) & (start + i < rows)
@@ -148,7 +148,7 @@ def _load_weight(base, m, M: tl.constexpr, K: tl.constexpr):
 @triton.jit
 @no_type_check
 def _if_bit(bits, k: tl.constexpr, value):
-    """A vector of features, as float32, where the row's bit k is set; else 0."""
+    """The vector as float32 if the row's bit k is set, else 0."""
     return tl.where((bits >> k) & 1 != 0, value.to(tl.float32), 0.0)
 
 
@@ -184,7 +184,7 @@ def _forward_kernel(
         x = _load_rows(rows, start - K // 2, count, m, M, GROUP + K - 1)
         for i in tl.static_range(GROUP):
             bits = tl.load(taps + start + i, mask=start + i < count, other=0)
-            if bits == (1 << K) - 1:  # no end of the bag in reach, as for most rows: a third of the instructions saved
+            if bits == (1 << K) - 1:  # most rows: no end of the bag is near, which saves a third of the instructions
                 y = b
                 for k in tl.static_range(K):
                     y += w[k] * x[i + k].to(tl.float32)

@@ -1,8 +1,8 @@
-"""A dense layer and a gather for many configurations, whose gradients come out in the order that is cheap to read.
+"""A dense layer and a gather for many configurations, with gradients that are fast to read.
 
-Torch's own are right, and slow to use.  The gradient of `x @ W.T` comes out transposed, so that the step of SGD reads
-it across the grain; the gradient of taking one row of each bag is a tensor of zeros as large as all rows, written and
-read again.  Backward passes here are plain torch, so a compiler fuses them.
+Torch's own operations give the same results more slowly.  The gradient of `x @ W.T` is transposed, so that the step of
+SGD reads it with large strides; the gradient of taking one row of each bag is a tensor as large as all rows, almost all
+zeros, written and read again.  The backward passes here are plain torch, so a compiler fuses them.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from normal_guidance.core.ragged.products import vmap_over_configurations
 def project(
     rows: Float[Tensor, "*parts rows inputs"], weight: Float[Tensor, "*parts outputs inputs"]
 ) -> Float[Tensor, "*parts rows outputs"]:
-    """Every row times the transposed weight: a linear layer without bias.  `parts` is one dimension or absent.
+    """Every row times the transposed weight: a linear layer without bias.  `parts` is at most one dimension.
 
     Example:
         >>> project(torch.ones(2, 3), torch.tensor([[1.0, 2.0, 3.0]])).tolist()
@@ -31,10 +31,10 @@ def project(
 def with_bias(
     rows: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, "outputs"]
 ) -> tuple[Float[Tensor, "rows wider"], Float[Tensor, "outputs wider"]]:
-    """Rows and weight for `project` that carry the bias as one more column, of ones and of biases.
+    """Rows and weight for `project` with the bias as an extra column: ones in the rows, biases in the weight.
 
-    Adding a bias to the product afterwards would read and write all of it once more, and again for the gradient.  The
-    width stays a multiple of eight, which matrix units want.
+    Adding the bias to the product afterwards would read and write all of it once more, and again for the gradient.  The
+    width stays a multiple of eight, as matrix units need.
 
     Example:
         >>> rows, weight = with_bias(torch.ones(2, 8), torch.ones(3, 8), torch.arange(3.0))
@@ -53,7 +53,7 @@ def take_first(
     bag: Int[Tensor, "rows"],
     is_first: Bool[Tensor, "rows"],
 ) -> Float[Tensor, "bags features"]:
-    """Row `first[b]` of each bag b.  `bag` and `is_first` say the same row by row: the gradient reads them.
+    """Row `first[b]` of each bag b.  `bag` and `is_first` describe the same rows one by one, for the gradient.
 
     Example:
         >>> bag, is_first = torch.tensor([0, 0, 1]), torch.tensor([True, False, True])
@@ -65,7 +65,7 @@ def take_first(
 
 @torch.library.custom_op("normal_guidance::stacked_project", mutates_args=())
 def stacked_project(rows: Tensor, weight: Tensor) -> Tensor:
-    """`project` of each configuration; rows of one configuration alone are shared by all."""
+    """`project` for each configuration; rows given for only one configuration are shared by all."""
     return torch.matmul(rows, weight.mT)
 
 
@@ -92,7 +92,7 @@ stacked_project.register_autograd(_project_gradients, setup_context=_save_both)
 
 @stacked_project.register_vmap
 def _(info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
-    """Rows that all configurations share stay one; a shared weight is repeated."""
+    """Rows shared by all configurations are not copied; a shared weight is repeated."""
     if in_dims[0] is not None:
         rows = rows.movedim(in_dims[0], 0).flatten(0, 1)
     elif len(rows) > 1:
@@ -103,7 +103,7 @@ def _(info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: T
 
 @torch.library.custom_op("normal_guidance::stacked_take_first", mutates_args=())
 def stacked_take_first(rows: Tensor, first: Tensor, bag: Tensor, is_first: Tensor) -> Tensor:
-    """`take_first` of each configuration."""
+    """`take_first` for each configuration."""
     return rows.index_select(1, first)
 
 
@@ -117,7 +117,7 @@ def _save_places(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output
 
 
 def _take_first_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-    """Each row looks up its bag's gradient, if it is the first: no scattering, and nothing to write if fused."""
+    """Each first row reads its bag's gradient: no scattering, and nothing is written if it is fused."""
     bag, is_first = ctx.saved_tensors
     found = gradient[:, bag.clamp_max(gradient.shape[1] - 1)]
     return torch.where(is_first[:, None], found, 0), None, None, None

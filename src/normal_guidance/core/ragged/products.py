@@ -1,17 +1,17 @@
 r"""Products of each bag's queries or weights with that bag's own rows: `dot`, `pool` and `spread`.
 
-Bag b holds rows first[b] .. first[b] + count[b] - 1 of a matrix of R rows; rows of no bag are unused.  Which rows
-these are changes from step to step without a change of shape, so a step can be compiled and captured in a CUDA graph.
+Bag b holds rows first[b] .. first[b] + count[b] - 1 of a matrix of R rows; rows outside all bags are unused.  These
+numbers change from step to step, but the shapes do not, so a step can be compiled and captured in a CUDA graph.
 With rows $x$, queries $u$ and weights $a$, per bag
 
     dot     $s_{qj} = u_q \cdot x_j$
     pool    $z_q = \sum_j a_{qj} x_j$
     spread  $y_j = \sum_q a_{qj} u_q$
 
-and each one's gradients are the other two.  They are bound by memory: a pass reads the rows (or writes them) once.
+and the gradients of each are the other two.  They are bound by memory: a pass reads (or writes) the rows once.
 
-The `stacked_...` operations take C configurations at once in a leading dimension, which is also what `torch.func.vmap`
-makes of the functions without it.
+The `stacked_...` operations take C configurations in a leading dimension; `torch.func.vmap` turns the functions without
+it into these.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def dot(
     count: Int[Tensor, "bags"],
     longest: int,
 ) -> Float[Tensor, "bags queries longest"]:
-    """Each bag's queries against that bag's own rows, s_bqj = u_bq . x_(first_b + j), in float32; 0 past its end.
+    """Products of each bag's queries with its own rows, s_bqj = u_bq . x_(first_b + j), in float32; 0 past its end.
 
     Example:
         >>> rows, first, count = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1]), torch.tensor([1, 2])
@@ -40,9 +40,7 @@ def dot(
                 [[20., 30.]]])
     """
     if queries.dtype != rows.dtype:
-        raise TypeError(
-            f"queries are {queries.dtype} and rows {rows.dtype}; cast one, so that the product is of one kind"
-        )
+        raise TypeError(f"queries are {queries.dtype} and rows {rows.dtype}; cast one to the dtype of the other")
     return stacked_dot(queries[None], rows[None], first, count, longest).squeeze(0)
 
 
@@ -54,7 +52,7 @@ def pool(
 ) -> Float[Tensor, "bags queries features"]:
     """Weighted sums of each bag's own rows, z_bq = sum_j a_bqj x_(first_b + j); weights past its end are ignored.
 
-    Weights are float32 for any kind of rows, because they come from a softmax and are differentiated in float32.
+    Weights are float32 for rows of any dtype, because they come from a softmax and are differentiated in float32.
 
     Example:
         >>> rows, first, count = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1]), torch.tensor([1, 2])
@@ -72,7 +70,7 @@ def spread(
     count: Int[Tensor, "bags"],
     rows: int,
 ) -> Float[Tensor, "rows features"]:
-    """What each bag's queries give its own rows, y_(first_b + j) = sum_q a_bqj u_bq; 0 in unused rows.
+    """Weighted sums of each bag's queries for its own rows, y_(first_b + j) = sum_q a_bqj u_bq; 0 in unused rows.
 
     Example:
         >>> first, count = torch.tensor([0, 1]), torch.tensor([1, 2])
@@ -118,33 +116,35 @@ def stacked_spread(weights: Tensor, queries: Tensor, first: Tensor, count: Tenso
     longest = weights.shape[-1]
     shares = weights.to(kind).masked_fill(~inside_bags(count, longest)[:, None], 0)
     padded = torch.einsum("cbqj,cbqm->cbjm", shares, queries.to(kind)).to(queries.dtype).flatten(1, 2)
-    slot = slots_of_rows(first, count, longest, rows)
-    return padded[:, slot.clamp_min(0)].masked_fill((slot < 0)[:, None], 0)
+    index = padded_index(first, count, longest, rows)
+    return padded[:, index.clamp_min(0)].masked_fill((index < 0)[:, None], 0)
 
 
 def runs_in_triton(rows: Float[Tensor, "*shape"]) -> bool:
-    """Float64 on CUDA is for checking numbers and stays with torch."""
+    """Whether the Triton kernels run; float64 on CUDA is for tests and stays with torch."""
     return rows.is_cuda and rows.dtype != torch.float64
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """What sums over rows of this kind are taken in: float32 or better."""
+    """The dtype of sums over rows of this dtype: float32 or better."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def inside_bags(count: Int[Tensor, "bags"], longest: int) -> Bool[Tensor, "bags longest"]:
-    """Which of `longest` places a bag fills."""
+    """Which of `longest` places each bag fills."""
     return torch.arange(longest, device=count.device) < count[:, None]
 
 
-def slots_of_rows(
+def padded_index(
     first: Int[Tensor, "bags"], count: Int[Tensor, "bags"], longest: int, rows: int
 ) -> Int[Tensor, "rows"]:
-    """Where each row stands among bags x longest slots; -1 for an unused row."""
+    """The index of each row in bags padded to bags x longest rows; -1 for an unused row."""
     row = first[:, None] + torch.arange(longest, device=first.device)
-    row = row.masked_fill(~inside_bags(count, longest), rows).flatten()  # one more row takes what is past the ends
-    slot = torch.arange(row.numel(), device=first.device)
-    return slot.new_full((rows + 1,), -1).scatter(0, row, slot)[:rows]
+    row = row.masked_fill(
+        ~inside_bags(count, longest), rows
+    ).flatten()  # an extra row receives the places past the ends
+    index = torch.arange(row.numel(), device=first.device)
+    return index.new_full((rows + 1,), -1).scatter(0, row, index)[:rows]
 
 
 def _padded(
@@ -152,7 +152,7 @@ def _padded(
     first: Int[Tensor, "bags"],
     inside: Bool[Tensor, "bags longest"],
 ) -> Float[Tensor, "configurations bags longest features"]:
-    """Each bag's rows, zeros after them."""
+    """Each bag's rows, padded with zeros."""
     index = first[:, None] + torch.arange(inside.shape[1], device=first.device)
     return rows[:, index.masked_fill(~inside, 0)].masked_fill(~inside[:, :, None], 0)
 
@@ -173,7 +173,7 @@ def _(weights: Tensor, queries: Tensor, first: Tensor, count: Tensor, rows: int)
 
 
 def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keeps every tensor that went in, for the gradient; sizes are read off them again."""
+    """Save all input tensors for the gradient, which reads sizes from them."""
     ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
 
 
@@ -188,7 +188,7 @@ def _dot_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _pool_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    gradient = gradient.contiguous()  # here, where a compiler makes it part of what went before
+    gradient = gradient.contiguous()  # here, where a compiler fuses it with the operation before
     weights, rows, first, count = ctx.saved_tensors
     for_weights, for_rows = ctx.needs_input_grad[:2]
     return (
@@ -214,9 +214,9 @@ stacked_spread.register_autograd(_spread_gradients, setup_context=save_tensors)
 
 
 def vmap_over_configurations(operation: Operation, stacked: int) -> Callable[..., tuple[Tensor, int]]:
-    """The vmap rule of an operation whose first `stacked` arguments lead with the configurations: lengthen that one.
+    """The vmap rule of an operation whose first `stacked` arguments begin with the dimension of configurations.
 
-    What all configurations share is expanded, which copies nothing: the kernels read it with a stride of 0.
+    The mapped dimension is merged into it.  Shared arguments are expanded without a copy: their stride is 0.
     """
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:

@@ -1,7 +1,7 @@
 """`products` on CUDA: one launch reads each row of a bag once, with tensor cores, and sums in a fixed order.
 
-A program is one (tile, bag, configuration); tiles past a bag's end have nothing to read.  Fewer than 16 queries are
-padded to the 16 that a tensor-core product takes: these kernels wait for memory, so that costs nothing.
+A program handles one (tile, bag, configuration); tiles past a bag's end read nothing.  Fewer than 16 queries are
+padded to 16, the least for tensor cores; the kernels are bound by memory, so the padding costs nothing.
 
 Kernels are marked `no_type_check` because Triton compiles their source: the tests' shape checks must not wrap them.
 """
@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 TILE = 64
-"""Rows of a bag that a program holds at a time: most scans of the benchmark fit."""
+"""Rows of a bag that a program holds at a time; most scans of the benchmark fit."""
 WIDEST_QUERIES = 128
-"""Queries that a program holds at a time; more of them are tiled, and rows are then read once a tile."""
+"""The most queries that a program holds; more are tiled, and rows are then read once per tile."""
 SUMMED_QUERIES = 32
-"""Queries that `spread`, which sums over them, takes at a time."""
+"""Queries that `spread` sums over at a time."""
 
 
 def dot(
@@ -29,7 +29,7 @@ def dot(
     count: Int[Tensor, "bags"],
     longest: int,
 ) -> Float[Tensor, "configurations bags queries longest"]:
-    """Launch of `_dot_kernel`."""
+    """Launch `_dot_kernel`."""
     queries, rows = dense_within(queries), dense_within(rows)
     configurations, bags, q, m = queries.shape
     scores = queries.new_empty(configurations, bags, q, longest, dtype=torch.float32)
@@ -46,7 +46,7 @@ def pool(
     first: Int[Tensor, "bags"],
     count: Int[Tensor, "bags"],
 ) -> Float[Tensor, "configurations bags queries features"]:
-    """Launch of `_pool_kernel`."""
+    """Launch `_pool_kernel`."""
     weights, rows = dense_within(weights), dense_within(rows)
     configurations, bags, q, longest = weights.shape
     m = rows.shape[-1]
@@ -65,7 +65,7 @@ def spread(
     count: Int[Tensor, "bags"],
     rows: int,
 ) -> Float[Tensor, "configurations rows features"]:
-    """Launch of `_spread_kernel`, and zeros where it writes nothing."""
+    """Launch `_spread_kernel`, and write zeros in unused rows."""
     weights, queries = dense_within(weights), dense_within(queries)
     configurations, bags, q, longest = weights.shape
     m = queries.shape[-1]
@@ -81,25 +81,25 @@ def spread(
 def zero_unused_rows(
     out: Float[Tensor, "configurations rows features"], first: Int[Tensor, "bags"], count: Int[Tensor, "bags"]
 ) -> None:
-    """Zeros in the rows of no bag, in place.  Filling all of `out` first would write every row twice."""
+    """Write zeros in the unused rows, in place.  Filling all of `out` first would write every row twice."""
     configurations, rows, m = out.shape
     grid = (triton.cdiv(rows, TILE), configurations)
     _zero_unused_kernel[grid](out, first, count, out.stride(0), rows, len(first), M=m, TILE=TILE, BLOCK_M=128)
 
 
 def dense_within(stacked: Float[Tensor, "configurations *shape"]) -> Float[Tensor, "configurations *shape"]:
-    """Contiguous within each configuration.  What configurations share has a stride of 0 and is not copied."""
+    """The tensor, contiguous within each configuration.  Shared tensors have a stride of 0 and are not copied."""
     return stacked if stacked[0].is_contiguous() else stacked.contiguous()
 
 
 def precision_of(rows: Float[Tensor, "*shape"]) -> str:
-    """How float32 is multiplied: as torch's own matrix products are."""
+    """The precision of float32 products, as set for torch's matrix products."""
     exact = rows.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     return "ieee" if exact else "tf32"
 
 
 def _blocks(queries: int, features: int, rows: Float[Tensor, "*shape"]) -> dict[str, Any]:
-    """Tile sizes: 256 bytes of a row at a time; twice the warps where many queries would fill the registers."""
+    """Tile sizes: 256 bytes of a row at a time; twice the warps if many queries would fill the registers."""
     block_q = min(WIDEST_QUERIES, max(16, triton.next_power_of_2(queries)))
     block_m = min(256 // rows.element_size(), max(16, triton.next_power_of_2(features)))
     return {
@@ -237,7 +237,7 @@ def _spread_kernel(
 def _zero_unused_kernel(
     out, first, count, out_stride, rows, bags, M: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr
 ):
-    """A tile of rows asks every bag whether it holds them: bags may lie in any order, with any gaps."""
+    """Write zeros in a tile's rows that are in no bag; bags may be in any order, with any gaps."""
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     used = tl.zeros((TILE,), tl.int32)
     for start in range(0, bags, TILE):

@@ -1,14 +1,14 @@
 """Softmax self-attention within bags of different length, for many configurations at once.
 
-Rows are slotted: bag b holds rows `first[b]` (the class token's slot) to `first[b] + lengths[b]`, bags ascend from
-row 0 without gaps, and rows after the last bag are unused.  `first` and `lengths` live on the device and change from
-step to step while every shape stays, so one compiled program (or CUDA graph) serves all batches.
+Rows are laid out as in `SlottedLayout`: bag b holds rows `first[b]` (its class token) to `first[b] + lengths[b]`, bags
+follow each other from row 0 without gaps, and rows after the last bag are unused.  `first` and `lengths` are on the
+device and change from step to step, but no shape does, so one compiled program (or CUDA graph) serves all batches.
 
-Padding to the longest bag costs the plain formula here memory and work; the Triton kernels in `attention_triton`
-touch each row once.  The custom operator is what lets `vmap` stack configurations into one launch of them.
+The plain formula here pads bags to the longest, which costs memory and work; the Triton kernels in
+`self_attention_triton` read each row once.  As a custom operator, it lets `vmap` stack configurations into one launch.
 """
 
-# No lazy annotations here: torch reads the operators' own and could not resolve them behind the run-time checks.
+# No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
-"""What the Triton kernels take; float64 on a GPU goes through the plain formula."""
+"""The dtypes of the Triton kernels; float64 on a GPU uses the plain formula."""
 
 
 def attend(
@@ -28,10 +28,10 @@ def attend(
     heads: int,
     longest: int,
 ) -> Float[Tensor, "*configs rows features"]:
-    r"""$\mathrm{softmax}(q k^\top / \sqrt{d})\, v$ among the class token and slices of each bag, heads joined again.
+    r"""$\mathrm{softmax}(q k^\top / \sqrt{d})\, v$ in each bag, class token included; the heads are joined again.
 
-    `token` holds the class token's queries, keys and values; it stands in every bag's slot, whatever `qkv` holds
-    there.  Unused rows give 0.  `configs` is one dimension or absent, and `longest` is at least the largest length.
+    `token` holds the class token's queries, keys and values; it replaces `qkv` in the first row of every bag.
+    Unused rows give 0.  `configs` is at most one dimension, and `longest` is at least the largest length.
 
     Example:
         >>> first, lengths = torch.tensor([0, 4]), torch.tensor([3, 2])
@@ -70,7 +70,7 @@ def _attend_backward(
     heads: int,
     longest: int,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of `qkv` (0 in token slots and unused rows) and of `token` (summed over bags)."""
+    """Gradients of `qkv` (0 in class tokens' rows and unused rows) and of `token` (summed over bags)."""
     if qkv.is_cuda and qkv.dtype in KERNEL_DTYPES:
         from normal_guidance.core.ragged import self_attention_triton
 
@@ -88,7 +88,7 @@ def reference_forward(
 ) -> tuple[Float[Tensor, "configs rows features"], Float[Tensor, "configs heads rows"]]:
     """The formula on bags padded to `longest` slices, on any device."""
     rows = qkv.shape[1]
-    index, inside = _slots(first, lengths, longest, rows)
+    index, inside = _padded_rows(first, lengths, longest, rows)
     q, k, v = _padded_heads(qkv, token, index, heads)
     scores = _scores(q, k, inside)
     lse = scores.logsumexp(-1)
@@ -107,13 +107,13 @@ def reference_backward(
     heads: int,
     longest: int,
 ) -> tuple[Float[Tensor, "configs rows three_features"], Float[Tensor, "configs three_features"]]:
-    r"""With $P$ the attention and $\bar O$ the output's gradient:
+    r"""The gradients, with $P$ the attention and $\bar O$ the gradient of the output:
 
     $\bar V = P^\top \bar O,\quad \bar S = P \odot (\bar O V^\top - \Delta),\quad \Delta_i = \sum_j P_{ij}
     (\bar O V^\top)_{ij},\quad \bar Q = \bar S K / \sqrt d,\quad \bar K = \bar S^\top Q / \sqrt d$.
     """
     rows = qkv.shape[1]
-    index, inside = _slots(first, lengths, longest, rows)
+    index, inside = _padded_rows(first, lengths, longest, rows)
     q, k, v = _padded_heads(qkv, token, index, heads)
     grad_out = _gather(grad, index).unflatten(-1, (heads, -1)).movedim(3, 2)
     p = (_scores(q, k, inside) - _gather(lse.mT, index).movedim(3, 2)[..., None]).exp().to(v.dtype)
@@ -125,26 +125,26 @@ def reference_backward(
     return _scatter(padded, slices, rows), padded[:, :, 0].sum(1)
 
 
-def _slots(
+def _padded_rows(
     first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], longest: int, rows: int
-) -> tuple[Int[Tensor, "bags slots"], Tensor]:
-    """Row numbers of the bags' slots, class token first, and which of them exist; those that do not point to `rows`."""
-    slot = torch.arange(longest + 1, device=first.device)
-    inside = slot <= lengths[:, None]
-    return torch.where(inside, first[:, None] + slot, rows), inside
+) -> tuple[Int[Tensor, "bags places"], Tensor]:
+    """The rows of each padded bag, class token first, and which of them exist; the others point to row `rows`."""
+    place = torch.arange(longest + 1, device=first.device)
+    inside = place <= lengths[:, None]
+    return torch.where(inside, first[:, None] + place, rows), inside
 
 
 def _gather(
-    values: Float[Tensor, "configs rows features"], index: Int[Tensor, "bags slots"]
-) -> Float[Tensor, "configs bags slots features"]:
-    """Rows to padded bags, 0 in slots that do not exist."""
+    values: Float[Tensor, "configs rows features"], index: Int[Tensor, "bags places"]
+) -> Float[Tensor, "configs bags places features"]:
+    """Padded bags of rows, 0 in the padding."""
     return F.pad(values, (0, 0, 0, 1))[:, index]
 
 
 def _scatter(
-    padded: Float[Tensor, "configs bags slots features"], index: Int[Tensor, "bags slots"], rows: int
+    padded: Float[Tensor, "configs bags places features"], index: Int[Tensor, "bags places"], rows: int
 ) -> Float[Tensor, "configs rows features"]:
-    """Padded bags to rows, 0 where no bag lies.  The row that catches slots pointing to `rows` is dropped."""
+    """The rows of padded bags, 0 in unused rows.  An extra row receives the padding and is dropped."""
     values = padded.new_zeros(padded.shape[0], rows + 1, padded.shape[-1])
     values[:, index] = padded
     return values[:, :rows].contiguous()
@@ -153,17 +153,17 @@ def _scatter(
 def _padded_heads(
     qkv: Float[Tensor, "configs rows three_features"],
     token: Float[Tensor, "configs three_features"],
-    index: Int[Tensor, "bags slots"],
+    index: Int[Tensor, "bags places"],
     heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (configs, bags, heads, slots, d), the token's in slot 0."""
+    """Queries, keys and values (configs, bags, heads, places, d), with the token's in place 0."""
     slices = _gather(qkv, index)[:, :, 1:]
     padded = torch.cat([token[:, None, None].expand(-1, slices.shape[1], 1, -1), slices], dim=2)
     q, k, v = padded.unflatten(-1, (3, heads, -1)).permute(3, 0, 1, 4, 2, 5)
     return q, k, v
 
 
-def _scores(q: Tensor, k: Tensor, inside: Tensor) -> Float[Tensor, "configs bags heads slots slots"]:
+def _scores(q: Tensor, k: Tensor, inside: Tensor) -> Float[Tensor, "configs bags heads places places"]:
     """q k^T / sqrt(d), hidden outside the bag."""
     scores = (q @ k.mT) * q.shape[-1] ** -0.5
     return scores.to(_lse_dtype(q)).masked_fill(~inside[:, None, None], -torch.inf)
@@ -201,7 +201,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    """The log-sum-exp never leaves `attend`, so it has no gradient to pass on."""
+    """The gradient; the log-sum-exp never leaves `attend`, so its gradient is not needed."""
     grad_qkv, grad_token = _attend_backward(grad, *ctx.saved_tensors, ctx.heads, ctx.longest)
     return grad_qkv, grad_token, None, None, None, None
 
@@ -210,7 +210,7 @@ _attend.register_autograd(_differentiate, setup_context=_save)
 
 
 def _stack(value: Tensor, dim: int | None, size: int) -> Tensor:
-    """The dimension that `vmap` maps over and `configs` as one; what all share is repeated."""
+    """Merge the dimension that `vmap` maps over with `configs`; shared values are repeated."""
     value = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
     return value.flatten(0, 1)
 
@@ -226,8 +226,8 @@ def _(
     heads: int,
     longest: int,
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """Mapped configurations are one launch.  Gradients are taken outside of `vmap`: `torch.func.grad` inside of it
-    does not know custom operators (torch 2.13)."""
+    """One launch for all mapped configurations.  Take gradients outside of `vmap`: `torch.func.grad` inside it does not
+    support custom operators (torch 2.13)."""
     if in_dims[2] is not None or in_dims[3] is not None:
         raise NotImplementedError("attend: `first` and `lengths` must be the same for all configurations")
     size = info.batch_size

@@ -1,18 +1,18 @@
-"""Triton kernels of `attention.attend`: one program for each head, configuration and tile of a bag's rows.
+"""Triton kernels of `self_attention.attend`: one program for each head, configuration and tile of a bag's rows.
 
 Bags of up to `BLOCK` rows, class token included, are one tile: the forward pass reads queries, keys and values once,
-and one fused kernel makes all gradients from one more read.  Longer bags are tiled as in FlashAttention-2 (Dao,
+and one fused kernel computes all gradients from one more read.  Longer bags are tiled as in FlashAttention-2 (Dao,
 2023), with two backward kernels, one for queries and one for keys and values, so that no two programs add to the same
-place and results do not vary from run to run.
+number and results do not vary from run to run.
 
-The class token comes from its own tensor.  In the tile a program owns it is row 0; in the tiles a program runs
-through it is left out and enters first, as a rank-1 term, so that these are plain rows that can be prefetched.
+The class token has its own tensor.  In the tile that a program computes it is row 0; in the tiles that a program loops
+over it is left out and added first, as a rank-1 term, so that these are plain rows that can be prefetched.
 
 A head's d columns are handled as two parts, "a" and "b", whose widths are powers of two: 96 = 64 + 32 instead of 128.
 Offsets fit 32 bits within a configuration and need 64 across them.
 """
 
-# Kernels are Triton's language in Python's syntax: only their constants are annotated.
+# Kernels are written in Triton's language, so only their constants are annotated.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normal_guidance.core.packed import find_bags
+
 BLOCK = 64
-"""Rows of a tile: what one warp group of Hopper multiplies at a time."""
+"""Rows of a tile: the number that one warp group of Hopper multiplies at a time."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-"""The hardware's exponential is to base 2."""
+"""Converts exponents to base 2, the base of the hardware's exponential."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which programs run, where they find their bags, and the constants they are compiled for."""
+    """The grid of programs, the places of their bags, and the constants that they are compiled for."""
 
     grid: tuple[int, int, int]
-    """Heads first: those of one bag lie side by side in memory."""
+    """Heads come first, because those of one bag are adjacent in memory."""
     places: tuple[Tensor, Tensor, Tensor, Tensor]
     """Each bag's first row and length, each tile's bag (`bags` for surplus tiles), each bag's first tile."""
     constants: dict[str, Any]
@@ -66,7 +68,7 @@ class _Plan:
             "num_warps": 8 if full else 4,
             "num_stages": 1 if qkv.dtype == torch.float32 else 2,
         }
-        # One tile a bag needs no table; its place is taken by tensors that nobody reads.
+        # With one tile per bag no table is needed; `first` fills its arguments and is not read.
         table = (first, first) if single else _tile_table(lengths, tiles, block)
         return cls((heads, tiles, configs), (first, lengths, *table), constants)
 
@@ -74,10 +76,9 @@ class _Plan:
 def _tile_table(
     lengths: Int[Tensor, "bags"], tiles: int, block: int
 ) -> tuple[Int[Tensor, "tiles"], Int[Tensor, "bags"]]:
-    """Each tile's bag and each bag's first tile, on the device; `tiles` is an upper bound that the host knows."""
-    counts = (lengths + block) // block  # of lengths + 1 rows, rounded up
-    last = counts.cumsum(0)
-    return torch.searchsorted(last, torch.arange(tiles, device=lengths.device), right=True), last - counts
+    """Each tile's bag and each bag's first tile, on the device; `tiles` is an upper bound known to the host."""
+    counts = (lengths + block) // block  # tiles of lengths + 1 rows, rounded up
+    return find_bags(torch.arange(tiles, device=lengths.device), counts), counts.cumsum(0) - counts
 
 
 def forward(
@@ -131,7 +132,7 @@ def backward(
 
 
 def _zero_unused(values: Tensor, first: Tensor, lengths: Tensor) -> None:
-    """Zeros after the last bag.  Programs before its end return at once: cheaper than to clear the whole tensor."""
+    """Write zeros after the last bag.  Programs before its end return at once, so the whole tensor is not cleared."""
     configs, rows, width = values.shape
     block = 16
     grid = (triton.cdiv(rows, block), configs)
@@ -159,7 +160,7 @@ def _zero_unused_kernel(
 @triton.jit
 @no_type_check
 def _place(first, lengths, tile_bag, bag_tile, bags, BLOCK: tl.constexpr, SINGLE: tl.constexpr):
-    """This program's bag, that bag's first row and length, and where in the bag the tile starts."""
+    """This program's bag, the bag's first row and length, and the tile's start in the bag."""
     tile = tl.program_id(1)
     if SINGLE:
         bag = tile
@@ -175,7 +176,7 @@ def _place(first, lengths, tile_bag, bag_tile, bags, BLOCK: tl.constexpr, SINGLE
 @triton.jit
 @no_type_check
 def _load(base, position, keep, STRIDE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr):
-    """Rows `position` of one head in two parts, 0 where they are not kept."""
+    """Rows `position` of one head in two parts, 0 for rows that are not kept."""
     a = tl.arange(0, WIDE)[None, :]
     b = WIDE + tl.arange(0, NARROW)[None, :]
     rows = base + position[:, None] * STRIDE
@@ -223,7 +224,7 @@ def _store_gradient(
     base, token, position, length, a, b,
     STRIDE: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    """The slices' gradients to their rows, 0 to the token's slot, and the token's gradient to its own tensor."""
+    """Store the slices' gradients in their rows, 0 in the token's row, and the token's gradient in its own tensor."""
     is_token = position == 0
     _store(token, position, is_token, a, b, 0, D, WIDE, NARROW)
     a = tl.where(is_token[:, None], 0.0, a)
@@ -253,7 +254,7 @@ def _single_forward_kernel(
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr, SINGLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A bag that is one tile: queries, keys and values are all under way before the first is needed."""
+    """Attention of a bag that is one tile: all loads of queries, keys and values start before the first is used."""
     head, config = tl.program_id(0), tl.program_id(2).to(tl.int64)
     _bag, row, length, _ = _place(first, lengths, tile_bag, bag_tile, bags, BLOCK, SINGLE)
     FEATURES: tl.constexpr = HEADS * D
@@ -287,7 +288,7 @@ def _forward_kernel(
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr, SINGLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries runs through the bag's keys and values, with softmax's maximum and sum updated on the way."""
+    """Attention of a tile of queries: loop over the bag's keys and values, updating softmax's maximum and sum."""
     head, config = tl.program_id(0), tl.program_id(2).to(tl.int64)
     bag, row, length, start = _place(first, lengths, tile_bag, bag_tile, bags, BLOCK, SINGLE)
     if bag >= bags:
@@ -302,7 +303,7 @@ def _forward_kernel(
     position = start + tl.arange(0, BLOCK)
     q_a, q_b = _load_with_token(qkv, token, position, length, STRIDE, D, WIDE, NARROW)
 
-    # The class token is the first key that every query meets.
+    # The class token is the first key of every query.
     token_k_a, token_k_b = _load_row(token + FEATURES, D, WIDE, NARROW)
     token_v_a, token_v_b = _load_row(token + 2 * FEATURES, D, WIDE, NARROW)
     largest = _products_with_row(q_a, q_b, token_k_a, token_k_b) * (SCALE * LOG2_E)
@@ -338,7 +339,7 @@ def _backward_kernel(
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr, SINGLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a bag that is one tile.  Without `out`: its product with `grad` is that of P with dP."""
+    """All gradients of a bag that is one tile.  `out` is not needed: sum(out * grad) equals sum(P * dP)."""
     head, config = tl.program_id(0), tl.program_id(2).to(tl.int64)
     bag, row, length, _ = _place(first, lengths, tile_bag, bag_tile, bags, BLOCK, SINGLE)
     FEATURES: tl.constexpr = HEADS * D
@@ -358,7 +359,7 @@ def _backward_kernel(
     do_a, do_b = _load(grad, position, inside, FEATURES, D, WIDE, NARROW)
     log_total = tl.load(lse + position, mask=inside, other=0.0) * LOG2_E
 
-    # Rows outside the bag hold queries and gradients of 0, so only keys need hiding.
+    # Queries and gradients outside the bag are 0, so only keys need hiding.
     scores = _products(q_a, q_b, k_a, k_b, PRECISION) * (SCALE * LOG2_E)
     p = tl.exp2(tl.where(inside[None, :], scores, float("-inf")) - log_total[:, None])
     dp = _products(do_a, do_b, v_a, v_b, PRECISION)
@@ -385,7 +386,7 @@ def _backward_queries_kernel(
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr, SINGLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of queries, and delta = sum(out * grad) of each for the keys' kernel."""
+    """Gradients of a tile of queries, and delta = sum(out * grad) of each query for the keys' kernel."""
     head, config = tl.program_id(0), tl.program_id(2).to(tl.int64)
     bag, row, length, start = _place(first, lengths, tile_bag, bag_tile, bags, BLOCK, SINGLE)
     if bag >= bags:
@@ -439,7 +440,7 @@ def _backward_keys_kernel(
     HEADS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SCALE: tl.constexpr,
     BLOCK: tl.constexpr, SINGLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values, which runs through the bag's queries; score tiles are (keys, queries)."""
+    """Gradients of a tile of keys and values: loop over the bag's queries; score tiles are (keys, queries)."""
     head, config = tl.program_id(0), tl.program_id(2).to(tl.int64)
     bag, row, length, start = _place(first, lengths, tile_bag, bag_tile, bags, BLOCK, SINGLE)
     if bag >= bags:
@@ -474,7 +475,7 @@ def _backward_keys_kernel(
         do_a, do_b = _load(grad, query, query <= length, FEATURES, D, WIDE, NARROW)
         log_total = tl.load(lse + query, mask=query <= length, other=0.0) * LOG2_E
         other_delta = tl.load(delta + query, mask=query <= length, other=0.0)
-        # Queries and gradients after the bag's end are 0, and so is what they add.
+        # Queries and gradients after the bag's end are 0, so they add 0.
         p = tl.exp2(_products(k_a, k_b, q_a, q_b, PRECISION) * (SCALE * LOG2_E) - log_total[None, :])
         dp = _products(v_a, v_b, do_a, do_b, PRECISION)
         ds = (p * (dp - other_delta[None, :])).to(q_a.dtype)

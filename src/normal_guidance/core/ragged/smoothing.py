@@ -3,9 +3,9 @@ r"""Smoothing along the slices of each bag with one symmetric kernel, mirrored a
 $y_j = \sum_k \kappa_k x_{m(j + k - T)}$ with m the reflection of `core.layout.mirror`: the operator S of `layers.Sm`.
 Bags lie among the rows as in `products`.
 
-S is a polynomial of $D^{-1}A$ with the chain's symmetric A, so $S^\top = D S D^{-1}$, D being the chain's degrees (1 at
-the two ends, 2 inside): the gradient is again a sum over neighbours read, and no two programs add to one number.  This
-holds for symmetric kernels only, which `Sm`'s are by construction.
+S is a polynomial of $D^{-1}A$ with the chain's symmetric A, so $S^\top = D S D^{-1}$, where D holds the chain's degrees
+(1 at the two ends, 2 inside).  The gradient is therefore again a sum over the neighbours that a row reads, and no two
+programs add to one number.  This holds for symmetric kernels only, and `Sm`'s kernels are symmetric.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ from torch import Tensor
 from normal_guidance.core.layout import mirror
 from normal_guidance.core.ragged.products import (
     accumulator,
+    padded_index,
     runs_in_triton,
     save_tensors,
-    slots_of_rows,
     vmap_over_configurations,
 )
 
@@ -74,16 +74,16 @@ def stacked_kernel_gradient(
 def _neighbours(
     first: Int[Tensor, "bags"], count: Int[Tensor, "bags"], longest: int, rows: int, taps: int, transposed: bool
 ) -> tuple[Int[Tensor, "rows taps"], Shaped[Tensor, "rows taps"]]:
-    """The row that each tap of each row reads (-1: the row is unused), and the factor D D^-1 of the transpose."""
-    slot = slots_of_rows(first, count, longest, rows)[:, None]
-    bag, place = slot.clamp_min(0) // longest, slot % longest
-    neighbour = mirror(place + torch.arange(taps, device=slot.device) - taps // 2, count[bag])
+    """The row that each tap of each row reads (-1 for unused rows), and the factor D D^-1 of the transpose."""
+    index = padded_index(first, count, longest, rows)[:, None]
+    bag, place = index.clamp_min(0) // longest, index % longest
+    neighbour = mirror(place + torch.arange(taps, device=index.device) - taps // 2, count[bag])
     scale = _degree(place, count[bag]) / _degree(neighbour, count[bag]) if transposed else torch.ones_like(neighbour)
-    return (first[bag] + neighbour).masked_fill(slot < 0, -1), scale
+    return (first[bag] + neighbour).masked_fill(index < 0, -1), scale
 
 
 def _degree(place: Int[Tensor, "*shape"], count: Int[Tensor, "*or_one"]) -> Int[Tensor, "*shape"]:
-    """Neighbours in the chain; a row alone has none, and any constant does for it."""
+    """The number of neighbours in the chain; a single row has none, but any constant is right for it."""
     return 2 - ((place == 0) | (place == count - 1)).long()
 
 
@@ -109,7 +109,7 @@ def _smooth_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if for_rows:
         d_rows = stacked_smooth(gradient, kernel, first, count, ctx.longest, not ctx.transposed)
     if for_kernel:
-        # <g, S^T x> = <x, S g>: the transpose's kernel gradient has the two exchanged.
+        # <g, S^T x> = <x, S g>: for the transpose, rows and gradient change places.
         reader, read = (rows, gradient) if ctx.transposed else (gradient, rows)
         d_kernel = stacked_kernel_gradient(reader, read, first, count, ctx.longest, kernel.shape[1]).to(kernel.dtype)
     return d_rows, d_kernel, None, None, None, None

@@ -1,7 +1,7 @@
 """`smoothing` on CUDA: a banded matrix, made in registers, times a tile of rows with its mirrored halo.
 
-Tensor cores make the 64 products an output costs this way cheaper than reading 21 neighbours for it: the kernels wait
-for memory.  The degrees of the transpose go into the band, where they are powers of two and exact.
+The kernels are bound by memory, and on tensor cores the 64 products per output are cheaper than reading 21 neighbours.
+The degrees of the transpose are in the band, where they are powers of two and exact.
 """
 
 from typing import Any, no_type_check
@@ -15,7 +15,7 @@ from torch import Tensor
 from normal_guidance.core.ragged.products_triton import dense_within, precision_of, zero_unused_rows
 
 TILE = 32
-"""Rows a program yields: with a halo of 10 it reads 52, which fill the 64 of a tensor-core tile."""
+"""Rows that a program computes: with a halo of 10 it reads 52, which fit the 64 of a tensor-core tile."""
 
 
 def smooth(
@@ -26,7 +26,7 @@ def smooth(
     longest: int,
     transposed: bool,
 ) -> Float[Tensor, "configurations rows features"]:
-    """Launch of `_smooth_kernel`, and zeros where it writes nothing."""
+    """Launch `_smooth_kernel`, and write zeros in unused rows."""
     rows, kernel = dense_within(rows), dense_within(kernel)
     configurations, _, features = rows.shape
     out = rows.new_empty(rows.shape)
@@ -46,7 +46,7 @@ def kernel_gradient(
     longest: int,
     taps: int,
 ) -> Float[Tensor, "configurations taps"]:
-    """Launch of `_kernel_gradient_kernel`, whose programs each yield one addend."""
+    """Launch `_kernel_gradient_kernel`, and sum the parts of its programs."""
     gradient, rows = dense_within(gradient), dense_within(rows)
     configurations, _, features = rows.shape
     grid = (triton.cdiv(longest, TILE), len(first), configurations)
@@ -57,7 +57,7 @@ def kernel_gradient(
 
 
 def _blocks(taps: int, rows: Float[Tensor, "*shape"]) -> dict[str, Any]:
-    """Tile sizes: 256 bytes of a row at a time, or 128 where rows are not aligned and every number has an address."""
+    """Tile sizes: 256 bytes of a row at a time, or 128 for unaligned rows, where every number needs an address."""
     aligned = rows.shape[-1] * rows.element_size() % 16 == 0
     wide = (256 if aligned else 128) // rows.element_size()
     return {
@@ -74,7 +74,7 @@ def _blocks(taps: int, rows: Float[Tensor, "*shape"]) -> dict[str, Any]:
 @triton.jit
 @no_type_check
 def _mirrored(position, length, T: tl.constexpr):
-    """`core.layout.mirror` for positions from -T on; adding T periods keeps the remainder's sign out of it."""
+    """`core.layout.mirror` for positions from -T on; adding T periods keeps the remainder positive."""
     period = tl.maximum(2 * (length - 1), 1)
     folded = (position + T * period) % period
     return tl.minimum(folded, tl.minimum(period - folded, length - 1))
@@ -83,7 +83,7 @@ def _mirrored(position, length, T: tl.constexpr):
 @triton.jit
 @no_type_check
 def _degree(place, length):
-    """Neighbours in the chain."""
+    """The number of neighbours in the chain."""
     return tl.where((place == 0) | (place == length - 1), 1.0, 2.0)
 
 
@@ -147,7 +147,7 @@ def _kernel_gradient_kernel(
     BLOCK_F: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile's share of the kernel's gradient: products g_j . x_h of all pairs, summed along the diagonals."""
+    """One tile's part of the kernel's gradient: products g_j . x_h of all pairs, summed along the diagonals."""
     start, bag, configuration = tl.program_id(0) * TILE, tl.program_id(1), tl.program_id(2).to(tl.int64)
     length = tl.load(count + bag).to(tl.int32)
     j, h = tl.arange(0, TILE), tl.arange(0, HALO)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, nn
 
+from normal_guidance.core.packed import bag_of_rows
 from normal_guidance.errors import UserError
-from normal_guidance.statistics.slice_ranks import scan_of
 from normal_guidance.training.batches import Scans
 
 Model = Callable[[Tensor, Tensor], Any]
@@ -57,7 +57,7 @@ class SliceSelection(NamedTuple):
             >>> SliceSelection.where(torch.tensor([True, False, True]), torch.tensor([2, 1]))
             SliceSelection(slices=tensor([0, 2]), lengths=tensor([1, 1]))
         """
-        counts = torch.zeros_like(lengths).index_add(0, scan_of(lengths), keep.to(lengths.dtype))
+        counts = torch.zeros_like(lengths).index_add(0, bag_of_rows(lengths), keep.to(lengths.dtype))
         return cls(keep.nonzero().squeeze(1), counts)
 
 
@@ -129,7 +129,7 @@ def _read(said: Any, lengths: Int[Tensor, "scans"], slices: int) -> Answer:
         )
     if not (attention.isfinite() & (attention >= 0)).all():
         raise UserError("the model's attention is negative or not finite; give attention, not its logarithm or logits")
-    scan = scan_of(lengths)
+    scan = bag_of_rows(lengths)
     total = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, attention)
     if (total <= 0).any():
         raise UserError("the model's attention is 0 on all slices of a scan; give attention that is not")

@@ -22,9 +22,10 @@ import torch
 from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 
+from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.evaluation.trust.changed_scans import Answer, Model, SliceSelection, ask
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Varied
-from normal_guidance.statistics.slice_ranks import highest_first, moved_round, positions, scan_of
+from normal_guidance.statistics.slice_ranks import highest_first, moved_round
 from normal_guidance.training.batches import Scans
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7)
@@ -57,7 +58,7 @@ def make_orders(
     def drawn() -> Tensor:
         return torch.rand(len(own.scores), generator=generator)
 
-    place, size = positions(lengths), lengths[scan_of(lengths)]
+    place, size = place_in_bag(lengths), lengths[bag_of_rows(lengths)]
     orders = {
         "attended": [order(own.scores)],
         "least attended": [order(-own.scores)],
@@ -77,8 +78,8 @@ def count_slices(
     held = answer.attention[order]
     running = held.cumsum(0)
     before = (running - held)[lengths.cumsum(0) - lengths]
-    short = running - before[scan_of(lengths)] < share - ROUNDING
-    return 1 + torch.zeros(len(lengths), dtype=torch.int64).index_add(0, scan_of(lengths), short.long())
+    short = running - before[bag_of_rows(lengths)] < share - ROUNDING
+    return 1 + torch.zeros(len(lengths), dtype=torch.int64).index_add(0, bag_of_rows(lengths), short.long())
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,5 +173,5 @@ def _kept(
     removing = kind == "deletion"
     counts = torch.minimum(counts, lengths - 1 if removing else lengths)
     first = torch.zeros(len(order), dtype=torch.bool)
-    first[order[positions(lengths) < counts[scan_of(lengths)]]] = True
+    first[order[place_in_bag(lengths) < counts[bag_of_rows(lengths)]]] = True
     return SliceSelection.where(~first if removing else first, lengths)

@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from normal_guidance.core.packed import bag_of_rows
 from normal_guidance.evaluation.trust.changed_scans import Answer, Model, SliceSelection, ask
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate, Varied
 from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, TrustResult, Verdict
 from normal_guidance.statistics.number_format import digits
-from normal_guidance.statistics.slice_ranks import highest_first, moved_round, rank_correlation, scan_of
+from normal_guidance.statistics.slice_ranks import highest_first, moved_round, rank_correlation
 from normal_guidance.training.batches import Scans
 
 SHUFFLES = 3
@@ -79,7 +80,7 @@ def shuffle(model: Model, scans: Scans, own: Answer, generator: torch.Generator)
         found["moves"].append(rank_correlation(own.scores, _back(said.scores, order), lengths))
         found["stays"].append(rank_correlation(own.scores, said.scores, lengths))
         apart = (_back(said.attention, order) - own.attention).abs() / 2
-        found["error"].append(torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan_of(lengths), apart))
+        found["error"].append(torch.zeros(len(lengths), dtype=torch.float64).index_add(0, bag_of_rows(lengths), apart))
         logits.append(said.logit)
     return Shuffled(**{name: torch.stack(each).nanmean(0) for name, each in found.items()}, logits=tuple(logits))
 
