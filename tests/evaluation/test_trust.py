@@ -7,13 +7,13 @@ import torch
 
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.trust.changed_scans import Answer, ask
+from normal_guidance.evaluation.trust.changed_scans import ScanPredictions, predict_scans
 from normal_guidance.evaluation.trust.deletion import judge_alarm
 from normal_guidance.evaluation.trust.examination import examine
 from normal_guidance.evaluation.trust.intervals import Bootstrap
 from small_trust import STRONG, bayes, fresh_abmil, paper_scans, strong_scans, with_attention_of
 
-PASSES, FAILS, UNTOLD = "passes", "fails", "cannot be told"
+PASSES, FAILS, UNDECIDED = "passes", "fails", "cannot be told"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_inverted_attention_raises_the_alarm_without_slice_labels(wrong):
 
 
 def test_slice_labels_confirm_the_alarm(wrong, bags):
-    found = judge_alarm(wrong.curves, ask(bayes(sign=-1), bags), bags, wrong.bootstrap)
+    found = judge_alarm(wrong.curves, predict_scans(bayes(sign=-1), bags), bags, wrong.bootstrap)
     assert found.verdict == FAILS
     assert "ALARM" in found.meaning
     assert "slice labels confirm it: localization AUROC .1" in found.meaning
@@ -82,18 +82,18 @@ def test_where_the_scan_score_tells_nothing_slice_labels_decide(strong):
         return torch.full((len(lengths),), torch.nan), bayes(STRONG, sign=-1)(features, lengths).attention
 
     found = examine(silent, strong)
-    assert (found["inverted"].verdict, found["deletion"].verdict) == (FAILS, UNTOLD)
+    assert (found["inverted"].verdict, found["deletion"].verdict) == (FAILS, UNDECIDED)
     assert "by slice labels alone" in found["inverted"].meaning
     assert found.curves is None
     assert found.scan_auroc is None
-    assert examine(silent, replace(strong, slice_labels=None))["inverted"].verdict == UNTOLD
+    assert examine(silent, replace(strong, slice_labels=None))["inverted"].verdict == UNDECIDED
 
 
-@pytest.mark.parametrize(("bias", "verdict"), [(0.02, UNTOLD), (0.5, FAILS)])
+@pytest.mark.parametrize(("bias", "verdict"), [(0.02, UNDECIDED), (0.5, FAILS)])
 def test_a_trace_below_chance_is_no_alarm(bags, bias, verdict):
     """Slices in random order, the positive ones a little further back: in so many scans that is significant."""
     drawn = torch.rand(len(bags.features), generator=torch.Generator().manual_seed(1)).double()
-    own = Answer(torch.zeros(len(bags)).double(), drawn - bias * bags.slice_labels, torch.ones_like(drawn))
+    own = ScanPredictions(torch.zeros(len(bags)).double(), drawn - bias * bags.slice_labels, torch.ones_like(drawn))
     found = judge_alarm(None, own, bags, Bootstrap(bags))
     assert found.more["localization AUROC"].high < 0.5
     assert found.verdict == verdict
@@ -112,12 +112,12 @@ def test_a_method_without_weights_is_what_an_untrained_one_is(strong):
     found = examine(CenteredGaussian(), strong)
     assert (found["shuffle"].verdict, found["randomize"].verdict) == (FAILS, FAILS)
     assert found["randomize"].more["rank correlation with untrained models"].value == pytest.approx(1.0)
-    assert found["deletion"].verdict == UNTOLD
+    assert found["deletion"].verdict == UNDECIDED
 
 
 def test_a_plain_function_must_say_how_it_is_untrained(strong):
     found = examine(bayes(STRONG), strong[:40])
-    assert found["randomize"].verdict == UNTOLD
+    assert found["randomize"].verdict == UNDECIDED
     assert "untrained=" in found["randomize"].action
     assert "untrained" not in found.curves["deletion"].auroc
 

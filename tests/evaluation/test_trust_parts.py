@@ -1,4 +1,4 @@
-"""What the tests of attention are made of: asking, ranks, removals, areas, intervals, fresh weights."""
+"""The parts of the tests of attention: predictions, ranks, removals, areas, intervals, untrained weights."""
 
 import math
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import ABMIL, TransMIL
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.trust import deletion_curves as curves_module
-from normal_guidance.evaluation.trust.changed_scans import Answer, SliceSelection, ask
+from normal_guidance.evaluation.trust.changed_scans import ScanPredictions, SliceSelection, predict_scans
 from normal_guidance.evaluation.trust.deletion_curves import (
     SHARES,
     Curves,
@@ -51,14 +51,14 @@ class Recorder:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Asking
+# Predictions
 # ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_answers_are_those_of_predict_in_batches_of_any_size(batch_size):
+def test_predictions_are_those_of_predict_in_batches_of_any_size(batch_size):
     bags, model = paper_scans(7), ABMIL(FEATURES)
-    said, expected = ask(model, bags, batch_size=batch_size), predict(model, bags)
+    said, expected = predict_scans(model, bags, batch_size=batch_size), predict(model, bags)
     assert torch.allclose(said.logit, expected.logit.double(), atol=1e-6)
     assert torch.allclose(said.attention, expected.attention.double(), atol=1e-6)
     assert torch.allclose(said.scores, expected.slice_scores.double(), atol=1e-5)
@@ -68,7 +68,7 @@ def test_answers_are_those_of_predict_in_batches_of_any_size(batch_size):
 def test_the_model_is_shown_the_chosen_slices_in_their_order(batch_size):
     chosen = SliceSelection(torch.tensor([4, 0, 5, 13, 6, 7, 15, 14]), torch.tensor([2, 1, 3, 2]))
     model = Recorder()
-    ask(model, numbered(), chosen, batch_size=batch_size)
+    predict_scans(model, numbered(), chosen, batch_size=batch_size)
     assert model.shown == [[4, 0], [5], [13, 6, 7], [15, 14]]
 
 
@@ -76,8 +76,8 @@ def test_pairs_objects_and_heads_are_understood():
     bags = numbered()
     attention = torch.rand(2, 16)
     logit = torch.arange(4.0)
-    pair = ask(lambda *_: (logit[:, None], attention), bags)
-    thing = ask(lambda *_: SimpleNamespace(logit=logit, attention=attention.mean(0)), bags)
+    pair = predict_scans(lambda *_: (logit[:, None], attention), bags)
+    thing = predict_scans(lambda *_: SimpleNamespace(logit=logit, attention=attention.mean(0)), bags)
     assert torch.equal(pair.logit, logit.double())
     assert torch.allclose(pair.attention, thing.attention)
     assert torch.allclose(
@@ -91,14 +91,14 @@ def test_pairs_objects_and_heads_are_understood():
         (torch.zeros(4), "the model returned Tensor; wrap it in a function"),
         ((torch.zeros(4), torch.ones(4, 8)), r"attention of shape \(8,\) for 4 scans with 16 slices"),
         ((torch.zeros(3), torch.ones(16)), "3 logits"),
-        ((torch.zeros(4), -torch.ones(16)), "negative or not finite; give attention, not its logarithm"),
+        ((torch.zeros(4), -torch.ones(16)), "negative or not finite; return attention, not its logarithm"),
         ((torch.zeros(4), torch.full((16,), torch.nan)), "negative or not finite"),
         ((torch.zeros(4), torch.zeros(16)), "0 on all slices of a scan"),
     ],
 )
 def test_an_answer_of_another_form_is_refused(said, reason):
     with pytest.raises(UserError, match=reason):
-        ask(lambda *_: said, numbered())
+        predict_scans(lambda *_: said, numbered())
 
 
 def test_dropout_is_off_meanwhile_and_on_again_afterwards():
@@ -111,9 +111,9 @@ def test_dropout_is_off_meanwhile_and_on_again_afterwards():
             return self.inner(self.dropout(features), lengths)
 
     model, bags = Dropping().train(), paper_scans(3)
-    assert torch.equal(ask(model, bags).logit, ask(model, bags).logit)
+    assert torch.equal(predict_scans(model, bags).logit, predict_scans(model, bags).logit)
     assert model.training
-    assert not ask(model, bags).logit.requires_grad
+    assert not predict_scans(model, bags).logit.requires_grad
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_a_scan_moved_round_keeps_its_neighbours():
 def test_counts_by_slices_and_by_attention():
     attention = torch.tensor([0.1, 0.6, 0.3, 0.25, 0.25, 0.25, 0.25]).double()
     lengths = torch.tensor([3, 4])
-    own = Answer(torch.zeros(2).double(), attention, attention)
+    own = ScanPredictions(torch.zeros(2).double(), attention, attention)
     order = highest_first(attention, lengths, torch.Generator())
     assert [count_slices(own, lengths, share, "slices", order).tolist() for share in (0.1, 0.5, 0.7)] == [
         [1, 1],
@@ -181,8 +181,8 @@ def test_counts_by_slices_and_by_attention():
 def test_what_is_removed_and_what_is_kept_make_up_the_scan(monkeypatch):
     lengths = torch.tensor([5, 1, 8, 2] * 10)
     bags, model = numbered(lengths), Recorder()
-    own = ask(model, bags)
-    rising = Answer(torch.arange(40).double(), torch.arange(160).double(), own.attention)
+    own = predict_scans(model, bags)
+    rising = ScanPredictions(torch.arange(40).double(), torch.arange(160).double(), own.attention)
     model.shown.clear()
     monkeypatch.setattr(curves_module, "SHARES", (0.5,))
     orders = {"attended": [highest_first(rising.scores, lengths, torch.Generator())]}
@@ -195,8 +195,8 @@ def test_what_is_removed_and_what_is_kept_make_up_the_scan(monkeypatch):
 def test_orders_are_what_they_are_called():
     lengths = torch.tensor([7, 6])
     scores = torch.tensor([3, 9, 1, 4, 5, 2, 8, 30, 90, 10, 40, 50, 20]).double()
-    own = Answer(torch.zeros(2).double(), scores, scores)
-    orders = make_orders(own, lengths, [Answer(own.logit, -scores, scores)], torch.Generator().manual_seed(0))
+    own = ScanPredictions(torch.zeros(2).double(), scores, scores)
+    orders = make_orders(own, lengths, [ScanPredictions(own.logit, -scores, scores)], torch.Generator().manual_seed(0))
     assert orders["attended"][0].tolist() == [1, 6, 4, 3, 0, 5, 2, 8, 11, 10, 7, 12, 9]
     assert (
         orders["least attended"][0].tolist()
@@ -271,7 +271,7 @@ def test_verdicts_are_by_the_whole_interval(low, high, verdict):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Fresh weights
+# Untrained weights
 # ----------------------------------------------------------------------------------------------------
 
 

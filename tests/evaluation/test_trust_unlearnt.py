@@ -7,7 +7,7 @@ from normal_guidance.core.models import EvidenceMIL, MaxPooling, MeanPooling
 from normal_guidance.evaluation.trust.examination import examine
 from small_trust import FEATURES, fresh_abmil, paper_scans, strong_scans, with_learnt_classifier
 
-PASSES, FAILS, UNTOLD = "passes", "fails", "cannot be told"
+PASSES, FAILS, UNDECIDED = "passes", "fails", "cannot be told"
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def bags():
 def test_a_guided_model_with_random_weights_is_unmasked_by_fresh_weights(bags):
     found = examine(fresh_abmil(21), bags[:500])  # ng is ABMIL, trained with another loss
     assert found["randomize"].verdict == FAILS
-    assert "untrained models tell the scans apart as well" in found["randomize"].meaning
+    assert "untrained models separate positive from negative scans as well" in found["randomize"].meaning
     assert found["inverted"].verdict != FAILS
     # Shuffling cannot see it: attention without position goes with the slices, whatever it has learnt.
     assert found["shuffle"].verdict == PASSES
@@ -49,7 +49,7 @@ def test_a_classifier_with_unlearnt_attention_fails_what_it_should(bags):
 def test_attention_that_is_equal_everywhere_points_nowhere(bags):
     found = examine(with_learnt_classifier(MeanPooling(FEATURES)), bags[:400])
     assert found.scan_auroc.low > 0.6
-    assert found["shuffle"].verdict == UNTOLD
+    assert found["shuffle"].verdict == UNDECIDED
     assert PASSES not in {finding.verdict for finding in found.findings}
 
 

@@ -1,4 +1,4 @@
-"""What a model says about scans whose slices were left as they are, put into another order, or partly taken away."""
+"""Predictions of a model on scans whose slices are all shown, reordered, or partly removed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor, nn
 
 from normal_guidance.core.packed import bag_of_rows
@@ -15,22 +15,22 @@ from normal_guidance.errors import UserError
 from normal_guidance.training.batches import Scans
 
 Model = Callable[[Tensor, Tensor], Any]
-"""Packed features (slices, features) and lengths (scans,) in; logits (scans,) and attention (slices,) out.
+"""Takes packed features (slices, features) and lengths (scans,), and returns logits (scans,) and attention (slices,).
 
-Every model of this package is one.  What comes back may be a `Prediction`, any object with `logit` and `attention`, or
-the pair; attention of several heads, (heads, slices), is averaged.
+Every model of this package does.  It may return a `Prediction`, any object with `logit` and `attention`, or the pair;
+attention of several heads, (heads, slices), is averaged.
 """
 
 BATCH = 64
-"""Scans that the model is given at a time."""
+"""Scans that go through the model together."""
 
 
-class Answer(NamedTuple):
-    """What a model said about all scans.
+class ScanPredictions(NamedTuple):
+    """A model's predictions for all scans.
 
     Attributes:
-        logit: one number a scan; NaN from a model that has none.
-        scores: what ranks a scan's slices: attention, or its logarithm where the model gives it.
+        logit: one number per scan; NaN from a model without a scan score.
+        scores: numbers that rank a scan's slices: log-attention where the model gives it, or else attention.
         attention: shares, which add up to 1 in every scan.
     """
 
@@ -57,40 +57,54 @@ class SliceSelection(NamedTuple):
             >>> SliceSelection.where(torch.tensor([True, False, True]), torch.tensor([2, 1]))
             SliceSelection(slices=tensor([0, 2]), lengths=tensor([1, 1]))
         """
-        counts = torch.zeros_like(lengths).index_add(0, bag_of_rows(lengths), keep.to(lengths.dtype))
-        return cls(keep.nonzero().squeeze(1), counts)
+        return cls(keep.nonzero().squeeze(1), sum_per_scan(keep.to(lengths.dtype), lengths))
 
 
-def ask(model: Model, scans: Scans, chosen: SliceSelection | None = None, *, batch_size: int = BATCH) -> Answer:
-    """The model's answer for every scan, without gradients, on its device and in its dtype.
+def sum_per_scan(values: Shaped[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Shaped[Tensor, "scans"]:
+    """The sum of the values of each scan's slices, in the values' dtype.
+
+    Example:
+        >>> sum_per_scan(torch.tensor([1, 2, 3]), torch.tensor([2, 1]))
+        tensor([3, 3])
+    """
+    return values.new_zeros(len(lengths)).index_add(0, bag_of_rows(lengths), values)
+
+
+def predict_scans(
+    model: Model, scans: Scans, shown: SliceSelection | None = None, *, batch_size: int = BATCH
+) -> ScanPredictions:
+    """The model's predictions for every scan, without gradients, on its device and in its dtype.
+
+    `shown` names the slices that the model sees of each scan and their order; without it, the model sees whole scans.
 
     Example:
         >>> from normal_guidance.core.models import build_model
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> ask(build_model("abmil", 8), shifted_mean(5, seed=1, features=8)).logit.shape
+        >>> predict_scans(build_model("abmil", 8), shifted_mean(5, seed=1, features=8)).logit.shape
         torch.Size([5])
     """
     lengths = scans.lengths.cpu()
-    if chosen is None:
-        chosen = SliceSelection(torch.arange(int(lengths.sum())), lengths)
-    starts, shown = _bounds(lengths), _bounds(chosen.lengths)
+    if shown is None:
+        shown = SliceSelection(torch.arange(int(lengths.sum())), lengths)
+    starts, shown_starts = _starts(lengths), _starts(shown.lengths)
     parts = []
     with _evaluating(model), torch.no_grad():
         for batch in torch.arange(len(lengths)).split(batch_size):
             first, behind = int(batch[0]), int(batch[-1]) + 1
-            local = chosen.slices[shown[first] : shown[behind]] - starts[first]
+            local = shown.slices[shown_starts[first] : shown_starts[behind]] - starts[first]
             rows = scans.rows(batch)
-            parts.append(_ask_once(model, rows[local.to(rows.device)], chosen.lengths[batch]))
-    return Answer(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+            parts.append(_predict_batch(model, rows[local.to(rows.device)], shown.lengths[batch]))
+    return ScanPredictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
 
-def _bounds(lengths: Int[Tensor, "scans"]) -> list[int]:
+def _starts(lengths: Int[Tensor, "scans"]) -> list[int]:
+    """The first slice of every scan, and the number of all slices."""
     return [0, *lengths.cumsum(0).tolist()]
 
 
 @contextmanager
 def _evaluating(model: Model) -> Iterator[None]:
-    """Dropout and the like are switched off meanwhile: they would be taken for an effect."""
+    """Switches dropout and the like off inside the block: they would be taken for an effect of the change."""
     training = isinstance(model, nn.Module) and model.training
     if isinstance(model, nn.Module):
         model.eval()
@@ -101,22 +115,24 @@ def _evaluating(model: Model) -> Iterator[None]:
             model.train(training)
 
 
-def _ask_once(model: Model, rows: Float[Tensor, "slices features"], lengths: Int[Tensor, "scans"]) -> Answer:
+def _predict_batch(
+    model: Model, rows: Float[Tensor, "slices features"], lengths: Int[Tensor, "scans"]
+) -> ScanPredictions:
     if isinstance(model, nn.Module):
         rows = rows.to(next(model.parameters(), rows))
-    return _read(model(rows, lengths.to(rows.device)), lengths, len(rows))
+    return _checked(model(rows, lengths.to(rows.device)), lengths, len(rows))
 
 
-def _read(said: Any, lengths: Int[Tensor, "scans"], slices: int) -> Answer:
-    """Checked, on the host."""
-    if hasattr(said, "logit") and hasattr(said, "attention"):
-        logit, attention = said.logit, said.attention
-    elif isinstance(said, tuple | list) and len(said) == 2:
-        logit, attention = said
+def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPredictions:
+    """A model's output as predictions on the CPU; an output of another kind, shape or range is an error."""
+    if hasattr(output, "logit") and hasattr(output, "attention"):
+        logit, attention = output.logit, output.attention
+    elif isinstance(output, tuple | list) and len(output) == 2:
+        logit, attention = output
     else:
         raise UserError(
-            f"the model returned {type(said).__name__}; wrap it in a function that returns (logit, attention), one "
-            "logit a scan and one number a slice"
+            f"the model returned {type(output).__name__}; wrap it in a function that returns (logit, attention), one "
+            "logit per scan and one number per slice"
         )
     logit, attention = torch.as_tensor(logit).cpu().double().flatten(), torch.as_tensor(attention).cpu().double()
     if attention.ndim == 2:
@@ -124,14 +140,17 @@ def _read(said: Any, lengths: Int[Tensor, "scans"], slices: int) -> Answer:
     if logit.shape != lengths.shape or attention.shape != (slices,):
         raise UserError(
             f"the model returned {len(logit)} logits and attention of shape {tuple(attention.shape)} for "
-            f"{len(lengths)} scans with {slices} slices; give one logit a scan and one number a slice, packed without "
-            "padding (normal_guidance.pack)"
+            f"{len(lengths)} scans with {slices} slices; return one logit per scan and one number per slice, packed "
+            "without padding (normal_guidance.pack)"
         )
     if not (attention.isfinite() & (attention >= 0)).all():
-        raise UserError("the model's attention is negative or not finite; give attention, not its logarithm or logits")
-    scan = bag_of_rows(lengths)
-    total = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, attention)
+        raise UserError(
+            "the model's attention is negative or not finite; return attention, not its logarithm or logits"
+        )
+    total = sum_per_scan(attention, lengths)
     if (total <= 0).any():
-        raise UserError("the model's attention is 0 on all slices of a scan; give attention that is not")
-    scores = said.slice_scores.cpu().double() if hasattr(said, "slice_scores") else attention
-    return Answer(logit, scores, attention / total[scan])
+        raise UserError(
+            "the model's attention is 0 on all slices of a scan; return attention above 0 on at least one slice"
+        )
+    scores = output.slice_scores.cpu().double() if hasattr(output, "slice_scores") else attention
+    return ScanPredictions(logit, scores, attention / total[bag_of_rows(lengths)])

@@ -1,63 +1,79 @@
-"""Tests 3 and 4, from the curves: do attended slices matter, and does attention point away from the evidence."""
+"""Tests 3 and 4, from the curves: whether attended slices matter, and whether attention points away from evidence."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 
 from normal_guidance.core.metrics import localization
-from normal_guidance.evaluation.trust.changed_scans import Answer
+from normal_guidance.evaluation.trust.changed_scans import ScanPredictions
 from normal_guidance.evaluation.trust.deletion_curves import CONTROLS, Curves, Kind, Score, worth
-from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate
-from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, TrustResult, Verdict, decide
+from normal_guidance.evaluation.trust.intervals import NO_ESTIMATE, Bootstrap, Estimate
+from normal_guidance.evaluation.trust.verdicts import (
+    FAILS,
+    PASSES,
+    UNDECIDED,
+    TrustResult,
+    TrustTest,
+    Verdict,
+    decide,
+)
 from normal_guidance.statistics.number_format import digits
 from normal_guidance.statistics.scores import Labelled
 
-NOTHING = Estimate(math.nan, math.nan, math.nan)
-
 AWAY = 0.05
-"""Localization AUROC below .5 that slice labels call pointing away: thousands of scans would show less, too."""
+"""Slice labels show attention that points away if localization AUROC lies this far below .5.
+
+Thousands of scans would make a smaller distance significant, too.
+"""
 
 SCORES: dict[Score, str] = {"auroc": "scan AUROC", "logit": "logit of positive scans"}
 
 CONTROL_WORDS = {"random": "as many random slices", "moved": "the same attention moved along the scan"}
 
-DELETION_TITLE = "Delete and insert"
-DELETION_MEASURED = "scan AUROC that attended slices are worth, removed and kept alone, beyond others"
+DELETION = TrustTest(
+    name="deletion",
+    title="Delete and insert",
+    measured="scan AUROC that attended slices, removed and kept alone, are worth beyond other slices",
+    words={
+        PASSES: (
+            "The slices that attention points at are those that separate positive from negative scans.",
+            "Nothing.",
+        ),
+        FAILS: (
+            "Attended slices separate positive from negative scans no better than other slices do, so attention does "
+            "not explain the scan's score.",
+            "Do not show this attention as evidence. Try guidance or a head whose attention is its evidence.",
+        ),
+        UNDECIDED: (
+            "The test showed neither that attended slices matter more than others nor that they do not.",
+            "Test more scans.",
+        ),
+    },
+)
 
-DELETION_WORDS: Mapping[Verdict, tuple[str, str]] = {
-    PASSES: ("The slices that attention points at are those that tell the scans apart.", "Nothing."),
-    FAILS: (
-        "Attended slices tell the scans apart no better than others do, so attention says nothing about why.",
-        "Do not show this attention as evidence. Try guidance or a head whose attention is its evidence.",
-    ),
-    UNTOLD: (
-        "Whether attended slices matter more than others was neither shown nor excluded.",
-        "Test more scans.",
-    ),
-}
-
-ALARM_TITLE = "Inverted attention"
-ALARM_MEASURED = "scan AUROC that attended slices are worth beyond others; an alarm below 0"
-
-ALARM_WORDS: Mapping[Verdict, tuple[str, str]] = {
-    PASSES: ("Attention does not point away from the evidence.", "Nothing."),
-    FAILS: (
-        "ALARM: attention points away from the evidence",
-        "Do not show this attention: the least attended slices are nearer to the finding. Look for a sign lost between "
-        "scores and attention; else train again with another seed or with guidance.",
-    ),
-    UNTOLD: (
-        "Neither an alarm nor its absence could be shown.",
-        "Test more scans, or give slice labels of some.",
-    ),
-}
+INVERTED = TrustTest(
+    name="inverted",
+    title="Inverted attention",
+    measured="scan AUROC that attended slices are worth beyond other slices; an alarm below 0",
+    words={
+        PASSES: ("Attention does not point away from the evidence.", "Nothing."),
+        FAILS: (
+            "ALARM: attention points away from the evidence.",
+            "Do not show this attention: the least attended slices are nearer to the finding. Look for a wrong sign "
+            "between scores and attention. If there is none, train again with another seed or with guidance.",
+        ),
+        UNDECIDED: (
+            "The test showed neither that attention points away from the evidence nor that it does not.",
+            "Test more scans, or give slice labels of some.",
+        ),
+    },
+)
 
 
 def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> TrustResult:
-    """By scan AUROC beside the harder control; the logit of positive scans is told, and decides nothing."""
+    """The verdict by scan AUROC against the harder control; the logit of positive scans is reported only."""
     control, number = _control(curves, bootstrap, harder=True)
     verdict = decide(number)
     more: dict[str, Estimate | float] = {
@@ -67,97 +83,81 @@ def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> Trust
         for order in one.auroc
         if order != "attended"
     }
-    meaning, action = DELETION_WORDS[verdict]
-    return TrustResult(
-        name="deletion",
-        title=DELETION_TITLE,
-        verdict=verdict,
-        measured=DELETION_MEASURED,
-        number=number,
-        reference=0.0,
-        reference_words=CONTROL_WORDS[control],
-        meaning=f"{meaning}{_remarks(curves, bootstrap) if verdict == PASSES else ''}",
-        action=action,
-        more=more,
-    )
+    meaning, _ = DELETION.words[verdict]
+    if verdict == PASSES:
+        meaning += _caveats(curves, bootstrap)
+    return DELETION.result(verdict, number, CONTROL_WORDS[control], meaning=meaning, more=more)
 
 
 def judge_alarm(
-    curves: Mapping[Kind, Curves] | None, own: Answer, scans: Labelled, bootstrap: Bootstrap
+    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: Labelled, bootstrap: Bootstrap
 ) -> TrustResult:
-    """First without slice labels; where there are some, they confirm, or decide what is left open."""
-    number, verdict, control = NOTHING, UNTOLD, CONTROLS[0]
+    """The verdict without slice labels; where there are slice labels, they confirm it, or decide an open one."""
+    number, verdict, control = NO_ESTIMATE, UNDECIDED, CONTROLS[0]
     more: dict[str, Estimate | float] = {}
     if curves is not None:
         control, number, verdict = _point_away(curves, bootstrap)
         more["logit of positive scans lost, beyond random slices"] = bootstrap.estimate(
             curves["deletion"].gap("logit", "random")
         )
-    meaning, action = ALARM_WORDS[verdict]
+    by_labels = ""
     found = _localization(own, scans, bootstrap)
     if found is not None and found.known:
         more["localization AUROC"] = found
-        labels = FAILS if found.high < 0.5 - AWAY else PASSES if found.low > 0.5 else UNTOLD
+        labels = FAILS if found.high < 0.5 - AWAY else PASSES if found.low > 0.5 else UNDECIDED
         agree = "slice labels confirm it" if labels == verdict else "slice labels do not confirm it"
-        if verdict == UNTOLD and labels != UNTOLD:
+        if verdict == UNDECIDED and labels != UNDECIDED:
             verdict, agree = labels, "by slice labels alone"
-            meaning, action = ALARM_WORDS[verdict]
-        if verdict != UNTOLD:
-            meaning = f"{meaning.rstrip('.')} ({agree}: localization AUROC {digits(found.value)})."
-    return TrustResult(
-        name="inverted",
-        title=ALARM_TITLE,
-        verdict=verdict,
-        measured=ALARM_MEASURED,
-        number=number,
-        reference=0.0,
-        reference_words=CONTROL_WORDS[control],
-        meaning=meaning if meaning.endswith(".") else f"{meaning}.",
-        action=action,
-        more=more,
-    )
+        if verdict != UNDECIDED:
+            by_labels = f" ({agree}: localization AUROC {digits(found.value)})"
+    meaning, _ = INVERTED.words[verdict]
+    meaning = f"{meaning.removesuffix('.')}{by_labels}."
+    return INVERTED.result(verdict, number, CONTROL_WORDS[control], meaning=meaning, more=more)
 
 
 def without_scan_score() -> TrustResult:
-    """For a method that has no logit, as the centred Gaussian."""
-    return TrustResult(
-        "deletion", DELETION_TITLE, UNTOLD, DELETION_MEASURED, NOTHING, 0.0, CONTROL_WORDS[CONTROLS[0]],
-        "The model has no scan score, so nothing can be seen to fall.", "Test a model that scores scans.",
-    )  # fmt: skip
+    """The result of deletion for a method without a logit, such as the centred Gaussian."""
+    return DELETION.result(
+        UNDECIDED,
+        NO_ESTIMATE,
+        CONTROL_WORDS[CONTROLS[0]],
+        meaning="The model has no scan score, so removing slices cannot lower it.",
+        action="Test a model that scores scans.",
+    )
 
 
 def _control(curves: Mapping[Kind, Curves], bootstrap: Bootstrap, *, harder: bool) -> tuple[str, Estimate]:
-    """The control that leaves attention the smaller, or the larger, worth."""
+    """The control against which attention is worth least (harder) or most."""
     found = {name: bootstrap.estimate(worth(curves, name)) for name in CONTROLS}
     name = (min if harder else max)(found, key=lambda name: found[name].value)
     return name, found[name]
 
 
 def _point_away(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> tuple[str, Estimate, Verdict]:
-    """An alarm must hold beside every control, and so must its absence.
+    """The control, number and verdict of the alarm, which must hold against every control, as must its absence.
 
     The logit alone gives false alarms: max pooling's logit rises or falls with the sign of its weights when slices are
-    removed, in negative scans just as much.  And of a model at chance no slice is evidence.
+    removed, in negative scans just as much.  If the model is at chance, no slice is evidence.
     """
     easy, hard = (_control(curves, bootstrap, harder=harder) for harder in (False, True))
     if not bootstrap.estimate(curves["deletion"].whole_auroc).low > 0.5:
-        return *hard, UNTOLD
+        return *hard, UNDECIDED
     if easy[1].high < 0:
         return *easy, FAILS
-    return *hard, PASSES if hard[1].low > 0 else UNTOLD
+    return *hard, PASSES if hard[1].low > 0 else UNDECIDED
 
 
-def _remarks(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> str:
+def _caveats(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> str:
     """What a reader should know although the test was passed."""
-    said = ""
+    caveats = ""
     if not bootstrap.estimate(curves["deletion"].gap("auroc", "random")).low > 0:
-        said += " They suffice, but the model was not shown to need them: other slices hold evidence, too."
+        caveats += " They are sufficient, but the model was not shown to need them: other slices hold evidence, too."
     if not bootstrap.estimate(worth(curves, "middle")).low > 0:
-        said += " Slices from the middle of the scan were not shown to be worth less, though."
-    return said
+        caveats += " However, slices from the middle of the scan were not shown to be worth less."
+    return caveats
 
 
-def _localization(own: Answer, scans: Labelled, bootstrap: Bootstrap) -> Estimate | None:
+def _localization(own: ScanPredictions, scans: Labelled, bootstrap: Bootstrap) -> Estimate | None:
     if scans.slice_labels is None:
         return None
     found = localization(own.scores, scans.slice_labels.cpu(), scans.lengths.cpu())

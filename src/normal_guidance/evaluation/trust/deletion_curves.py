@@ -1,12 +1,12 @@
 """Deletion and insertion: the scan's score without the most attended slices, or with nothing but these.
 
-A removal says something only beside other removals of as many slices: at random; from the middle, where many findings
-lie; the least attended; by the same attention moved along the scan, which keeps its shape (a solid block removed at
-random does other harm than scattered slices); and by the attention of untrained models.
+A removal means something only in comparison with the removal of as many other slices: random ones; those in the middle,
+where many findings lie; the least attended; those of the same attention moved along the scan, which keeps its shape
+(removing a solid block does other harm than removing scattered slices); and those of untrained models' attention.
 
-Two scores are followed.  The logit of positive scans says what the model's own number depends on; attention that is
-tied to the logit wins there by construction, even on noise.  Scan AUROC says whether what was removed tells positive
-scans from negative ones, and noise does not.
+The curves follow two scores.  The logit of positive scans shows what the model's own number depends on; attention that
+is tied to the logit wins there by construction, even on noise.  Scan AUROC shows whether the removed slices separate
+positive from negative scans, which noise does not.
 
 Reference: Petsiuk, Das, Saenko, "RISE", 2018 (deletion and insertion).
 """
@@ -23,34 +23,43 @@ from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 
 from normal_guidance.core.packed import bag_of_rows, place_in_bag
-from normal_guidance.evaluation.trust.changed_scans import Answer, Model, SliceSelection, ask
+from normal_guidance.evaluation.trust.changed_scans import (
+    Model,
+    ScanPredictions,
+    SliceSelection,
+    predict_scans,
+    sum_per_scan,
+)
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Varied
 from normal_guidance.statistics.slice_ranks import highest_first, moved_round
 from normal_guidance.training.batches import Scans
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7)
-"""Of a scan's slices, or of its attention, that are removed, or kept."""
+"""Shares of a scan's slices, or of its attention, to remove or to keep."""
 
 REPEATS = 3
-"""Random orders whose scores are averaged."""
+"""Random orders, over which scores are averaged."""
 
 ROUNDING = 1e-6
-"""Attention that counts as nothing when a share is reached."""
+"""A share of attention counts as reached if no more than this is missing."""
 
 By = Literal["slices", "attention"]
 Kind = Literal["deletion", "insertion"]
 Score = Literal["auroc", "logit"]
 Orders = Mapping[str, Sequence[Int64[Tensor, "slices"]]]
-"""Name -> one order or several: the slices' numbers, scan after scan, those to remove first coming first."""
+"""Name -> one or several orders: the slices' numbers, scan after scan, the first to remove first."""
 
 CONTROLS = ("random", "moved")
-"""What attention must beat to point anywhere."""
+"""Orders that attention must beat."""
 
 
 def make_orders(
-    own: Answer, lengths: Int[Tensor, "scans"], untrained: Sequence[Answer], generator: torch.Generator
+    own: ScanPredictions,
+    lengths: Int[Tensor, "scans"],
+    untrained: Sequence[ScanPredictions],
+    generator: torch.Generator,
 ) -> Orders:
-    """The attended slices first, and everything to compare with."""
+    """The order by attention, and the orders to compare it with."""
 
     def order(scores: Tensor) -> Tensor:
         return highest_first(scores, lengths, generator)
@@ -70,23 +79,23 @@ def make_orders(
 
 
 def count_slices(
-    answer: Answer, lengths: Int[Tensor, "scans"], share: float, by: By, order: Int64[Tensor, "slices"]
+    predictions: ScanPredictions, lengths: Int[Tensor, "scans"], share: float, by: By, order: Int64[Tensor, "slices"]
 ) -> Int64[Tensor, "scans"]:
-    """How many slices a share is, at least one: of the slices, or the fewest that hold so much of the attention."""
+    """How many slices make up a share of the slices, or the fewest that hold a share of attention; at least one."""
     if by == "slices":
         return (share * lengths + 0.5).floor().long().clamp(min=1)
-    held = answer.attention[order]
+    held = predictions.attention[order]
     running = held.cumsum(0)
     before = (running - held)[lengths.cumsum(0) - lengths]
     short = running - before[bag_of_rows(lengths)] < share - ROUNDING
-    return 1 + torch.zeros(len(lengths), dtype=torch.int64).index_add(0, bag_of_rows(lengths), short.long())
+    return 1 + sum_per_scan(short.long(), lengths)
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
     """Scan scores by share, for each order: the logit of positive scans in standard deviations, and scan AUROC.
 
-    `whole` is that of untouched scans: where deletion begins and insertion ends.
+    `whole_logit` and `whole_auroc` are those of whole scans, where deletion begins and insertion ends.
     """
 
     kind: Kind
@@ -113,9 +122,9 @@ class Curves:
 
 
 def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
-    """What attended slices are worth beyond others, in scan AUROC: the mean of both gaps.
+    """What attended slices are worth beyond others, in scan AUROC: the mean of the gaps by deletion and insertion.
 
-    In weak data deletion alone says little: what is left of a negative scan has lost its highest noise, too.
+    Deletion alone shows little in weak data: the rest of a negative scan has lost its highest noise, too.
     """
     return Varied.weighted({one.gap("auroc", against): 1 / len(curves) for one in curves.values()})
 
@@ -123,19 +132,19 @@ def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
 def draw_curves(
     model: Model,
     scans: Scans,
-    own: Answer,
+    own: ScanPredictions,
     orders: Orders,
     bootstrap: Bootstrap,
     *,
     by: By = "slices",
     watch: Callable[[float], None] | None = None,
 ) -> dict[Kind, Curves]:
-    """Both curves of every order: the model is asked 2 x shares x orders times; `watch` is told the share done."""
+    """Both curves of every order, from 2 x shares x orders passes over the scans; `watch` receives the share done."""
     lengths = scans.lengths.cpu()
     scale = float(own.logit.std()) or 1.0
     counts = [count_slices(own, lengths, share, by, orders["attended"][0]) for share in SHARES]
     kinds: tuple[Kind, ...] = ("deletion", "insertion")
-    questions = {
+    selections = {
         (kind, name, repeat, number): _kept(order, lengths, count, kind)
         for kind in kinds
         for name, several in orders.items()
@@ -143,10 +152,10 @@ def draw_curves(
         for number, count in enumerate(counts)
     }
     logits: dict[Kind, dict[str, Tensor]] = {kind: {"whole": own.logit / scale} for kind in kinds}
-    for done, ((kind, *key), chosen) in enumerate(questions.items(), start=1):
-        logits[kind]["/".join(map(str, key))] = ask(model, scans, chosen).logit / scale
+    for done, ((kind, *key), shown) in enumerate(selections.items(), start=1):
+        logits[kind]["/".join(map(str, key))] = predict_scans(model, scans, shown).logit / scale
         if watch is not None:
-            watch(done / len(questions))
+            watch(done / len(selections))
     return {kind: _curves(kind, logits[kind], orders, bootstrap) for kind in kinds}
 
 
@@ -156,7 +165,7 @@ def _curves(kind: Kind, logits: Mapping[str, Float64[Tensor, "scans"]], orders: 
 
 
 def _averaged(found: Mapping[str, Varied], orders: Orders) -> dict[str, list[Varied]]:
-    """Over the orders of one name."""
+    """Curves averaged over the orders of one name."""
     return {
         name: [
             Varied.weighted({found[f"{name}/{repeat}/{number}"]: 1 / len(several) for repeat in range(len(several))})
@@ -169,7 +178,7 @@ def _averaged(found: Mapping[str, Varied], orders: Orders) -> dict[str, list[Var
 def _kept(
     order: Int64[Tensor, "slices"], lengths: Int[Tensor, "scans"], counts: Int64[Tensor, "scans"], kind: Kind
 ) -> SliceSelection:
-    """What is left without the first of an order, at least one slice; or the first alone.  Slices keep their order."""
+    """The slices without the first of an order (at least one is left), or these alone, as they lie in the scan."""
     removing = kind == "deletion"
     counts = torch.minimum(counts, lengths - 1 if removing else lengths)
     first = torch.zeros(len(order), dtype=torch.bool)

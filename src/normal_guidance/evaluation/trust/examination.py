@@ -1,4 +1,4 @@
-"""All tests of one model on one set of scans."""
+"""All four tests of one model on one set of scans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.trust.changed_scans import Model, ask
+from normal_guidance.evaluation.trust.changed_scans import Model, predict_scans
 from normal_guidance.evaluation.trust.deletion import judge_alarm, judge_deletion, without_scan_score
 from normal_guidance.evaluation.trust.deletion_curves import By, Curves, Kind, draw_curves, make_orders
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate
@@ -28,14 +28,14 @@ from normal_guidance.evaluation.trust.verdicts import TrustResult
 from normal_guidance.features.store import FeatureStore
 
 FIRST_SEED = 2**31
-"""Of fresh weights: no model was trained from these."""
+"""Seeds of untrained weights start here: no model was trained from these."""
 
 BY: tuple[By, ...] = ("slices", "attention")
 
 
 @dataclass(frozen=True, eq=False)
 class Trust:
-    """What the tests found, in the order of `findings`: shuffle, randomize, deletion, inverted."""
+    """The results of the tests; `findings` are in the order shuffle, randomize, deletion, inverted."""
 
     findings: tuple[TrustResult, ...]
     curves: Mapping[Kind, Curves] | None
@@ -54,7 +54,7 @@ class Trust:
         return None if self.curves is None else self.bootstrap.estimate(self.curves["deletion"].whole_auroc)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, with NaN where there is no number."""
+        """All results as plain values, with NaN where there is no number."""
         whole = self.scan_auroc
         return {
             "scans": self.scans,
@@ -85,13 +85,14 @@ def examine(
     """Runs the four tests on a model of your own.
 
     Args:
-        model: takes packed features and lengths, gives logits and attention: see `Model`.
-        scans: with scan labels, at best scans that the model was not trained on.  Slice labels are not needed; where
-            there are some, they confirm the alarm and are reported beside the second test.
-        untrained: makes the same model with fresh weights from a seed.  A module can do without: its copies are reset.
-        by: whether a share to delete is one of the slices or of the attention.
-        seed: of the random orders.
-        watch: is told the share done of what takes longest, the curves.
+        model: takes packed features and lengths, and returns logits and attention (see `Model`).
+        scans: scans with labels, preferably not those that the model was trained on.  Slice labels are not needed;
+            where there are some, they confirm the alarm, and the second test reports localization AUROC.
+        untrained: makes the same model with untrained weights from a seed.  If left out, a module is copied and its
+            layers are reset; for any other model the second test cannot be told.
+        by: remove by share of slices or of attention.
+        seed: seed of the random orders.
+        watch: receives the share done of the curves, which take longest.
 
     Example:
         >>> from normal_guidance.core.models import CenteredGaussian
@@ -104,10 +105,12 @@ def examine(
         raise UserError(f"by is {by!r}; choose one of {', '.join(BY)}")
     bootstrap = Bootstrap(scans)
     generator = torch.Generator().manual_seed(seed)
-    own = ask(model, scans)
+    own = predict_scans(model, scans)
     if untrained is None and isinstance(model, nn.Module):
         untrained = untrained_copies(model)
-    others = [] if untrained is None else [ask(untrained(FIRST_SEED + seed + n), scans) for n in range(UNTRAINED)]
+    others = []
+    if untrained is not None:
+        others = [predict_scans(untrained(FIRST_SEED + seed + number), scans) for number in range(UNTRAINED)]
     curves = None
     if own.scores_scans:
         orders = make_orders(own, scans.lengths.cpu(), others[:COMPARED], generator)

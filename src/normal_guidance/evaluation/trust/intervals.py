@@ -1,4 +1,4 @@
-"""Numbers over scans with their intervals: bootstrap over patients, positive and negative ones apart."""
+"""Numbers over scans with their intervals: bootstrap over patients, positive and negative ones separately."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from normal_guidance.statistics.number_format import digits
 from normal_guidance.statistics.split_results import MethodResults, NamedScans, Patients, SplitResults, patients_of
 
 DRAWS = 500
-"""Resampled tests: the standard error from so many is itself off by about 3 %."""
+"""Resampled sets of scans; the standard error from 500 of them is itself off by about 3 %."""
 
 SEED = 0
 
 LEAST_PATIENTS = 5
-"""Of each kind, for intervals that mean anything."""
+"""Patients with positive scans, and with negative ones, that an interval needs to mean anything."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,13 @@ class Estimate:
         return all(map(math.isfinite, (self.value, self.low, self.high)))
 
 
+NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
+"""Stands for a number that could not be measured."""
+
+
 @dataclass(frozen=True, eq=False)
 class Varied:
-    """A number as tested, and in every resampled test; differences and means of such are such."""
+    """A number on the scans as they are, and on every resampled set of them."""
 
     value: float
     drawn: Float64[np.ndarray, "draws"]
@@ -62,13 +66,13 @@ class Varied:
 
     @classmethod
     def weighted(cls, parts: Mapping[Varied, float]) -> Varied:
-        """The sum of numbers times weights."""
+        """The weighted sum of numbers; `parts` gives the weight of each."""
         drawn = np.sum([weight * one.drawn for one, weight in parts.items()], axis=0)
         return cls(math.fsum(weight * one.value for one, weight in parts.items()), drawn)
 
 
 class Bootstrap:
-    """Resampled tests of one set of scans, the same draws for every number, so that differences are paired.
+    """Resamples one set of scans, with the same draws for every number, so that differences are paired.
 
     Example:
         >>> import torch
@@ -88,13 +92,13 @@ class Bootstrap:
         if min(counts) < LEAST_PATIENTS:
             raise UserError(
                 f"{counts[1]} patients have positive scans and {counts[0]} have negative ones; the tests need "
-                f"{LEAST_PATIENTS} of each: give more scans"
+                f"{LEAST_PATIENTS} of each; give more scans"
             )
         self.freedom = min(counts) - 1
 
     def aurocs(self, scores: Mapping[str, Float64[Tensor, "scans"]]) -> dict[str, Varied]:
         """Scan AUROC of every named score."""
-        split = self._outcomes({name: one.numpy() for name, one in scores.items()})
+        split = self._results({name: one.numpy() for name, one in scores.items()})
         values, drawn = measure([split])["scan_auroc"], resample([split], DRAWS, SEED)["scan_auroc"]
         return {name: Varied(values[name], drawn[name]) for name in scores}
 
@@ -105,7 +109,7 @@ class Bootstrap:
     def means(
         self, values: Mapping[str, Float64[Tensor, "scans"]], among: Bool[np.ndarray, "scans"] | None = None
     ) -> dict[str, Varied]:
-        """As `mean`, for many numbers at once, and over some scans only."""
+        """Means of many numbers at once, each over the scans that have a value and are in `among`."""
         numbers = np.stack([one.numpy() for one in values.values()], axis=1)
         counted = np.isfinite(numbers) & (True if among is None else among[:, None])
         sums = np.zeros((2, len(self._patients.ids), len(values)))
@@ -127,14 +131,14 @@ class Bootstrap:
 
     @cached_property
     def _patients(self) -> Patients:
-        return patients_of([self._outcomes({"none": None})])
+        return patients_of([self._results({"none": None})])
 
     @cached_property
     def _weights(self) -> Float64[np.ndarray, "draws patients"]:
         (weights,) = multiplicities(self._patients.positive, DRAWS, SEED, DRAWS)
         return weights
 
-    def _outcomes(self, scores: Mapping[str, np.ndarray | None]) -> SplitResults:
+    def _results(self, scores: Mapping[str, np.ndarray | None]) -> SplitResults:
         nowhere = np.full(len(self.labels), np.nan)
         measured = {name: MethodResults(nowhere, nowhere, one) for name, one in scores.items()}
         return SplitResults(self.scan_ids, self.patient_ids, self.labels.astype(np.int64), measured)

@@ -1,4 +1,4 @@
-"""Test 2: weights that have learnt nothing.  Attention that is as good with these does not come from training.
+"""Test 2: untrained weights.  Attention that is as good with these does not come from training.
 
 Reference: Adebayo et al., "Sanity Checks for Saliency Maps", 2018.
 """
@@ -14,48 +14,61 @@ from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.evaluation.trust.changed_scans import Answer, Model
+from normal_guidance.evaluation.trust.changed_scans import Model, ScanPredictions
 from normal_guidance.evaluation.trust.deletion_curves import Curves, Kind, worth
-from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate
+from normal_guidance.evaluation.trust.intervals import NO_ESTIMATE, Bootstrap, Estimate
 from normal_guidance.evaluation.trust.shuffled_slices import MOSTLY
-from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, TrustResult, Verdict, decide, worst
+from normal_guidance.evaluation.trust.verdicts import (
+    FAILS,
+    PASSES,
+    UNDECIDED,
+    TrustResult,
+    TrustTest,
+    Verdict,
+    decide,
+    worst,
+)
 from normal_guidance.statistics.scores import Labelled
 from normal_guidance.statistics.slice_ranks import rank_correlation
 
 UNTRAINED = 19
-"""Models with fresh weights: one more of their kind has a higher scan AUROC than all of them with a chance of 5 %."""
+"""Untrained models: a further one has a higher scan AUROC than all of them with a probability of 5 %."""
 
 COMPARED = 3
-"""Of these, whose attention is looked at: each costs as much as a curve."""
+"""Untrained models whose attention is compared: each costs as much as a curve."""
 
 LEARNT = 0.05
-"""Scan AUROC above the best untrained model: one whose whole interval lies below has learnt nothing to attend by."""
+"""Scan AUROC: a model whose whole interval lies below the best untrained model plus this has learnt nothing."""
 
 Untrained = Callable[[int], Model]
-"""The same model with fresh weights, by the seed of these."""
+"""Makes the same model with untrained weights, from a seed."""
 
-TITLE = "Randomise weights"
-MEASURED = "scan AUROC that attended slices are worth, beyond those that untrained models attend to"
+CONTROL = "untrained models' attention"
 
-WORDS: Mapping[Verdict, tuple[str, str]] = {
-    PASSES: (
-        "What the model has learnt decides where it looks, and what it looks at tells the scans apart.",
-        "Nothing.",
-    ),
-    FAILS: (
-        "Attention is not worth more than that of a model that has learnt nothing",
-        "Do not show this attention as evidence. If scan AUROC is high, the classifier alone has learnt: train with "
-        "another lambda, learning rate or head; if it is at chance, train first.",
-    ),
-    UNTOLD: (
-        "A difference from models that have learnt nothing was neither shown nor excluded",
-        "Test more scans; or say how fresh weights are made (`untrained=`).",
-    ),
-}
+RANDOMIZE = TrustTest(
+    name="randomize",
+    title="Randomise weights",
+    measured="scan AUROC that attended slices are worth beyond those that untrained models attend to",
+    words={
+        PASSES: (
+            "Training decides where the model looks, and the slices it looks at separate positive from negative scans.",
+            "Nothing.",
+        ),
+        FAILS: (
+            "Attention is not worth more than that of an untrained model",
+            "Do not show this attention as evidence. If scan AUROC is high, only the classifier has learnt: train with "
+            "another lambda, learning rate or head. If it is at chance, train first.",
+        ),
+        UNDECIDED: (
+            "The test showed neither that attention differs from that of untrained models nor that it does not",
+            "Test more scans; or give a function that makes the model with untrained weights (`untrained=`).",
+        ),
+    },
+)
 
 
 def untrained_copies(model: nn.Module) -> Untrained:
-    """Copies of any module with fresh weights: `reset_parameters` where a layer has it, else its numbers are shuffled.
+    """A function that copies a module with untrained weights: each layer is reset (`reset_parameters`) or shuffled.
 
     Example:
         >>> from normal_guidance.core.models import ABMIL
@@ -82,13 +95,16 @@ def untrained_copies(model: nn.Module) -> Untrained:
 
 
 def judge_randomizing(
-    own: Answer,
-    others: Sequence[Answer],
+    own: ScanPredictions,
+    others: Sequence[ScanPredictions],
     scans: Labelled,
     curves: Mapping[Kind, Curves] | None,
     bootstrap: Bootstrap,
 ) -> TrustResult:
-    """By three things that must all hold: see `WORDS` and the reasons beside the verdict."""
+    """The verdict on attention against that of untrained models, which is the worst of three checks.
+
+    The checks: attention ranks slices differently, the model separates scans better, attended slices are worth more.
+    """
     lengths = scans.lengths.cpu()
     compared = others[:COMPARED]
     alike = bootstrap.estimate(bootstrap.mean(_mean_correlation([(own, other) for other in compared], lengths)))
@@ -97,73 +113,66 @@ def judge_randomizing(
         "rank correlation with untrained models": alike,
         "rank correlation among untrained models": bootstrap.estimate(bootstrap.mean(chance)),
     }
-    reasons: dict[str, Verdict] = {"its order of slices is that of untrained models": _differs(alike)}
-    gap = Estimate(torch.nan, torch.nan, torch.nan)
+    reasons: dict[str, Verdict] = {"it ranks slices as untrained models do": _differs(alike)}
+    gap = NO_ESTIMATE
     if curves is not None:
         gap = bootstrap.estimate(worth(curves, "untrained"))
         whole = bootstrap.estimate(curves["deletion"].whole_auroc)
         best = max(auroc(other.logit, scans.labels.cpu()).item() for other in others)
         more |= {"scan AUROC": whole, f"highest scan AUROC of {len(others)} untrained models": best}
-        reasons["untrained models tell the scans apart as well"] = _learnt(whole, best)
+        reasons["untrained models separate positive from negative scans as well"] = _learnt(whole, best)
         reasons["slices that untrained models attend to are worth as much"] = decide(gap)
     if scans.slice_labels is not None:
         more |= _localization(own, compared, scans)
-    verdict = worst([*reasons.values(), *([] if curves is not None else [UNTOLD])])
-    meaning, action = WORDS[verdict]
-    why = "; ".join(reason for reason, one in reasons.items() if one == verdict)
-    return TrustResult(
-        name="randomize",
-        title=TITLE,
-        verdict=verdict,
-        measured=MEASURED,
-        number=gap,
-        reference=0.0,
-        reference_words="untrained models' attention",
-        meaning=meaning if verdict == PASSES else f"{meaning} ({_reason(verdict, why)}).",
-        action=action,
-        more=more,
-    )
+    verdict = worst([*reasons.values(), *([] if curves is not None else [UNDECIDED])])
+    meaning, _ = RANDOMIZE.words[verdict]
+    if verdict != PASSES:
+        meaning = f"{meaning} ({_why(verdict, [reason for reason, one in reasons.items() if one == verdict])})."
+    return RANDOMIZE.result(verdict, gap, CONTROL, meaning=meaning, more=more)
 
 
 def without_untrained() -> TrustResult:
-    """For a model whose weights nobody can make afresh."""
-    nothing = Estimate(torch.nan, torch.nan, torch.nan)
-    return TrustResult(
-        "randomize", TITLE, UNTOLD, MEASURED, nothing, 0.0, "untrained models' attention",
-        "The model is a plain function, so its weights could not be made afresh.",
-        "Give a function that makes the same model with fresh weights from a seed (`untrained=`).",
-    )  # fmt: skip
+    """The result for a model that is a plain function and came without `untrained`."""
+    return RANDOMIZE.result(
+        UNDECIDED,
+        NO_ESTIMATE,
+        CONTROL,
+        meaning="The model is a plain function, so there is no untrained version of it to compare with.",
+        action="Give a function that makes the same model with untrained weights from a seed (`untrained=`).",
+    )
 
 
-def _reason(verdict: Verdict, why: str) -> str:
+def _why(verdict: Verdict, reasons: Sequence[str]) -> str:
     if verdict == FAILS:
-        return why
-    return f"open: {why}" if why else "the model has no scan score"
+        return "; ".join(reasons)
+    return f"undecided: whether {'; whether '.join(reasons)}" if reasons else "the model has no scan score"
 
 
 def _differs(alike: Estimate) -> Verdict:
-    """Attention without an order of its own has no correlation; that is not the untrained models' order."""
+    """Whether attention ranks slices in another order; attention that is equal everywhere has no correlation."""
     if not alike.known:
-        return UNTOLD
+        return UNDECIDED
     if alike.low > MOSTLY:
         return FAILS
-    return PASSES if alike.high < MOSTLY else UNTOLD
+    return PASSES if alike.high < MOSTLY else UNDECIDED
 
 
 def _learnt(whole: Estimate, best: float) -> Verdict:
     if whole.low > 0.5 and whole.value > best:
         return PASSES
-    return FAILS if whole.high < best + LEARNT else UNTOLD
+    return FAILS if whole.high < best + LEARNT else UNDECIDED
 
 
 def _mean_correlation(
-    pairs: Sequence[tuple[Answer, Answer]], lengths: Int[Tensor, "scans"]
+    pairs: Sequence[tuple[ScanPredictions, ScanPredictions]], lengths: Int[Tensor, "scans"]
 ) -> Float64[Tensor, "scans"]:
     found = [rank_correlation(one.scores, other.scores, lengths) for one, other in pairs]
     return torch.stack(found).nanmean(0)
 
 
-def _localization(own: Answer, others: Sequence[Answer], scans: Labelled) -> dict[str, Estimate | float]:
+def _localization(
+    own: ScanPredictions, others: Sequence[ScanPredictions], scans: Labelled
+) -> dict[str, Estimate | float]:
     assert scans.slice_labels is not None
     labels, lengths = scans.slice_labels.cpu(), scans.lengths.cpu()
     found = [localization(one.scores, labels, lengths).mean_auroc.item() for one in (own, *others)]

@@ -1,8 +1,8 @@
-"""Test 1: slices in another order.  What attention says about the image goes with the slices; the rest stays behind.
+"""Test 1: slices in another order.  Attention that comes from the image goes with the slices.
 
 Shuffled slices show how much of attention is position alone, and what the order of slices is worth.  A model that looks
-at neighbours finds none in a shuffled scan, though, so whether attention goes with the slices is seen where the scan is
-only moved round: it begins at another slice, and its end is followed by its beginning.
+at neighbours finds none of them in a shuffled scan.  So the test measures whether attention goes with the slices on
+scans that are only rotated: the scan begins at another slice, and its end is followed by its beginning.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from normal_guidance.core.packed import bag_of_rows
-from normal_guidance.evaluation.trust.changed_scans import Answer, Model, SliceSelection, ask
+from normal_guidance.evaluation.trust.changed_scans import (
+    Model,
+    ScanPredictions,
+    SliceSelection,
+    predict_scans,
+    sum_per_scan,
+)
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate, Varied
-from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNTOLD, TrustResult, Verdict
+from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNDECIDED, TrustResult, TrustTest, Verdict
 from normal_guidance.statistics.number_format import digits
 from normal_guidance.statistics.slice_ranks import highest_first, moved_round, rank_correlation
 from normal_guidance.training.batches import Scans
@@ -25,73 +30,76 @@ SHUFFLES = 3
 """Random orders of every scan."""
 
 POSITION_FREE = 1e-3
-"""Mean share of attention that may go elsewhere by rounding; above it, the order of slices does count."""
+"""Mean share of attention that may move by rounding; above it, the order of slices counts."""
 
 MOSTLY = 0.5
-"""A rank correlation of so much, or more, is the greater part of attention."""
+"""From this rank correlation on, the greater part of attention agrees."""
 
-TITLE = "Shuffle slices"
-MEASURED = "how far attention goes with the slices, less how far it stays at the places (rank correlations)"
-
-WORDS = {
-    PASSES: (
-        "Attention goes with the slices when they change places: it comes from the image more than from the place.",
-        "Nothing.",
-    ),
-    FAILS: (
-        "Attention stays at its places whatever slices lie there: it tells where findings usually are, and nothing "
-        "about this scan.",
-        "Do not show this attention as evidence. Compare with the centred Gaussian, which needs no model; train "
-        "without position, or with guidance of another shape.",
-    ),
-    UNTOLD: (
-        "Attention was shown neither to go with the slices nor to stay at the places.",
-        "Attention that is equal on all slices does this, and points nowhere; else test more scans.",
-    ),
-}
+SHUFFLE = TrustTest(
+    name="shuffle",
+    title="Shuffle slices",
+    measured="how far attention goes with the slices, minus how far it stays at the positions (rank correlations)",
+    words={
+        PASSES: (
+            "Attention goes with the slices when their order changes: it comes from the image more than from the "
+            "position.",
+            "Nothing.",
+        ),
+        FAILS: (
+            "Attention stays at its positions whatever slices lie there: it shows where findings usually are, and "
+            "nothing about this scan.",
+            "Do not show this attention as evidence. Compare with the centred Gaussian, which needs no model; train "
+            "without position, or with guidance of another shape.",
+        ),
+        UNDECIDED: (
+            "The test showed neither that attention goes with the slices nor that it stays at the positions.",
+            "If attention is equal on all slices, it points nowhere. Otherwise test more scans.",
+        ),
+    },
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Shuffled:
-    """What other orders do to every scan, averaged over `SHUFFLES`."""
+    """What other orders of slices do to the attention of every scan, averaged over `SHUFFLES`."""
 
     follows: Float64[Tensor, "scans"]
-    """Rank correlation of attention, slice by slice, in scans moved round: 1 if position does not count."""
+    """Rank correlation of attention, slice by slice, in rotated scans: 1 if position does not count."""
     moves: Float64[Tensor, "scans"]
     """The same in shuffled scans: 1 if neighbours do not count either."""
     stays: Float64[Tensor, "scans"]
-    """Rank correlation of attention, place by place, in shuffled scans: 1 if only position counts, 0 by chance."""
+    """Rank correlation of attention, position by position, when shuffled: 1 if only position counts, 0 by chance."""
     error: Float64[Tensor, "scans"]
-    """Share of the attention that is on other slices than before: the equivariance error."""
+    """Share of the attention that lies on other slices than before: the equivariance error."""
     logits: tuple[Float64[Tensor, "scans"], ...]
 
 
-def shuffle(model: Model, scans: Scans, own: Answer, generator: torch.Generator) -> Shuffled:
-    """Asks about every scan in random orders, and moved round."""
+def shuffle(model: Model, scans: Scans, own: ScanPredictions, generator: torch.Generator) -> Shuffled:
+    """Compares the model's attention to whole scans (`own`) with that to rotated and to shuffled scans."""
     lengths = scans.lengths.cpu()
     found: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
     logits = []
     for _ in range(SHUFFLES):
         order = moved_round(lengths, generator)
-        said = ask(model, scans, SliceSelection(order, lengths))
-        found["follows"].append(rank_correlation(own.scores, _back(said.scores, order), lengths))
+        changed = predict_scans(model, scans, SliceSelection(order, lengths))
+        found["follows"].append(rank_correlation(own.scores, _back(changed.scores, order), lengths))
         order = highest_first(torch.rand(len(own.scores), generator=generator), lengths, generator)
-        said = ask(model, scans, SliceSelection(order, lengths))
-        found["moves"].append(rank_correlation(own.scores, _back(said.scores, order), lengths))
-        found["stays"].append(rank_correlation(own.scores, said.scores, lengths))
-        apart = (_back(said.attention, order) - own.attention).abs() / 2
-        found["error"].append(torch.zeros(len(lengths), dtype=torch.float64).index_add(0, bag_of_rows(lengths), apart))
-        logits.append(said.logit)
+        changed = predict_scans(model, scans, SliceSelection(order, lengths))
+        found["moves"].append(rank_correlation(own.scores, _back(changed.scores, order), lengths))
+        found["stays"].append(rank_correlation(own.scores, changed.scores, lengths))
+        apart = (_back(changed.attention, order) - own.attention).abs() / 2
+        found["error"].append(sum_per_scan(apart, lengths))
+        logits.append(changed.logit)
     return Shuffled(**{name: torch.stack(each).nanmean(0) for name, each in found.items()}, logits=tuple(logits))
 
 
 def _back(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
-    """What each slice got where it had been put: order[p] is the slice at place p."""
+    """Values of reordered slices in the original order: order[p] is the slice at position p."""
     return torch.empty_like(values).index_copy(0, order, values)
 
 
-def judge_shuffling(found: Shuffled, own: Answer, bootstrap: Bootstrap) -> TrustResult:
-    """By whether attention goes with the slices or stays at the places."""
+def judge_shuffling(found: Shuffled, own: ScanPredictions, bootstrap: Bootstrap) -> TrustResult:
+    """The verdict on whether attention goes with the slices or stays at the positions."""
     follows, stays, error = (bootstrap.mean(one) for one in (found.follows, found.stays, found.error))
     difference = bootstrap.estimate(follows - stays)
     more: dict[str, Estimate | float] = {
@@ -106,34 +114,24 @@ def judge_shuffling(found: Shuffled, own: Answer, bootstrap: Bootstrap) -> Trust
         whole = aurocs.pop("own")
         lost = bootstrap.estimate(whole - Varied.weighted(dict.fromkeys(aurocs.values(), 1 / len(aurocs))))
         more["scan AUROC lost by shuffling"] = lost
-        note = _on_order(error.value, lost)
+        note = _order_note(error.value, lost)
     verdict = _verdict(difference, bootstrap.estimate(stays))
-    meaning, action = WORDS[verdict]
-    return TrustResult(
-        name="shuffle",
-        title=TITLE,
-        verdict=verdict,
-        measured=MEASURED,
-        number=difference,
-        reference=0.0,
-        reference_words="attention that has nothing to do with the scan",
-        meaning=f"{meaning}{note}",
-        action=action,
-        more=more,
-    )
+    meaning, _ = SHUFFLE.words[verdict]
+    control = "attention that has nothing to do with the scan"
+    return SHUFFLE.result(verdict, difference, control, meaning=f"{meaning}{note}", more=more)
 
 
 def _verdict(difference: Estimate, stays: Estimate) -> Verdict:
     if not difference.known:
-        return UNTOLD
+        return UNDECIDED
     if difference.high < 0 or stays.low > MOSTLY:
         return FAILS
-    return PASSES if difference.low > 0 else UNTOLD
+    return PASSES if difference.low > 0 else UNDECIDED
 
 
-def _on_order(error: float, lost: Estimate) -> str:
+def _order_note(error: float, lost: Estimate) -> str:
     if error < POSITION_FREE:
-        return " The model takes no notice of the order of slices."
+        return " The model ignores the order of slices."
     if lost.low > 0:
         return f" The order of slices counts: without it, {digits(lost.value)} of scan AUROC is lost."
-    return " The order of slices changes attention, but no loss of scan AUROC by shuffling was shown."
+    return " The order of slices changes attention, but shuffling was not shown to lower scan AUROC."

@@ -1,4 +1,4 @@
-"""A test's outcome in numbers and in words: what was measured, beside what, what it means and what to do."""
+"""A test of attention and its result, in numbers and in words: what was measured, what it means and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Verdict = Literal["passes", "fails", "cannot be told"]
 
 PASSES: Verdict = "passes"
 FAILS: Verdict = "fails"
-UNTOLD: Verdict = "cannot be told"
+UNDECIDED: Verdict = "cannot be told"
 
 TRACE = 0.03
 """Scan AUROC: where attention is worth less than this, by its whole interval, it fails, significant or not."""
@@ -20,7 +20,7 @@ TRACE = 0.03
 
 @dataclass(frozen=True)
 class TrustResult:
-    """One test: its main number with interval and reference, the verdict, and everything else that was measured.
+    """The result of one test: its main number with interval and reference, the verdict, and further numbers.
 
     Example:
         >>> number = Estimate(0.09, 0.06, 0.12)
@@ -32,11 +32,12 @@ class TrustResult:
     title: str
     verdict: Verdict
     measured: str
-    """What the number is, in words."""
+    """The quantity that the number measures, in words."""
     number: Estimate
     reference: float
-    """What chance, or a random model, would give."""
+    """The number expected by chance, or from a random model."""
     reference_words: str
+    """The control that the number is a difference from, in words."""
     meaning: str
     action: str
     more: Mapping[str, Estimate | float] = field(default_factory=dict)
@@ -57,8 +58,46 @@ class TrustResult:
         }
 
 
+@dataclass(frozen=True)
+class TrustTest:
+    """One of the four tests: its name, what it measures, and the meaning and next action of each verdict.
+
+    Every test's number is a difference from a control, so its reference is 0.
+    """
+
+    name: str
+    title: str
+    measured: str
+    words: Mapping[Verdict, tuple[str, str]]
+
+    def result(
+        self,
+        verdict: Verdict,
+        number: Estimate,
+        control: str,
+        *,
+        meaning: str | None = None,
+        action: str | None = None,
+        more: Mapping[str, Estimate | float] | None = None,
+    ) -> TrustResult:
+        """The test's result; meaning and action are those of the verdict, unless others are given."""
+        usual_meaning, usual_action = self.words[verdict]
+        return TrustResult(
+            name=self.name,
+            title=self.title,
+            verdict=verdict,
+            measured=self.measured,
+            number=number,
+            reference=0.0,
+            reference_words=control,
+            meaning=usual_meaning if meaning is None else meaning,
+            action=usual_action if action is None else action,
+            more={} if more is None else more,
+        )
+
+
 def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
-    """Whether a number is above 0, and more than a trace: by its interval, not by chance.
+    """Whether a number is above 0 and more than a trace, by its whole interval.
 
     Example:
         >>> [decide(Estimate(0.05, low, high)) for low, high in ((0.01, 0.09), (-0.01, 0.11))]
@@ -67,17 +106,17 @@ def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
         'fails'
     """
     if not number.known:
-        return UNTOLD
+        return UNDECIDED
     if number.high < trace:
         return FAILS
-    return PASSES if number.low > 0 else UNTOLD
+    return PASSES if number.low > 0 else UNDECIDED
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """One that fails decides; else one that cannot tell.
+    """'fails' if any verdict is, else 'cannot be told' if any is, else 'passes'.
 
     Example:
         >>> worst(["passes", "cannot be told"]), worst(["fails", "cannot be told", "passes"])
         ('cannot be told', 'fails')
     """
-    return next((one for one in (FAILS, UNTOLD) if one in verdicts), PASSES)
+    return next((one for one in (FAILS, UNDECIDED) if one in verdicts), PASSES)
