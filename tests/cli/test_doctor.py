@@ -15,7 +15,7 @@ from normal_guidance.cli import app
 from normal_guidance.cli.doctor import checks, machine, packages, probes
 from normal_guidance.cli.doctor.checks import Check, Diagnosis
 from normal_guidance.cli.doctor.command import describe
-from normal_guidance.evaluation.runs import checkout
+from normal_guidance.source_version import source_version
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)
 
@@ -50,6 +50,7 @@ def test_here_everything_that_the_core_needs_is_there(tmp_path):
     found = json.loads(result.stdout)
     states = {check["name"]: check["state"] for check in found["checks"]}
     assert (found["ok"], found["normal_guidance"]) == (True, __version__)
+    assert found["commit"] == source_version()
     assert {states[name] for name in ("python", "core", "extra dicom", "extra encoders", "codecs")} == {"ok"}
     assert (states["encoder efficientnet-lite0"], states["encoder vit-b16-imagenet"]) == ("ok", "missing")
     details = {check["name"]: check["details"] for check in found["checks"]}
@@ -116,16 +117,6 @@ def test_an_installed_package_says_the_same_as_the_clone(monkeypatch, tmp_path):
     for extra in ("", *checks.EXTRAS):
         assert installed[extra] == from_clone[extra]
     assert checks.check_extra("ray", {"no-such-package": "1.0"}).fix.endswith("pip install 'normal-guidance[ray]'")
-
-
-def test_the_commit_is_the_one_that_runs_report(monkeypatch, tmp_path):
-    monkeypatch.delenv("NGUIDE_COMMIT", raising=False)
-    assert packages.commit() == checkout(packages.HOME)
-    monkeypatch.setenv("NGUIDE_COMMIT", "abc")
-    assert packages.commit() == checkout(packages.HOME)
-    monkeypatch.delenv("NGUIDE_COMMIT")
-    monkeypatch.setattr(packages, "HOME", tmp_path)
-    assert packages.commit() is None
 
 
 def test_without_metadata_nobody_says_what_is_needed(monkeypatch, tmp_path):

@@ -26,7 +26,6 @@ from normal_guidance.cli.doctor.machine import GIB, disk, in_gib, memory, usable
 from normal_guidance.cli.doctor.packages import (
     GONE,
     clone,
-    commit,
     install_package,
     module_of,
     numbers_of,
@@ -35,6 +34,7 @@ from normal_guidance.cli.doctor.packages import (
     version_of,
     wrong_packages,
 )
+from normal_guidance.source_version import source_version
 
 EXTRAS = {
     "dicom": "scans: nguide phantom, index, encode, predict, and slices in nguide view",
@@ -109,7 +109,7 @@ def examine() -> Diagnosis:
     core = needed.get("", {})
     modules = [module_of(name) for name in core if name not in ("torch", "typer", "rich")]  # the latter run this
     probes = {name: _start(*words) for name, words in _probes(modules).items()}  # they run while the rest is looked at
-    known, node = commit(), _node_version()
+    known, node = source_version(), _node_version()
     found = {name: _finish(process) for name, process in probes.items()}
     extras = [check_extra(extra, needed.get(extra, {})) for extra in EXTRAS]
     torch = found["torch"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -15,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "normal-guidance"
-HOME = Path(__file__).parents[1]
-"""Where the package lies."""
+HOME = Path(__file__).parents[2]
+"""The folder of the package."""
 
 MODULES = {
     "pillow": "PIL",
@@ -34,26 +32,6 @@ def clone() -> Path | None:
     """The clone of the repository that the package lies in, if it does."""
     root = HOME.parents[1]
     return root if (root / "pyproject.toml").is_file() and HOME.parent.name == "src" else None
-
-
-def commit() -> dict[str, Any] | None:
-    """Of the clone, and whether the package's files differ from it.
-
-    As `normal_guidance.evaluation.runs.checkout` tells it, but without torch, which may be what is broken.
-    """
-    if told := os.environ.get("NGUIDE_COMMIT"):
-        return {"id": told, "dirty": None, "told": True}
-    if clone() is None:
-        return None
-
-    def git(*words: str) -> str:
-        command = ["git", "--no-optional-locks", *words]
-        return subprocess.run(command, cwd=HOME, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", "."))}
-    except (OSError, subprocess.CalledProcessError):  # no git, or a clone without its history
-        return None
 
 
 def requirements() -> dict[str, dict[str, str]]:
