@@ -1,4 +1,4 @@
-"""A folder that one process at a time may write, and that is refused to whoever would make something else of it."""
+"""Lock a folder for one writing process, and compare its recorded options with the present ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCK = "lock"
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder, which is made if need be; the lock dies with the process.
+    """Keep other processes out of a folder, which is made if need be; the lock ends with the process.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -35,7 +35,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         try:
             file = (folder / LOCK).open("a+", encoding="utf-8")
         except FileNotFoundError:
-            continue  # another process ended just now, and took the folder with it
+            continue  # another process ended just now and removed the folder
         except OSError as error:
             raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder") from error
         with file:
@@ -62,7 +62,7 @@ def _take(file: TextIO, folder: Path) -> None:
 
 
 def _is(path: Path, file: TextIO) -> bool:
-    """Whether the open file still has this name."""
+    """Return whether the open file still has this name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def _is(path: Path, file: TextIO) -> bool:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first thing in which what was recorded differs from what is asked for, in words; None if nothing does.
+    """Describe the first difference between the recorded and the present options; None if there is none.
 
     Example:
         >>> difference({"encoder": {"name": "a"}, "seeds": [1]}, {"encoder": {"name": "b"}, "seeds": [1, 2]})

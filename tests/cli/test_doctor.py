@@ -73,7 +73,7 @@ def test_without_extras_it_works_and_says_what_to_install(tmp_path):
     assert checks_["extra dicom"]["fix"].endswith("[dicom]'")
     assert checks_["codecs"]["state"] == "missing"
     assert "no DICOM can be read" in checks_["codecs"]["found"]
-    assert checks_["encoder efficientnet-lite0"]["found"] == "its weights are here, its code is not"
+    assert checks_["encoder efficientnet-lite0"]["found"] == "its weights are here, but its code is not"
     assert checks_["extra viewer"]["state"] == "missing"
     assert checks_["core"]["state"] == "ok"
 
@@ -92,7 +92,7 @@ def test_a_broken_torch_is_told_and_fails(tmp_path, break_torch, found):
     assert result.returncode == 1
     assert found in result.stdout
     assert "--force-reinstall 'torch>=" in result.stdout
-    assert result.stdout.rstrip().endswith("Nothing works without: core")
+    assert result.stdout.rstrip().endswith("No command works without: core")
     assert "unknown, because torch cannot be imported" in result.stdout
 
 
@@ -255,8 +255,8 @@ def test_only_what_is_essential_decides_the_exit_code(monkeypatch):
     extra = Check("extra dicom", "missing", "not installed: pydicom", "scans", "pip install it")
     for found, code, last in (
         ([GOOD], 0, "Everything is here"),
-        ([GOOD, extra], 0, "What every command needs is here; missing or broken for some: 1"),
-        ([replace(GOOD, state="broken"), extra], 1, "Nothing works without: core"),
+        ([GOOD, extra], 0, "Everything that all commands need is here; missing or broken parts: 1"),
+        ([replace(GOOD, state="broken"), extra], 1, "No command works without: core"),
     ):
         monkeypatch.setattr(checks, "examine", lambda found=found: Diagnosis(None, found))
         result = CliRunner().invoke(app, ["doctor"])

@@ -36,13 +36,13 @@ from normal_guidance.memory import keep_freed_memory
 # clusters) that made the demo take 7 minutes instead of 30 seconds.  The price: about 15 % on an idle machine (LOG.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-USER_ERROR_EXIT_CODE = 2  # what unknown options and missing arguments exit with, too
+USER_ERROR_EXIT_CODE = 2  # as for unknown options and missing arguments
 
 
 class _Commands(TyperGroup):
-    """The commands, with the policy for errors: a `UserError` is one red line on stderr and no traceback."""
+    """The commands; a `UserError` becomes one red line on stderr, without a traceback."""
 
-    def invoke(self, ctx: Any) -> Any:  # Any: which class a context is differs between releases of typer
+    def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
         try:
             return super().invoke(ctx)
         except UserError as error:
