@@ -36,7 +36,7 @@ def say(console: Console, text: str) -> None:
 
 
 class Shown(NamedTuple):
-    """What a bar or a line shows of a job."""
+    """The content of a bar or a line about a job."""
 
     title: str
     share: float
