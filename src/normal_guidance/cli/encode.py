@@ -13,7 +13,7 @@ import typer
 
 from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution
+from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution, choose_precision
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
@@ -169,11 +169,7 @@ def _options(
     if ray is None:
         device = choose_execution(device, "auto").device
     device = device or "cpu"  # on Ray, the other machines check whether they have it
-    automatic = "tf32" if device.startswith("cuda") else "float32"
-    match automatic if precision == "auto" else precision:
-        case "float32" | "tf32" | "bf16" as chosen:
-            return EncodingOptions(repair, batch_size, device, chosen, threads)
-    raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")
+    return EncodingOptions(repair, batch_size, device, choose_precision(precision, device), threads)
 
 
 def describe_outcome(outcome: Outcome) -> list[str]:

@@ -12,7 +12,7 @@ import typer
 
 from normal_guidance.cli.completion import ENCODERS, one_of
 from normal_guidance.cli.json_output import print_json
-from normal_guidance.cli.training_options import COMPUTING, Device, choose_execution
+from normal_guidance.cli.training_options import COMPUTING, Device, choose_execution, choose_precision
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.result_folder import Written
@@ -90,7 +90,7 @@ def predict(
             encoder,
             weights=weights,
             device=chosen.device,
-            precision="tf32" if chosen.device.startswith("cuda") else "float32",
+            precision=choose_precision("auto", chosen.device),
             offline=offline,
         )
 

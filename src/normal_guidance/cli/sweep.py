@@ -138,18 +138,13 @@ def parse_methods(text: str) -> list[str]:
 
 def open_parts(folder: Path, split: Path | None) -> tuple[FeatureStore, FeatureStore, FeatureStore | None]:
     """Return the training, validation and, if there is one, test part of a store."""
+    from normal_guidance.evaluation.stored_features import check_parts
     from normal_guidance.features.store import open_store
 
     store = open_store(folder)
     if split is not None:
         store = store.with_parts(split)
-    names = set(store.scans["part"].tolist())
-    for needed in ("train", "val"):
-        if needed not in names:
-            raise UserError(
-                f"{split or folder} has no scan in part {needed!r}; give --split FILE, a table with the columns "
-                "scan_id and part (train, val, test)"
-            )
+    names = check_parts(store, split or folder, needed=("train", "val"))
     return store.part("train"), store.part("val"), store.part("test") if "test" in names else None
 
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -322,9 +322,18 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
     if index >= there:
         others = f"cuda:0 to cuda:{there - 1}" if kind == "cuda" and there else "cpu"
         raise UserError(f"--device {device}: this machine or torch has none; use {others}")
-    automatic = "tf32" if kind == "cuda" else "float32"
-    chosen = automatic if precision == "auto" else precision
-    match chosen:
-        case "float32" | "tf32" | "bf16":
-            return Execution(device, chosen, chunk=chunk)
+    return Execution(device, choose_precision(precision, device), chunk=chunk)
+
+
+def choose_precision(precision: str, device: str) -> Literal["float32", "tf32", "bf16"]:
+    """Return the precision; 'auto' is tf32 on CUDA, else float32.
+
+    Example:
+        >>> choose_precision("auto", "cuda:1"), choose_precision("float32", "cuda")
+        ('tf32', 'float32')
+    """
+    automatic = "tf32" if device.startswith("cuda") else "float32"
+    match automatic if precision == "auto" else precision:
+        case "float32" | "tf32" | "bf16" as chosen:
+            return chosen
     raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")

@@ -115,17 +115,23 @@ def _seeds(paths: Sequence[Path]) -> list[int]:
     return numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
 
 
+def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set[str]:
+    """Return the names of a store's parts; refuse a store without one of those needed, which `source` should name."""
+    names = set(store.scans["part"].tolist())
+    for part in needed:
+        if part not in names:
+            raise UserError(
+                f"{source} has no scan in part {part!r}; give --split FILE, a table with the columns scan_id and part "
+                "(train, val, test)"
+            )
+    return names
+
+
 def _parts(draw: StoredParts, seed: int) -> dict[str, FeatureStore]:
     """Return the scans of each part; refuse a split that lacks a part."""
     folder, split = draw.sources[seed]
     store = draw.store(seed)
-    names = set(store.scans["part"].tolist())
-    for part in PARTS:
-        if part not in names:
-            raise UserError(
-                f"{split or folder} has no scan in part {part!r}; give --split FILE, a table with the columns scan_id "
-                "and part (train, val, test)"
-            )
+    check_parts(store, split or folder, PARTS)
     return {part: store.part(part) for part in PARTS}
 
 
