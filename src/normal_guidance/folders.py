@@ -1,4 +1,4 @@
-"""A folder that one process at a time may write, and that is refused to whoever would make something else of it."""
+"""Lock a folder for one writing process, and compare its recorded options with the present ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 0.1
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder, which is made if need be; the lock dies with the process.
+    """Keep other processes out of a folder, which is made if need be; the lock ends with the process.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -63,7 +63,7 @@ def _holder(path: Path) -> str:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first thing in which what was recorded differs from what is asked for, in words; None if nothing does.
+    """Describe the first difference between the recorded and the present options; None if there is none.
 
     Example:
         >>> difference({"encoder": {"name": "a"}, "seeds": [1]}, {"encoder": {"name": "b"}, "seeds": [1, 2]})

@@ -1,5 +1,6 @@
 """The command line's frame: version, help, unknown flags, and what an error looks like."""
 
+import re
 import subprocess
 import sys
 
@@ -42,6 +43,12 @@ def test_help_answers(flag):
     assert result.exit_code == 0
     assert "Usage" in result.stdout
     assert "--install-completion" in result.stdout
+
+
+def test_paragraphs_of_help_are_not_broken():
+    """The line breaks of a docstring are not those of the terminal."""
+    for command in typer.main.get_command(app).commands.values():
+        assert not re.search(r"[^\n]\n[^\n]", command.help), command.name
 
 
 def test_no_arguments_shows_help():

@@ -50,7 +50,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 def closing(printed: str) -> str:
     """What it tells at the end, but for the time."""
-    return printed.partition("What came out")[2].rpartition("All of it took")[0]
+    return printed.partition("Results: slice AUROC")[2].rpartition("All of it took")[0]
 
 
 def commands(printed: str) -> list[list[str]]:
@@ -111,7 +111,7 @@ def test_new_scans_are_of_other_patients_and_told_beside_the_truth(done: Done) -
 
 
 def test_every_place_it_names_is_there(done: Done) -> None:
-    listed = done.printed.partition("To look at\n")[2].partition("\n\n")[0].splitlines()
+    listed = done.printed.partition("Results to look at\n")[2].partition("\n\n")[0].splitlines()
     assert len(listed) == 5
     for line in listed:
         place = Path(line[13:]).relative_to(done.out)

@@ -15,7 +15,7 @@ from normal_guidance.cli import app
 from normal_guidance.cli.doctor import checks, machine, packages, probes
 from normal_guidance.cli.doctor.checks import Check, Diagnosis
 from normal_guidance.cli.doctor.command import describe
-from normal_guidance.evaluation.runs import checkout
+from normal_guidance.source_version import source_version
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)
 
@@ -50,6 +50,7 @@ def test_here_everything_that_the_core_needs_is_there(tmp_path):
     found = json.loads(result.stdout)
     states = {check["name"]: check["state"] for check in found["checks"]}
     assert (found["ok"], found["normal_guidance"]) == (True, __version__)
+    assert found["commit"] == source_version()
     assert {states[name] for name in ("python", "core", "extra dicom", "extra encoders", "codecs")} == {"ok"}
     assert (states["encoder efficientnet-lite0"], states["encoder vit-b16-imagenet"]) == ("ok", "missing")
     details = {check["name"]: check["details"] for check in found["checks"]}
@@ -72,7 +73,7 @@ def test_without_extras_it_works_and_says_what_to_install(tmp_path):
     assert checks_["extra dicom"]["fix"].endswith("[dicom]'")
     assert checks_["codecs"]["state"] == "missing"
     assert "no DICOM can be read" in checks_["codecs"]["found"]
-    assert checks_["encoder efficientnet-lite0"]["found"] == "its weights are here, its code is not"
+    assert checks_["encoder efficientnet-lite0"]["found"] == "its weights are here, but its code is not"
     assert checks_["extra viewer"]["state"] == "missing"
     assert checks_["core"]["state"] == "ok"
 
@@ -91,7 +92,7 @@ def test_a_broken_torch_is_told_and_fails(tmp_path, break_torch, found):
     assert result.returncode == 1
     assert found in result.stdout
     assert "--force-reinstall 'torch>=" in result.stdout
-    assert result.stdout.rstrip().endswith("Nothing works without: core")
+    assert result.stdout.rstrip().endswith("No command works without: core")
     assert "unknown, because torch cannot be imported" in result.stdout
 
 
@@ -116,16 +117,6 @@ def test_an_installed_package_says_the_same_as_the_clone(monkeypatch, tmp_path):
     for extra in ("", *checks.EXTRAS):
         assert installed[extra] == from_clone[extra]
     assert checks.check_extra("ray", {"no-such-package": "1.0"}).fix.endswith("pip install 'normal-guidance[ray]'")
-
-
-def test_the_commit_is_the_one_that_runs_report(monkeypatch, tmp_path):
-    monkeypatch.delenv("NGUIDE_COMMIT", raising=False)
-    assert packages.commit() == checkout(packages.HOME)
-    monkeypatch.setenv("NGUIDE_COMMIT", "abc")
-    assert packages.commit() == checkout(packages.HOME)
-    monkeypatch.delenv("NGUIDE_COMMIT")
-    monkeypatch.setattr(packages, "HOME", tmp_path)
-    assert packages.commit() is None
 
 
 def test_without_metadata_nobody_says_what_is_needed(monkeypatch, tmp_path):
@@ -264,8 +255,8 @@ def test_only_what_is_essential_decides_the_exit_code(monkeypatch):
     extra = Check("extra dicom", "missing", "not installed: pydicom", "scans", "pip install it")
     for found, code, last in (
         ([GOOD], 0, "Everything is here"),
-        ([GOOD, extra], 0, "What every command needs is here; missing or broken for some: 1"),
-        ([replace(GOOD, state="broken"), extra], 1, "Nothing works without: core"),
+        ([GOOD, extra], 0, "Everything that all commands need is here; missing or broken parts: 1"),
+        ([replace(GOOD, state="broken"), extra], 1, "No command works without: core"),
     ):
         monkeypatch.setattr(checks, "examine", lambda found=found: Diagnosis(None, found))
         result = CliRunner().invoke(app, ["doctor"])

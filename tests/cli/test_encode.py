@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from normal_guidance.cli import _Commands
-from normal_guidance.cli.encode import _Pace, _statistics, _watch, encode
+from normal_guidance.cli.encode import _statistics, _watch, describe_progress, encode
 from normal_guidance.data.manifest import ScanRow, write_manifest
 from normal_guidance.data.problems import read_problems
 from normal_guidance.errors import UserError
@@ -135,16 +135,20 @@ def test_numbers_to_normalise_with():
         _statistics("a,b,c,d", 2)
 
 
-def test_the_progress_tells_speed_and_time_left(monkeypatch):
+def test_the_progress_tells_speed_and_time_left(monkeypatch, capsys):
+    assert describe_progress(EncodingProgress("encoding", 500, 2000, begun_with=500), None) == "500 of 2,000 slices"
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    pace = _Pace()
-    assert pace.describe(EncodingProgress("encoding", 500, 2000, begun_with=500)) == "500 of 2,000 slices"
-    clock[0] = 110.0
-    assert pace.describe(EncodingProgress("encoding", 1000, 2000, begun_with=500)) == (
-        "1,000 of 2,000 slices, 50 slices/s, 0:00:20 left"
-    )
-    assert pace.describe(EncodingProgress("other", 0, 10, begun_with=0)) == "0 of 10 slices"
+    with _watch(Console(force_terminal=False, width=120)) as watch:
+        watch(EncodingProgress("encoding", 500, 2000, begun_with=500))
+        clock[0] = 200.0
+        watch(EncodingProgress("encoding", 1000, 2000, begun_with=500))
+        clock[0] = 300.0
+        watch(EncodingProgress("other", 0, 10, begun_with=0))  # every stage has its own speed
+    assert capsys.readouterr().out.splitlines() == [
+        "encoding: 1,000 of 2,000 slices, 5 slices/s, 0:03:20 left",
+        "other: 0 of 10 slices",
+    ]
 
 
 def test_a_terminal_has_a_bar_and_a_log_a_line_a_minute(monkeypatch, capsys):

@@ -45,7 +45,7 @@ def test_from_features_to_the_page(phantom, tmp_path):
     nguide = ["split", str(phantom / "index"), "-o", str(tmp_path / "splits"), "--seeds", "1001"]
     assert runner.invoke(app, nguide).exit_code == 0
     out = tmp_path / "out"
-    options = (phantom / "store", "--splits", tmp_path / "splits", "--methods", "centered_gaussian,ng",
+    options = (phantom / "store", "--split", tmp_path / "splits", "--methods", "centered_gaussian,ng",
                "--dataset", "head-ct", "--index", phantom / "index", "--sensitivity", *QUICK, "--out", out)  # fmt: skip
     result = invoke(*options)
     assert result.exit_code == 0, result.output
@@ -73,7 +73,7 @@ def test_from_features_to_the_page(phantom, tmp_path):
     # A script reads the tables, and nothing else, from standard output.
     assert json.loads(invoke(*options, "--json").stdout) == json.loads((out / "tables.json").read_text())
     # A wrong folder is told before anything is trained.
-    missing = refused(phantom / "store", "--splits", tmp_path / "splits", "--index", tmp_path, "-o", tmp_path / "new")
+    missing = refused(phantom / "store", "--split", tmp_path / "splits", "--index", tmp_path, "-o", tmp_path / "new")
     assert missing == f"error: {tmp_path / 'manifest.parquet'} is not there; run nguide index first\n"
 
 
@@ -82,28 +82,28 @@ def test_from_features_to_the_page(phantom, tmp_path):
 def test_splits_may_be_repeated_and_grow(store, tmp_path):
     first, second = sorted((store.parent / "splits").iterdir())
     options = ("--methods", "mean", *QUICK, "--out", tmp_path / "out")
-    result = invoke(store, "--splits", first, *options)
+    result = invoke(store, "--split", first, *options)
     assert result.exit_code == 0, result.output
     assert "1 split of chest" in (tmp_path / "out" / "report.html").read_text()
-    result = invoke(store, "--splits", first, "--splits", second, *options)
+    result = invoke(store, "--split", first, "--split", second, *options)
     assert result.exit_code == 0, result.output
     assert "mean, seed 1001: begins" not in result.output
     assert "mean, seed 2001: begins" in result.output
     assert "2 splits of chest" in (tmp_path / "out" / "report.html").read_text()
     assert "1001, 2001" in (tmp_path / "out" / "tables.md").read_text()
     # A folder of splits is all of them.
-    result = invoke(store, "--splits", store.parent / "splits", *options)
+    result = invoke(store, "--split", store.parent / "splits", *options)
     assert result.exit_code == 0, result.output
     assert "begins" not in result.output
     # Other options in the same folder are refused.
-    line = refused(store, "--splits", first, "--methods", "mean", *QUICK, "--epochs", "2", "--out", tmp_path / "out")
+    line = refused(store, "--split", first, "--methods", "mean", *QUICK, "--epochs", "2", "--out", tmp_path / "out")
     assert "mean/1001 holds another run: configs.0.epochs was 1, now it is 2" in line
-    line = refused(store, "--splits", first, *options, "--dataset", "head-ct")
+    line = refused(store, "--split", first, *options, "--dataset", "head-ct")
     assert "mean/1001 is about chest, not head-ct; give another folder" in line
 
 
 def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_path):
-    line = refused(store, "--splits", store.parent / "splits", "--index", phantom / "index", "-o", tmp_path / "out")
+    line = refused(store, "--split", store.parent / "splits", "--index", phantom / "index", "-o", tmp_path / "out")
     assert "is not in the manifest; give --index the folder it was encoded from" in line
     assert not (tmp_path / "out").exists()
 
@@ -112,23 +112,23 @@ def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_p
     ("arguments", "message"),
     [
         ("nowhere", "nowhere is no feature store: store.json is missing; give a folder that nguide encode made"),
-        ("STORE", "no scan of STORE is of part 'train'; give --splits FILE, a table with the columns scan_id and part"),
-        ("STORE --splits nowhere.csv", "nowhere.csv cannot be read "),
-        ("STORE --splits nowhere", "nowhere: a table of parts is a .csv or .parquet file with the columns scan_id and"),
-        ("STORE --splits BOTH", "BOTH holds no split (.csv, .parquet); make some with nguide split"),
-        ("STORE STORE STORE --splits SPLITS", "3 stores and 2 splits; give one store for all splits, or one each"),
-        ("STORE --splits SPLITS --splits SPLITS", "SPLITS/split-1001.csv is given twice; give each split once"),
-        ("STORE --splits SPLITS --methods ng,nng", "method 'nng' is unknown; choose among centered_gaussian, "),
-        ("STORE --splits SPLITS --methods ng,ng", "--methods ng,ng: 'ng' is empty or given twice"),
-        ("STORE --splits SPLITS --methods mean --sensitivity", "--sensitivity: none of mean is guided; add one of ng"),
-        ("STORE --splits SPLITS --methods mean --no-renormalize", "--no-renormalize: none of mean is guided; add one"),
-        ("STORE --splits SPLITS --methods mean --modes 2", "--modes 2: none of mean is guided; add one of ng, mhng to"),
-        ("STORE --splits SPLITS --methods mean --negatives none", "--negatives none: none of mean is guided; add one"),
-        ("STORE --splits SPLITS --methods mean --warmup 3", "--warmup 3: none of mean is guided; add one of ng, mhng"),
-        ("STORE --splits SPLITS --negatives all", "negatives 'all' is unknown; choose one of own, uniform, none"),
-        ("STORE --splits SPLITS --dataset semi-synthetic", "dataset 'semi-synthetic' is drawn, not stored, and its"),
-        ("STORE --splits SPLITS --device nowhere", "--device nowhere is unknown; give cpu, cuda or cuda:1"),
-        ("STORE --splits SPLITS --out /dev/null/x", "/dev/null/x is, or lies under, a file; name a folder"),
+        ("STORE", "STORE has no scan in part 'train'; give --split FILE, a table with the columns scan_id and part"),
+        ("STORE --split nowhere.csv", "nowhere.csv cannot be read "),
+        ("STORE --split nowhere", "nowhere: a table of parts is a .csv or .parquet file with the columns scan_id and"),
+        ("STORE --split BOTH", "BOTH holds no split (.csv, .parquet); make some with nguide split"),
+        ("STORE STORE STORE --split SPLITS", "3 stores and 2 splits; give one store for all splits, or one for each"),
+        ("STORE --split SPLITS --split SPLITS", "SPLITS/split-1001.csv is given twice; give each split once"),
+        ("STORE --split SPLITS --methods ng,nng", "method 'nng' is unknown; choose among centered_gaussian, "),
+        ("STORE --split SPLITS --methods ng,ng", "--methods ng,ng: 'ng' is empty or given twice"),
+        ("STORE --split SPLITS --methods mean --sensitivity", "--sensitivity: none of mean is guided; add one of ng"),
+        ("STORE --split SPLITS --methods mean --no-renormalize", "--no-renormalize: none of mean is guided; add one"),
+        ("STORE --split SPLITS --methods mean --modes 2", "--modes 2: none of mean is guided; add one of ng, mhng to"),
+        ("STORE --split SPLITS --methods mean --negatives none", "--negatives none: none of mean is guided; add one"),
+        ("STORE --split SPLITS --methods mean --warmup 3", "--warmup 3: none of mean is guided; add one of ng, mhng"),
+        ("STORE --split SPLITS --negatives all", "negatives 'all' is unknown; choose one of own, uniform, none"),
+        ("STORE --split SPLITS --dataset semi-synthetic", "dataset 'semi-synthetic' is drawn, not stored: run nguide"),
+        ("STORE --split SPLITS --device nowhere", "--device nowhere is unknown; give cpu, cuda or cuda:1"),
+        ("STORE --split SPLITS --out /dev/null/x", "/dev/null/x is, or lies under, a file; name a folder"),
     ],
 )
 def test_mistakes_are_one_line(store, tmp_path, arguments, message, unchecked):
@@ -144,7 +144,7 @@ def test_mistakes_are_one_line(store, tmp_path, arguments, message, unchecked):
 def test_without_slice_labels_centered_gaussian_alone_says_nothing(tmp_path):
     store = make_store(tmp_path / "chest", without_slice_labels(some_scans()))
     splits = write_splits(tmp_path / "splits", store.scan_ids)
-    line = refused(store.folder, "--splits", splits[0], "--methods", "centered_gaussian", "--out", tmp_path / "out")
+    line = refused(store.folder, "--split", splits[0], "--methods", "centered_gaussian", "--out", tmp_path / "out")
     assert "holds no complete run on chest; run: nguide experiment STORE --dataset chest" in line
 
 
@@ -155,7 +155,7 @@ def test_a_cluster_that_is_not_there_is_one_line(store, tmp_path, monkeypatch):
         raise ConnectionError("nobody there")
 
     monkeypatch.setattr(ray, "init", no_answer)
-    options = ("--splits", store.parent / "splits", "--methods", "mean", "--ray", "10.0.0.1:6379", *QUICK)
+    options = ("--split", store.parent / "splits", "--methods", "mean", "--ray", "10.0.0.1:6379", *QUICK)
     line = refused(store, *options, "--out", tmp_path / "out")
     assert line.startswith("error: --ray 10.0.0.1:6379: no cluster answers (nobody there); start one: ray start --head")
 
@@ -174,24 +174,46 @@ def test_help_does_not_wait_for_torch():
     )
     wide = os.environ | {"COLUMNS": "160"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=wide)
-    for option in ("--splits", "--index", "--receptive-field", "--sensitivity", "--ray"):
+    for option in ("--split", "--index", "--receptive-field", "--sensitivity", "--ray"):
         assert option in result.stdout
     assert result.stdout.strip().endswith("False")
 
 
 @pytest.mark.usefixtures("unrendered")
 def test_a_grid_of_one_s_own(store, tmp_path):
-    options = (store, "--splits", store.parent / "splits", "--methods", "ng", *QUICK, "--out", tmp_path / "out")
+    options = (store, "--split", store.parent / "splits", "--methods", "ng", *QUICK, "--out", tmp_path / "out")
     assert invoke(*options, "--lr", "0.1,0.01", "--l1", "0").exit_code == 0
     runs = [load_run(folder) for folder in sorted((tmp_path / "out").glob("*/*")) if (folder / "report.json").exists()]
     assert len(runs) >= 3  # ng and both references
     assert {run.report["configurations"]["trained"] for run in runs} == {2}
-    assert "'x' is no float" in refused(*options, "--lr", "x")
+    assert "'x' is not a number" in refused(*options, "--lr", "x")
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_lambda_and_divergence_are_for_guided_methods(store, tmp_path):
+    options = (store, "--split", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
+    given = ("--guidance-weight", "0.1", "--divergence", "reverse_kl")
+    result = invoke(*options, "--methods", "mean,ng", *given)
+    assert result.exit_code == 0, result.output
+    changed = {method: load_run(tmp_path / "out" / method / "1001").report["departures"] for method in ("mean", "ng")}
+    assert (changed["ng"]["guidance_weight"], changed["ng"]["divergence"]) == ([0.1], ["reverse_kl"])
+    assert not {"guidance_weight", "divergence"} & changed["mean"].keys()
+    assert "guidance_weight" in (tmp_path / "out" / "tables.md").read_text()
+    # The old name of --split, and other guidance: mean stays as it is, ng is another run.
+    line = refused(store, "--splits", store.parent / "splits", *options[3:], "--methods", "mean,ng")
+    assert "ng/1001 holds another run: configs.0.guidance_weight was 0.1, now it is 1.0" in line
+
+
+def test_the_old_name_of_split_is_hidden():
+    wide = os.environ | {"COLUMNS": "160"}
+    result = runner.invoke(app, ["experiment", "--help"], env=wide)
+    assert "--split " in result.output
+    assert "--splits" not in result.output
 
 
 @pytest.mark.usefixtures("unrendered")
 def test_guides_concern_guided_methods_only(store, tmp_path):
-    options = (store, "--splits", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
+    options = (store, "--split", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
     guides = {"modes": 2, "negatives": "none", "warmup": 3}
     given = [word for name, value in guides.items() for word in (f"--{name}", value)]
     result = invoke(*options, "--methods", "mean,ng", *given)

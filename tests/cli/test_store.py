@@ -39,7 +39,7 @@ def test_show(store):
 
 
 def test_verify(store):
-    assert "3 scans, 144 bytes of features, all as they were written" in run("verify", store.folder)
+    assert "3 scans, 144 bytes of features; all are as they were written" in run("verify", store.folder)
     shard = store.folder / "features-00000.safetensors"
     content = bytearray(shard.read_bytes())
     content[-40] ^= 1  # within the last scan, 64 bytes

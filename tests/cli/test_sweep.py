@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from normal_guidance.cli import app, progress_bar
 from normal_guidance.cli.progress_bar import describe, watch_run
 from normal_guidance.cli.sweep import make_grids, parse_methods
-from normal_guidance.cli.training_options import choose_execution
+from normal_guidance.cli.training_options import TrainingOptions, choose_execution
 from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import load_run
@@ -68,6 +68,9 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
     assert "ng, seed 3: lr 0." in output
     report = json.loads((tmp_path / "ng" / "3" / "report.json").read_text())
     assert report["options"]["seeds"] == "0,3"
+    own = {"store", "methods", "seeds", "out", "save_epochs", "save_minutes"}
+    training = {"lr", "l1", "renormalize", "modes", "negatives", "warmup", "epochs", "batch_size", "train_above_val"}
+    assert report["options"].keys() == own | training | {"device", "precision"}  # those that were given
     assert report["departures"]["train_above_val"] is False
     before = (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns
     assert rows(sweep(*arguments)) == rows(output)
@@ -120,7 +123,9 @@ def test_a_split_decides_the_parts(store: Path, tmp_path: Path) -> None:
     assert "Scores on the test part" not in output
     assert len(rows(output)[0]) == 4  # no test part, no columns for its scores
     parts.assign(part="val").to_csv(tmp_path / "split.csv", index=False)
-    assert "split.csv is of part 'train'; give --split" in sweep(store, *arguments, "--out", tmp_path / "b", code=2)
+    assert "split.csv has no scan in part 'train'; give --split" in sweep(
+        store, *arguments, "--out", tmp_path / "b", code=2
+    )
 
 
 def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
@@ -135,8 +140,8 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
     [
         (("--methods", "abml"), "method 'abml' cannot be trained; choose one of max, mean, abmil"),
         (("--methods", "ng,"), "--methods ng,: '' is empty or given twice"),
-        (("--seeds", "0,x"), "--seeds 0,x: 'x' is no int; write 1,2,3"),
-        (("--lr", "fast"), "--lr fast: 'fast' is no float"),
+        (("--seeds", "0,x"), "--seeds 0,x: 'x' is not a whole number; write 1,2,3"),
+        (("--lr", "fast"), "--lr fast: 'fast' is not a number"),
         (("--divergence", "kl"), "divergence 'kl' is unknown"),
         (("--device", "abacus"), "--device abacus is unknown"),
         (("--device", "quantum"), "--device quantum is unknown"),
@@ -151,11 +156,11 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
         (("--save-minutes", "nan"), "--save-minutes is nan; it must be above 0"),
         (("--batch-size", "1000"), "48 training scans do not fill one batch of 1000"),
         (("--seeds", "99999999999999999999"), "seed is 99999999999999999999; it must be"),
-        (("--seeds", ""), "--seeds : '' is no int"),
-        (("--lr", ""), "--lr : '' is no float"),
-        (("--l1", ""), "--l1 : '' is no float"),
+        (("--seeds", ""), "--seeds : '' is not a whole number"),
+        (("--lr", ""), "--lr : '' is not a number"),
+        (("--l1", ""), "--l1 : '' is not a number"),
         (("--lr", "inf"), "lr is inf; it must be"),
-        (("--guidance-weight", ""), "--guidance-weight : '' is no float"),
+        (("--guidance-weight", ""), "--guidance-weight : '' is not a number"),
         (("--divergence", ""), "--divergence : '' is empty or given twice"),
         (
             ("--methods", "abmil", "--divergence", "foo"),
@@ -195,29 +200,35 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:
-    assert "is no feature store" in sweep(tmp_path / "nowhere", code=2)
+    assert "is no feature store" in sweep(tmp_path / "nowhere", "--out", tmp_path / "out", code=2)
+
+
+def test_a_folder_must_be_named(store: Path) -> None:
+    assert "--out" in sweep(store, code=2)
 
 
 def test_a_store_without_parts_needs_a_split(tmp_path: Path) -> None:
     write_store(tmp_path / "store", shifted_mean(4, 1, features=8), provenance={})
-    assert "store is of part 'train'; give --split FILE" in sweep(tmp_path / "store", code=2)
+    assert "store has no scan in part 'train'; give --split FILE" in sweep(
+        tmp_path / "store", "--out", tmp_path, code=2
+    )
 
 
 def test_grids_are_the_papers_unless_told() -> None:
-    assert {len(configs) for configs in make_grids(parse_methods("all"), [0, 1], {}).values()} == {32}
+    assert {len(configs) for configs in make_grids(parse_methods("all"), [0, 1], TrainingOptions()).values()} == {32}
     assert parse_methods("beyond") == list(BEYOND)
     assert parse_methods("bells,beyond,ng") == ["bells", *(name for name in BEYOND if name != "bells"), "ng"]
     assert parse_methods("all") == [name for name in METHODS if name != "centered_gaussian"]
-    axes = {"lr": None, "l1": [0.0], "guidance_weight": [0.1, 1.0], "divergence": ["forward_kl"]}
-    grids = make_grids(["abmil", "ng"], [5], axes, patience=3)
+    options = TrainingOptions(l1="0", guidance_weight="0.1,1", divergence="forward_kl", patience=3)
+    grids = make_grids(["abmil", "ng"], [5], options)
     assert {key: len(configs) for key, configs in grids.items()} == {("abmil", 5): 4, ("ng", 5): 8}
     assert {(config.seed, config.patience) for configs in grids.values() for config in configs} == {(5, 3)}
 
 
 def test_options_of_guidance_are_no_departure_of_a_method_that_has_none() -> None:
     guides = {"renormalize": False, "modes": 2, "negatives": "uniform", "warmup": 5}
-    grids = make_grids(["abmil", "ng", "bells", "bells_ng"], [0], {}, **guides)
-    assert grids["abmil", 0] == make_grids(["abmil"], [0], {})["abmil", 0]
+    grids = make_grids(["abmil", "ng", "bells", "bells_ng"], [0], TrainingOptions(**guides))
+    assert grids["abmil", 0] == make_grids(["abmil"], [0], TrainingOptions())["abmil", 0]
     assert [departures(configs[0]) for configs in grids.values()] == [{}, guides, {}, guides]
 
 

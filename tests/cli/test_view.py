@@ -54,10 +54,13 @@ def test_anonymous_results_say_why_there_are_no_images(small_experiment, tmp_pat
     """Where the scans lie is left out of them on purpose, so --index would not help."""
     shutil.copy(next(small_experiment.folder.glob("ng/*/predictions.parquet")), tmp_path)
     monkeypatch.setattr(server, "serve", lambda gallery, port, announce: None)
-    assert "images: no, give --index INDEX for them" in runner.invoke(app, ["view", str(tmp_path)]).stdout
+    assert "images: no, give --index INDEX to see them" in runner.invoke(app, ["view", str(tmp_path)]).stdout
     (tmp_path / "summary.json").write_text('{"anonymous": true}')
     said = runner.invoke(app, ["view", str(tmp_path)]).stdout
-    assert "images: no, anonymous results do not say where the scans lie; predict without --anonymize for them" in said
+    assert (
+        "images: no, anonymous results do not record where the scans are; predict without --anonymize to see them"
+        in said
+    )
     (missing,) = open_gallery(tmp_path).about()["missing"]
     assert "these results are anonymous" in missing["why"]
     assert missing["command"].startswith("nguide predict SCAN")
@@ -77,7 +80,7 @@ def test_it_prints_an_address_serves_and_ends_with_ctrl_c(small_experiment):
             _, complaints = process.communicate(timeout=600)
         finally:
             process.kill()
-    assert "images: no, give --index INDEX for them" in lines[0]
+    assert "images: no, give --index INDEX to see them" in lines[0]
     assert "<title>nguide view</title>" in page.text
     assert [split["name"] for split in about["splits"]] == ["1001", "2001"]
     assert {"ng", "ceiling"} <= {method["name"] for method in about["splits"][0]["methods"]}

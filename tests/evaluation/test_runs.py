@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.predictions import prediction_table
-from normal_guidance.evaluation.runs import Run, check_sweep, checkout, environments_of, load_run, run_sweep
+from normal_guidance.evaluation.runs import Run, check_sweep, environments_of, load_run, run_sweep
 from normal_guidance.features.store import FeatureStore, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score
@@ -359,33 +358,6 @@ def test_predictions_of_a_thousand_scans_take_a_second() -> None:
     assert table["log_attention"][999].as_py() == prediction.log_attention[:, -40:].tolist()
 
 
-def test_a_checkout_is_the_package_s_own(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        command = ["git", *identity, *arguments]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
-
-    ours, theirs = tmp_path / "src" / "ours", tmp_path / ".venv" / "theirs"
-    for package in (ours, theirs):
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("")
-    assert checkout(ours) is None
-    git("init", "-q")
-    git("add", "src")
-    git("commit", "-q", "-m", "one")
-    assert checkout(ours) == {"id": git("rev-parse", "HEAD"), "dirty": False}
-    assert checkout(theirs) is None  # installed inside a checkout that is not its own
-    (ours / "new.py").write_text("")
-    assert checkout(ours) == {"id": git("rev-parse", "HEAD"), "dirty": True}
-
-
 def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert runs.environment(Execution())["commit"] is None
-
-
-def test_a_commit_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NGUIDE_COMMIT", "abc123")
-    assert checkout(tmp_path) == {"id": "abc123", "dirty": None, "told": True}
-    # It wins over git, which may tell of a stale repository beside a copied tree.
-    assert checkout(Path(runs.__file__).parents[1]) == {"id": "abc123", "dirty": None, "told": True}

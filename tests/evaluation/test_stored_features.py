@@ -106,9 +106,9 @@ def test_negative_slices_alone_locate_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("stores", "splits", "name", "message"),
     [
-        ([], [], None, "there is no store; give the folder of one"),
+        ([], [], None, "no store is given; give the folder of one"),
         (["nowhere"], [], None, "nowhere is no feature store: store.json is missing"),
-        (["store"], [], None, "no scan of .*chest is of part 'train'; give --splits FILE"),
+        (["store"], [], None, "chest has no scan in part 'train'; give --split FILE"),
         (["store", "store", "store"], ["splits"], None, "3 stores and 2 splits; give one store for all splits, or one"),
         (["store"], ["splits/split-1001.csv", "splits"], None, "split-1001.csv is given twice; give each split once"),
         (["store", "store"], [], None, "chest is given twice; give each split once"),
@@ -116,9 +116,9 @@ def test_negative_slices_alone_locate_nothing(tmp_path):
         (["store"], ["nowhere.csv"], None, "nowhere.csv cannot be read .*; give a table with the columns scan_id and"),
         (["store"], ["splits.txt"], None, "splits.txt: a table of parts is a .csv or .parquet file"),
         (["store"], ["short.csv"], None, "short.csv: scan '.*' is in the store, but has no part"),
-        (["store"], ["all-train.csv"], None, "no scan of .*all-train.csv is of part 'val'; give --splits FILE"),
+        (["store"], ["all-train.csv"], None, "all-train.csv has no scan in part 'val'; give --split FILE"),
         (["store"], ["leaky.csv"], None, "patient 'patient-0' has scans in part 'train' and in part 'val'"),
-        (["store"], ["splits"], "semi-synthetic", "dataset 'semi-synthetic' is drawn, not stored, .*another name"),
+        (["store"], ["splits"], "semi-synthetic", "dataset 'semi-synthetic' is drawn, not stored: .*another name"),
     ],
 )
 def test_what_is_refused(store, tmp_path, stores, splits, name, message):

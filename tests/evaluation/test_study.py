@@ -86,7 +86,7 @@ def test_the_receptive_field_can_be_given(tmp_path, trained):
     train_study(study, make_grid=small_grid)
     with pytest.raises(UserError, match=r"holds another run: configs.0.receptive_field was 3, now it is 5"):
         train_study(replace(study, receptive_field=5), make_grid=small_grid)
-    with pytest.raises(UserError, match=r"slice_reference/1001 holds another run: its receptive field was given, 3"):
+    with pytest.raises(UserError, match=r"slice_reference/1001 holds another run: its receptive field was set to 3"):
         train_study(replace(study, receptive_field=None), make_grid=small_grid)
     assert trained == []
 
@@ -202,7 +202,7 @@ def rewrite_split(path, change) -> None:
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
 def test_runs_of_a_split_that_has_changed_are_refused(tmp_path, trained, part):
-    """The same seed with other parts: what is complete is about other scans, and must not be told as this split's."""
+    """The same seed with other parts: complete runs on other scans must not be reported as this split's."""
     study = make_study(tmp_path, ["mean"])
     study = replace(study, seeds=(1001,), dataset=replace(study.dataset, has_slice_labels=False))
     train_study(study, make_grid=small_grid)
@@ -212,7 +212,7 @@ def test_runs_of_a_split_that_has_changed_are_refused(tmp_path, trained, part):
     patient = [scan for number, scan in enumerate(some_scans().scan_ids) if part_of(number, 1001) == part][:2]
     split = tmp_path / "splits" / "split-1001.csv"
     rewrite_split(split, lambda line: f"{line.split(',')[0]},{other}" if line.split(",")[0] in patient else line)
-    message = r"mean/1001 is about other (train|val|test) scans: split 1001 or its features have changed since; give an"
+    message = "mean/1001 holds results on other (train|val|test) scans: split 1001 or its features have changed since"
     with pytest.raises(UserError, match=message):
         train_study(opened_again(study, tmp_path), make_grid=small_grid)
     assert trained == []
@@ -225,7 +225,9 @@ def test_runs_on_features_that_have_changed_are_refused(tmp_path, trained):
     bags = some_scans()
     shutil.rmtree(tmp_path / "store")
     write_store(tmp_path / "store", replace(bags, features=bags.features + 1), provenance={})
-    with pytest.raises(UserError, match="centered_gaussian/1001 is about other test scans: split 1001 or its features"):
+    with pytest.raises(
+        UserError, match="centered_gaussian/1001 holds results on other test scans: split 1001 or its features"
+    ):
         train_study(opened_again(study, tmp_path), make_grid=small_grid)
 
 

@@ -494,7 +494,7 @@ def test_sensitivity_needs_guidance(tmp_path):
 def test_mistakes_are_found_before_anything_is_drawn(tmp_path):
     with pytest.raises(UserError, match="method 'nng' is unknown; choose among centered_gaussian, max"):
         study(tmp_path, "nng")
-    with pytest.raises(UserError, match="seed 7 is none of semi-synthetic's; choose among 1001, 2001, 3001"):
+    with pytest.raises(UserError, match="semi-synthetic has no seed 7; choose among 1001, 2001, 3001"):
         study(tmp_path, "ng", seeds=(7,))
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "deep"):

@@ -1,11 +1,12 @@
 """The command ``nguide``: one thin module per stage.
 
 A command's module imports torch, pandas and the like inside its function, so that ``nguide --help`` answers
-at once. To add one, write ``cli/stage.py`` with a function ``stage`` and register it at the end of this file:
-``app.command()(stage)``.
+at once. To add one, write ``cli/stage.py`` with a function ``stage`` and add it to the list at the end of this file.
 """
 
+import inspect
 import os
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -36,13 +37,13 @@ from normal_guidance.memory import keep_freed_memory
 # clusters) that made the demo take 7 minutes instead of 30 seconds.  The price: about 15 % on an idle machine (LOG.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-USER_ERROR_EXIT_CODE = 2  # what unknown options and missing arguments exit with, too
+USER_ERROR_EXIT_CODE = 2  # as for unknown options and missing arguments
 
 
 class _Commands(TyperGroup):
-    """The commands, with the policy for errors: a `UserError` is one red line on stderr and no traceback."""
+    """The commands; a `UserError` becomes one red line on stderr, without a traceback."""
 
-    def invoke(self, ctx: Any) -> Any:  # Any: which class a context is differs between releases of typer
+    def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -79,10 +80,16 @@ def nguide(
     keep_freed_memory()
 
 
+def _help(command: Callable[..., None]) -> str:
+    """Return a command's docstring with one line for each paragraph: typer would keep its line breaks."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
 for command in (
     *(demo, phantom, index, split, audit, describe, encode, methods, sweep, experiment, reproduce),
     *(trust, bundle, predict, view, doctor),
 ):
-    app.command()(command)
+    app.command(help=_help(command))(command)
 app.add_typer(store_app, name="store")
 app.add_typer(weights_app, name="weights")

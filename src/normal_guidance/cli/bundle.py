@@ -1,4 +1,4 @@
-"""`nguide bundle`: a trained model in a folder that can be handed over."""
+"""`nguide bundle`: make a folder of a trained model that others can use."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from normal_guidance.cli.json_output import AsJson, print_json
 
 
 def bundle(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, trained on a store of nguide encode.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run that was trained on a store of nguide encode.", metavar="RUN")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the bundle.")],
     sensitivity: Annotated[
         float | None,
-        typer.Option(help="Choose the threshold that finds this share of the positive validation scans, such as 0.95."),
+        typer.Option(help="Set the threshold to find this share of the positive validation scans, such as 0.95."),
     ] = None,
-    group: Annotated[str, typer.Option(help="Which winner, where the run has several.")] = "",
+    group: Annotated[str, typer.Option(help="Name of the winner, where the run has several.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a bundle of a run: weights, encoder's name, window, normalisation, calibration, threshold; no patient data.
 
-    The threshold maximises sensitivity + specificity on the validation scans, unless --sensitivity asks for another.
+    Without --sensitivity, the threshold maximises sensitivity + specificity on the validation scans.
     """
     from normal_guidance.clinical.bundle import BUNDLE, bundle_run, write_bundle
     from normal_guidance.clinical.calibration import describe

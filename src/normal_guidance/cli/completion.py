@@ -1,7 +1,6 @@
-"""What the shell's TAB key offers for the values of options.
+"""The values that the shell's TAB key offers.
 
-The names are written down here a second time, because the tables that they come from lie beside torch and pydicom,
-which take a second to import; a test keeps them the same.
+The names repeat those of tables whose modules import torch or pydicom, which takes a second; a test keeps them equal.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
 
 Complete = Callable[[str], list[str]]
-"""From what is typed so far to what it may become."""
+"""Maps the text typed so far to its completions."""
 
 
 def one_of(names: Sequence[str]) -> Complete:
-    """Completes one name.
+    """Return a function that completes one name.
 
     Example:
         >>> one_of(WINDOWS)("m")
@@ -52,10 +51,10 @@ def one_of(names: Sequence[str]) -> Complete:
 
 
 def some_of(names: Sequence[str], *whole: str) -> Complete:
-    """Completes the last of several names, separated by commas; those that are there already are not offered again.
+    """Return a function that completes the last of several names, separated by commas, and offers each name once.
 
     Args:
-        names: that may be joined.
+        names: names that may be joined.
         whole: words that stand alone, such as 'all'.
 
     Example:

@@ -1,6 +1,6 @@
-"""`nguide demo`: the whole chain on drawn head CTs, from DICOM files to a report on new scans.
+"""`nguide demo`: run the whole chain on drawn head CTs, from DICOM files to a report on new scans.
 
-Every stage is a command of nguide: it is printed as one would type it, and what was printed is what is run.
+Every stage is a command of nguide, printed as one would type it and then run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DATASET = "head-phantoms"
 MARK = "demo.json"
-"""The file that says whose folder it is, and which options its contents were made with."""
+"""The file that marks the folder as a demo and records its options."""
 
 SLICES = 20
 EPOCHS = 60
@@ -36,17 +36,17 @@ NEW_SCANS = 2
 """One positive, one negative."""
 
 COLUMNS = 72
-"""Command lines that are longer go on in the next line."""
+"""Longer command lines are continued on the next line."""
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for everything.")] = Path("demo-output"),
     scans: Annotated[int, typer.Option(min=16, help="Scans to draw.")] = 120,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of scans, split and initial weights.")] = 1001,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of scans, split and initial weights.")] = 1001,
 ) -> None:
-    """Go through the whole chain on drawn head CTs: index, encode, train, compare, predict new scans, report.
+    """Run the whole chain on drawn head CTs: index, encode, train, compare, predict new scans, report.
 
-    Needs no data, no network and no GPU. Started again, it goes on where it was.
+    It needs no data, no network and no GPU. Start it again to resume it.
     """
     from rich.console import Console
 
@@ -72,7 +72,7 @@ def demo(
 
 @dataclass(frozen=True)
 class Stage:
-    """One command, and the file that is there when it is complete."""
+    """One command, and the file that it writes last."""
 
     title: str
     words: tuple[str, ...]
@@ -80,10 +80,10 @@ class Stage:
 
 
 def stages(out: Path, scans: int, seed: int) -> list[Stage]:
-    """What the demo does, in order; sizes and grid are for two cores, not for the best result."""
+    """Return the stages in order; sizes and grid suit two cores, not the best result."""
     drawing = f"--slices {SLICES} --positive 0.5 --contrast 2"
     split = out / "splits" / f"split-{seed}.csv"
-    batch = min(16, scans // 4)  # half of the scans are for training, more or less
+    batch = min(16, scans // 4)  # about half of the scans are for training
     grid = f"--lr 0.1,0.01 --l1 0.001,0 --epochs {EPOCHS} --patience 20 --batch-size {batch}"
     return [
         _stage(
@@ -109,7 +109,7 @@ def stages(out: Path, scans: int, seed: int) -> list[Stage]:
         ),
         _stage(
             "Train with scan labels only, test, and compare",
-            *("experiment", out / "store", "--splits", out / "splits", "--index", out / "index"),
+            *("experiment", out / "store", "--split", out / "splits", "--index", out / "index"),
             *(f"--dataset {DATASET} --methods centered_gaussian,abmil,ng {grid} --device cpu -o", out / "study"),
             made=out / "study" / "report.html",
         ),
@@ -133,12 +133,12 @@ def stages(out: Path, scans: int, seed: int) -> list[Stage]:
 
 
 def _stage(title: str, *words: str | Path, made: Path) -> Stage:
-    """Paths are one word each, whatever they hold."""
+    """Split text into words; a path is one word, even with spaces."""
     return Stage(title, tuple(w for one in words for w in ([str(one)] if isinstance(one, Path) else one.split())), made)
 
 
 def _open(out: Path, options: Mapping[str, Any]) -> None:
-    """Takes an empty folder, or goes on with a demo of the same options; other things are left alone."""
+    """Take an empty folder, or one of a demo with the same options; refuse others."""
     from normal_guidance import __version__
     from normal_guidance.files import make_folder, read_json, write_json
     from normal_guidance.folders import difference
@@ -154,7 +154,7 @@ def _open(out: Path, options: Mapping[str, Any]) -> None:
 
 
 def _do(console: Console, stage: Stage, number: str) -> None:
-    """Runs a stage whose result is not there yet."""
+    """Run a stage, unless its result exists."""
     console.print(f"\n{number}  {stage.title}", style="bold")
     for line in command_lines(stage.words):
         console.print(f"     {line}", style="cyan")
@@ -172,7 +172,7 @@ def _do(console: Console, stage: Stage, number: str) -> None:
 
 
 def _run(words: Sequence[str]) -> tuple[int, str]:
-    """The command as the shell would run it, in this process: its exit code, and what it printed."""
+    """Run the command in this process; return its exit code and output."""
     from normal_guidance.cli import app
 
     printed = io.StringIO()
@@ -182,7 +182,7 @@ def _run(words: Sequence[str]) -> tuple[int, str]:
 
 
 def worth_telling(printed: str) -> list[str]:
-    """A command's lines without what begins, what comes next (the demo goes on itself), and pages that lie in files.
+    """Return a command's lines without those that announce a beginning or a next command, and without pages.
 
     Example:
         >>> worth_telling("ng: begins\\nng: epoch 7\\n# Tables\\n| a |\\n")
@@ -193,7 +193,7 @@ def worth_telling(printed: str) -> list[str]:
 
 
 def command_lines(words: Sequence[str]) -> list[str]:
-    """A command as it can be pasted into a shell; long ones are broken before an option.
+    """Return a command as lines to paste into a shell; long ones break before an option.
 
     Example:
         >>> command_lines(["view", "my folder"])[0].endswith("nguide view 'my folder'")
@@ -210,7 +210,7 @@ def command_lines(words: Sequence[str]) -> list[str]:
 
 
 def _program() -> str:
-    """nguide as it can be typed here: `make` calls it from .venv, which need not be on the path."""
+    """Return nguide as it can be typed here: `make` calls it from .venv, which need not be on the path."""
     if shutil.which("nguide"):
         return "nguide"
     path = Path(sys.executable).with_name("nguide")
@@ -218,12 +218,12 @@ def _program() -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What came of it
+# The results
 # ----------------------------------------------------------------------------------------------------
 
 
 def _comparison(out: Path) -> Iterator[str | Table]:
-    """Where methods look, beside the centred Gaussian, on the test scans."""
+    """Yield the localization of each method on the test scans, compared with the centered Gaussian."""
     from rich.table import Table
 
     from normal_guidance.core.method_names import CEILING
@@ -235,7 +235,7 @@ def _comparison(out: Path) -> Iterator[str | Table]:
 
     study = out / "study"
     results, tested = collect(study, DATASET), read_differences(study / "differences.json")
-    # Differences are taken from its log-density; the row of the paper's tables has ties.
+    # Differences use its log-density; the form in the paper's tables has ties.
     gaussian = next(find_results(study, DATASET, ("centered_gaussian",))).forms[LOG_DENSITY]
     found = [one for one in tested.found if one.metric == "localization_auroc" and one.against != CEILING]
     beside = {one.method: signed(one.estimate) for one in found if one.against == "centered_gaussian"}
@@ -247,26 +247,26 @@ def _comparison(out: Path) -> Iterator[str | Table]:
         scores = gaussian if row.method == "centered_gaussian" else row.scores[0]
         numbers = digits(scores.localization_auroc), beside.get(row.method, ""), digits(scores.scan_auroc)
         table.add_row(row.title, *numbers)
-    yield f"\nWhat came out: slice AUROC on the {gaussian.localized} positive test scans, scan AUROC on all\n"
+    yield f"\nResults: slice AUROC on the {gaussian.localized} positive test scans, scan AUROC on all\n"
     yield table
     yield ""
     yield from (f"- {one.words(tested.titles)}" for one in found)
     yield (
-        "- The centered Gaussian is a bell in the middle of the scan and sees no image; the supervised reference was\n"
-        "  told slice labels. One small set of phantoms and one split: an illustration, not evidence."
+        "- The centered Gaussian is a bell in the middle of the scan and sees no image; the supervised reference\n"
+        "  learnt slice labels. One small set of phantoms and one split: an illustration, not evidence."
     )
 
 
 def _new_scans(out: Path) -> Iterator[str]:
-    """The predictions beside the truth, which only the drawing program knows."""
+    """Yield the predictions beside the truth that was drawn."""
     from normal_guidance.files import read_json
     from normal_guidance.simulate.phantom.dataset import TRUTH
 
     truth = {one["scan_id"]: one["slice_labels"] for one in read_json(out / "new" / TRUTH)["scans"]}
-    yield "\nNew scans, what was drawn and what was predicted\n"
+    yield "\nNew scans: drawn and predicted\n"
     for line in read_json(out / "predicted" / "summary.json")["scans"]:
         if line["state"] != "predicted":
-            continue  # the command has said why
+            continue  # the command has printed why
         drawn = [place for place, label in enumerate(truth[line["scan_id"]], start=1) if label]
         side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
         where = f"half of the attention on slices {line['interval_first']} to {line['interval_last']}"
@@ -277,7 +277,7 @@ def _new_scans(out: Path) -> Iterator[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Neighbours together.
+    """Write consecutive numbers as ranges.
 
     Example:
         >>> _ranges([3, 4, 5, 9])
@@ -289,8 +289,8 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _places(out: Path) -> Iterator[str]:
-    """Where to look, and how to go on."""
-    yield "\nTo look at"
+    """Yield the files to look at, and the next commands."""
+    yield "\nResults to look at"
     for what, where in (
         ("report", out / "study" / "report.html"),
         ("new scans", out / "predicted" / "index.html"),
@@ -299,7 +299,7 @@ def _places(out: Path) -> Iterator[str]:
         ("DICOM", out / "predicted" / "*" / "dicom"),
     ):
         yield f"  {what:<10} {where}"
-    yield "\nIn the viewer, which prints the address to open"
+    yield "\nThe same in the viewer, which prints the address to open"
     for words in (
         ["view", str(out / "study"), "--index", str(out / "index"), "--store", str(out / "store")],
         ["view", str(out / "predicted")],
@@ -309,5 +309,5 @@ def _places(out: Path) -> Iterator[str]:
         from normal_guidance.viewer import server
 
         server.read_page(server.STATIC)
-    except UserError as error:  # it says what to do about it
+    except UserError as error:  # it names the next action
         yield f"  Not yet: {error}"

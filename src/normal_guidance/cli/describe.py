@@ -1,4 +1,4 @@
-"""`nguide describe`: the paper's tables and density figure about a dataset."""
+"""`nguide describe`: describe a dataset by the paper's tables and density figure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from normal_guidance.errors import UserError
 
 def describe(
     index: Index,
-    split: Annotated[Path | None, typer.Option(help="File of nguide split: describe its parts, too.")] = None,
+    split: Annotated[
+        Path | None, typer.Option(help="Table that nguide split made: describe each of its parts as well.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for description.md, .json and density.png.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for description.md, description.json and density.png. Default: print only."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe indexed scans: lengths, blocks of positive slices, where these lie."""
+    """Describe indexed scans: lengths, blocks of positive slices, and their positions."""
     from normal_guidance.data.dataset_statistics import describe as describe_scans
     from normal_guidance.data.manifest import PARTS, read_manifest
     from normal_guidance.data.splits import read_split

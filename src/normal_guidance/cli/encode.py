@@ -1,11 +1,10 @@
-"""`nguide encode`: the scans of an index become a feature store."""
+"""`nguide encode`: encode the scans of an index into a feature store."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,7 @@ import typer
 
 from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.training_options import Device, Precision, choose_execution
+from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution, choose_precision
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,62 +23,81 @@ if TYPE_CHECKING:
     from normal_guidance.features.encoding_machine import EncodingOptions
     from normal_guidance.features.preprocessing import Statistics
 
-LINE_SECONDS = 60.0
-"""Outside a terminal, lines about the progress are at least so far apart."""
-
 
 def encode(
-    index: Annotated[Path, typer.Argument(help="The folder that nguide index made.", show_default=False)],
+    index: Annotated[Path, typer.Argument(help="Folder that nguide index made.", metavar="INDEX")],
     encoder: Annotated[
         str,
         typer.Option(
             help="vit-b16-imagenet, efficientnet-lite0, or a Hugging Face id or folder, such as microsoft/rad-dino.",
-            show_default=False,
             autocompletion=one_of(ENCODERS),
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The store to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the store.")],
     window: Annotated[
         str,
         typer.Option(
-            help="HU window, or several for several channels: head, lung, -100:300, none, head,lung.",
+            help="HU window: head, lung, mediastinum, abdomen, -100:300 or none. Several (head,lung) make channels.",
             autocompletion=some_of(WINDOWS),
         ),
     ] = "none",
     split: Annotated[
-        Path | None, typer.Option(help="Table of nguide split; its training scans say what to normalise with.")
+        Path | None,
+        typer.Option(help="Table that nguide split made: normalise with mean and sd of its training scans."),
     ] = None,
     normalize: Annotated[
-        str | None, typer.Option(help="MEAN,SD in HU instead, for each window.", show_default=False)
+        str | None,
+        typer.Option(metavar="MEAN,SD", help="Normalise with this mean and sd in HU instead, for each window."),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Of the store: float16 or float32.", autocompletion=one_of(DTYPES))
+        str, typer.Option(help="Number format of the features: float16 or float32.", autocompletion=one_of(DTYPES))
     ] = "float32",
     repair: Annotated[
         bool,
-        typer.Option("--repair/--no-repair", help="Mend known mistakes: RSNA 2019's intercepts, RSNA 2023's bits."),
+        typer.Option(
+            "--repair/--no-repair", help="Repair known errors in files of RSNA 2019 (intercepts) and RSNA 2023 (bits)."
+        ),
     ] = True,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that decode. Default: one for each core; with --ray, 1.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Processes that decode. Default: one for each core; one with --ray.",
+            rich_help_panel=COMPUTING,
+        ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Slices that go through the encoder together.")] = 64,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Slices that are encoded together.", rich_help_panel=COMPUTING)
+    ] = 64,
     device: Device = None,
     precision: Precision = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of the encoder on the CPU. Default: one for each core.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads of the encoder on the CPU. Default: one for each core.",
+            rich_help_panel=COMPUTING,
+        ),
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="File of weights for a named encoder.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with other weights for a named encoder.")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network call.")] = False,
     ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster: auto, or the head's host:port.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Encode on a Ray cluster: host:port of its head, or auto for the one of this machine.",
+            rich_help_panel=COMPUTING,
+        ),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Where the scans lie, if they were moved since.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of the scans, if they were moved since nguide index.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Encode scans into a feature store: decode, window, resize, normalise, and run a frozen encoder.
 
-    A scan that cannot be decoded is recorded and left out. Started again with the same options, a killed command goes
-    on where it was, and the store is the same byte for byte.
+    A scan that cannot be decoded is left out, and problems.csv says why. Start a killed command again with the same
+    options to resume it; the store is then the same, byte for byte.
     """
     from functools import partial
 
@@ -124,7 +142,7 @@ def encode(
 
 
 def _statistics(text: str | None, channels: int) -> Statistics | None:
-    """Mean and sd of each channel.
+    """Return mean and sd of each channel.
 
     Example:
         >>> _statistics("40,80,-600,500", 2)
@@ -150,16 +168,12 @@ def _options(
 
     if ray is None:
         device = choose_execution(device, "auto").device
-    device = device or "cpu"  # on Ray it is other machines', and they say if they have none
-    automatic = "tf32" if device.startswith("cuda") else "float32"
-    match automatic if precision == "auto" else precision:
-        case "float32" | "tf32" | "bf16" as chosen:
-            return EncodingOptions(repair, batch_size, device, chosen, threads)
-    raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")
+    device = device or "cpu"  # on Ray, the other machines check whether they have it
+    return EncodingOptions(repair, batch_size, device, choose_precision(precision, device), threads)
 
 
 def describe_outcome(outcome: Outcome) -> list[str]:
-    """The closing lines: what is in the store, how fast it was, what is missing and where it says why."""
+    """Return the closing lines: the store, the speed, and the scans that are missing."""
     store = outcome.store
     speed = f", {outcome.slices / outcome.seconds:,.0f} slices/s" if outcome.slices and outcome.seconds else ""
     lines = [f"{store.folder}: {store!r}{speed}"]
@@ -176,49 +190,26 @@ def _counts(of: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in of.items())
 
 
-@contextmanager
-def _watch(console: Console) -> Iterator[Callable[[EncodingProgress], None]]:
-    """Lends what tells the progress: a bar on a terminal, elsewhere at most a line a minute."""
-    pace = _Pace()
-    if not console.is_terminal:
-        yield _Lines(console, pace)
-        return
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bars
+def _watch(console: Console) -> AbstractContextManager[Callable[[EncodingProgress], None]]:
+    """Show the progress of each stage of encoding."""
+    from normal_guidance.cli.progress_bar import Pace, Shown, watch
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("begins", total=1, note="")
-        yield lambda now: bars.update(
-            task, description=now.stage, completed=now.slices, total=now.of, note=pace.describe(now)
+    stage, pace = "", Pace(0.0)
+
+    def show(now: EncodingProgress) -> Shown:
+        nonlocal stage, pace
+        if now.stage != stage:
+            stage, pace = now.stage, Pace(float(now.begun_with))
+        return Shown(
+            stage, now.slices / now.of if now.of else 0.0, describe_progress(now, pace.per_second(float(now.slices)))
         )
 
-
-class _Pace:
-    """Slices per second and the time left, from what this start has done of a stage."""
-
-    def __init__(self) -> None:
-        self.stage, self.begin = "", 0.0
-
-    def describe(self, now: EncodingProgress) -> str:
-        if now.stage != self.stage:
-            self.stage, self.begin = now.stage, time.monotonic()
-        done, seconds = now.slices - now.begun_with, time.monotonic() - self.begin
-        text = f"{now.slices:,} of {now.of:,} slices"
-        if not done or not seconds:
-            return text
-        left = timedelta(seconds=round((now.of - now.slices) * seconds / done))
-        return f"{text}, {done / seconds:,.0f} slices/s, {left} left"
+    return watch(console, "encoding", show)
 
 
-class _Lines:
-    def __init__(self, console: Console, pace: _Pace) -> None:
-        self.console, self.pace, self.last = console, pace, time.monotonic()
-
-    def __call__(self, now: EncodingProgress) -> None:
-        from normal_guidance.cli.progress_bar import say
-
-        text = self.pace.describe(now)
-        if time.monotonic() - self.last >= LINE_SECONDS:
-            self.last = time.monotonic()
-            say(self.console, f"{now.stage}: {text}")
+def describe_progress(now: EncodingProgress, speed: float | None) -> str:
+    """Return the slices that are done and, where the speed is known, speed and time left."""
+    text = f"{now.slices:,} of {now.of:,} slices"
+    if speed is None:
+        return text
+    return f"{text}, {speed:,.0f} slices/s, {timedelta(seconds=round((now.of - now.slices) / speed))} left"

@@ -1,4 +1,4 @@
-"""`nguide index`: a folder of scans and its labels become a manifest."""
+"""`nguide index`: list the scans of a folder and their labels in a manifest."""
 
 from __future__ import annotations
 
@@ -26,34 +26,43 @@ def index(
     source: Annotated[
         str,
         typer.Argument(
-            help="rsna-ich, rsna-pe, rsna-at (as Kaggle distributes them) or folder.", autocompletion=one_of(SOURCES)
+            help="Layout of files: rsna-ich, rsna-pe or rsna-at (as Kaggle distributes them), or folder (your own).",
+            metavar="SOURCE",
+            autocompletion=one_of(SOURCES),
         ),
     ],
-    root: Annotated[Path, typer.Argument(help="Folder that holds the images and, but for folder, the label tables.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for manifest.parquet, problems.csv, report.json.")],
+    root: Annotated[
+        Path, typer.Argument(help="Folder of the images and, for rsna-*, of the label tables.", metavar="ROOT")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for manifest.parquet, problems.csv and report.json.")
+    ],
     table: Annotated[
         Path | None,
         typer.Option(
-            help="Of folder: .csv or .parquet with scan_id, path (relative to ROOT), label, and optionally patient_id, "
-            "slice_labels (0 0 1 1), slice_ranges (12-20;31-33, from 0) or mask (NIfTI)."
+            help="For folder: table (.csv, .parquet) with scan_id, path (relative to ROOT), label, and optionally "
+            "patient_id, and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) or mask (NIfTI)."
         ),
     ] = None,
     labels: Annotated[
         str | None,
         typer.Option(
-            help="Of rsna-at: image (rows of image_level_labels_2024.csv, as in the paper; default) or patient "
-            "(any_injury).",
+            help="For rsna-at: labels from image_level_labels_2024.csv (image, as in the paper; the default) or from "
+            "any_injury (patient).",
             autocompletion=one_of(LABELS),
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that read headers; 0: none but this one. Default: by cores.")
+        int | None,
+        typer.Option(
+            min=0, help="Processes that read headers; 0: read in this process. Default: one for each core, up to 8."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Index scans: find them, order their slices by geometry, join their labels, and report whatever is odd.
+    """Index scans: find them, order their slices by geometry, join their labels, and report problems.
 
-    The same files give the same manifest, whatever the number of workers.
+    The manifest does not depend on the number of workers.
     """
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.data.indexing import check_options
@@ -72,7 +81,7 @@ def index(
 
 
 def summary(made: Index, out: Path) -> list[str]:
-    """What there is, what is odd about it, and what to do next."""
+    """Return the closing lines: counts, problems, and the next command."""
     counts = made.report["counts"]
     scans, positive, sliced = counts["scans"], counts["positive"], counts["with_slice_labels"]
     lines = [
@@ -93,7 +102,7 @@ def summary(made: Index, out: Path) -> list[str]:
 
 @contextmanager
 def _watch(console: Console, title: str) -> Iterator[Callable[[IndexProgress], None]]:
-    """A live bar on a terminal; elsewhere one line, for log files."""
+    """Show a live bar on a terminal; elsewhere one line, for log files."""
     from normal_guidance.cli.progress_bar import say
 
     if not console.is_terminal:

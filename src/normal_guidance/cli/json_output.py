@@ -1,4 +1,4 @@
-"""The option ``--json``: one JSON document on standard output, and nothing else there; progress goes to stderr."""
+"""The option ``--json``: standard output holds one JSON document and nothing else; progress goes to stderr."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else, to standard output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to standard output.")]
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """Prints a document; where a command writes the same to a file, it is the same document."""
+    """Print a document; a command that also writes it to a file writes the same."""
     typer.echo(json.dumps(valid_json(value), indent=indent, allow_nan=False))
 
 
 def valid_json(value: Any) -> Any:
-    """The value as every reader of JSON takes it: null for numbers that are none, text for paths.
+    """Return the value as strict JSON: null for NaN and infinity, text for paths.
 
     Example:
         >>> valid_json({"auroc": math.nan, "folder": Path("runs"), "range": (0.5, math.inf)})

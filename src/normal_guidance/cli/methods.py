@@ -1,4 +1,4 @@
-"""`nguide methods`: the table of methods, as every other command names them."""
+"""`nguide methods`: list the methods by the names that the other commands take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from normal_guidance.cli.json_output import AsJson, print_json
 
 
 def methods(as_json: AsJson = False) -> None:
-    """List the methods, those of the paper first, by the names that the other commands take."""
+    """List the methods by the names that the other commands take; the paper's come first."""
     from normal_guidance.core.models import EVERY_METHOD
 
     found = [

@@ -1,4 +1,4 @@
-"""`nguide phantom`: drawn CT scans with lesions as real DICOM, to try everything without a patient's data."""
+"""`nguide phantom`: draw CT scans with lesions and write them as DICOM, to try everything without patient data."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ def phantom(
     layout: Annotated[
         str,
         typer.Argument(
-            help="rsna-ich (head), rsna-pe (chest), rsna-at (abdomen) or folder.", autocompletion=one_of(SOURCES)
+            help="Layout of the files: rsna-ich (head), rsna-pe (chest), rsna-at (abdomen) or folder.",
+            metavar="LAYOUT",
+            autocompletion=one_of(SOURCES),
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="A folder that is empty or not there.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; it must be new or empty.", metavar="OUT")],
     scans: Annotated[int, typer.Option(min=1, help="Number of scans.")] = 24,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same files.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same files.")] = 0,
     size: Annotated[int, typer.Option(help="Rows and columns of a slice.")] = 128,
-    contrast: Annotated[float, typer.Option(help="Of the lesions: 0 is invisible, 2 is plain.")] = 1.0,
+    contrast: Annotated[float, typer.Option(help="Contrast of the lesions: 0 is invisible, 2 is easy to see.")] = 1.0,
     positive: Annotated[
-        float | None, typer.Option(help="Share of positive scans. Default: the real dataset's, .41, .30, .08.")
+        float | None,
+        typer.Option(
+            help="Share of positive scans. Default: as in the real dataset (head .41, chest .30, abdomen .08)."
+        ),
     ] = None,
     slices: Annotated[
         int | None, typer.Option(help="Median number of slices. Default: 32 (head), 64 (chest, abdomen).")
@@ -32,27 +37,27 @@ def phantom(
     anatomy: Annotated[
         str | None,
         typer.Option(
-            help="head, chest or abdomen, for the layout folder. Default: head.", autocompletion=one_of(ANATOMIES)
+            help="For the layout folder: head, chest or abdomen. Default: head.", autocompletion=one_of(ANATOMIES)
         ),
     ] = None,
     oddities: Annotated[
         str,
         typer.Option(
-            help="Names (tilt,gaps,localizer,...), 'all' that the layout can have, or 'none'.",
+            help="Irregularities to add: names (tilt,gaps,localizer,...), all that the layout can have, or none.",
             autocompletion=some_of(ODDITIES, "all", "none"),
         ),
     ] = "none",
     compression: Annotated[
         str,
         typer.Option(
-            help="none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed: every scan another.",
+            help="none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed (a different one for each scan).",
             autocompletion=one_of(COMPRESSIONS),
         ),
     ] = "none",
 ) -> None:
-    """Draw CT scans with lesions and write them as DICOM with label tables; OUT/phantom.json tells what is true.
+    """Draw CT scans with lesions and write them as DICOM with label tables; OUT/phantom.json holds the truth.
 
-    Nothing but the pixels tells positive scans from negative ones. No patient is behind them.
+    Positive and negative scans differ in their pixels only. No patient data are used.
     """
     from rich.console import Console
 
@@ -76,16 +81,16 @@ def phantom(
         oddities=names,
         compression=compression,
     )
-    told = truth["scans"]
-    found, count = sum(scan["label"] for scan in told), sum(len(scan["files"]) for scan in told)
-    patients = len({scan["patient_id"] or scan["scan_id"] for scan in told})
+    drawn = truth["scans"]
+    found, count = sum(scan["label"] for scan in drawn), sum(len(scan["files"]) for scan in drawn)
+    patients = len({scan["patient_id"] or scan["scan_id"] for scan in drawn})
     console = Console()
     console.print(
-        f"{len(told)} scans of {patients} patients, {found} positive, {count} slices: {out}",
+        f"{len(drawn)} scans of {patients} patients, {found} positive, {count} slices: {out}",
         highlight=False,
         soft_wrap=True,
     )
-    for scan in told:
+    for scan in drawn:
         if scan["oddity"]:
             console.print(f"  {scan['scan_id']}: {scan['oddity']}, {scan['detail']}", highlight=False, soft_wrap=True)
-    console.print(f"What is true about them: {out / TRUTH}", highlight=False, soft_wrap=True)
+    console.print(f"Truth: {out / TRUTH}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`nguide predict`: what a trained model says about new scans."""
+"""`nguide predict`: apply a trained model to new scans."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ import typer
 
 from normal_guidance.cli.completion import ENCODERS, one_of
 from normal_guidance.cli.json_output import print_json
-from normal_guidance.cli.training_options import Device, choose_execution
+from normal_guidance.cli.training_options import COMPUTING, Device, choose_execution, choose_precision
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.result_folder import Written
     from normal_guidance.data.problems import Problem
 
 FAILED_EXIT_CODE = 1
-"""Some scan was not predicted, or not all of its results could be written; the others were."""
+"""At least one scan was not predicted, or its results could not all be written."""
 
 
 def predict(
     scans: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SCAN...", help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such.", show_default=False
+            metavar="SCAN", help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such; several may be given."
         ),
     ],
-    model: Annotated[
-        Path, typer.Option("--model", "-m", help="Folder of a run, or of nguide bundle.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results, a new one.", show_default=False)],
+    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide bundle made.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results; it must be new.")],
     force: Annotated[
         bool,
-        typer.Option("--force", help="Go on with scans that the model was not made for, or that files are missing of."),
+        typer.Option("--force", help="Also predict scans that the model was not made for, or with missing files."),
     ] = False,
-    keys: Annotated[int, typer.Option(min=1, help="Key slices, at most.")] = 5,
+    keys: Annotated[int, typer.Option(min=1, help="Number of key slices, at most.")] = 5,
     share: Annotated[
-        float, typer.Option(help="Of the attention that the interval holds, above 0 and at most 1.")
+        float, typer.Option(help="Share of the attention that the reported interval holds, above 0 and at most 1.")
     ] = 0.5,
     dicom: Annotated[
-        bool, typer.Option("--dicom", help="Write DICOM results, too: key objects, structured report, the strip.")
+        bool, typer.Option("--dicom", help="Write DICOM results as well: key objects, structured report, picture.")
     ] = False,
     anonymize: Annotated[
         bool,
-        typer.Option(
-            "--anonymize", help="Number the scans, and keep patients' ids, paths and UIDs out of all results."
-        ),
+        typer.Option("--anonymize", help="Number the scans, and keep patient ids, paths and UIDs out of all results."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a scan, and nothing else, to standard output.")
+        bool, typer.Option("--json", help="Print one JSON object for each scan and nothing else to standard output.")
     ] = False,
     encoder: Annotated[
         str | None,
         typer.Option(
-            help="Name, id or folder of the encoder, if not as it was in training.", autocompletion=one_of(ENCODERS)
+            help="Name, id or folder of the encoder, if other than in training.", autocompletion=one_of(ENCODERS)
         ),
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="The encoder's weights, if they were your own.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="File of the encoder's weights, if training used your own.")
+    ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no network call.")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that read and decode. Default: one for each core.")
+        int | None,
+        typer.Option(
+            min=0, help="Processes that read and decode. Default: one for each core.", rich_help_panel=COMPUTING
+        ),
     ] = None,
     device: Device = None,
 ) -> None:
     """Predict scans: probability, attention along the slices, key slices; as JSON, CSV, pictures and pages.
 
-    The model says what scans it was made for, and refuses others unless --force is given. A scan that is refused or
-    damaged does not stop the rest. Exit code 0: all went well; 1: some scan was not predicted; 2: a mistake in the
-    command.
+    The model refuses scans that it was not made for, unless --force is given. A refused or damaged scan does not stop
+    the others. Exit code 0: all scans were predicted; 1: at least one was not; 2: a mistake in the command.
     """
     from normal_guidance.clinical.bundle import load_bundle
     from normal_guidance.clinical.new_scans import find_scans
@@ -90,7 +90,7 @@ def predict(
             encoder,
             weights=weights,
             device=chosen.device,
-            precision="tf32" if chosen.device.startswith("cuda") else "float32",
+            precision=choose_precision("auto", chosen.device),
             offline=offline,
         )
 
@@ -124,7 +124,7 @@ def predict(
 
 
 def describe(one: Written) -> list[str]:
-    """Lines for people about one scan."""
+    """Return the lines to print about one scan."""
     from normal_guidance.clinical.result_folder import problems_of, summary_line
 
     line = summary_line(one)
@@ -137,7 +137,7 @@ def describe(one: Written) -> list[str]:
 
 
 def _kinds(problems: Iterable[Problem]) -> str:
-    """How many there are of each kind."""
+    """Return the number of problems of each kind."""
     from normal_guidance.data.problems import summarize
 
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in summarize(problems).items())

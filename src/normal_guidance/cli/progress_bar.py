@@ -1,4 +1,4 @@
-"""How far a run is: a live bar on a terminal, elsewhere a plain line when it begins and at most one a minute."""
+"""The progress of a command: a live bar on a terminal, elsewhere at most one line a minute."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.training.progress import SweepProgress
 
+P = TypeVar("P")
+
 LINE_SECONDS = 60.0
-"""Outside a terminal, lines about one run are at least so far apart: a log file stays readable."""
+"""The least time between two lines outside a terminal, so that a log file stays readable."""
 
 FILE_WIDTH = 140
-"""Columns for tables outside a terminal, where nothing says how many there are."""
+"""Columns for tables outside a terminal, which has no width of its own."""
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Standard output, with room for a table also where it is no terminal; stderr where stdout is for JSON."""
+    """Return standard output, wide enough for tables also in a file; stderr where stdout is for JSON."""
     from rich.console import Console
 
     console = Console(stderr=stderr)
@@ -29,24 +31,24 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """One line as it is: no colours by chance, no breaks."""
+    """Print one line as it is: no colours, no line breaks."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-@contextmanager
-def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress], None]]:
-    """Lends a function for `run_sweep(watch=...)`; what came of the run is for the caller to say.
+class Shown(NamedTuple):
+    """The content of a bar or a line about a job."""
 
-    Example:
-        >>> from rich.console import Console
-        >>> with watch_run(Console(), "ng, seed 0") as watch:
-        ...     pass
-        ng, seed 0: begins
-    """
-    left = _Pace()
+    title: str
+    share: float
+    """The share of the work that is done, from 0 to 1."""
+    note: str
+
+
+@contextmanager
+def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[Callable[[P], None]]:
+    """Yield a function that receives the progress of a job and shows it."""
     if not console.is_terminal:
-        say(console, f"{title}: begins")
-        yield _Lines(console, title, left)
+        yield _Lines(console, show)
         return
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
@@ -54,11 +56,63 @@ def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress]
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Bars(*columns, console=console, transient=True) as bars:
         task = bars.add_task(title, total=1.0, note="begins")
-        yield lambda now: bars.update(task, completed=now.done, note=describe(now, left(now.done)))
+
+        def update(now: P) -> None:
+            shown = show(now)
+            bars.update(task, description=shown.title, completed=shown.share, note=shown.note)
+
+        yield update
+
+
+class _Lines(Generic[P]):
+    def __init__(self, console: Console, show: Callable[[P], Shown]) -> None:
+        self.console, self.show, self.last = console, show, time.monotonic()
+
+    def __call__(self, now: P) -> None:
+        shown = self.show(now)
+        if time.monotonic() - self.last >= LINE_SECONDS:
+            self.last = time.monotonic()
+            say(self.console, f"{shown.title}: {shown.note}")
+
+
+class Pace:
+    """The speed of a job since it was first seen: a resumed job does not begin at 0."""
+
+    def __init__(self, done: float) -> None:
+        self.before, self.begin = done, time.monotonic()
+
+    def per_second(self, done: float) -> float | None:
+        """Return how much is done in a second; None while nothing was done."""
+        seconds = time.monotonic() - self.begin
+        return (done - self.before) / seconds if done > self.before and seconds else None
+
+
+@contextmanager
+def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress], None]]:
+    """Yield a function for `run_sweep(watch=...)`; the caller reports the run's result.
+
+    Example:
+        >>> from rich.console import Console
+        >>> with watch_run(Console(), "ng, seed 0") as watching:
+        ...     pass
+        ng, seed 0: begins
+    """
+    pace: Pace | None = None
+
+    def show(now: SweepProgress) -> Shown:
+        nonlocal pace
+        pace = pace or Pace(now.done)
+        speed = pace.per_second(now.done)
+        return Shown(title, now.done, describe(now, None if speed is None else (1 - now.done) / speed))
+
+    if not console.is_terminal:
+        say(console, f"{title}: begins")
+    with watch(console, title, show) as watching:
+        yield watching
 
 
 def describe(now: SweepProgress, left: float | None) -> str:
-    """Epoch, best validation AUROC so far, speed, and the time left if it can be told."""
+    """Return epoch, best validation AUROC so far, speed, and the seconds left if they are known."""
     best = f"{now.best_val_auroc:.3f}" if now.best_val_auroc > 0 else "-"
     parts = [
         f"epoch {now.epoch} of {now.epochs}",
@@ -67,28 +121,3 @@ def describe(now: SweepProgress, left: float | None) -> str:
         *([] if left is None else [f"{timedelta(seconds=round(left))} left"]),
     ]
     return ", ".join(parts)
-
-
-class _Pace:
-    """The time left, from the share done since the first look: a resumed run does not begin at 0."""
-
-    def __init__(self) -> None:
-        self.first: tuple[float, float] | None = None
-
-    def __call__(self, done: float) -> float | None:
-        now = time.monotonic()
-        self.first = self.first or (done, now)
-        done_before, begin = self.first
-        return (1 - done) * (now - begin) / (done - done_before) if done > done_before else None
-
-
-class _Lines:
-    def __init__(self, console: Console, title: str, left: _Pace) -> None:
-        self.console, self.title, self.left = console, title, left
-        self.last = time.monotonic()
-
-    def __call__(self, now: SweepProgress) -> None:
-        left = self.left(now.done)
-        if time.monotonic() - self.last >= LINE_SECONDS:
-            self.last = time.monotonic()
-            say(self.console, f"{self.title}: {describe(now, left)}")

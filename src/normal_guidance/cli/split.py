@@ -1,4 +1,4 @@
-"""`nguide split` and `nguide audit`: parts by patient, and the proof that they share nothing."""
+"""`nguide split` and `nguide audit`: split scans by patient, and check that the parts share nothing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from normal_guidance.errors import UserError
 if TYPE_CHECKING:
     from normal_guidance.data.splits import Split
 
-Index = Annotated[Path, typer.Argument(help="The folder that nguide index made.", show_default=False)]
+Index = Annotated[Path, typer.Argument(help="Folder that nguide index made.", metavar="INDEX")]
 
 
 def split(
     index: Index,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for split-SEED.csv.", show_default=False)],
-    seeds: Annotated[str, typer.Option(help="One split for each.")] = "1001,2001,3001",
-    proportions: Annotated[str, typer.Option(help="Training, validation and test patients.")] = "4:1:1",
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables split-SEED.csv.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, one split for each.")] = "1001,2001,3001",
+    proportions: Annotated[str, typer.Option(help="Proportions of training, validation and test patients.")] = "4:1:1",
     as_json: AsJson = False,
 ) -> None:
-    """Split scans into train, val and test: by patient, stratified by label.
+    """Split scans into train, val and test, by patient and stratified by label.
 
     No patient is in two parts. The same seed gives the same split.
     """
@@ -35,29 +35,29 @@ def split(
     shares, numbers = _proportions(proportions), parse_list("--seeds", seeds, int)
     manifest = read_manifest(index)
     make_folder(out)
-    told = []
+    rows = []
     for seed in numbers:
         found = split_scans(manifest.scan_ids, manifest.patient_ids, manifest.labels.tolist(), seed, shares)
         path = out / f"split-{seed}.csv"
         write_split(path, found)
-        told.append({"file": path, "seed": seed, "parts": found.counts()})
+        rows.append({"file": path, "seed": seed, "parts": found.counts()})
         if not as_json:
             typer.echo(f"{path}: {_counts(found)}")
     if as_json:
-        print_json(told)
+        print_json(rows)
 
 
 def audit(
     index: Index,
-    splits: Annotated[list[Path], typer.Argument(help="Files that nguide split made.", show_default=False)],
+    splits: Annotated[list[Path], typer.Argument(help="Tables that nguide split made.", metavar="SPLIT")],
     store: Annotated[
-        Path | None, typer.Option(help="Feature store: also look for copies of a scan under another name.")
+        Path | None, typer.Option(help="Feature store: also look for the same scan under two names.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that the parts of splits share no patient, scan or slice.
+    """Check that the parts of splits share no patient, scan or slice.
 
-    Fails with the first thing that two parts share.
+    The command fails and names the first thing that two parts share.
     """
     from normal_guidance.data.manifest import read_manifest
     from normal_guidance.data.splits import audit as audit_split
@@ -65,19 +65,19 @@ def audit(
 
     manifest = read_manifest(index)
     checksums = None if store is None else _checksums(store)
-    told = []
+    rows = []
     for path in splits:
         found = read_split(path)
         try:
             compared = audit_split(found, manifest, checksums)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
-        told.append({"file": path, "overlap": False, "compared": compared, "parts": found.counts()})
+        rows.append({"file": path, "overlap": False, "compared": compared, "parts": found.counts()})
         if not as_json:
             typer.echo(f"{path}: no overlap; compared {', '.join(f'{n:,} {what}' for what, n in compared.items())}")
             typer.echo(f"  {_counts(found)}")
     if as_json:
-        print_json(told)
+        print_json(rows)
 
 
 def _proportions(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""`nguide store`: shows and verifies feature stores, and converts them from and to other formats."""
+"""`nguide store`: show and verify feature stores, and convert them from and to other formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ store_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Store = Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE", show_default=False)]
+Store = Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE")]
 Form = Annotated[
     str,
     typer.Option(
@@ -28,7 +28,6 @@ Form = Annotated[
         "-f",
         help="npz, hdf5 or torchmil.",
         metavar="FORMAT",
-        show_default=False,
         autocompletion=one_of(FORMATS),
     ),
 ]
@@ -36,7 +35,7 @@ Form = Annotated[
 
 @store_app.command()
 def show(store: Store, as_json: AsJson = False) -> None:
-    """What a store holds, and how it was made; reads no features."""
+    """Show what a store holds and how it was made; features are not read."""
     from normal_guidance.features.store import open_store
 
     opened = open_store(store)
@@ -50,7 +49,7 @@ def show(store: Store, as_json: AsJson = False) -> None:
 
 
 def _about(store: FeatureStore) -> dict[str, Any]:
-    """For scripts."""
+    """Return what `show` prints, as JSON."""
     return {
         "folder": store.folder,
         "scans": len(store),
@@ -68,7 +67,7 @@ def _about(store: FeatureStore) -> dict[str, Any]:
 
 @store_app.command()
 def verify(store: Store, as_json: AsJson = False) -> None:
-    """Read every feature and compare each scan's sha256 with the index; fails if one is damaged."""
+    """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged."""
     from normal_guidance.features.store import open_store
 
     opened = open_store(store)
@@ -81,14 +80,14 @@ def verify(store: Store, as_json: AsJson = False) -> None:
             f"{', ...' if len(damaged) > 10 else ''}; copy the store again, or encode it again"
         )
     if not as_json:
-        typer.echo(f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features, all as they were written")
+        typer.echo(f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features; all are as they were written")
 
 
 @store_app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="Folder or file of another format.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="Folder or file of another format.", metavar="SOURCE")],
     form: Form,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The store to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the store.")],
 ) -> None:
     """Write a store from npz files, HDF5 or torchmil's folders."""
     from normal_guidance.features.convert import import_store
@@ -100,7 +99,7 @@ def import_(
 def export(
     store: Store,
     form: Form,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder, or for hdf5 file, to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; for hdf5, the file.")],
 ) -> None:
     """Write a store as npz files, HDF5 or torchmil's folders."""
     from normal_guidance.features.convert import export_store

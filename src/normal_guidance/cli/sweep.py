@@ -1,34 +1,21 @@
-"""`nguide sweep`: methods and seeds trained on stored features, every configuration of a grid at once."""
+"""`nguide sweep`: train methods on stored features, all configurations of the grid at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normal_guidance.cli.completion import BEYOND, DIVERGENCES, METHODS, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.training_options import (
-    Chunk,
-    Device,
-    Epochs,
-    L1Strengths,
-    LearningRates,
-    Modes,
-    Negatives,
-    Patience,
-    Precision,
-    Renormalize,
-    TrainAboveVal,
-    Warmup,
-    check_guidance,
-    choose_execution,
-    given_guides,
+    TrainingOptions,
+    methods_option,
     named_methods,
-    parse_if_given,
     parse_list,
+    with_training_options,
 )
 from normal_guidance.errors import UserError
 
@@ -41,8 +28,6 @@ if TYPE_CHECKING:
     from normal_guidance.training.config import Config
     from normal_guidance.training.sweep import Execution
 
-T = TypeVar("T")
-
 
 def _above_zero(minutes: float) -> float:
     if not minutes > 0:
@@ -50,84 +35,50 @@ def _above_zero(minutes: float) -> float:
     return minutes
 
 
+@with_training_options
 def sweep(
-    store: Annotated[Path, typer.Argument(help="Folder of a feature store.")],
+    store: Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs: OUT/METHOD/SEED.")],
     split: Annotated[
-        Path | None, typer.Option(help="Table (.csv, .parquet): scan_id, part. Default: the store's own parts.")
+        Path | None,
+        typer.Option(help="Table (.csv, .parquet) with scan_id and part. Default: the parts that the store records."),
     ] = None,
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated names (nguide methods), 'all' that train of the paper's, or 'beyond'.",
-            autocompletion=some_of((*METHODS, *BEYOND), "all", "beyond"),
-        ),
-    ] = "ng",
-    seeds: Annotated[str, typer.Option(help="Seeds of initial weights and order, one run each: 0,1,2.")] = "0",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Runs go to OUT/method/seed.")] = Path("sweep-output"),
-    lr: LearningRates = None,
-    l1: L1Strengths = None,
-    guidance_weight: Annotated[
-        str | None, typer.Option(help="Lambdas; each has its own winner. Default: the paper's 1.0.")
-    ] = None,
-    divergence: Annotated[
-        str | None,
-        typer.Option(
-            help="Divergences; each has its own winner. Default: the paper's forward_kl.",
-            autocompletion=some_of(DIVERGENCES),
-        ),
-    ] = None,
-    renormalize: Renormalize = True,
-    modes: Modes = 1,
-    negatives: Negatives = "own",
-    warmup: Warmup = 0,
-    epochs: Epochs = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Scans in a batch.")] = 64,
-    patience: Patience = None,
-    train_above_val: TrainAboveVal = True,
-    device: Device = None,
-    precision: Precision = "auto",
-    chunk: Chunk = None,
-    save_epochs: Annotated[int, typer.Option(min=1, help="Save after so many epochs")] = 50,
+    methods: Annotated[str, methods_option()] = "ng",
+    seeds: Annotated[
+        str, typer.Option(help="Seeds of initial weights and batch order, such as 0,1,2; one run for each.")
+    ] = "0",
+    *,
+    training: TrainingOptions,
+    save_epochs: Annotated[
+        int, typer.Option(min=1, help="Save the state of a run after so many epochs, for resuming.")
+    ] = 50,
     save_minutes: Annotated[
         float,
-        typer.Option(callback=_above_zero, help="or minutes: a killed run loses that, plus the epoch it was in."),
+        typer.Option(callback=_above_zero, help="Save it also after so many minutes."),
     ] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Train methods on stored features, all configurations of the grid at once, and score the winners on the test part.
 
-    Started again with the same options, a killed command goes on where it was, and what is complete is only shown.
+    Start a killed command again with the same options to resume it. Complete runs are shown and not repeated.
     """
-    options = _given({name: value for name, value in locals().items() if name != "as_json"})  # and no other names yet
     from normal_guidance.cli.progress_bar import make_console, say
 
-    execution = choose_execution(device, precision, chunk)
+    execution = training.execution()
     names = parse_methods(methods)
-    axes = {
-        "lr": parse_if_given("--lr", lr, float),
-        "l1": parse_if_given("--l1", l1, float),
-        "guidance_weight": parse_if_given("--guidance-weight", guidance_weight, float),
-        "divergence": parse_if_given("--divergence", divergence, str),
-    }
-    protocol = {"epochs": epochs, "batch_size": batch_size, "patience": patience, "train_above_val": train_above_val}
-    guides = {"renormalize": renormalize, "modes": modes, "negatives": negatives, "warmup": warmup}
-    grids = make_grids(names, parse_list("--seeds", seeds, int), axes, **protocol, **guides)
-    check_guidance(names, [*_guidance_axes(guidance_weight, divergence), *given_guides(guides)])
+    grids = make_grids(names, parse_list("--seeds", seeds, int), training)
+    training.check_guidance(names)
     parts = open_parts(store, split)
     console = make_console(stderr=as_json)
+    given = {"store": store, "split": split, "methods": methods, "seeds": seeds, "out": out, **asdict(training)}
+    given |= {"save_epochs": save_epochs, "save_minutes": save_minutes}
     saving = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
-    runs = _run_all(console, out, grids, parts, execution, options=options, **saving)
+    runs = _run_all(console, out, grids, parts, execution, options=_for_json(given), **saving)
     if as_json:
         print_json({"folder": out, "runs": [_run_json(*key, run) for key, run in runs.items()]})
         return
     console.print(_table(runs, scored=parts[2] is not None))
     say(console, f"Runs: {out}")
-
-
-def _guidance_axes(guidance_weight: str | None, divergence: str | None) -> list[str]:
-    """Those that were given, as they were."""
-    given = {"--guidance-weight": guidance_weight, "--divergence": divergence}
-    return [f"{option} {value}" for option, value in given.items() if value is not None]
 
 
 def _run_all(
@@ -138,7 +89,7 @@ def _run_all(
     execution: Execution,
     **arguments: Any,
 ) -> dict[tuple[str, int], Run]:
-    """A run for each method and seed, one after the other, when all have been looked at."""
+    """Train one run for each method and seed, after checking all of them."""
     from normal_guidance.cli.progress_bar import say, watch_run
     from normal_guidance.evaluation.runs import check_sweep, run_sweep
 
@@ -156,32 +107,27 @@ def _run_all(
 
 
 def make_grids(
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    axes: Mapping[str, Sequence[Any] | None],
-    **protocol: Any,
+    methods: Sequence[str], seeds: Sequence[int], training: TrainingOptions
 ) -> dict[tuple[str, int], tuple[Config, ...]]:
-    """The configurations of every method and seed; axes without values are the paper's, guidance is for the guided.
+    """Return the configurations of every method and seed.
 
     Example:
-        >>> grids = make_grids(["abmil", "ng"], [0], {"lr": [0.1], "l1": None, "guidance_weight": [0.1, 1.0]})
+        >>> grids = make_grids(["abmil", "ng"], [0], TrainingOptions(lr="0.1", guidance_weight="0.1,1"))
         >>> {key: len(configs) for key, configs in grids.items()}
         {('abmil', 0): 8, ('ng', 0): 16}
     """
-    from normal_guidance.training.config import Config, grid
+    from normal_guidance.training.config import grid_of_method
 
-    given = {axis: values for axis, values in axes.items() if values is not None}
-    grids = {}
-    for method in methods:
-        for seed in seeds:
-            base = Config(method, seed=seed, **protocol).without_idle_guides()
-            own = {axis: given[axis] for axis in given if axis in ("lr", "l1") or base.spec.guided}
-            grids[method, seed] = grid(base, **own)
-    return grids
+    protocol, axes = training.protocol(), training.axes()
+    return {
+        (method, seed): grid_of_method(replace(protocol, method=method, seed=seed).without_idle_guides(), **axes)
+        for method in methods
+        for seed in seeds
+    }
 
 
 def parse_methods(text: str) -> list[str]:
-    """Names of methods; 'all' are those of the paper that train, 'beyond' those that it does not have.
+    """Return names of methods; 'all' stands for the paper's that train, 'beyond' for ours.
 
     Example:
         >>> len(parse_methods("all"))
@@ -191,27 +137,21 @@ def parse_methods(text: str) -> list[str]:
 
 
 def open_parts(folder: Path, split: Path | None) -> tuple[FeatureStore, FeatureStore, FeatureStore | None]:
-    """Training, validation and, if there is one, test part of a store."""
+    """Return the training, validation and, if there is one, test part of a store."""
+    from normal_guidance.evaluation.stored_features import check_parts
     from normal_guidance.features.store import open_store
 
     store = open_store(folder)
     if split is not None:
         store = store.with_parts(split)
-    names = set(store.scans["part"].tolist())
-    for needed in ("train", "val"):
-        if needed not in names:
-            raise UserError(
-                f"no scan of {split or folder} is of part {needed!r}; give --split FILE, a table with the columns "
-                "scan_id and part (train, val, test)"
-            )
+    names = check_parts(store, split or folder, needed=("train", "val"))
     return store.part("train"), store.part("val"), store.part("test") if "test" in names else None
 
 
 def outcome(run: Run) -> list[str]:
-    """What a run selected, a line for each winner.
+    """Return a line about each winner of a run.
 
-    That nothing could be selected is a result, not a mistake: the protocol ran to its end, and the other runs of the
-    command go on.  So it is said here, and no error.
+    A run without a winner is a result, not an error: the protocol ran to its end, and the other runs continue.
     """
     seconds = f"{run.seconds:.0f} s"
     if not run.winners:
@@ -224,14 +164,14 @@ def outcome(run: Run) -> list[str]:
     ]
 
 
-def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The command's options as JSON takes them."""
-    given = {name: value for name, value in parameters.items() if value is not None}
+def _for_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options, for the run's report.json."""
+    given = {name: value for name, value in options.items() if value is not None}
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
 def _run_json(method: str, seed: int, run: Run) -> dict[str, Any]:
-    """What was selected, as the run's report.json has it."""
+    """Return the winners, as in the run's report.json."""
     about = {"method": method, "seed": seed, "folder": run.folder, "seconds": run.seconds, "note": run.note}
     return {**about, "winners": run.report["winners"]}
 

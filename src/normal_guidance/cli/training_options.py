@@ -1,75 +1,283 @@
-"""What `nguide sweep`, `experiment` and `reproduce` share: options, and how their values are read."""
+"""The options that `nguide sweep`, `experiment` and `reproduce` share, each declared once.
+
+A command has one parameter `training: TrainingOptions` and the decorator `with_training_options`, which gives typer the
+options one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, TypeVar
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
-from normal_guidance.cli.completion import DEVICES, NEGATIVES, PRECISIONS, one_of
+from normal_guidance.cli.completion import BEYOND, DEVICES, DIVERGENCES, METHODS, NEGATIVES, PRECISIONS, one_of, some_of
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from normal_guidance.core.models import Method
+    from normal_guidance.training.config import Config
     from normal_guidance.training.sweep import Execution
 
 T = TypeVar("T")
 
-Epochs = Annotated[int, typer.Option(min=1)]
-Patience = Annotated[
-    int | None,
-    typer.Option(min=1, help="Stop after so many epochs without a better one, selectable or not. Default: never."),
-]
-TrainAboveVal = Annotated[
-    bool,
-    typer.Option(
-        "--train-above-val/--no-train-above-val",
-        help="Select only epochs whose training AUROC is above validation AUROC, as the paper does.",
-    ),
-]
-Renormalize = Annotated[
-    bool, typer.Option("--renormalize/--no-renormalize", help="Guide class-token rows made to sum to one.")
-]
-Modes = Annotated[int, typer.Option(min=1, help="Bells that attention is guided to in a scan; the paper's is 1.")]
-Negatives = Annotated[
-    str,
-    typer.Option(
-        help="Guide negative scans to their own bell (own, the paper's), to uniform attention (uniform), not (none).",
-        autocompletion=one_of(NEGATIVES),
-    ),
-]
-Warmup = Annotated[
-    int, typer.Option(min=0, metavar="EPOCHS", help="Epochs in which lambda rises to its value. The paper's: none.")
-]
-LearningRates = Annotated[str | None, typer.Option(help="Learning rates. Default: the paper's 4.")]
-L1Strengths = Annotated[str | None, typer.Option(help="L1 strengths. Default: the paper's 8.")]
+GRID = "Grid: every combination is trained, and validation chooses"
+GUIDANCE = "Guidance: for guided methods only; the defaults are the paper's"
+TRAINING = "Training: the defaults are the paper's"
+COMPUTING = "Computing"
+
 Device = Annotated[
     str | None,
-    typer.Option(help="cpu, cuda, cuda:1. Default: cuda if there is one.", autocompletion=one_of(DEVICES)),
+    typer.Option(
+        help="cpu, cuda or cuda:1. Default: cuda where there is one.",
+        autocompletion=one_of(DEVICES),
+        rich_help_panel=COMPUTING,
+    ),
 ]
 Precision = Annotated[
     str,
     typer.Option(
-        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32, bf16.", autocompletion=one_of(PRECISIONS)
+        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.",
+        autocompletion=one_of(PRECISIONS),
+        rich_help_panel=COMPUTING,
     ),
 ]
-Chunk = Annotated[int | None, typer.Option(min=1, help="Configurations trained together at most.")]
+
+
+def methods_option(show_default: bool | str = True) -> Any:
+    """Return the option ``--methods``; each command has its own default."""
+    return typer.Option(
+        help="Names of methods, separated by commas (nguide methods lists them); all: the paper's, beyond: ours.",
+        autocompletion=some_of((*METHODS, *BEYOND), "all", "beyond"),
+        show_default=show_default,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How to train: grid, guidance, protocol and device, as they were given.
+
+    Example:
+        >>> TrainingOptions(lr="0.1,0.01", epochs=5).axes()
+        {'lr': [0.1, 0.01]}
+    """
+
+    lr: Annotated[
+        str | None,
+        typer.Option(help="Learning rates, such as 0.1,0.01. Default: the paper's 4.", rich_help_panel=GRID),
+    ] = None
+    l1: Annotated[
+        str | None, typer.Option(help="Strengths of the L1 penalty. Default: the paper's 8.", rich_help_panel=GRID)
+    ] = None
+    guidance_weight: Annotated[
+        str | None,
+        typer.Option(
+            help="Lambda, the weight of the guidance term. nguide sweep takes several, each with its own winner. "
+            "Default: 1.0.",
+            rich_help_panel=GUIDANCE,
+        ),
+    ] = None
+    divergence: Annotated[
+        str | None,
+        typer.Option(
+            help="forward_kl, reverse_kl or squared_error. nguide sweep takes several, each with its own winner. "
+            "Default: forward_kl.",
+            autocompletion=some_of(DIVERGENCES),
+            rich_help_panel=GUIDANCE,
+        ),
+    ] = None
+    renormalize: Annotated[
+        bool,
+        typer.Option(
+            "--renormalize/--no-renormalize",
+            help="Scale the class token's attention to sum to 1 over the slices before it is guided.",
+            rich_help_panel=GUIDANCE,
+        ),
+    ] = True
+    modes: Annotated[
+        int, typer.Option(min=1, help="Number of bells that attention is guided to.", rich_help_panel=GUIDANCE)
+    ] = 1
+    negatives: Annotated[
+        str,
+        typer.Option(
+            help="How negative scans are guided: to their own bell (own), to uniform attention (uniform), or not at "
+            "all (none).",
+            autocompletion=one_of(NEGATIVES),
+            rich_help_panel=GUIDANCE,
+        ),
+    ] = "own"
+    warmup: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="EPOCHS",
+            help="Raise lambda from 0 to its value over so many epochs.",
+            rich_help_panel=GUIDANCE,
+        ),
+    ] = 0
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training scans.", rich_help_panel=TRAINING)] = 1000
+    batch_size: Annotated[int, typer.Option(min=1, help="Scans in a batch.", rich_help_panel=TRAINING)] = 64
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="EPOCHS",
+            help="Stop after so many epochs in which none was selected and validation AUROC reached no new high. "
+            "Default: never.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    train_above_val: Annotated[
+        bool,
+        typer.Option(
+            "--train-above-val/--no-train-above-val",
+            help="Select only epochs whose training AUROC is above their validation AUROC.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = True
+    device: Device = None
+    precision: Precision = "auto"
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Train at most so many configurations together; fewer need less memory. Default: all.",
+            rich_help_panel=COMPUTING,
+        ),
+    ] = None
+
+    def protocol(self) -> Config:
+        """Return the protocol; its method and seed are placeholders, and the grid's axes have their defaults."""
+        from normal_guidance.training.config import Config
+
+        guides: dict[str, Any] = self._guides()
+        return Config(
+            "ng",
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            patience=self.patience,
+            train_above_val=self.train_above_val,
+            **guides,
+        )
+
+    def axes(self) -> dict[str, Any]:
+        """Return the given values of each axis of the grid, for `grid`; axes that were not given are left out."""
+        kinds: dict[str, Callable[[str], object]] = {"lr": float, "l1": float, "guidance_weight": float}
+        given = {axis: getattr(self, axis) for axis in (*kinds, "divergence")}
+        return {
+            axis: parse_list(_flag(axis), text, kinds.get(axis, str))
+            for axis, text in given.items()
+            if text is not None
+        }
+
+    def study_axes(self) -> dict[str, Any]:
+        """Return `axes` for a study, in which each run has one winner: one lambda and one divergence."""
+        axes = self.axes()
+        for axis in ("guidance_weight", "divergence"):
+            if len(axes.get(axis, ())) > 1:
+                raise UserError(
+                    f"{_flag(axis)} {getattr(self, axis)}: this command takes one value; give one, compare all with "
+                    "--sensitivity, or use nguide sweep"
+                )
+        return axes
+
+    def execution(self) -> Execution:
+        """Return where and how to compute."""
+        return choose_execution(self.device, self.precision, self.chunk)
+
+    def check_guidance(self, methods: Sequence[str], *more: str) -> None:
+        """Refuse options of guidance where none of the methods is guided; `more` are such options of the command.
+
+        Example:
+            >>> TrainingOptions(divergence="reverse_kl").check_guidance(["abmil"])
+            Traceback (most recent call last):
+            normal_guidance.errors.UserError: --divergence reverse_kl: none of abmil is guided; add one of ng, mhng to
+            --methods, or leave the option out
+        """
+        from normal_guidance.core.models import EVERY_METHOD
+        from normal_guidance.core.models import METHODS as PAPER
+
+        given = [*self.given_guidance(), *more]
+        if given and not any(EVERY_METHOD[name].guided for name in methods if name in EVERY_METHOD):
+            guided = ", ".join(name for name, method in PAPER.items() if method.guided)
+            raise UserError(
+                f"{given[0]}: none of {', '.join(methods)} is guided; add one of {guided} to --methods, or leave the "
+                "option out"
+            )
+
+    def given_guidance(self) -> list[str]:
+        """Return the options of guidance that differ from the defaults, as one types them.
+
+        Example:
+            >>> TrainingOptions(renormalize=False, warmup=10).given_guidance()
+            ['--no-renormalize', '--warmup 10']
+        """
+        names = ("guidance_weight", "divergence", *self._guides())
+        default = TrainingOptions()
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
+        return [f"--no-{name}" if value is False else f"{_flag(name)} {value}" for name, value in given.items()]
+
+    def _guides(self) -> dict[str, Any]:
+        from normal_guidance.training.config import GUIDES
+
+        return {name: getattr(self, name) for name in GUIDES}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `training` with the options of `TrainingOptions`, for typer to read.
+
+    Example:
+        >>> def fit(store: str, training: TrainingOptions) -> None:
+        ...     print(store, training.epochs)
+        >>> with_training_options(fit)(store="s", epochs=7)
+        s 7
+        >>> list(inspect.signature(with_training_options(fit)).parameters)[:3]
+        ['store', 'lr', 'l1']
+    """
+    types = get_type_hints(TrainingOptions, include_extras=True)
+    options = {
+        field.name: inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+        )
+        for field in fields(TrainingOptions)
+    }
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        training = TrainingOptions(**{name: given.pop(name) for name in options if name in given})
+        command(**given, training=training)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        parameters += options.values() if parameter.name == "training" else own
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
-    """The values of an option that takes several, separated by commas.
+    """Return the values of an option that takes several, separated by commas.
 
     Example:
         >>> parse_list("--lr", "0.1, 0.01", float)
         [0.1, 0.01]
     """
+    names = {"int": "a whole number", "float": "a number"}
     values: list[T] = []
     for word in text.split(","):
         try:
             value = kind(word.strip())
         except ValueError as error:
-            raise UserError(f"{option} {text}: {word.strip()!r} is no {kind.__name__}; write 1,2,3") from error
+            wanted = names.get(kind.__name__, kind.__name__)
+            raise UserError(f"{option} {text}: {word.strip()!r} is not {wanted}; write 1,2,3") from error
         if value in values or value == "":
             raise UserError(f"{option} {text}: {word.strip()!r} is empty or given twice; give each value once")
         values.append(value)
@@ -77,15 +285,15 @@ def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
 
 
 def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
-    """Names of methods; 'all' are the paper's and 'beyond' those that it does not have, as far as `keep` wants them.
+    """Return names of methods; 'all' stands for the paper's and 'beyond' for ours, those that `keep` accepts.
 
     Example:
         >>> named_methods("all, bells", keep=lambda method: method.guided)
         ['ng', 'mhng', 'bells']
     """
-    from normal_guidance.core.models import BEYOND, METHODS
+    from normal_guidance.core import models
 
-    groups = {"all": METHODS, "beyond": BEYOND}
+    groups = {"all": models.METHODS, "beyond": models.BEYOND}
     names: list[str] = []
     for word in parse_list("--methods", text, str):
         kept = [name for name, method in groups.get(word, {}).items() if keep(method)]
@@ -93,13 +301,8 @@ def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def parse_if_given(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] | None:
-    """As `parse_list`; None for an option that was not given."""
-    return None if text is None else parse_list(option, text, kind)
-
-
 def choose_execution(device: str | None, precision: str, chunk: int | None = None) -> Execution:
-    """Where and how to compute; what the machine does not have is an error.
+    """Return where and how to compute; a device that the machine lacks is an error.
 
     Example:
         >>> choose_execution("cpu", "auto").precision
@@ -119,42 +322,18 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
     if index >= there:
         others = f"cuda:0 to cuda:{there - 1}" if kind == "cuda" and there else "cpu"
         raise UserError(f"--device {device}: this machine or torch has none; use {others}")
-    automatic = "tf32" if kind == "cuda" else "float32"
-    chosen = automatic if precision == "auto" else precision
-    match chosen:
-        case "float32" | "tf32" | "bf16":
-            return Execution(device, chosen, chunk=chunk)
+    return Execution(device, choose_precision(precision, device), chunk=chunk)
+
+
+def choose_precision(precision: str, device: str) -> Literal["float32", "tf32", "bf16"]:
+    """Return the precision; 'auto' is tf32 on CUDA, else float32.
+
+    Example:
+        >>> choose_precision("auto", "cuda:1"), choose_precision("float32", "cuda")
+        ('tf32', 'float32')
+    """
+    automatic = "tf32" if device.startswith("cuda") else "float32"
+    match automatic if precision == "auto" else precision:
+        case "float32" | "tf32" | "bf16" as chosen:
+            return chosen
     raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")
-
-
-def given_guides(guides: Mapping[str, object]) -> list[str]:
-    """Those of a command's `GUIDES` that are not the paper's, as they were given.
-
-    Example:
-        >>> given_guides({"renormalize": False, "modes": 1, "warmup": 10})
-        ['--no-renormalize', '--warmup 10']
-    """
-    from normal_guidance.training.config import Config
-
-    paper = Config("ng")
-    given = {name: value for name, value in guides.items() if value != getattr(paper, name)}
-    return [f"--no-{name}" if value is False else f"--{name} {value}" for name, value in given.items()]
-
-
-def check_guidance(methods: Sequence[str], given: Sequence[str]) -> None:
-    """Refuses options of guidance, as they were given, where no method has any use for them.
-
-    Example:
-        >>> check_guidance(["abmil"], ["--divergence reverse_kl"])
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: --divergence reverse_kl: none of abmil is guided; add one of ng, mhng to
-        --methods, or leave the option out
-    """
-    from normal_guidance.core.models import EVERY_METHOD, METHODS
-
-    guided = [name for name, method in METHODS.items() if method.guided]
-    if given and not any(EVERY_METHOD[name].guided for name in methods if name in EVERY_METHOD):
-        raise UserError(
-            f"{given[0]}: none of {', '.join(methods)} is guided; add one of {', '.join(guided)} to --methods, or "
-            "leave the option out"
-        )

@@ -1,4 +1,4 @@
-"""`nguide trust`: can the attention of a trained model be trusted?"""
+"""`nguide trust`: test whether the attention of a trained model can be trusted."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ BY = ("slices", "attention")
 
 
 def trust(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, as nguide sweep and experiment write them.")],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for trust.json, trust.md and trust.png.", show_default=False)
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run that nguide sweep or nguide experiment wrote.", metavar="RUN")
     ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for trust.json, trust.md and trust.png.")],
     store: Annotated[
-        Path | None, typer.Option(help="Its feature store. Default: where the run says that it lay.")
+        Path | None, typer.Option(help="Folder of the run's feature store. Default: the path that the run records.")
     ] = None,
     split: Annotated[
-        Path | None, typer.Option(help="Table scan_id, part (.csv, .parquet). Default: the run's, or the store's own.")
+        Path | None,
+        typer.Option(
+            help="Table (.csv, .parquet) with scan_id and part. Default: the run's, or the store's own parts."
+        ),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="test or val: scans that were not trained on.", autocompletion=one_of(PARTS))
+        str, typer.Option(help="Scans to test on: test or val; neither was trained on.", autocompletion=one_of(PARTS))
     ] = "test",
-    group: Annotated[str, typer.Option(help="Which winner, where the run has several.")] = "",
+    group: Annotated[str, typer.Option(help="Name of the winner, where the run has several.")] = "",
     by: Annotated[
-        str, typer.Option(help="What shares to remove are of: slices or attention.", autocompletion=one_of(BY))
+        str, typer.Option(help="Remove by share of slices or of attention.", autocompletion=one_of(BY))
     ] = "slices",
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Test a model's attention: shuffle slices, randomise weights, delete and insert slices, alarm if inverted.
 
-    Each test has a number, what chance gives, an interval and a verdict: passes, fails, or cannot be told. No slice
-    labels are needed. The exit code is 0 whatever the verdicts.
+    Each test reports a number, its value by chance, an interval and a verdict: passes, fails, or cannot be told. No
+    slice labels are needed. The exit code is 0 whatever the verdicts.
     """
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.cli.training_options import choose_execution
@@ -57,7 +60,7 @@ def trust(
 
     chosen, where = _by(by), choose_execution(device, "auto").device
     console = make_console(stderr=as_json)
-    with console.status("Testing") as status:  # on a terminal; elsewhere it says nothing
+    with console.status("Testing") as status:  # shown on a terminal only
 
         def watch(done: float) -> None:
             status.update(f"Testing: {done:.0%}")

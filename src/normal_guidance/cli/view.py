@@ -1,4 +1,4 @@
-"""`nguide view`: scans beside what methods attend to, on a page of this machine."""
+"""`nguide view`: show scans and the attention of methods on a page of this machine."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ if TYPE_CHECKING:
 
 def view(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="What nguide experiment, nguide sweep or nguide predict wrote.")
+        Path, typer.Argument(metavar="DIR", help="Folder that nguide experiment, nguide sweep or nguide predict wrote.")
     ],
     index: Annotated[
         Path | None,
-        typer.Option(help="What nguide index made: adds images and slice labels. New scans need none."),
+        typer.Option(help="Folder that nguide index made: adds images and slice labels. Predicted scans need none."),
     ] = None,
-    store: Annotated[Path | None, typer.Option(help="Feature store: adds the window that the encoder saw.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of a feature store: adds the window that the encoder saw.")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="On this machine. Default: 8765, or a free one.")
+        int | None, typer.Option(min=0, max=65535, help="Port on this machine. Default: 8765, or a free one.")
     ] = None,
 ) -> None:
-    """Look at scans: slices, the attention of each method along them, and the truth.
+    """Look at scans: slices, the attention of each method along them, and the slice labels.
 
-    Serves a page to this machine only, for whoever has the address that is printed; reads, and never writes.
+    The page is served to this machine only, and opens with the printed address only. Nothing is written.
     """
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.viewer.gallery import open_gallery
@@ -42,7 +44,7 @@ def view(
 
     def announce(url: str) -> None:
         say(console, f"Open {url}")
-        say(console, "Ctrl-C ends it.")
+        say(console, "Press Ctrl-C to stop.")
 
     serve(gallery, port, announce)
 
@@ -53,5 +55,5 @@ def _images(gallery: Gallery) -> str:
     if gallery.manifest is not None:
         return "yes"
     if is_anonymous(gallery.folder):
-        return "no, anonymous results do not say where the scans lie; predict without --anonymize for them"
-    return "no, give --index INDEX for them"
+        return "no, anonymous results do not record where the scans are; predict without --anonymize to see them"
+    return "no, give --index INDEX to see them"

@@ -1,4 +1,4 @@
-"""``nguide weights``: shows, imports and checks the pretrained weights of the named encoders."""
+"""`nguide weights`: show, import and check the pretrained weights of the named encoders."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _ListByDefault(TyperGroup):
 
 weights_app = typer.Typer(
     cls=_ListByDefault,
-    help="Show, import and check the pretrained weights of encoders; without a command: list.",
+    help="List, import and check the pretrained weights of encoders. Default: list.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @weights_app.command("list")
 def list_weights(as_json: AsJson = False) -> None:
-    """Which weights there are, and where they lie; reads none of them."""
+    """List the known weights and where they are; the files are not read."""
     from normal_guidance.features.weights import KNOWN_WEIGHTS, cache_folder, find_weights
 
     found = {name: find_weights(name) for name in KNOWN_WEIGHTS}
@@ -45,7 +45,10 @@ def list_weights(as_json: AsJson = False) -> None:
 @weights_app.command("import")
 def import_(
     name: Annotated[
-        str, typer.Argument(help="One of `nguide weights list`.", metavar="NAME", autocompletion=one_of(ENCODERS))
+        str,
+        typer.Argument(
+            help="Name of an encoder that nguide weights list shows.", metavar="NAME", autocompletion=one_of(ENCODERS)
+        ),
     ],
     file: Annotated[Path, typer.Argument(help="The published file, downloaded elsewhere.", metavar="FILE")],
 ) -> None:
@@ -57,7 +60,7 @@ def import_(
 
 @weights_app.command("check")
 def check(as_json: AsJson = False) -> None:
-    """Compare the sha256 of each weights file with the published one; fails if one is damaged."""
+    """Compare the sha256 of each weights file with the published one; fail if a file is damaged."""
     from normal_guidance.errors import UserError
     from normal_guidance.features.weights import check_weights
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import platform
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -27,6 +25,7 @@ from normal_guidance.evaluation.predictions import PREDICTIONS, prediction_table
 from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.features.store_files import dtype_name
 from normal_guidance.files import read_json, write_json
+from normal_guidance.source_version import source_version
 from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import Config, check_together
@@ -381,7 +380,7 @@ def environment(execution: Execution) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "normal_guidance": __version__,
-        "commit": checkout(Path(__file__).parents[1]),
+        "commit": source_version(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -395,25 +394,4 @@ def _version_of(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
-
-
-def checkout(package: Path) -> dict[str, Any] | None:
-    """Commit of the checkout that a package lies in, and whether its files differ from it; None for an installed one.
-
-    A package installed somewhere inside another project's checkout is not part of it: its files are not tracked.  Where
-    the code has come without its repository, in a container say, the variable NGUIDE_COMMIT names the commit.  It is
-    believed over git, since a stale repository may lie beside a copied tree, and marked as told.
-    """
-    if told := os.environ.get("NGUIDE_COMMIT"):
-        return {"id": told, "dirty": None, "told": True}
-
-    def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", *arguments]
-        return subprocess.run(command, cwd=package, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")
-        return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", "."))}
-    except (OSError, subprocess.CalledProcessError):
         return None

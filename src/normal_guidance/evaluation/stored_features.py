@@ -1,4 +1,4 @@
-"""A dataset from feature stores and splits, for a study."""
+"""Make the dataset of a study from feature stores and splits."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ SPLIT_SUFFIXES = (".csv", ".parquet")
 
 @dataclass(frozen=True)
 class StoredParts:
-    """The scans of a seed and part, opened when they are asked for: also in another process, on another machine."""
+    """Opens the scans of a seed and part on demand, also in another process or on another machine."""
 
     sources: Mapping[int, tuple[Path, Path | None]]
-    """By seed: the store, and the table of its parts if they are not its own."""
+    """The store of each seed, and its table of parts; None for the parts that the store records."""
 
     def __call__(self, seed: int, part: str) -> FeatureStore:
         return self.store(seed).part(part)
 
     def store(self, seed: int) -> FeatureStore:
-        """All scans of a split, with its parts."""
+        """Return all scans of a split, with its parts."""
         folder, split = self.sources[seed]
         store = open_store(folder)
         return store if split is None else store.with_parts(split)
 
 
 def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: str | None = None) -> StudyData:
-    """A dataset of one store and some splits of it, or of one store for each split.
+    """Return a dataset of one store and several splits of it, or of one store for each split.
 
     Args:
-        stores: one for all splits, or one each: features that were normalised with a split's training scans are that
-            split's own.
-        splits: tables (scan_id, part), and folders of such; without any, each store's own parts are a split.
-        name: as the paper calls it ("head-ct", "chest-ct", "abdomen-ct"), for its numbers beside ours; else the first
-            store's own.
+        stores: one for all splits, or one for each: features normalised with a split's training scans belong to that
+            split only.
+        splits: tables (scan_id, part), or folders of such; without any, the parts that each store records are a split.
+        name: the paper's name ("head-ct", "chest-ct", "abdomen-ct"), for its numbers beside ours, or any other.
+            Default: the name of the first store's folder.
 
-    A split's seed is the number that its file's name ends in (split-1001.csv), so that runs can be told apart; where
-    not all names end in different numbers, splits are numbered from 1.
+    A split's seed is the number at the end of its file's name (split-1001.csv); unless all names end in different
+    numbers, splits are numbered from 1.
 
     Example:
         >>> stored_dataset([Path("nowhere")])
@@ -53,18 +53,20 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
     """
     tables: list[Path | None] = [*_tables(splits)]
     if not stores:
-        raise UserError("there is no store; give the folder of one")
+        raise UserError("no store is given; give the folder of one")
     if not tables:
         tables = [None] * len(stores)
     if len(stores) not in (1, len(tables)):
-        raise UserError(f"{len(stores)} stores and {len(tables)} splits; give one store for all splits, or one each")
+        raise UserError(
+            f"{len(stores)} stores and {len(tables)} splits; give one store for all splits, or one for each"
+        )
     folders = list(stores) if len(stores) == len(tables) else list(stores) * len(tables)
     _refuse_doubles([table or folder for folder, table in zip(folders, tables, strict=True)])
     seeds = _seeds([table or folder for folder, table in zip(folders, tables, strict=True)])
     given = StoredParts(dict(zip(seeds, zip(folders, tables, strict=True), strict=True)))
     parts = {(seed, part): scans for seed in seeds for part, scans in _parts(given, seed).items()}
     labelled = {key for key, scans in parts.items() if _has_positive_slices(scans)}
-    # From here on paths are whole: a cluster's processes start in other folders.
+    # Paths are absolute from here on: a cluster's processes start in other folders.
     whole = {seed: (folder.resolve(), table and table.resolve()) for seed, (folder, table) in given.sources.items()}
     return StudyData(
         name=_name(name, folders[0]),
@@ -81,14 +83,14 @@ def _name(name: str | None, folder: Path) -> str:
     chosen = name or folder.resolve().name
     if chosen in DATASETS:
         raise UserError(
-            f"dataset {chosen!r} is drawn, not stored, and its ceiling is known: nguide reproduce {chosen}; give a "
-            "store another name (--dataset)"
+            f"dataset {chosen!r} is drawn, not stored: run nguide reproduce {chosen}, or give the store another name "
+            "(--dataset)"
         )
     return chosen
 
 
 def _refuse_doubles(paths: Sequence[Path]) -> None:
-    """A split that counts twice would make everything look surer than it is."""
+    """Refuse a split that is given twice: it would make intervals too narrow."""
     seen: set[Path] = set()
     for path in paths:
         if path.resolve() in seen:
@@ -97,7 +99,7 @@ def _refuse_doubles(paths: Sequence[Path]) -> None:
 
 
 def _tables(splits: Sequence[Path]) -> list[Path]:
-    """The files, and those of folders in the order of their names."""
+    """Return the given files, and the files of given folders in the order of their names."""
     tables = []
     for path in splits:
         inside = sorted(file for file in path.glob("*") if file.suffix in SPLIT_SUFFIXES) if path.is_dir() else [path]
@@ -113,17 +115,23 @@ def _seeds(paths: Sequence[Path]) -> list[int]:
     return numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
 
 
-def _parts(draw: StoredParts, seed: int) -> dict[str, FeatureStore]:
-    """The scans of each part; a split without one of its parts is refused."""
-    folder, split = draw.sources[seed]
-    store = draw.store(seed)
+def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set[str]:
+    """Return the names of a store's parts; refuse a store without one of those needed, which `source` should name."""
     names = set(store.scans["part"].tolist())
-    for part in PARTS:
+    for part in needed:
         if part not in names:
             raise UserError(
-                f"no scan of {split or folder} is of part {part!r}; give --splits FILE, a table with the columns "
-                "scan_id and part (train, val, test)"
+                f"{source} has no scan in part {part!r}; give --split FILE, a table with the columns scan_id and part "
+                "(train, val, test)"
             )
+    return names
+
+
+def _parts(draw: StoredParts, seed: int) -> dict[str, FeatureStore]:
+    """Return the scans of each part; refuse a split that lacks a part."""
+    folder, split = draw.sources[seed]
+    store = draw.store(seed)
+    check_parts(store, split or folder, PARTS)
     return {part: store.part(part) for part in PARTS}
 
 

@@ -1,7 +1,7 @@
-"""A study: every method on every partition of one dataset, trained where its folder lacks it.
+"""A study: train every method on every partition of one dataset, unless the folder holds the run.
 
-`normal_guidance.evaluation.study_folder` says what the folder holds.  Complete runs are not repeated, so a study may be
-stopped and may grow: another method or seed fills up the same folder.
+`normal_guidance.evaluation.study_folder` describes the folder.  Complete runs are not repeated, so a study can be
+resumed, and another method or seed is added to the same folder.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ class Oracle(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyData:
-    """Where the scans of each seed come from, and the best that anything can do on them, if that is known.
+    """The scans of each seed, and the best possible scores on them, if they are known.
 
     Args:
-        name: as the published tables call it, or any other.
-        draw: the scans of a seed and part ("train", "val", "test").
-        seeds: of the partitions.
-        oracle: the best possible scores of scans; None where nobody knows them: then two supervised references stand
-            in, which are trained with slice labels.
-        has_slice_labels: of test scans; without them there is neither localization nor a ceiling.
-        has_supervision: slice labels of training and validation scans, too, which supervised references learn.
-        fingerprints: of the scans of each seed and part, where they are known before the scans are drawn: complete runs
-            on other scans are then refused.
+        name: the name in the published tables, or any other.
+        draw: returns the scans of a seed and part ("train", "val", "test").
+        seeds: the seeds of the partitions.
+        oracle: returns the best possible scores of scans; None where they are unknown: two supervised references,
+            trained with slice labels, then replace it.
+        has_slice_labels: whether test scans have them; without them there is neither localization nor a ceiling.
+        has_supervision: whether training and validation scans have them too, for the supervised references.
+        fingerprints: fingerprint of the scans of each seed and part, where it is known before the scans are drawn:
+            complete runs on other scans are then refused.
     """
 
     name: str
@@ -93,12 +93,12 @@ class StudyData:
     fingerprints: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
     def parts(self, seed: int) -> Parts:
-        """All scans of a seed."""
+        """Return all scans of a seed."""
         return Parts(*(self.draw(seed, part) for part in Parts._fields))
 
 
 def bayes_oracle(scans: Bags) -> Oracle:
-    """Bayes' rule for scans and for slices of the semi-synthetic data.
+    """Return the scores of Bayes' rule for slices and scans of the semi-synthetic data.
 
     Example:
         >>> from normal_guidance.core.metrics import auroc
@@ -112,11 +112,11 @@ def bayes_oracle(scans: Bags) -> Oracle:
 SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
 
 DATASETS = {SEMI_SYNTHETIC.name: SEMI_SYNTHETIC}
-"""What `nguide reproduce` knows: what it can draw itself."""
+"""The datasets of `nguide reproduce`, which draws them itself."""
 
 
 # ----------------------------------------------------------------------------------------------------
-# What to do
+# The plan
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -125,15 +125,15 @@ class Study:
     """Methods and seeds of a dataset to train in a folder.
 
     Args:
-        methods: names in `METHODS`; the ceiling comes with every seed.
-        seeds: of the partition, and so of initial weights and order.
-        protocol: how to train; its method and seed are those of each run.
-        receptive_field: R of the slice reference; the mean length of the training scans' positive blocks if left out.
+        methods: names in `METHODS`; the ceiling is added for every seed.
+        seeds: seeds of the partitions, which are also those of initial weights and order.
+        protocol: how to train; each run replaces its method and seed.
+        receptive_field: R of the slice reference. Default: the mean length of the training scans' positive blocks.
 
     Example:
         >>> Study(SEMI_SYNTHETIC, Path("out"), ("ng",), (7,))
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: seed 7 is none of semi-synthetic's; choose among 1001, 2001, 3001
+        normal_guidance.errors.UserError: semi-synthetic has no seed 7; choose among 1001, 2001, 3001
     """
 
     dataset: StudyData
@@ -151,16 +151,16 @@ class Study:
         for seed in self.seeds:
             if seed not in self.dataset.seeds:
                 known = ", ".join(map(str, self.dataset.seeds))
-                raise UserError(f"seed {seed} is none of {self.dataset.name}'s; choose among {known}")
+                raise UserError(f"{self.dataset.name} has no seed {seed}; choose among {known}")
 
     def config(self, method: str, seed: int) -> Config:
-        """The protocol for one run, without options of guidance where there is none."""
+        """Return the protocol of one run, without options of guidance where the method is not guided."""
         return replace(self.protocol, method=method, seed=seed).without_idle_guides()
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One run: what to train, and where; everything that a process elsewhere needs to know."""
+    """One run: what to train, and where; all that another process needs."""
 
     method: str
     """A name in `METHODS`, or one of `REFERENCES`."""
@@ -175,9 +175,9 @@ class TrainingJob:
         return self.protocol.seed
 
     def is_done(self, study: Study) -> bool:
-        """Whether the folder holds this run, complete; another one, complete or begun, is refused.
+        """Return whether the folder holds this run, complete; refuse another run, complete or begun.
 
-        How a complete one was computed does not matter here, so a folder can be told about on any machine.
+        A complete run may have been computed on any device, so that its tables can be made on any machine.
         """
         found = load_result(self.method, self.seed, self.folder)
         if found is not None:
@@ -190,7 +190,7 @@ class TrainingJob:
         return found is not None
 
     def _known_protocol(self, found: StudyResult | None) -> Config | None:
-        """What is varied; None for a slice reference whose R is still to be measured on the scans: `run` looks."""
+        """Return the protocol; None for a slice reference whose R `run` has yet to measure on the scans."""
         if self.method != SLICE_REFERENCE:
             return self.protocol
         width = self.receptive_field
@@ -198,14 +198,14 @@ class TrainingJob:
             about = found.run.report["options"]
             if about.get("receptive_field_given"):
                 raise UserError(
-                    f"{self.folder} holds another run: its receptive field was given, {about['receptive_field']}; give "
+                    f"{self.folder} holds another run: its receptive field was set to {about['receptive_field']}; give "
                     "the same (--receptive-field), or another folder (--out)"
                 )
             width = about.get("receptive_field")
         return None if width is None else replace(self.protocol, method=self.method, receptive_field=width)
 
     def run(self, parts: Parts, execution: Execution, options: Mapping[str, Any], watch: Watch | None) -> Run:
-        """Trains it, or goes on."""
+        """Train the run, or resume it."""
         rest: dict[str, Any] = {"options": options, "watch": watch}
         if self.method not in REFERENCES:
             return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, **rest)
@@ -219,7 +219,7 @@ class TrainingJob:
 def jobs_of(
     study: Study, methods: Sequence[str], make_grid: MakeGrid = grid, folder: Path | None = None, title: str = ""
 ) -> list[TrainingJob]:
-    """A job for each seed and method, seed by seed."""
+    """Return a job for each seed and method, seed by seed."""
     return [
         TrainingJob(
             method=method,
@@ -236,17 +236,17 @@ def jobs_of(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Doing it
+# Training
 # ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Who wants to know how far a study is.
+    """Functions that follow the progress of a study.
 
     Args:
-        watching: lends, for a run named by its title, a function that is told its progress.
-        finished: is told of every run that has just been trained.
+        watching: yields, for the title of a run, a function that receives the run's progress.
+        finished: receives the title and result of every run that has just been trained.
     """
 
     watching: Callable[[str], AbstractContextManager[Watch | None]] = lambda title: nullcontext()
@@ -254,13 +254,13 @@ class Listener:
 
 
 Train = Callable[[Study, Sequence[TrainingJob], Listener], None]
-"""How jobs are done: one after the other here, or by a cluster (`normal_guidance.evaluation.study_on_ray`)."""
+"""Does jobs: one after the other here, or on a cluster (`normal_guidance.evaluation.study_on_ray`)."""
 
 
 def train_study(
     study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
 ) -> None:
-    """Trains and scores what the study's folder lacks: its methods, and the oracle or both supervised references."""
+    """Train and score what the study's folder lacks: its methods, and the oracle or both supervised references."""
     wanted = wanted_of(study)
     trained = [method for method in wanted if method not in FORMS]
     untrained = [method for method in wanted if method in FORMS]
@@ -268,7 +268,7 @@ def train_study(
 
 
 def wanted_of(study: Study) -> list[str]:
-    """The methods that the study's dataset allows, and the ceiling: the oracle, or both supervised references."""
+    """Return the methods that the dataset allows, and the ceiling: the oracle, or both supervised references."""
     dataset = study.dataset
     if not dataset.has_slice_labels:
         return [method for method in study.methods if EVERY_METHOD[method].scores_scans]
@@ -284,8 +284,8 @@ def train_jobs(
     train: Train | None = None,
     untrained: Sequence[str] = (),
 ) -> None:
-    """Does those jobs that are not done yet, and scores what needs no training."""
-    # All folders are looked at, and all models built, before hours go into the first.
+    """Do the jobs that are not done yet, and score the methods that need no training."""
+    # Check all folders and build all models before the first run takes hours.
     lacking = [job for job in jobs if not job.is_done(study)]
     unscored = [(seed, method) for seed in study.seeds for method in untrained if not _is_scored(study, method, seed)]
     here = replace(study, dataset=replace(study.dataset, draw=_OneSeed(study.dataset.draw)))
@@ -302,7 +302,7 @@ def train_jobs(
 
 
 def train_here(study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
-    """One after the other."""
+    """Do jobs one after the other, in this process."""
     for job in jobs:
         with listener.watching(job.title) as watch:
             run = job.run(study.dataset.parts(job.seed), study.execution, options_of(study), watch)
@@ -310,7 +310,7 @@ def train_here(study: Study, jobs: Sequence[TrainingJob], listener: Listener) ->
 
 
 class _OneSeed:
-    """Draws each part of a seed once, and keeps them until another seed is asked for: a seed may fill the memory."""
+    """Draws each part of a seed once, and keeps the parts of one seed at a time, which may fill the memory."""
 
     def __init__(self, draw: Callable[[int, str], Data]) -> None:
         self.draw, self.seed = draw, -1
@@ -325,32 +325,32 @@ class _OneSeed:
 
 
 def _check_data(found: StudyResult, dataset: StudyData) -> None:
-    """Refuses what came of another dataset, or of scans that have changed since."""
+    """Refuse a result on another dataset, or on scans that have changed since."""
     found.check_dataset(dataset.name)
     if found.method == SCAN_REFERENCE:
         return  # its scans are pooled to one row each
     for part, before in found.fingerprints.items():
         if dataset.fingerprints.get((found.seed, part), before) != before:
             raise UserError(
-                f"{found.folder} is about other {part} scans: split {found.seed} or its features have changed since; "
-                "give another folder (--out), or delete this one"
+                f"{found.folder} holds results on other {part} scans: split {found.seed} or its features have changed "
+                "since; give another folder (--out), or delete this one"
             )
 
 
 def options_of(study: Study) -> dict[str, Any]:
-    """What every report of the study says about it."""
+    """Return the options that every report of the study records."""
     return {"dataset": study.dataset.name}
 
 
 def _check_models(jobs: Sequence[TrainingJob], width: int) -> None:
-    """Refuses what cannot be built."""
+    """Refuse methods whose model cannot be built for features of this width."""
     for job in jobs:
         if job.method not in REFERENCES:
             initial_model(job.protocol, width)
 
 
 # ----------------------------------------------------------------------------------------------------
-# What needs no training
+# Methods without training
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -378,7 +378,7 @@ def _score_untrained(study: Study, method: str, seed: int) -> None:
 
 
 def _untrained(dataset: StudyData, method: str, test: Data) -> Iterator[tuple[str, Prediction]]:
-    """By form."""
+    """Yield the predictions of each form of the method."""
     if method == CEILING:
         assert dataset.oracle is not None
         assert isinstance(test, Bags)

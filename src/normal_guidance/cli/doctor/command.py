@@ -1,4 +1,4 @@
-"""`nguide doctor`: what is here, what is missing, what that is for, and the command that mends it."""
+"""`nguide doctor`: report what is installed and what is missing, with the command that repairs it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from normal_guidance.cli.doctor.checks import Check, Diagnosis
 
 BROKEN_EXIT_CODE = 1
-"""Something that everything depends on is missing or broken."""
+"""A package that every command needs is missing or broken."""
 
 COLORS = {"ok": typer.colors.GREEN, "none": None, "missing": typer.colors.YELLOW, "broken": typer.colors.RED}
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Look at this installation: versions, codecs, encoders, GPU, disk; what is missing, and the command that mends it.
+    """Check this installation: versions, codecs, encoders, GPU, disk. For each missing part, show how to install it.
 
-    Exit code 0: what every command needs is here, though parts that are not needed by all may be missing; 1: something
-    essential is missing or broken. Reads no scan, makes no network call, changes nothing.
+    Exit code 0: everything that all commands need works; 1: part of it is missing or broken. The command reads no scan,
+    makes no network call and changes nothing.
     """
     from normal_guidance.cli.doctor.checks import examine
 
@@ -37,7 +37,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def describe(diagnosis: Diagnosis) -> list[str]:
-    """Lines for people."""
+    """Return the lines to print."""
     commit = diagnosis.commit
     built = "" if commit is None else f", commit {commit['id'][:7]}{' with changes' if commit['dirty'] else ''}"
     wide = max(len(check.name) for check in diagnosis.checks)
@@ -47,9 +47,9 @@ def describe(diagnosis: Diagnosis) -> list[str]:
     wrong = [check for check in diagnosis.checks if check.state in ("missing", "broken")]
     broken = [check.name for check in wrong if check.essential]
     if broken:
-        lines.append(f"Nothing works without: {', '.join(broken)}")
+        lines.append(f"No command works without: {', '.join(broken)}")
     elif wrong:
-        lines.append(f"What every command needs is here; missing or broken for some: {len(wrong)}")
+        lines.append(f"Everything that all commands need is here; missing or broken parts: {len(wrong)}")
     else:
         lines.append("Everything is here")
     return lines

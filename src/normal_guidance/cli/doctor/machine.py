@@ -1,4 +1,4 @@
-"""The machine as a program may use it: cores, memory, disk; in a container that is less than what it is made of."""
+"""The cores, memory and disk that a program may use; in a container, less than the machine has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def usable_cores() -> float:
-    """Cores that this process may use: by its affinity, and by the quota of its control group.
+    """Return the cores that this process may use, by its affinity and the quota of its control group.
 
     Example:
         >>> 0 < usable_cores() <= os.cpu_count()
@@ -22,7 +22,7 @@ def usable_cores() -> float:
 
 
 def memory() -> tuple[int, int | None]:
-    """Bytes in all, and those that are free or can be freed, where the system tells.
+    """Return total bytes, and available bytes (free or reclaimable) where the system reports them.
 
     Example:
         >>> total, free = memory()
@@ -42,7 +42,7 @@ def memory() -> tuple[int, int | None]:
 
 
 def disk(folder: Path) -> tuple[Path, int, bool]:
-    """The folder, or the first above it that exists, its free bytes, and whether it can be written to.
+    """Return the folder or its first existing parent, its free bytes, and whether it can be written to.
 
     Example:
         >>> disk(Path("/no/such/folder"))[0]
@@ -53,7 +53,7 @@ def disk(folder: Path) -> tuple[Path, int, bool]:
 
 
 def in_gib(size: int) -> str:
-    """For people.
+    """Return a size in GiB, as text.
 
     Example:
         >>> in_gib(3 * 2**29), in_gib(200 * 2**30)

@@ -1,11 +1,9 @@
-"""Which packages are needed, by the core and by each extra, what is wrong with those here, and how to install them."""
+"""The packages that the core and each extra need, their faults, and the commands that install them."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -15,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "normal-guidance"
-HOME = Path(__file__).parents[1]
-"""Where the package lies."""
+HOME = Path(__file__).parents[2]
+"""The folder of the package."""
 
 MODULES = {
     "pillow": "PIL",
@@ -24,40 +22,20 @@ MODULES = {
     "python-gdcm": "gdcm",
     "scikit-learn": "sklearn",
 }
-"""Packages that are imported by another name than their own."""
+"""Packages whose module has another name."""
 
 GONE = "is not installed"
-"""What is wrong with a package that is not there."""
+"""The fault of a package that is not there."""
 
 
 def clone() -> Path | None:
-    """The clone of the repository that the package lies in, if it does."""
+    """Return the clone of the repository that holds the package; None for an installed package."""
     root = HOME.parents[1]
     return root if (root / "pyproject.toml").is_file() and HOME.parent.name == "src" else None
 
 
-def commit() -> dict[str, Any] | None:
-    """Of the clone, and whether the package's files differ from it.
-
-    As `normal_guidance.evaluation.runs.checkout` tells it, but without torch, which may be what is broken.
-    """
-    if told := os.environ.get("NGUIDE_COMMIT"):
-        return {"id": told, "dirty": None, "told": True}
-    if clone() is None:
-        return None
-
-    def git(*words: str) -> str:
-        command = ["git", "--no-optional-locks", *words]
-        return subprocess.run(command, cwd=HOME, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", "."))}
-    except (OSError, subprocess.CalledProcessError):  # no git, or a clone without its history
-        return None
-
-
 def requirements() -> dict[str, dict[str, str]]:
-    """The lowest version of every package that is needed, of the core ("") and of each extra.
+    """Return the lowest version of every needed package, for the core ("") and for each extra.
 
     Example:
         >>> sorted(requirements()[""])[:3], requirements()["ray"]
@@ -71,7 +49,7 @@ def requirements() -> dict[str, dict[str, str]]:
     needed: dict[str, dict[str, str]] = {}
     try:
         lines = metadata.requires(PACKAGE) or []
-    except metadata.PackageNotFoundError:  # copied without its metadata: nobody says what it needs
+    except metadata.PackageNotFoundError:  # copied without its metadata: the requirements are unknown
         return needed
     for line in lines:
         extra = re.search(r"extra == ['\"](\w+)", line)
@@ -81,7 +59,7 @@ def requirements() -> dict[str, dict[str, str]]:
 
 
 def _parse(line: str) -> tuple[str, str]:
-    """Name and lowest version.
+    """Return name and lowest version of a requirement.
 
     Example:
         >>> _parse("torch>=2.11"), _parse("pydicom>=3.0; extra == 'dicom'"), _parse("pandas-stubs")
@@ -93,7 +71,7 @@ def _parse(line: str) -> tuple[str, str]:
 
 
 def module_of(package: str) -> str:
-    """What a package is imported as.
+    """Return the name of a package's module.
 
     Example:
         >>> module_of("scikit-learn"), module_of("efficientnet-lite-pytorch")
@@ -103,11 +81,11 @@ def module_of(package: str) -> str:
 
 
 def wrong_packages(packages: Mapping[str, str], errors: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with each that is missing, too old, or cannot be imported.
+    """Return the fault of each package that is missing, too old, or cannot be imported.
 
     Args:
-        packages: with their lowest versions.
-        errors: of modules that were imported; those of others are looked for, and not imported.
+        packages: names and lowest versions.
+        errors: import errors by module; modules without an entry are only looked for.
     """
     wrong = {}
     for package, least in packages.items():
@@ -123,7 +101,7 @@ def wrong_packages(packages: Mapping[str, str], errors: Mapping[str, Any]) -> di
 
 
 def version_of(package: str) -> str | None:
-    """Of an installed package."""
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -138,7 +116,7 @@ def _is_there(module: str) -> bool:
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """For comparing.
+    """Return the numbers of a version, for comparison.
 
     Example:
         >>> numbers_of("2.13.0+cpu") >= numbers_of("2.11"), numbers_of("0.2.5") >= numbers_of("0.2.30")
@@ -149,12 +127,12 @@ def numbers_of(version: str) -> tuple[int, ...]:
 
 
 def pip_install(*words: str) -> str:
-    """The command that installs something for the Python that runs this."""
+    """Return the command that installs packages for the running Python."""
     return shlex.join([sys.executable, "-m", "pip", "install", *words])
 
 
 def install_package(extra: str = "") -> str:
-    """The command that installs the package with an extra: from the clone, where there is one."""
+    """Return the command that installs this package with an extra, from the clone where there is one."""
     wanted = f"[{extra}]" if extra else ""
     root = clone()
     if root is None:

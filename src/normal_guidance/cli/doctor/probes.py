@@ -1,9 +1,9 @@
-"""What `nguide doctor` tries in processes of their own: imports that take a second each, and may fail, hang or crash.
+"""The imports that `nguide doctor` tries in separate processes: each takes a second, and may fail, hang or crash.
 
     python -P probes.py imports numpy pandas
 
-prints one JSON object: what was found, or {"error": "..."}.  A native library that does not fit the processor ends such
-a process and not the doctor.
+prints one JSON object: the result, or {"error": "..."}.  A native library that does not fit the processor ends this
+process, not the doctor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def probe_imports(*modules: str) -> dict[str, str | None]:
-    """For each module why it cannot be imported, or None.
+    """Return for each module why it cannot be imported, or None.
 
     Example:
         >>> probe_imports("json", "no_such_module")
@@ -27,17 +27,17 @@ def probe_imports(*modules: str) -> dict[str, str | None]:
 
 
 def probe_torch() -> dict[str, Any]:
-    """What torch says about CUDA: its devices, or why there are none."""
+    """Return the CUDA devices that torch finds, or why there are none."""
     import torch
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         there = torch.cuda.is_available()
     why = None
     if torch.version.cuda is None:
         why = "this torch was built without CUDA"
-    elif not there:  # a driver that is too old is told by a warning, none at all by an error
-        why = _line(told[0].message) if told else _error(torch.cuda.init) or "torch sees no CUDA device"
+    elif not there:  # torch warns of an old driver, and raises an error where there is none
+        why = _line(warned[0].message) if warned else _error(torch.cuda.init) or "torch sees no CUDA device"
     devices = []
     for number in range(torch.cuda.device_count() if there else 0):
         properties = torch.cuda.get_device_properties(number)
@@ -47,7 +47,7 @@ def probe_torch() -> dict[str, Any]:
 
 
 def probe_codecs() -> dict[str, dict[str, str | None]]:
-    """For each transfer syntax that the package knows: its name, who decodes it, and why not, or None."""
+    """Return for each known transfer syntax its name, its decoder, and why it cannot be decoded, or None."""
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.uid import UID
 
@@ -89,7 +89,7 @@ PROBES: Mapping[str, Callable[..., Mapping[str, Any]]] = {
 
 
 def main(name: str, *words: str) -> str:
-    """One line of JSON.
+    """Run a probe; return one line of JSON.
 
     Example:
         >>> main("imports", "json")

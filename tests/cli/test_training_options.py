@@ -1,0 +1,80 @@
+"""One set of options for sweep, experiment and reproduce; names of arguments; names of options before."""
+
+from dataclasses import fields
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+from normal_guidance.cli.training_options import TrainingOptions
+from normal_guidance.errors import UserError
+from normal_guidance.training.config import Config, grid, grid_of_method
+
+COMMANDS = ("sweep", "experiment", "reproduce")
+
+
+def parameters(command: str) -> dict[str, object]:
+    return {one.name: one for one in typer.main.get_command(app).commands[command].params}
+
+
+def test_three_commands_have_the_same_options_in_the_same_order():
+    shared = [field.name for field in fields(TrainingOptions)]
+    for command in COMMANDS:
+        found = parameters(command)
+        assert [name for name in found if name in shared] == shared
+        for name in shared:
+            first, own = parameters("sweep")[name], found[name]
+            assert (own.opts, own.secondary_opts, own.help, own.default, own.hidden, own.rich_help_panel) == (
+                first.opts,
+                first.secondary_opts,
+                first.help,
+                first.default,
+                False,
+                first.rich_help_panel,
+            )
+
+
+def test_defaults_are_the_paper_s():
+    assert TrainingOptions().protocol() == Config("ng")
+    assert TrainingOptions().axes() == {}
+    assert grid_of_method(TrainingOptions().protocol()) == grid(Config("ng"))
+
+
+def test_a_study_takes_one_value_of_each_guide():
+    assert TrainingOptions(guidance_weight="0.1").study_axes() == {"guidance_weight": [0.1]}
+    for name in ("guidance_weight", "divergence"):
+        value = "0.1,1" if name == "guidance_weight" else "forward_kl,reverse_kl"
+        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: this command takes one value"):
+            TrainingOptions(**{name: value}).study_axes()
+
+
+def test_sensitivity_varies_what_it_is_not_given(tmp_path):
+    words = ["reproduce", "semi-synthetic", "--sensitivity", "--guidance-weight", "0.1", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --guidance-weight 0.1: --sensitivity trains every lambda")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_folder_that_is_made_must_be_named():
+    """`demo` runs without arguments; `describe` prints, and makes a folder where one is named."""
+    optional = {
+        name
+        for name in typer.main.get_command(app).commands
+        for one in getattr(typer.main.get_command(app).commands[name], "params", ())
+        if "--out" in one.opts and not one.required
+    }
+    assert optional == {"demo", "describe"}
+
+
+def test_arguments_are_upper_case():
+    groups = [typer.main.get_command(app)]
+    for group in groups:
+        for command in group.commands.values():
+            if hasattr(command, "commands"):
+                groups.append(command)
+                continue
+            for one in command.params:
+                if one.param_type_name == "argument":
+                    assert (one.metavar or "none").isupper(), (command.name, one.name)
