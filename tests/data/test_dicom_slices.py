@@ -473,7 +473,7 @@ def test_a_header_of_many_elements():
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is no slice
+# Images that are not slices
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -661,15 +661,15 @@ def test_any_stream_is_parsed_or_refused(start, rest):
 @pytest.mark.parametrize(
     ("code", "word"),
     [
-        ("ffd8 ffd9", "does not say its size"),
-        ("ff4fff51 ffd9", "does not say its size"),
+        ("ffd8 ffd9", "does not state its size"),
+        ("ff4fff51 ffd9", "does not state its size"),
         ("00000000 ffd9", "begins with 00000000"),
         ("ffd8 ffc3000b 08 0010 0010 03 01 11 00 ffd9", "3 components"),
         ("ffd8 ffc3000b 08 0010 0010 01 01 11 00", "no end marker"),
-        ("ffd8 ffc3000b 08 0000 0010 01 01 11 00 ffd9", "says it has 0 x 16 pixels"),
+        ("ffd8 ffc3000b 08 0000 0010 01 01 11 00 ffd9", "states 0 x 16 pixels"),
         (
             "ff4fff51 002f0000 00000001 00000002 00000005 00000005" + 16 * "00" + "0001 0b0101 ffd9",
-            "has -3 x -4 pixels",
+            "states -3 x -4 pixels",
         ),
     ],
 )

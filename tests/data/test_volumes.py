@@ -95,7 +95,7 @@ def test_repairs_are_reported_and_can_be_switched_off(tmp_path):
     volume, problems = read_volume(scan, tmp_path)
     assert np.array_equal(volume, HU[:2])
     assert [problem[:3] for problem in problems] == [("A17", "0.dcm", "intercept"), ("A17", "1.dcm", "intercept")]
-    assert all(isinstance(problem, Problem) and "brought back" in problem.action for problem in problems)
+    assert all(isinstance(problem, Problem) and "restored" in problem.action for problem in problems)
     volume, problems = read_volume(scan, tmp_path, repair=False)
     assert np.array_equal(volume, wrapped[:2])
     assert problems == []

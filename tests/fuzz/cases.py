@@ -22,7 +22,7 @@ from samples import TABLES, Samples, table_of
 from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
 from zip_mutations import NAMES, bomb, hostile_zip
 
-from normal_guidance.data.containers import list_files, read_bytes
+from normal_guidance.data.containers import list_files, locate
 from normal_guidance.data.dicom_files import read_elements, refusing
 from normal_guidance.data.dicom_slices import Header, exclusion, read_header, read_pixels
 from normal_guidance.data.geometry import order_slices
@@ -124,11 +124,16 @@ def _decodes_natively(content: bytes) -> bool:
         return False
 
 
+def _read_bytes(root: Path, file: str) -> bytes:
+    found = locate(root, file)
+    return found if isinstance(found, bytes) else found.read_bytes()
+
+
 def _has_native(row: ScanRow, root: Path) -> bool:
     """Whether a file of a scan is for OpenJPEG or GDCM."""
     contents: list[bytes] = []
     for file in dict.fromkeys(row.files):
-        attempt(lambda file=file: contents.append(read_bytes(root, file)))
+        attempt(lambda file=file: contents.append(_read_bytes(root, file)))
     return row.kind == "dicom" and any(map(_decodes_natively, contents))
 
 
@@ -201,7 +206,7 @@ def archive(random: Random, samples: Samples, probe: Probe) -> str:
 
 def _read_name(root: Path, file: str) -> str:
     def read() -> None:
-        content = read_bytes(root, file)
+        content = _read_bytes(root, file)
         expect(content != SECRET, f"read a secret as {file!r}")
 
     outcome = attempt(read)
@@ -365,7 +370,7 @@ def _check_rows(manifest: Manifest) -> None:
         expect(
             labels is None or (len(labels) == len(row) and set(labels.tolist()) <= {0, 1}), f"{row.scan_id}: {labels}"
         )
-        json.loads(row.extra)
+        json.dumps(dict(row.dataset_labels))
 
 
 def _check_untouched(before: Manifest, after: Manifest, touched: set[str], *, compare_labels: bool) -> None:
