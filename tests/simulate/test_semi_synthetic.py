@@ -402,7 +402,7 @@ def test_the_three_sets_of_a_repetition(monkeypatch):
 @pytest.mark.parametrize(
     ("seed", "part", "message"),
     [
-        (1002, "test", "seed 1002 is none of the paper's; choose one of 1001, 2001, 3001"),
+        (1002, "test", "seed 1002 is not one of the paper's; choose one of 1001, 2001, 3001"),
         (1001, "validation", "part 'validation' is unknown; choose one of train, val, test"),
     ],
 )
