@@ -1,4 +1,4 @@
-"""Scans found by their headers: series, archives, volumes; whatever is no scan, and whose problem it is."""
+"""Scans found by their headers: series, archives, volumes; files that are not scans, and the scan of each problem."""
 
 import shutil
 import zipfile
@@ -113,7 +113,7 @@ def test_names_are_fit_for_folders_and_differ(copy, tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is no scan
+# Files and folders that are not scans
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +172,7 @@ def test_unreadable_files_belong_to_the_only_series_of_their_folder(copy, tmp_pa
     assert set(found.incomplete) == {"one"}
     (lost,) = found.incomplete["one"]
     assert (lost.file, lost.kind) == ("one/0003.dcm", "unreadable")
-    assert [problem.file for problem in found.problems[""]] == ["both/a/0003.dcm"]  # nobody knows whose
+    assert [problem.file for problem in found.problems[""]] == ["both/a/0003.dcm"]  # its series is unknown
     assert any(problem.kind == "gap" for problem in found.problems["one"])
     failed = {one.scan_id: one for one in found.unusable}
     assert set(failed) == {"lost", "broken.zip"}
@@ -183,7 +183,7 @@ def test_unreadable_files_belong_to_the_only_series_of_their_folder(copy, tmp_pa
 
 @pytest.mark.parametrize("content", [bytes(5000), b"<html>404 Not Found</html>"])
 def test_a_slice_that_is_no_dicom_file_any_more_is_missing(copy, tmp_path, content):
-    """A file of another name may be anything; one that is called .dcm was a slice."""
+    """A file named .dcm should be a slice; a file with another name may be anything."""
     copy("scan")[3].write_bytes(content)
     for name in ("notes.txt", "._0004.dcm"):
         (tmp_path / "scan" / name).write_bytes(b"no image")
@@ -208,7 +208,7 @@ def test_scouts_and_screenshots_are_no_loss(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Without patients
+# Anonymous scans
 # ----------------------------------------------------------------------------------------------------
 
 

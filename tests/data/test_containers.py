@@ -224,7 +224,7 @@ def test_a_member_that_is_larger_than_it_declares_is_refused(tmp_path):
 
 
 def test_a_member_that_declares_less_than_it_inflates_to_takes_no_memory(tmp_path):
-    """A hundred bytes declared, a gigabyte there: 64 times 16 MiB of zeros, each packed to a few KiB."""
+    """The member declares a hundred bytes and holds a gigabyte: 64 times 16 MiB of zeros, each packed to a few KiB."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     packed = (packer.compress(bytes(2**24)) + packer.flush(zlib.Z_FULL_FLUSH)) * 64 + packer.flush()
     path = zipped(tmp_path / "z.zip", {"1.dcm": packed}, zipfile.ZIP_STORED)
@@ -244,7 +244,7 @@ def test_a_member_that_declares_less_than_it_inflates_to_takes_no_memory(tmp_pat
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_members_packed_otherwise_are_reported(tmp_path, method):
-    """Their decompressors cannot be told where to stop."""
+    """Their decompressors have no limit on the output."""
     zipped(tmp_path / "z.zip", {"1.dcm": b"1"}, method)
     files, [problem] = listed(tmp_path)
     assert files == []

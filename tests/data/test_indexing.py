@@ -1,4 +1,4 @@
-"""Indexing as a whole: the same bytes with any number of workers, workers that die or hang, and all or nothing."""
+"""Indexing: the same bytes with any number of workers, also if workers die or hang, and all or nothing."""
 
 import json
 import pickle
@@ -182,7 +182,7 @@ if "import serve;" in sys.orig_argv[-1]:
             {action}
     sys.addaudithook(watch)
 """
-"""What workers run when they start: it acts when they open a certain file, as a broken parser in C would."""
+"""Code that workers run at their start: it acts when they open a certain file, like a broken parser in C."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The manifest keeps every field, refuses what it cannot read, and stays small."""
+"""The manifest keeps every field, refuses damaged files, and stays small."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_column_extra_is_json_with_the_names_of_the_fields(tmp_path: Path) -> None:
-    """Manifests of earlier versions have it so, and those of this one."""
+    """Manifests of this version and of earlier ones have the same text in it."""
     new = row(0, slices=2, dataset_labels={})
     plain = ScanRow("A", "P", 0, None, "nifti", ("a.nii",), (0,), (0.0,), 8, 8)
     table = write_manifest(tmp_path / "manifest.parquet", [new, plain], {"source": "folder", "root": "."}).table

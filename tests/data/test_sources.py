@@ -1,4 +1,4 @@
-"""Each source finds its scans and labels in a layout as distributed, traps included, and says what does not fit.
+"""Each source finds its scans and labels in the distributed layout, with its traps, and reports what does not fit.
 
 The files are real DICOM and NIfTI, 16 x 16 pixels; expected labels are written out by hand.
 """
@@ -63,7 +63,7 @@ def write_slice(path: Path, sop: str, series: str = "S", *, z: float = 0.0, numb
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Kaggle's UIDs are none
+        warnings.simplefilter("ignore")  # Kaggle's UIDs are not valid UIDs
         dataset = FileDataset(str(path), Dataset(), file_meta=meta, preamble=bytes(128))
         for name, value in values.items():
             if value is not None:
@@ -548,7 +548,7 @@ def test_folder_list_column_and_whole_scan_labels(folder):
 
 @pytest.mark.parametrize("value", [0.5, float("inf"), float("-inf")])
 def test_folder_numbers_that_are_no_labels(folder, value):
-    """In a column of lists they are said, and no whole numbers are made of them; in a column of labels they are bad."""
+    """Missing values in lists are reported and not turned into numbers; in a column of labels they are bad rows."""
     folder.scan("a")
     folder.scan("b")
     folder.add("a", label=1.0, slice_labels=[0.0, 1.0, 1.0, value])
@@ -770,7 +770,7 @@ def test_a_finer_mask_marks_the_slices_that_it_touches():
 
 
 def test_thousands_of_slices_and_of_slices_of_their_mask():
-    """A table of all pairs would take 26 GB."""
+    """Comparing all pairs in one array would take 26 GB."""
     count = 60_000
     names = tuple((str(k), 0) for k in range(count))
     scan = Ordered(names, tuple(float(k) for k in range(count)), 1.0, AXIAL, 16, 16, None, (), True)

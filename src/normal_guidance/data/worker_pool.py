@@ -33,7 +33,7 @@ from normal_guidance.data.worker_process import Death, Failure, Result, Task, at
 from normal_guidance.errors import UserError
 
 TIMEOUT = 600.0
-"""Seconds after which a silent worker counts as hanging; the longest scans take one second, even on a slow disk."""
+"""Seconds after which a silent worker counts as hanging: far more than the longest scans take on a slow disk."""
 
 START_TIMEOUT = 300.0
 """Seconds for a worker to start and to import the modules of a task, maybe from a slow disk."""

@@ -305,7 +305,7 @@ def _log_others(log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: 
 def _log_before(
     log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int
 ) -> list[Float64[Tensor, "scans starts"]]:
-    """As `_log_others`, for 0, 1, ... blocks - 1 blocks that all end at least `SEPARATION` slices before u."""
+    """The sums of `_log_others` for 0, 1, ... blocks - 1 blocks that all end at least `SEPARATION` slices before u."""
     sums = [torch.zeros_like(log_ratio)]
     for _ in range(blocks - 1):
         ended = torch.logcumsumexp(log_ratio + sums[-1], dim=1)

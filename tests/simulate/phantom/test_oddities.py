@@ -63,7 +63,7 @@ def test_every_oddity_is_there_once(datasets, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_have_the_hu_of_the_truth(datasets, layout):
-    """Also of the scans whose headers lie: the repairs that are known from the challenges are done by hand here."""
+    """The HU of all scans, also those with wrong headers: the challenges' known repairs are done by hand here."""
     data = datasets[layout]
     for scan in data.scans:
         if scan["oddity"] == "multi_frame":
