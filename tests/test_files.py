@@ -1,4 +1,4 @@
-"""A file or folder is there and whole, or not there: whatever goes wrong on the way."""
+"""A file or folder is complete or absent, whatever fails while it is written."""
 
 import os
 import stat
@@ -35,7 +35,7 @@ def test_an_old_file_is_replaced_and_survives_a_failure(tmp_path):
     def half(file):
         file.write(b"half")
         file.flush()
-        assert path.read_bytes() == b"new"  # nobody sees the half
+        assert path.read_bytes() == b"new"  # the half-written file is not visible
         fail()
 
     with pytest.raises(KeyboardInterrupt):
@@ -64,7 +64,7 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_retur
 
 
 def test_others_may_read_what_the_umask_lets_them(tmp_path):
-    """Files from `tempfile` are their owner's alone, and a renamed one stays so."""
+    """Files from `tempfile` are readable by their owner only, also after a rename."""
     code = (
         "import os, sys; os.umask(0o022)\n"
         "from normal_guidance.files import folder_atomically, write_atomically\n"

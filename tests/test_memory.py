@@ -1,4 +1,4 @@
-"""Freed memory is kept: asking for it again clears no pages."""
+"""Freed memory is kept: allocating it again clears no pages."""
 
 import subprocess
 import sys

@@ -1,8 +1,8 @@
-"""The one exception that the command line treats specially."""
+"""The exception that the command line prints without a traceback."""
 
 
 class UserError(ValueError):
-    """A mistake the user can mend; the CLI prints it without a traceback, exit code 2.
+    """A mistake that the user can correct; the command line prints it without a traceback and exits with 2.
 
     The message names the object, the value and the next action.
 

@@ -1,4 +1,4 @@
-"""Files and folders that are either there and whole, or not there: a killed run leaves nothing half written."""
+"""Writes files and folders atomically: they are complete or absent, even if a run is killed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Writes a file that nobody ever sees half written, and that survives a power cut once this returns.
+    """Writes a file that is never seen half written, and that survives a power cut once this returns.
 
-    `content` is the file's bytes, or a function that writes them to the open file it is given.  The bytes go to a
-    temporary file in the same folder, which takes the name `path` when they are on the disk.  A file that was there
-    before stays until then, and stays for good if writing fails.
+    `content` is the file's bytes, or a function that writes them to an open file.  The bytes go to a temporary file in
+    the same folder, which is renamed to `path` when they are on the disk.  Until then an earlier file stays in place;
+    if writing fails, it remains.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -50,10 +50,10 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
 
 @contextmanager
 def folder_atomically(path: str | Path) -> Iterator[Path]:
-    """Lends an empty folder to fill, which takes the name `path` when the block ends and is gone if the block fails.
+    """Yields an empty folder, which is renamed to `path` when the block ends and deleted if the block fails.
 
-    The block syncs the files that it writes (`write_atomically`, `sync`).  Missing parents are created; a folder that
-    already holds something is refused, before and after the block.
+    The block must sync the files that it writes (`write_atomically`, `sync`).  Missing parents are created; a `path`
+    that is a file or a folder with content is refused, before and after the block.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -80,13 +80,13 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
 
 
 def sync(file: BinaryIO) -> None:
-    """Returns when everything written to an open file is on the disk."""
+    """Waits until everything written to an open file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Returns when the folder's list of names is on the disk: syncing a file does not sync its name."""
+    """Waits until the folder's list of names is on the disk: syncing a file does not sync its name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,9 +95,9 @@ def sync_folder(path: Path) -> None:
 
 
 def _draft_of(path: Path) -> Path:
-    """A hidden sibling: on the same disk, so that renaming it is one step.
+    """A hidden name in the same folder, hence on the same disk, so that renaming is one step.
 
-    Not from `tempfile`, whose files and folders only their owner may read.
+    `tempfile` would make files and folders that only their owner may read.
     """
     return path.with_name(f".{path.name}.{uuid4().hex}.partial")
 
@@ -111,7 +111,7 @@ def _refuse_what_is_there(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; where that cannot be, the user chose the wrong one.
+    """Makes a folder and its parents; raises a UserError if that is impossible.
 
     Example:
         >>> make_folder(Path("/dev/null/run"))
@@ -132,22 +132,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a run's folder; anything else is damage."""
+    """Reads a JSON object from a run's folder; refuses any other content."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); copy the run again, or delete its folder") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: no JSON object; copy the run again, or delete its folder")
+        raise UserError(f"{path} is damaged: it is not a JSON object; copy the run again, or delete its folder")
     return content
 
 
 def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """A parquet file, read through Arrow's own file.
+    """Reads a parquet file through Arrow's own file object.
 
-    By its name, pyarrow would take folders called key=value for columns.  Python's file it gives back from a thread of
-    its own: where that comes at the interpreter's end, the process aborts with all its work done (one in six short
-    processes on a busy machine; apache/arrow#34314).
+    Given a path, pyarrow would read folders named key=value as columns.  Given a Python file, pyarrow releases it in
+    another thread; if that happens while the interpreter exits, the process aborts after all its work is done (one in
+    six short processes on a busy machine; apache/arrow#34314).
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

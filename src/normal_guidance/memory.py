@@ -1,4 +1,4 @@
-"""How freed memory is kept for the next use."""
+"""Keeps freed memory in the process for its next use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _LARGEST = 2**30
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to keep large blocks that are freed, for the whole process; returns whether it could.
+    """Makes glibc keep large freed blocks, for the whole process; returns whether this worked.
 
-    By default glibc gives a freed block of more than 32 MB back to the system, which clears its pages when they are
-    next asked for.  A network on the CPU frees and asks for such blocks in every layer: EfficientNet-Lite0 spends half
-    of its time on clearing them (LOG.md).  The price: a process stays as large as it once was.
+    By default glibc returns a freed block of more than 32 MB to the system, which clears its pages before they are used
+    again.  A network on the CPU frees and allocates such blocks in every layer: EfficientNet-Lite0 spends half of its
+    time on clearing them (LOG.md).  The price: the process never shrinks.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # no glibc
+    except (AttributeError, OSError):  # not glibc
         return False
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))

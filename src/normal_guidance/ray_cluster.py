@@ -1,4 +1,4 @@
-"""A Ray cluster that runs already, lent for some work; what goes wrong there is told as the user's next step."""
+"""Connects to a running Ray cluster; its errors become UserErrors that name the next step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 from normal_guidance.errors import UserError
 
 ANSWER_SECONDS = 10.0
-"""How long a cluster's machine may take to answer; Ray itself would try for minutes."""
+"""Longest wait for an answer of the cluster; Ray itself would try for minutes."""
 
 RETRIES = 5
-"""How often Ray runs a task again whose machine or process died."""
+"""How often Ray repeats a task whose machine or process died."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A cluster, connected."""
+    """A connected cluster."""
 
     address: str
 
     def room(self, needs: Mapping[str, float], hint: str) -> int:
-        """How many tasks with these needs (CPU, GPU) it can run at a time; refused, with a hint, if none."""
+        """The number of tasks with these needs (CPU, GPU) that run at a time; a UserError with `hint` if it is 0."""
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -39,7 +39,7 @@ class Connection:
         return room
 
     def result(self, task: Any) -> Any:
-        """What came of a task."""
+        """The result of a task."""
         import ray
 
         try:
@@ -48,13 +48,13 @@ class Connection:
             raise UserError(str(getattr(error, "cause", error))) from error
         except ray.exceptions.RayError as error:
             raise UserError(
-                f"--ray {self.address}: a task failed ({error}); the same command goes on where it was"
+                f"--ray {self.address}: a task failed ({error}); run the same command again to continue"
             ) from error
 
 
 @contextmanager
 def connected(address: str) -> Iterator[Connection]:
-    """Lends the cluster at this address."""
+    """Connects to the cluster at this address for a block."""
     try:
         import ray
     except ImportError as error:
@@ -71,7 +71,7 @@ def connected(address: str) -> Iterator[Connection]:
 
 
 def _check_answers(address: str) -> None:
-    """Refuses HOST:PORT where nobody listens; other forms ('auto', 'ray://...') are Ray's to judge."""
+    """Refuses HOST:PORT if no server listens there; Ray checks other forms ('auto', 'ray://...') itself."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return
@@ -82,7 +82,7 @@ def _check_answers(address: str) -> None:
 
 
 def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """How many tasks a machine can run at a time.
+    """The number of tasks that a machine can run at a time.
 
     Example:
         >>> fits({"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0, "GPU": 1.0}), fits({"CPU": 8.0}, {"GPU": 1.0})

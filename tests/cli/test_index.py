@@ -90,11 +90,14 @@ def test_problems_are_counted_by_kind(chest, tmp_path):
     ("arguments", "message"),
     [
         (("rsna-pet", "{root}", "-o", "{out}"), "source 'rsna-pet' is unknown; choose one of rsna-ich, rsna-pe"),
-        (("rsna-pe", "{out}", "-o", "{out}"), "is no folder; give the folder that holds train.csv and train"),
+        (("rsna-pe", "{out}", "-o", "{out}"), "is not a folder; give the folder that holds train.csv and train"),
         (("rsna-ich", "{root}", "-o", "{out}"), "stage_2_train.csv is not there"),
         (("rsna-pe", "{root}", "-o", "{root}"), "is a folder that is not empty"),
-        (("rsna-pe", "{root}", "-o", "{out}", "--labels", "patient"), "--labels patient means nothing to rsna-pe"),
-        (("rsna-pe", "{root}", "-o", "{out}", "--table", "x.csv"), "--table x.csv means nothing to rsna-pe"),
+        (
+            ("rsna-pe", "{root}", "-o", "{out}", "--labels", "patient"),
+            "rsna-pe has no option --labels (given: patient)",
+        ),
+        (("rsna-pe", "{root}", "-o", "{out}", "--table", "x.csv"), "rsna-pe has no option --table (given: x.csv)"),
         (("folder", "{root}", "-o", "{out}"), "needs --table FILE"),
         (("folder", "{root}", "-o", "{out}", "--table", "{root}/train.csv"), "has no column scan_id"),
         (("rsna-at", "{root}", "-o", "{out}", "--labels", "organ"), "choose one of image, patient"),

@@ -1,8 +1,8 @@
-"""Scans found by their headers: series, archives, volumes; whatever is no scan, and whose problem it is."""
+"""Scans found by their headers: series, archives, volumes; files that are not scans, and the scan of each problem."""
 
-import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel
@@ -43,11 +43,11 @@ def test_the_same_slices_as_nguide_index(trained):
 def test_numbers_and_uids_of_the_series_are_kept(copy, tmp_path):
     copy("one", spacing=-5.0)  # numbered from the head to the feet
     (row,) = find_scans([tmp_path / "one"]).rows
-    extra = json.loads(row.extra)
-    assert extra["instance_numbers"] == list(range(len(row), 0, -1))
+    assert row.instance_numbers == tuple(range(len(row), 0, -1))
     header = dcmread(tmp_path / "one" / "0000.dcm")
-    assert extra["series_uid"] == header.SeriesInstanceUID
-    assert extra["study_uid"] == header.StudyInstanceUID
+    assert row.series_uid == header.SeriesInstanceUID
+    assert row.study_uid == header.StudyInstanceUID
+    assert row.series_description == header.get("SeriesDescription", "")
     assert [Path(file).name for file in row.files] == [f"{len(row) - 1 - n:04d}.dcm" for n in range(len(row))]
 
 
@@ -58,7 +58,7 @@ def test_every_series_of_a_folder_is_a_scan(copy, tmp_path):
     (tmp_path / "study" / "a" / "readme.txt").write_text("no image")
     found = find_scans([tmp_path / "study"])
     assert [row.scan_id for row in found.rows] == ["a", "a-2"]
-    assert [json.loads(row.extra)["series_uid"] for row in found.rows] == ["1.2.3", "1.2.4"]
+    assert [row.series_uid for row in found.rows] == ["1.2.3", "1.2.4"]
     assert [problem.kind for problem in found.problems[""]] == ["no_image"]
 
 
@@ -67,8 +67,22 @@ def test_the_same_series_twice_is_noted(copy, tmp_path):
     copy("two/b")
     found = find_scans([tmp_path / "two"])
     (problem,) = found.problems["b"]
-    assert (problem.kind, problem.detail) == ("double_scan", "a series of the same UID begins with a/0000.dcm")
+    assert (problem.kind, problem.detail) == ("double_scan", "a series with the same UID begins with a/0000.dcm")
     assert "put its files into one folder" in problem.action
+
+
+def test_a_scan_without_patient_id_is_its_own_patient(copy, tmp_path):
+    copy("none", PatientID="", SeriesInstanceUID="1.2.3")
+    files = copy("mostly", PatientID="", SeriesInstanceUID="1.2.4")
+    copy("other/one", slices=1, PatientID="P7", SeriesInstanceUID="1.2.4")[0].replace(files[0])
+    (tmp_path / "other" / "one").rmdir()
+    found = find_scans([tmp_path])
+    assert {row.scan_id: row.patient_id for row in found.rows} == {"mostly": "mostly", "none": "none"}
+    problems = {scan: [one for one in of if "patient" in one.kind] for scan, of in found.problems.items()}
+    assert [(one.kind, one.action) for one in problems["none"]] == [("no_patient", "scan is its own patient")]
+    (mixed,) = problems["mostly"]
+    detail = f"PatientID none ({len(files) - 1} files), P7 (1 files)"
+    assert (mixed.kind, mixed.detail, mixed.action) == ("mixed_patient", detail, "scan is its own patient")
 
 
 def test_archives_and_volumes_are_scans(copy, tmp_path):
@@ -99,7 +113,7 @@ def test_names_are_fit_for_folders_and_differ(copy, tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is no scan
+# Files and folders that are not scans
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -112,7 +126,7 @@ def test_nothing_to_predict_is_the_users_mistake(tmp_path):
         find_scans([tmp_path])
     (tmp_path / "notes.txt").write_text("no image")
     for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(UserError, match=r"no scan in it: notes.txt is no slice \(not a DICOM file\); give"):
+        with pytest.raises(UserError, match=r"no scan in it: notes.txt is not a slice \(not a DICOM file\); give"):
             find_scans([path])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="none of them holds an image"):
@@ -158,7 +172,7 @@ def test_unreadable_files_belong_to_the_only_series_of_their_folder(copy, tmp_pa
     assert set(found.incomplete) == {"one"}
     (lost,) = found.incomplete["one"]
     assert (lost.file, lost.kind) == ("one/0003.dcm", "unreadable")
-    assert [problem.file for problem in found.problems[""]] == ["both/a/0003.dcm"]  # nobody knows whose
+    assert [problem.file for problem in found.problems[""]] == ["both/a/0003.dcm"]  # its series is unknown
     assert any(problem.kind == "gap" for problem in found.problems["one"])
     failed = {one.scan_id: one for one in found.unusable}
     assert set(failed) == {"lost", "broken.zip"}
@@ -169,7 +183,7 @@ def test_unreadable_files_belong_to_the_only_series_of_their_folder(copy, tmp_pa
 
 @pytest.mark.parametrize("content", [bytes(5000), b"<html>404 Not Found</html>"])
 def test_a_slice_that_is_no_dicom_file_any_more_is_missing(copy, tmp_path, content):
-    """A file of another name may be anything; one that is called .dcm was a slice."""
+    """A file named .dcm should be a slice; a file with another name may be anything."""
     copy("scan")[3].write_bytes(content)
     for name in ("notes.txt", "._0004.dcm"):
         (tmp_path / "scan" / name).write_bytes(b"no image")
@@ -194,7 +208,7 @@ def test_scouts_and_screenshots_are_no_loss(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Without patients
+# Anonymous scans
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +221,7 @@ def test_anonymous_scans_are_numbers(copy, tmp_path):
     assert [row.scan_id for row in found.rows] == ["scan-001", "scan-002"]
     assert [one.scan_id for one in found.unusable] == ["scan-003"]
     said = [
-        *((row.scan_id, row.patient_id, row.extra) for row in found.rows),
+        *(replace(row, files=()) for row in found.rows),
         *found.problems.values(),
         *found.incomplete.values(),
         *((one.reason, one.problems) for one in found.unusable),
@@ -217,4 +231,5 @@ def test_anonymous_scans_are_numbers(copy, tmp_path):
     open_eyed = find_scans([tmp_path])
     assert PATIENT in repr(open_eyed.rows)
     assert "DOE" in repr(open_eyed.incomplete)
-    assert "instance_numbers" in found.rows[0].extra
+    assert found.rows[0].instance_numbers == open_eyed.rows[0].instance_numbers
+    assert None not in found.rows[0].instance_numbers

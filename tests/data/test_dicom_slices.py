@@ -1,4 +1,4 @@
-"""Pixels come back as exactly the HU that went in, whatever the encoding; headers survive what real files hold."""
+"""Every encoding returns exactly the stored HU; headers with the defects of real files can be read."""
 
 import contextlib
 import io
@@ -85,7 +85,7 @@ def image(stored: np.ndarray, *, syntax: str = ExplicitVRLittleEndian, bits: int
 
 
 def transcoded(file: Dataset, syntax: str) -> Dataset:
-    """The same image compressed by GDCM, through files: simpler than its objects in memory."""
+    """Compresses an image with GDCM, through files, which are simpler than its objects in memory."""
     with TemporaryDirectory() as folder:
         path = f"{folder}/x.dcm"
         file.save_as(path, enforce_file_format=True)
@@ -115,7 +115,7 @@ def saved(file: Dataset) -> bytes:
 
 
 def values(bits: int, signed: bool, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    """Every value may occur, the extremes do."""
+    """Random values of the whole range, with both extremes."""
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     stored = np.random.default_rng(bits).integers(low, high + 1, shape).astype(np.int16 if signed else np.uint16)
     stored.flat[0], stored.flat[1] = low, high
@@ -128,7 +128,7 @@ def read_both(content: bytes | Path) -> None:
 
 
 def assert_refused(content: bytes | Path, kind: str, *words: str) -> None:
-    """The header is refused or, if it is good, the pixels are."""
+    """Checks that the header is refused or, if it is good, the pixels."""
     with pytest.raises(UnreadableError) as caught:
         read_both(content)
     assert caught.value.kind == kind
@@ -176,7 +176,7 @@ def test_other_widths(syntax, dtype):
 
 
 def test_only_the_chosen_decoders_are_used(monkeypatch):
-    """Whatever plugins pydicom finds, GPL or not: RLE goes to pydicom, JPEG 2000 to OpenJPEG, JPEG to GDCM."""
+    """pydicom decodes RLE, OpenJPEG JPEG 2000 and GDCM JPEG, whichever plugins are installed."""
     from pydicom.pixels.decoders.base import Decoder
 
     asked = {}
@@ -300,7 +300,7 @@ def test_frames_without_all_positions_have_none():
 
 
 def wrapped(hu: np.ndarray) -> np.ndarray:
-    """HU as the RSNA 2019 files in question store them: twelve bits of a negative number, called unsigned."""
+    """HU as the wrong RSNA 2019 files store them: twelve bits of a negative number, declared as unsigned."""
     return (hu % 4096).astype(np.uint16)
 
 
@@ -473,7 +473,7 @@ def test_a_header_of_many_elements():
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is no slice
+# Images that are not slices
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -540,7 +540,7 @@ def test_compressed_images_cut_off_inside_a_whole_file_are_refused(syntax):
 
 
 def test_native_pixels_that_are_missing_show_in_the_header():
-    """The unreadable file of RSNA 2019 is of this kind: indexing finds it, without decoding."""
+    """The unreadable file of RSNA 2019 is such a file: indexing finds it without decoding."""
     content = saved(image(values(16, True)))
     with pytest.raises(UnreadableError, match="pixels of 16 bits are 2,880 bytes, but the file has 2,7"):
         read_header(content[:-100], "x.dcm")
@@ -560,7 +560,7 @@ def test_absurd_sizes_are_refused_before_allocating(syntax, monkeypatch):
 
 @pytest.mark.parametrize("syntax", [JPEG2000Lossless, *JPEG])
 def test_a_stream_of_another_size_than_the_header_is_refused(syntax):
-    """GDCM would end the process, OpenJPEG allocate whatever the stream says."""
+    """GDCM would end the process, and OpenJPEG would allocate the size that the stream states."""
     file = image(values(16, True), syntax=syntax)
     file.Rows += 1
     assert_refused(saved(file), "unreadable", "compressed image is 40 x 36, but the header says 41 x 36")
@@ -592,7 +592,7 @@ def test_a_compressed_bomb_is_refused(monkeypatch):
 
 
 def test_a_stream_that_gdcm_cannot_decode_is_refused():
-    """pydicom's plugin would return what happened to lie in memory."""
+    """pydicom's plugin would return uninitialized memory."""
     file = image(values(16, True), syntax=JPEGLosslessSV1)
     file.PixelData = encapsulate([bytes.fromhex("ffd8 ffc3000b 10 0028 0024 01 01 11 00 ffd9")])
     assert_refused(saved(file), "unreadable", "GDCM cannot decode")
@@ -637,7 +637,7 @@ SAMPLES = {syntax: saved(image(values(12, True), syntax=syntax, bits=12)) for sy
 @settings(max_examples=300)
 @given(data=st.data())
 def test_mutated_files_give_an_image_or_an_unreadable_error(data):
-    """Without GDCM, which now and then ends the process on damage: that is what worker processes are for."""
+    """GDCM is left out: it sometimes ends the process on damage, which is why worker processes exist."""
     content = bytearray(SAMPLES[data.draw(st.sampled_from(list(SAMPLES)))])
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content) - 1))
@@ -661,15 +661,15 @@ def test_any_stream_is_parsed_or_refused(start, rest):
 @pytest.mark.parametrize(
     ("code", "word"),
     [
-        ("ffd8 ffd9", "does not say its size"),
-        ("ff4fff51 ffd9", "does not say its size"),
+        ("ffd8 ffd9", "does not state its size"),
+        ("ff4fff51 ffd9", "does not state its size"),
         ("00000000 ffd9", "begins with 00000000"),
         ("ffd8 ffc3000b 08 0010 0010 03 01 11 00 ffd9", "3 components"),
         ("ffd8 ffc3000b 08 0010 0010 01 01 11 00", "no end marker"),
-        ("ffd8 ffc3000b 08 0000 0010 01 01 11 00 ffd9", "says it has 0 x 16 pixels"),
+        ("ffd8 ffc3000b 08 0000 0010 01 01 11 00 ffd9", "states 0 x 16 pixels"),
         (
             "ff4fff51 002f0000 00000001 00000002 00000005 00000005" + 16 * "00" + "0001 0b0101 ffd9",
-            "has -3 x -4 pixels",
+            "states -3 x -4 pixels",
         ),
     ],
 )

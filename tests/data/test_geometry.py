@@ -1,4 +1,4 @@
-"""Slices come out in the order of the body, whatever the files' order, numbers and names, and oddities are said."""
+"""Slices are ordered along the body, whatever the files' order, numbers and names, and problems are reported."""
 
 import math
 import random

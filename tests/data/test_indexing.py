@@ -1,4 +1,4 @@
-"""Indexing as a whole: the same bytes with any number of workers, workers that die or hang, and all or nothing."""
+"""Indexing: the same bytes with any number of workers, also if workers die or hang, and all or nothing."""
 
 import json
 import pickle
@@ -155,8 +155,8 @@ def test_a_folder_with_something_in_it_is_not_overwritten(root, tmp_path):
     ("source", "options", "message"),
     [
         ("rsna-ct", {}, "source 'rsna-ct' is unknown; choose one of rsna-ich, rsna-pe, rsna-at, folder"),
-        ("rsna-ich", {"table": "x.csv"}, "--table x.csv means nothing to rsna-ich"),
-        ("folder", {"labels": "patient"}, "--labels patient means nothing to folder"),
+        ("rsna-ich", {"table": "x.csv"}, r"rsna-ich has no option --table \(given: x.csv\)"),
+        ("folder", {"labels": "patient"}, r"folder has no option --labels \(given: patient\)"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(source, options, message):
@@ -182,7 +182,7 @@ if "import serve;" in sys.orig_argv[-1]:
             {action}
     sys.addaudithook(watch)
 """
-"""What workers run when they start: it acts when they open a certain file, as a broken parser in C would."""
+"""Code that workers run at their start: it acts when they open a certain file, like a broken parser in C."""
 
 
 @pytest.fixture

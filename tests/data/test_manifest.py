@@ -1,6 +1,5 @@
-"""The manifest keeps every field, refuses what it cannot read, and stays small."""
+"""The manifest keeps every field, refuses damaged files, and stays small."""
 
-import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
+from normal_guidance.data.manifest import SCHEMA, Manifest, ScanRow, read_manifest, write_manifest
 from normal_guidance.data.problems import KINDS, Problem, UnreadableError, read_problems, summarize, write_problems
 from normal_guidance.errors import UserError
 
@@ -31,7 +30,11 @@ def row(number: int, slices: int = 3, **more: object) -> ScanRow:
         "orientation": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0),
         "modality": "CT",
         "transfer_syntax": "1.2.840.10008.1.2.1",
-        "extra": json.dumps({"any_injury": 1}),
+        "study_uid": "1.2.3",
+        "series_uid": "",
+        "series_description": "thin",
+        "instance_numbers": (None, *range(1, slices)),
+        "dataset_labels": {"any_injury": 1, "types": ["subdural"], "incomplete_organ": None},
     }
     return ScanRow(**{**values, **more})  # type: ignore[arg-type]
 
@@ -65,6 +68,30 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     )
 
 
+def test_the_column_extra_is_json_with_the_names_of_the_fields(tmp_path: Path) -> None:
+    """Manifests of this version and of earlier ones have the same text in it."""
+    new = row(0, slices=2, dataset_labels={})
+    plain = ScanRow("A", "P", 0, None, "nifti", ("a.nii",), (0,), (0.0,), 8, 8)
+    table = write_manifest(tmp_path / "manifest.parquet", [new, plain], {"source": "folder", "root": "."}).table
+    written = '{"instance_numbers": [null, 1], "series_description": "thin", "series_uid": "", "study_uid": "1.2.3"}'
+    assert table["extra"].to_pylist() == [written, "{}"]
+    texts = ['{"types": ["subdural"]}', '{"incomplete_organ": null, "patient_label": 1}', "", None]
+    old = pa.concat_tables([table, table]).set_column(15, "extra", pa.array(texts))
+    first, second, third, fourth = Manifest(old, {})
+    assert first.dataset_labels == {"types": ["subdural"]}
+    assert second.dataset_labels == {"incomplete_organ": None, "patient_label": 1}
+    assert third.dataset_labels == fourth.dataset_labels == {}
+    assert (first.study_uid, first.instance_numbers) == (None, None)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_another_text_in_the_column_extra_is_refused(text: str) -> None:
+    values = {name: [None] for name in SCHEMA.names}
+    table = pa.table({**values, "scan_id": ["A17"], "extra": [text]})
+    with pytest.raises(UserError, match=r"scan 'A17': extra is .*, not a JSON object; run nguide index again"):
+        Manifest(table, {})[0]
+
+
 def test_more_scans_than_a_piece_and_none(tmp_path: Path) -> None:
     rows = [row(n, slices=1) for n in range(2100)]
     write_manifest(tmp_path / "manifest.parquet", rows, {"source": "folder", "root": "."})
@@ -75,7 +102,7 @@ def test_more_scans_than_a_piece_and_none(tmp_path: Path) -> None:
 
 def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "manifest.parquet"
-    with pytest.raises(UserError, match="scan 'S1' is there twice"):
+    with pytest.raises(UserError, match="scan 'S1' occurs twice"):
         write_manifest(path, [row(1), row(1)], {"source": "folder", "root": "."})
     assert not path.exists()
     with pytest.raises(UserError, match="run nguide index first"):

@@ -1,4 +1,4 @@
-"""NIfTI volumes come out as axial slices in space, whatever way they were written."""
+"""NIfTI volumes are read as axial slices in space, however they were written."""
 
 import gzip
 import itertools
@@ -151,7 +151,7 @@ def test_files_cut_off_and_absurd_sizes_are_refused(tmp_path):
 
 @pytest.mark.parametrize("shape", [(1, 1, 2**24), (2**31, 1, 1), (1, 65_536, 1)])
 def test_nifti_2_with_billions_of_slices_is_refused_at_once(tmp_path, shape):
-    """Packed zeros make such sizes believable: positions of millions of slices would take gigabytes."""
+    """Packed zeros make such sizes plausible: the positions of millions of slices would take gigabytes."""
     content = bytearray(written(tmp_path / "x.nii", VOXELS, AFFINE, nibabel.Nifti2Image).read_bytes())
     content[24:48] = np.array(shape, "<i8").tobytes()
     packed = gzip.compress(bytes(content) + bytes(2**24), 1) + RNG.bytes(4 * 2**20)

@@ -1,9 +1,8 @@
-"""Each source finds its scans and labels in a layout as distributed, traps included, and says what does not fit.
+"""Each source finds its scans and labels in the distributed layout, with its traps, and reports what does not fit.
 
 The files are real DICOM and NIfTI, 16 x 16 pixels; expected labels are written out by hand.
 """
 
-import json
 import os
 import warnings
 import zipfile
@@ -64,7 +63,7 @@ def write_slice(path: Path, sop: str, series: str = "S", *, z: float = 0.0, numb
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Kaggle's UIDs are none
+        warnings.simplefilter("ignore")  # Kaggle's UIDs are not valid UIDs
         dataset = FileDataset(str(path), Dataset(), file_meta=meta, preamble=bytes(128))
         for name, value in values.items():
             if value is not None:
@@ -137,8 +136,8 @@ def test_head_scans_are_series_of_a_flat_folder(head):
     assert (two.positions, two.slice_spacing, two.frames) == ((0.0, 5.0, 10.0), 5.0, (0, 0, 0))
     assert (two.rows, two.columns, two.pixel_spacing, two.orientation) == (16, 16, (1.0, 1.0), AXIAL)
     assert (two.kind, two.modality, two.transfer_syntax) == ("dicom", "CT", ExplicitVRLittleEndian)
-    assert json.loads(one.extra) == {"types": []}
-    assert json.loads(two.extra) == {"types": ["subdural"]}
+    assert one.dataset_labels == {"types": []}
+    assert two.dataset_labels == {"types": ["subdural"]}
 
 
 def test_head_duplicated_rows_are_counted_once(head):
@@ -288,14 +287,14 @@ def test_chest_scans_are_folders_and_the_study_is_the_patient(chest):
     assert (one.scan_id, one.patient_id, one.label, slices(one)) == ("se1", "st1", 1, [0, 1, 1])
     assert (two.scan_id, two.patient_id, two.label, slices(two)) == ("se2", "st2", 0, [0, 0])
     assert one.files == tuple(f"train/st1/se1/se1i{place}.dcm" for place in range(3))
-    assert json.loads(one.extra) == {"indeterminate": 0, "negative_exam_for_pe": 0}
+    assert one.dataset_labels == {"indeterminate": 0, "negative_exam_for_pe": 0}
 
 
 def test_chest_indeterminate_exams_count_as_negative(chest):
     chest.add("st3", "se3", "x0", 0, indeterminate=1)
     chest.add("st3", "se3", "x1", 0, indeterminate=1, z=1.0)
     made = chest.index()
-    assert (scans(made)["se3"].label, json.loads(scans(made)["se3"].extra)["indeterminate"]) == (0, 1)
+    assert (scans(made)["se3"].label, scans(made)["se3"].dataset_labels["indeterminate"]) == (0, 1)
     assert [(p.scan_id, p.kind, p.action) for p in made.problems] == [("se3", "indeterminate", "counts as negative")]
 
 
@@ -415,7 +414,7 @@ def test_abdomen_by_image(abdomen):
     }
     assert stems(scans(made)["10_101"]) == ["10", "4", "3", "2"]
     assert made.manifest.about["options"] == {"labels": "image"}
-    assert json.loads(scans(made)["20_201"].extra) == {
+    assert scans(made)["20_201"].dataset_labels == {
         "image_label": 1,
         "image_injuries": ["Active_Extravasation"],
         "patient_label": 1,
@@ -549,7 +548,7 @@ def test_folder_list_column_and_whole_scan_labels(folder):
 
 @pytest.mark.parametrize("value", [0.5, float("inf"), float("-inf")])
 def test_folder_numbers_that_are_no_labels(folder, value):
-    """In a column of lists they are said, and no whole numbers are made of them; in a column of labels they are bad."""
+    """Missing values in lists are reported and not turned into numbers; in a column of labels they are bad rows."""
     folder.scan("a")
     folder.scan("b")
     folder.add("a", label=1.0, slice_labels=[0.0, 1.0, 1.0, value])
@@ -643,7 +642,7 @@ def test_folder_mask_over_dicom(folder):
         ({"slice_labels": "0 0 0 0"}, "label is 1, but 0 of 4 slices are positive"),
         ({"slice_ranges": "2-4"}, "slice range '2-4' does not fit 4 slices, counted from 0 to 3"),
         ({"slice_ranges": "3-2"}, "slice range '3-2' does not fit 4 slices"),
-        ({"slice_ranges": "one"}, "slice range 'one' is none; write 12-20;31-33"),
+        ({"slice_ranges": "one"}, "slice range 'one' is not one; write it as 12-20;31-33"),
         ({"slice_ranges": "1", "slice_labels": "0 1 0 0"}, "slice_labels and slice_ranges are given; give one of them"),
     ],
 )
@@ -710,7 +709,7 @@ def test_folder_rows_that_cannot_be_used_do_not_stop_the_others(folder, cells, k
         ("scan_id,path,label\na,a,7\n", "has no usable row"),
         ("", "cannot be read"),
         ("scan_id,path,label\na,b\n", "cannot be read"),
-        ("scan_id,scan_id,path,label\na,b,c,1\n", "column scan_id is there twice"),
+        ("scan_id,scan_id,path,label\na,b,c,1\n", "column scan_id occurs twice"),
         (b"scan_id,path,label\n\xff\xfe,a,1\n", "cannot be read"),
     ],
 )
@@ -727,9 +726,9 @@ def test_folder_needs_a_table_of_a_known_kind(folder):
         index("folder", folder.root, folder.root.parent / "out")
     with pytest.raises(UserError, match=r"labels.xlsx: the ending is unknown; give a .csv or .parquet"):
         index("folder", folder.root, folder.root.parent / "out", table="labels.xlsx")
-    with pytest.raises(UserError, match=r"labels.csv is no file; give the table of labels"):
+    with pytest.raises(UserError, match=r"labels.csv is not a file; give the table of labels"):
         index("folder", folder.root, folder.root.parent / "out", table="labels.csv")
-    with pytest.raises(UserError, match=r"nowhere is no folder"):
+    with pytest.raises(UserError, match=r"nowhere is not a folder"):
         index("folder", folder.root / "nowhere", folder.root.parent / "out", table="labels.csv")
 
 
@@ -742,7 +741,7 @@ def test_notations():
     ("change", "values", "message"),
     [
         ({"located": False}, {}, "positions of the slices are unknown"),
-        ({}, {"orientation": (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)}, "oriented otherwise"),
+        ({}, {"orientation": (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)}, "another orientation"),
         ({}, {"positions": ((0.0, 0.0, 0.0), (0.0, 0.0, 5.0))}, "does not cover 1 of 3 slices"),
         (
             {},
@@ -771,7 +770,7 @@ def test_a_finer_mask_marks_the_slices_that_it_touches():
 
 
 def test_thousands_of_slices_and_of_slices_of_their_mask():
-    """A table of all pairs would take 26 GB."""
+    """Comparing all pairs in one array would take 26 GB."""
     count = 60_000
     names = tuple((str(k), 0) for k in range(count))
     scan = Ordered(names, tuple(float(k) for k in range(count)), 1.0, AXIAL, 16, 16, None, (), True)
@@ -800,12 +799,12 @@ def test_missing_tables_and_folders_are_named(tmp_path, source):
         index(source, tmp_path, tmp_path / "out")
     for name in (table, "train_series_meta.csv", "train_2024.csv"):
         (tmp_path / name).write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match=f"{tmp_path}/{images} is no folder"):
+    with pytest.raises(UserError, match=f"{tmp_path}/{images} is not a folder"):
         index(source, tmp_path, tmp_path / "out")
     (tmp_path / images).mkdir()
     with pytest.raises(UserError, match=f"{tmp_path}/{table} cannot be read as a table with the columns"):
         index(source, tmp_path, tmp_path / "out")
-    with pytest.raises(UserError, match=r"nowhere is no folder; give the folder that holds"):
+    with pytest.raises(UserError, match=r"nowhere is not a folder; give the folder that holds"):
         index(source, tmp_path / "nowhere", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -80,7 +80,7 @@ def test_files_come_back_and_wrong_ones_are_refused(tmp_path: Path) -> None:
             "patient 'P' is in part 'train' and in part 'test'",
         ),
         ("scan_id,patient_id,label,part\nA,P,0,training\n", "part 'training' is unknown"),
-        ("scan_id,patient_id,label,part\nA,P,0,val\nA,P,0,val\n", "scan 'A' is there 2 times"),
+        ("scan_id,patient_id,label,part\nA,P,0,val\nA,P,0,val\n", "scan 'A' occurs 2 times"),
         ("scan_id,patient_id,label,part\nA,P,yes,val\n", "cannot be read"),
         ("", "cannot be read"),
     ):

@@ -1,4 +1,4 @@
-"""A scan comes out slice by slice as the manifest orders it, or not at all."""
+"""A scan is read slice by slice in the manifest's order, or not at all."""
 
 import io
 import zipfile
@@ -81,7 +81,7 @@ def test_several_frames_in_one_file_are_decoded_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
 def test_nifti(tmp_path, name):
-    """Written so that its axes are DICOM's: the array is the volume, turned."""
+    """The file is written with DICOM's axes: its array is the transposed volume."""
     nibabel.save(nibabel.Nifti1Image(HU.transpose(2, 1, 0), np.diag([-1, -1, 2, 1])), tmp_path / name)
     volume, problems = read_volume(row((name,) * 3, (0, 1, 3), "nifti"), tmp_path)
     assert np.array_equal(volume, HU[[0, 1, 3]])
@@ -95,7 +95,7 @@ def test_repairs_are_reported_and_can_be_switched_off(tmp_path):
     volume, problems = read_volume(scan, tmp_path)
     assert np.array_equal(volume, HU[:2])
     assert [problem[:3] for problem in problems] == [("A17", "0.dcm", "intercept"), ("A17", "1.dcm", "intercept")]
-    assert all(isinstance(problem, Problem) and "brought back" in problem.action for problem in problems)
+    assert all(isinstance(problem, Problem) and "restored" in problem.action for problem in problems)
     volume, problems = read_volume(scan, tmp_path, repair=False)
     assert np.array_equal(volume, wrapped[:2])
     assert problems == []
@@ -130,7 +130,7 @@ def test_a_slice_that_cannot_be_read_is_named(tmp_path, files, frames, word):
 
 
 def test_a_manifest_that_states_petabytes_is_refused(tmp_path):
-    """Rows and columns of compressed files are not known to be right before they are decoded."""
+    """Rows and columns of compressed files can only be checked by decoding."""
     put(tmp_path, {"a.dcm": dicom(HU[0])})
     with pytest.raises(UnreadableError, match="6 x 5 pixels, but the manifest says 65535 x 65535"):
         read_volume(row(("a.dcm",) * 100_000, rows=65_535, columns=65_535), tmp_path)

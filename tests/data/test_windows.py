@@ -1,4 +1,4 @@
-"""Windows are what their names say, and clip without moving what lies inside."""
+"""Presets have their documented limits; windows clip and leave the values inside unchanged."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Workers give what a loop would give, in its order; one that dies or hangs costs its own task and no other."""
+"""Workers return the results of a loop, in its order; one that dies or hangs loses its own task and no other."""
 
 import os
 import subprocess
@@ -110,7 +110,7 @@ def test_a_worker_that_hangs_is_ended():
 
 
 def test_tasks_are_drawn_when_there_is_room(pool):
-    """What bounds the memory: begun and not given out are at most so many batches for each worker, or `ahead`."""
+    """The batches that are begun and not yet returned stay below `batches` per worker and `ahead`."""
     for ahead, options, most in (
         (10**9, {}, 2 * 2),
         (25, {}, 3),
@@ -141,7 +141,7 @@ def test_workers_have_one_thread_and_are_silent(pool, capfd):
 
 
 def test_workers_do_not_load_torch():
-    """It takes seconds and hundreds of megabytes, in each of them."""
+    """Importing it takes seconds and hundreds of megabytes in each worker."""
     with Pool(1) as pool:
         (modules,) = pool.map(work, [("modules", None)])
     assert "numpy" in modules
@@ -149,7 +149,7 @@ def test_workers_do_not_load_torch():
 
 
 def test_workers_that_are_started_ahead_have_imported_what_they_are_told():
-    """As many as there are tasks for; what cannot be imported is the matter of a task that needs it."""
+    """At most one worker per task starts early; a failing import is reported by the task that needs it."""
     with Pool(2, timeout=60.0) as pool:
         pool.start(1, ["normal_guidance.no_such_module", "wave"])
         (first,) = started = list(pool._started)
@@ -164,7 +164,7 @@ def test_workers_that_are_started_ahead_have_imported_what_they_are_told():
 
 
 def test_a_task_that_cannot_be_loaded_is_an_error(tmp_path):
-    """Were it a failure, every scan would be one."""
+    """As a `Failure`, it would repeat for every scan."""
     (tmp_path / "passing.py").write_text("def work(task): return task")
     sys.path.insert(0, str(tmp_path))
     import passing
@@ -208,7 +208,7 @@ def test_a_task_whose_import_hangs_is_ended(monkeypatch, tmp_path):
 
 
 def alive(number: int) -> bool:
-    """Whether a process runs; one that ended and that nobody asked about does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -217,7 +217,7 @@ def alive(number: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
 def test_workers_end_with_a_parent_that_is_killed(tmp_path):
-    """Also in the midst of a task, and from a script without `if __name__ == "__main__"`."""
+    """Workers end with the parent, also during a task, and from a script without `if __name__ == "__main__"`."""
     (tmp_path / "script.py").write_text(
         textwrap.dedent(f"""
         import sys

@@ -1,4 +1,4 @@
-"""What worker processes do in tests: they find it by its name, so it lies in a module of its own."""
+"""Functions that worker processes run in tests; workers import them by name, so they need a module."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from normal_guidance.errors import UserError
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """For what other processes and threads bring about."""
+    """Waits for a condition that other processes or threads bring about."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came true"
@@ -48,7 +48,7 @@ def hang(seconds: float) -> None:
 
 
 def die_once(path: str) -> str:
-    """As a process that the kernel killed for another one's memory: the second attempt goes well."""
+    """Dies at the first attempt, as if out of memory; the second attempt succeeds."""
     if not Path(path).exists():
         Path(path).touch()
         os.kill(os.getpid(), signal.SIGKILL)

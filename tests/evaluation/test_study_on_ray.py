@@ -66,7 +66,7 @@ def test_mistakes_in_a_task_are_the_user_s_own(cluster, copied, set_threads):
         train_on_cluster(cluster.address, lost, [job], Listener())
     # What is nobody's mistake but ours does not pass for done either.
     broken = replace(copied, dataset=replace(copied.dataset, draw=replace(copied.dataset.draw, sources={})))
-    with pytest.raises(UserError, match=r"(?s)a task failed \(.*KeyError.*\); the same command goes on where it was"):
+    with pytest.raises(UserError, match=r"(?s)a task failed \(.*KeyError.*\); run the same command again to continue"):
         train_on_cluster(cluster.address, broken, [job], Listener())
 
 

@@ -1,7 +1,7 @@
-"""What is damaged, what reads it, and what must hold afterwards.
+"""The cases: the damage, the code that reads it, and the conditions that must hold afterwards.
 
-A case returns its outcome: 'read', the kind of an UnreadableError, 'user error', 'indexed'.  Whatever else it raises is
-a finding.
+A case returns its outcome: 'read', the kind of an UnreadableError, 'user error', 'indexed'.  Any other exception is a
+finding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from samples import TABLES, Samples, table_of
 from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
 from zip_mutations import NAMES, bomb, hostile_zip
 
-from normal_guidance.data.containers import list_files, read_bytes
+from normal_guidance.data.containers import list_files, locate
 from normal_guidance.data.dicom_files import read_elements, refusing
 from normal_guidance.data.dicom_slices import Header, exclusion, read_header, read_pixels
 from normal_guidance.data.geometry import order_slices
@@ -37,7 +37,7 @@ from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 
 LONGEST_MESSAGE = 3000
-"""Characters on the terminal; more is no message.  problems.csv cuts its own."""
+"""Longest message on the terminal; problems.csv cuts its own."""
 
 
 def expect(condition: object, detail: str) -> None:
@@ -46,7 +46,7 @@ def expect(condition: object, detail: str) -> None:
 
 
 def attempt(read: Callable[[], object]) -> str:
-    """The outcome of reading: what is wrong with the file is said in words."""
+    """The outcome of reading; errors must be described in words."""
     try:
         read()
         return "read"
@@ -112,11 +112,11 @@ def pixels(random: Random, samples: Samples, probe: Probe) -> str:
 
 def _check_slices(slices: np.ndarray) -> None:
     expect(slices.dtype == np.float32 and slices.ndim == 3 and slices.size, f"{slices.dtype} {slices.shape}")
-    expect(np.isfinite(slices).all(), "pixels that are no finite numbers")
+    expect(np.isfinite(slices).all(), "pixels that are not finite")
 
 
 def _decodes_natively(content: bytes) -> bool:
-    """Whether the file says that its pixels are for OpenJPEG or GDCM."""
+    """Whether the file states a compression for OpenJPEG or GDCM."""
     try:
         with refusing():
             return read_elements(content, ()).syntax not in PYDICOM
@@ -124,11 +124,16 @@ def _decodes_natively(content: bytes) -> bool:
         return False
 
 
+def _read_bytes(root: Path, file: str) -> bytes:
+    found = locate(root, file)
+    return found if isinstance(found, bytes) else found.read_bytes()
+
+
 def _has_native(row: ScanRow, root: Path) -> bool:
-    """Whether a file of a scan is for OpenJPEG or GDCM."""
+    """Whether OpenJPEG or GDCM decodes a file of the scan."""
     contents: list[bytes] = []
     for file in dict.fromkeys(row.files):
-        attempt(lambda file=file: contents.append(read_bytes(root, file)))
+        attempt(lambda file=file: contents.append(_read_bytes(root, file)))
     return row.kind == "dicom" and any(map(_decodes_natively, contents))
 
 
@@ -144,7 +149,7 @@ def nifti(random: Random, samples: Samples, probe: Probe) -> str:
 
 
 def volume(random: Random, samples: Samples, probe: Probe) -> str:
-    """A scan of a manifest, one of its files damaged since."""
+    """A scan of a manifest with a file that was damaged after indexing."""
     source = random.choice(("rsna-at", "folder"))
     manifest = samples.manifest(source)
     row = manifest[random.randrange(len(manifest))]
@@ -177,7 +182,7 @@ def _damage(random: Random, path: Path) -> None:
 
 
 def archive(random: Random, samples: Samples, probe: Probe) -> str:
-    """Files of a folder with a hostile archive and links that lead out; and names that somebody made up."""
+    """A folder with a hostile archive and links that lead out, and invented names."""
     members = {f"{number}.dcm": random.choice(samples.files(".dcm")).read_bytes() for number in range(2)}
     bombed = random.random() < 0.02
     (probe.root / "z.zip").write_bytes(bomb(random) if bombed else hostile_zip(random, members))
@@ -201,7 +206,7 @@ def archive(random: Random, samples: Samples, probe: Probe) -> str:
 
 def _read_name(root: Path, file: str) -> str:
     def read() -> None:
-        content = read_bytes(root, file)
+        content = _read_bytes(root, file)
         expect(content != SECRET, f"read a secret as {file!r}")
 
     outcome = attempt(read)
@@ -215,7 +220,7 @@ def _read_name(root: Path, file: str) -> str:
 
 
 def index_files(source: str) -> Callable[[Random, Samples, Probe], str]:
-    """A dataset some of whose files are damaged, gone, or replaced by links and archives."""
+    """A dataset with files that are damaged, missing, or replaced by links and archives."""
 
     def case(random: Random, samples: Samples, probe: Probe) -> str:
         root = _copy(samples, source, probe)
@@ -280,7 +285,7 @@ def index_table(source: str) -> Callable[[Random, Samples, Probe], str]:
 
 
 def _scans_of(name: str, content: bytes, table: Table, before: Manifest) -> set[str]:
-    """The scans whose rows are not as they were."""
+    """The scans whose rows changed."""
     header, *rows = read_rows(content)
     if table.touched is None:
         return set(before.scan_ids)
@@ -338,7 +343,7 @@ def _index(
 
 
 def _read_volumes(rows: list[ScanRow], probe: Probe) -> str:
-    """What the next stage makes of the scans that somebody touched."""
+    """Reads the damaged scans as the next stage does."""
     with probe.watched():
         probe.tell(any(_has_native(row, probe.root) for row in rows))
         outcomes = [attempt(lambda row=row: _check_slices(read_volume(row, probe.root)[0])) for row in rows]
@@ -347,7 +352,7 @@ def _read_volumes(rows: list[ScanRow], probe: Probe) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """As anything but a folder, or a link to one, whose files are listed where they are."""
+    """Replaces a file by anything but a folder, or by a link to a folder whose files are listed anyway."""
     return os.path.lexists(path) and not path.is_dir()
 
 
@@ -365,7 +370,7 @@ def _check_rows(manifest: Manifest) -> None:
         expect(
             labels is None or (len(labels) == len(row) and set(labels.tolist()) <= {0, 1}), f"{row.scan_id}: {labels}"
         )
-        json.loads(row.extra)
+        json.dumps(dict(row.dataset_labels))
 
 
 def _check_untouched(before: Manifest, after: Manifest, touched: set[str], *, compare_labels: bool) -> None:

@@ -1,4 +1,4 @@
-"""Programs that tests start, which import each other by name: nothing to collect."""
+"""Programs that tests start and that import each other by name; pytest collects none of them."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Damage to DICOM files that knows their elements: values, types, lengths, the pixels and their compressed fragments.
 
-Elements are found by a scanner of a few lines, for explicit little endian files as the samples are; other content is
-damaged byte by byte.
+A scanner of a few lines finds the elements of explicit little endian files, which the samples are; other content
+is damaged byte by byte.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ NAMES = {
 
 
 class Element(NamedTuple):
-    """Where an element lies: its first byte, the first of its value, the end of it."""
+    """The place of an element: its first byte, the first byte of its value, its end."""
 
     tag: int
     vr: bytes
@@ -113,7 +113,7 @@ class Element(NamedTuple):
 
 
 def scan(content: bytes) -> list[Element]:
-    """The elements of an explicit little endian file, those in sequences too, as far as they can be followed."""
+    """The elements of an explicit little endian file, also those in sequences, as far as they can be parsed."""
     return list(_scan(content, 132, len(content))) if content[128:132] == b"DICM" else []
 
 
@@ -163,13 +163,13 @@ def _odd_value(random: Random, element: Element) -> bytes:
 
 
 def nested_items(random: Random) -> bytes:
-    """Sequences in sequences, deeper than a stack."""
+    """Nests sequences deeper than Python's stack."""
     item = ITEM + struct.pack("<I", UNDEFINED) + b"\x00\x52\x29\x92SQ\0\0" + struct.pack("<I", UNDEFINED)
     return item * random.choice((3, 50, 400, 3000))
 
 
 def change_value(random: Random, content: bytes) -> bytes:
-    """Another value, written as it should be."""
+    """Writes another value correctly."""
     element = _known(random, content)
     if element is None:
         return flip_bits(random, content)
@@ -212,7 +212,7 @@ def remove_element(random: Random, content: bytes) -> bytes:
 
 
 def move_element(random: Random, content: bytes) -> bytes:
-    """To another place, or there a second time: the standard wants ascending tags, once each."""
+    """Moves or repeats an element: the standard wants ascending tags, once each."""
     element, other = _known(random, content), _known(random, content)
     if element is None or other is None:
         return flip_bits(random, content)
@@ -225,7 +225,7 @@ def move_element(random: Random, content: bytes) -> bytes:
 
 
 def add_nesting(random: Random, content: bytes) -> bytes:
-    """A sequence that does not end, before the pixels."""
+    """Inserts a sequence without an end before the pixels."""
     tag = random.choice((0x00091001, 0x52009229, 0x52009230))
     head = struct.pack("<HH", tag >> 16, tag & 0xFFFF) + b"SQ\0\0" + struct.pack("<I", UNDEFINED)
     place = content.rfind(PIXELS)
@@ -233,7 +233,7 @@ def add_nesting(random: Random, content: bytes) -> bytes:
 
 
 def change_prefix(random: Random, content: bytes) -> bytes:
-    """Without preamble, without file meta information, or in a preamble of another format."""
+    """Removes the preamble or the file meta information, or writes the preamble of another format."""
     first = next((element.start for element in scan(content) if element.tag >= 0x00030000), 132)
     return random.choice(
         (content[132:], content[first:], b"II*\0" * 32 + content[128:], content[:132] + content[first:])
@@ -241,7 +241,7 @@ def change_prefix(random: Random, content: bytes) -> bytes:
 
 
 def deflate(random: Random, content: bytes) -> bytes:
-    """As a deflated file, whole or cut, or one that inflates to gigabytes."""
+    """Deflates the file; it may be cut, or inflate to gigabytes."""
     elements = scan(content)
     first = next((element.start for element in elements if element.tag >= 0x00030000), None)
     syntax = next((element for element in elements if element.tag == 0x00020010), None)
@@ -278,7 +278,7 @@ def change_pixel_length(random: Random, content: bytes) -> bytes:
 
 
 def change_pixels(random: Random, content: bytes) -> bytes:
-    """Flips, cuts and odd bytes in what the decoder gets."""
+    """Flips, cuts and unusual bytes in the decoder's input."""
     place = content.rfind(PIXELS) + 12
     if random.random() < 0.5:
         place = min(len(content), place + 40)  # past the first items, into the first compressed image
@@ -287,7 +287,7 @@ def change_pixels(random: Random, content: bytes) -> bytes:
 
 
 def _fragments(content: bytes) -> tuple[int, list[bytes]]:
-    """Where the fragments begin, and the fragments, the offset table first; none where pixels are not encapsulated."""
+    """The place of the first fragment, and all fragments, the offset table first; none if pixels are plain."""
     start = place = content.rfind(PIXELS) + 12
     found = []
     while start >= 12 and content[place : place + 4] == ITEM and place + 8 <= len(content):
@@ -298,7 +298,7 @@ def _fragments(content: bytes) -> tuple[int, list[bytes]]:
 
 
 def change_fragments(random: Random, content: bytes) -> bytes:
-    """Fragments that are missing, doubled, empty, split, out of order, or wrongly counted by the offset table."""
+    """Makes fragments missing, doubled, empty, split, out of order, or wrongly counted by the offset table."""
     start, fragments = _fragments(content)
     if len(fragments) < 2:
         return change_pixel_length(random, content)
@@ -339,7 +339,7 @@ SIZE_MARKERS = (
 
 
 def change_codestream(random: Random, content: bytes) -> bytes:
-    """Odd bytes right behind a marker: the size, the precision, the number of components, the tables."""
+    """Unusual bytes right after a marker: the size, the precision, the number of components, the tables."""
     start = content.rfind(PIXELS)
     marker = random.choice(SIZE_MARKERS)
     place = content.find(marker, start)

@@ -1,7 +1,7 @@
-"""What a case may not do, and how that is seen: writing elsewhere, reading secrets, taking memory.
+"""Detects what a case must not do: write elsewhere, read secrets, use too much memory.
 
-Python tells an audit hook of every file that is opened, made, moved or removed, wherever it is; the tree of the case's
-folder is compared as well, because native code does not tell.
+An audit hook sees every file that Python opens, makes, moves or removes.  The tree of the case's folder is compared as
+well, because the hook does not see native code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 2 * 2**30
-"""Most bytes of real memory that a case may take."""
+"""Most bytes of real memory that a case may use."""
 
 SECRET = b"nobody may read this"
 """Content of the file outside the root."""
@@ -36,8 +36,8 @@ _PATHS = {
 _NEVER = ("os.system", "os.exec", "os.posix_spawn", "socket.connect")
 
 
-class TrustResult(Exception):  # noqa: N818  # what fuzzing looks for
-    """A case that did what it may not."""
+class Finding(Exception):  # noqa: N818  # what fuzzing looks for
+    """A case that did something forbidden."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -45,15 +45,15 @@ class TrustResult(Exception):  # noqa: N818  # what fuzzing looks for
 
 
 class Probe:
-    """The folder of one case, and the eye on it.
+    """The folder of one case, and the checks on it.
 
-        folder/in        what the case reads
+        folder/in        the files that the case reads
         folder/out       the only place that it may write to
-        folder/outside   what it may not even read
+        folder/outside   files that it must not read
 
     Args:
         folder: empty.
-        tell: takes whether native decoders follow, whose death is no finding.
+        tell: receives whether native decoders follow, whose death is not a finding.
     """
 
     def __init__(self, folder: Path, tell: Callable[[bool], object]) -> None:
@@ -65,7 +65,7 @@ class Probe:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Whatever is done within is looked at; raises a TrustResult at the end."""
+        """Checks everything that is done within the block; raises a Finding at its end."""
         before = tree(self.folder, self.out)
         _seen.clear()
         _reset_memory()
@@ -75,17 +75,17 @@ class Probe:
         finally:
             _eye.clear()
         if _seen:
-            raise TrustResult("outside", "; ".join(sorted(set(_seen))))
+            raise Finding("outside", "; ".join(sorted(set(_seen))))
         if peak_memory() > MEMORY:
-            raise TrustResult("memory", f"{peak_memory() / 2**30:.1f} GiB")
+            raise Finding("memory", f"{peak_memory() / 2**30:.1f} GiB")
         after = tree(self.folder, self.out)
         if after != before:
             changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-            raise TrustResult("outside", f"changed {', '.join(changed)}")
+            raise Finding("outside", f"changed {', '.join(changed)}")
 
 
 def tree(folder: Path, without: Path) -> dict[str, Any]:
-    """Names, kinds, sizes and times of everything in a folder but one of its folders."""
+    """Names, kinds, sizes and times of everything in a folder except one of its folders."""
     found = {}
     for base, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if os.path.join(base, name) != str(without)]
@@ -101,7 +101,7 @@ _seen: list[str] = []
 
 
 def install() -> None:
-    """For the rest of the process: an audit hook cannot be removed."""
+    """Adds the audit hook for the rest of the process: it cannot be removed."""
     sys.addaudithook(_hear)
 
 
@@ -124,7 +124,7 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _is_worker(words: list[str]) -> bool:
-    """Whether it is a worker process of the package that starts."""
+    """Whether the started program is a worker process of the package."""
     return words[:3] == [sys.executable, "-P", "-c"] and "normal_guidance.data.worker_process" in words[3]
 
 
@@ -140,7 +140,7 @@ def _judge(probe: Probe, event: str, path: str | bytes | os.PathLike[str], *, wr
 
 
 def _reset_memory() -> None:
-    """Linux forgets the peak so far when asked like this."""
+    """Resets Linux's record of the peak memory."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 

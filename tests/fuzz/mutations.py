@@ -1,4 +1,4 @@
-"""Damage to bytes of any kind, and to NIfTI files, whose header has its fields at fixed places.
+"""Damage to any bytes, and to NIfTI files, whose headers have their fields at fixed places.
 
 A mutator takes a random generator and the content, and returns other content; the same generator gives the same damage.
 """
@@ -13,7 +13,7 @@ from random import Random
 Mutator = Callable[[Random, bytes], bytes]
 
 ODD_BYTES = (b"\x00", b"\x01", b"\x7f", b"\x80", b"\xfe", b"\xff", b"\xff\xff", b"\x00\x00\x00\x80", b"\xff" * 4)
-"""Where off-by-one errors, signs and sizes live."""
+"""Numbers that reveal errors by one, of signs and of sizes."""
 
 
 def flip_bits(random: Random, content: bytes) -> bytes:
@@ -53,7 +53,7 @@ def repeat(random: Random, content: bytes) -> bytes:
 
 
 def replace_all(random: Random, content: bytes) -> bytes:
-    """Something else altogether."""
+    """Replaces the content."""
     others = (
         b"",
         b"\0" * 256,
@@ -70,12 +70,12 @@ BYTES: tuple[Mutator, ...] = (flip_bits, flip_bits, overwrite, overwrite, trunca
 
 
 def _place(random: Random, content: bytes | bytearray) -> int:
-    """Anywhere, or near the beginning, where headers are."""
+    """A place anywhere, or near the beginning, where headers are."""
     return random.randrange(max(1, random.choice((len(content), min(len(content), 2048), min(len(content), 400)))))
 
 
 def mutate(random: Random, content: bytes, mutators: tuple[Mutator, ...]) -> bytes:
-    """One or a few of the mutators after each other."""
+    """Applies one or a few mutators after each other."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         content = random.choice(mutators)(random, content)
     return content
@@ -101,7 +101,7 @@ FIELDS = {
     "magic": (344, "<i", 1),
     "extension": (348, "<i", 3),
 }
-"""Of NIfTI-1: where a field begins, the type and the number of its values."""
+"""Fields of NIfTI-1: the place, the type and the number of values."""
 
 ODD_NUMBERS = {
     "<h": (-32768, -1, 0, 1, 2, 3, 4, 5, 7, 8, 16, 64, 128, 256, 512, 768, 1024, 1536, 1792, 2304, 4096, 32767),
@@ -118,7 +118,7 @@ def change_nifti_field(random: Random, content: bytes) -> bytes:
 
 
 def change_nifti_shape(random: Random, content: bytes) -> bytes:
-    """All sizes anew: volumes of many thousand slices, of one row, of billions of voxels."""
+    """Sets all sizes: volumes of many thousand slices, of one row, of billions of voxels."""
     if content[:4] == struct.pack("<i", 540):
         start, kind, sizes = 16, "<q", (1, 1, 1, 32, 2**16, 2**20, 2**24, 2**31, 2**33)
     else:
@@ -144,7 +144,7 @@ NIFTI: tuple[Mutator, ...] = (
 
 
 def mutate_nifti(random: Random, content: bytes) -> bytes:
-    """Damage inside a volume; a packed one is packed again, sometimes damaged outside instead."""
+    """Damages a volume; a packed one is unpacked and packed again, or damaged as it is."""
     if content[:2] != b"\x1f\x8b":
         return mutate(random, content, NIFTI)
     if random.random() < 0.3:

@@ -1,4 +1,4 @@
-"""Readers with a defect each, planted: fuzzing that does not find them finds nothing."""
+"""Readers with one planted defect each: fuzzing must find all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _fill_memory(probe: Probe) -> None:
 
 
 def _write_natively(probe: Probe) -> None:
-    """Python does not hear of it."""
+    """A write that Python does not see."""
     ctypes.CDLL(None).creat(os.fsencode(probe.folder / "evil.dcm"), 0o600)
 
 
@@ -67,4 +67,4 @@ KINDS = {
         "good error": lambda probe: _raise(UserError("scan 'A17' has no slices; remove its row")),
     }.items()
 }
-"""Of these only the last two, and the decoder, are no findings."""
+"""All of these are findings except the last two and the decoder."""

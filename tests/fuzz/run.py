@@ -1,15 +1,15 @@
-"""Fuzzing of everything that reads files from strangers: DICOM, NIfTI, archives, label tables, whole datasets.
+"""Fuzzes all code that reads files of unknown origin: DICOM, NIfTI, archives, label tables, whole datasets.
 
     python tests/fuzz/run.py --cases 10000 --seed 1 --jobs 2
-    python tests/fuzz/run.py --seed 1 --case 4711        one case again, with its traceback; its folder is kept
+    python tests/fuzz/run.py --seed 1 --case 4711        repeat one case with its traceback; its folder is kept
 
-A case is a file or a dataset, damaged at random, and what reads it.  It may end well or with a clear error: a
+A case is a file or a dataset, damaged at random, and the code that reads it.  It may end well or with a clear error: a
 UserError, an UnreadableError, a line of problems.csv.  Anything else is a finding: another exception or a warning, no
 answer within `PATIENCE`, more memory than `guard.MEMORY`, a file made or changed outside the output folder, a secret
-read, a scan lost that nobody touched, the death of the process.  Only a native decoder of compressed pixels may die:
+read, the loss of an undamaged scan, the death of the process.  Only a native decoder of compressed pixels may die:
 `nguide encode` runs it in worker processes and records the scan as failed; such deaths are counted.
 
-Prints outcomes by kind of case, the findings, and one JSON line; exit code 1 where something was found.
+Prints outcomes by kind of case, the findings, and one JSON line; exit code 1 if there are findings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 CASES = HERE / "cases.py"
 
 PATIENCE = 10.0
-"""Seconds after which a case hangs."""
+"""Seconds after which a case counts as hanging."""
 
 START_PATIENCE = 120.0
 """Seconds for a worker to import everything."""
@@ -45,7 +45,7 @@ START_PATIENCE = 120.0
 
 @dataclass
 class Worker:
-    """A process that runs cases, and the case that it is at."""
+    """A process that runs cases, and its current case."""
 
     process: subprocess.Popen[bytes]
     pipe: Connection
@@ -73,7 +73,7 @@ class Worker:
         return cls(process, Connection(ours.detach()), log)
 
     def end(self) -> str:
-        """Ends it; says how it ended, if it did so by itself."""
+        """Ends the process; returns how it ended, if it did so by itself."""
         self.pipe.close()  # which it takes for the end
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(2.0)
@@ -82,13 +82,13 @@ class Worker:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def said(self) -> str:
-        """The end of what it printed; faulthandler's traceback, if it crashed."""
+        """The end of its output; faulthandler's traceback, if it crashed."""
         return self.log.read_text(errors="replace")[-4000:]
 
 
 @dataclass
 class Fuzzing:
-    """A run: what came of the cases so far."""
+    """A run with the results of its cases so far."""
 
     module: Path
     folder: Path
@@ -119,7 +119,7 @@ class Fuzzing:
         return Worker.start(self.module, self.folder, self.seed)
 
     def _hear(self, worker: Worker) -> bool:
-        """Takes one message; False when the worker is of no more use."""
+        """Handles one message; returns False when the worker has ended."""
         try:
             what, *content = worker.pipe.recv()
         except (EOFError, OSError):
@@ -177,13 +177,13 @@ class Fuzzing:
 
 
 def _last_place(trace: str) -> str:
-    """Where it was raised."""
+    """The place where an error was raised."""
     places = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     return places[-1] if places else "?"
 
 
 def until(numbers: Iterable[int], seconds: float | None) -> Iterator[int]:
-    """The numbers, as long as there is time."""
+    """The numbers of cases, as long as there is time."""
     end = time.monotonic() + (seconds or 1e9)
     return takewhile(lambda number: time.monotonic() < end, numbers)
 
@@ -196,7 +196,7 @@ def print_table(outcomes: dict[str, Counter[str]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzzes the readers; exit code 1 where something was found.")
+    parser = argparse.ArgumentParser(description="Fuzzes the readers; exit code 1 if there are findings.")
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -236,7 +236,7 @@ def main() -> int:
 
 
 def _make_samples(folder: Path) -> None:
-    """In a process of its own: this one stays small, and imports nothing that it tests."""
+    """Makes the samples in another process: this one stays small and does not import the tested code."""
     folder.mkdir()
     code = "import sys; from pathlib import Path; from samples import write_samples; write_samples(Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, str(folder)], cwd=HERE, check=True)

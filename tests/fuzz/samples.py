@@ -1,6 +1,6 @@
-"""What is mutated: small phantom datasets with the manifests of their untouched files, and single files of every kind.
+"""The samples for mutation: small phantom datasets with their manifests, and single files of every kind.
 
-Made once per run, by the first process; the workers only read it.
+The first process makes them once per run; the workers only read them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _nifti(voxels: np.ndarray, packed: bool = False, image: Callable[..., object
 
 
 def _write_files(folder: Path) -> None:
-    """Single files: two of each compression, odd ones, other encodings of the header, volumes."""
+    """Single files: two of each compression, some with oddities, other encodings of the header, volumes."""
     made = folder / "more"
     oddities = ["multi_frame", "bits", "secondary_capture"]
     truth = write_phantom("folder", made, scans=9, size=SIZE, slices=SLICES, oddities=oddities, compression="mixed")
@@ -116,7 +116,7 @@ def _write_files(folder: Path) -> None:
 
 
 class Samples(NamedTuple):
-    """The samples in a folder, read when they are asked for."""
+    """The samples in a folder, read on demand."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""A worker process: runs cases one after the other and tells the parent what came of each.
+"""A worker process: runs cases one after the other and sends their results to the parent.
 
 Arguments: the descriptor of the pipe, the file that defines `KINDS`, the folder of samples, a folder for the cases,
 the seed.
@@ -25,12 +25,12 @@ import guard
 from samples import Samples
 
 ADDRESS_SPACE = 8 * 2**30
-"""Bytes that a worker may ask for: so that the machine survives what is looked for."""
+"""Most bytes that a worker may allocate, so that the machine survives the findings."""
 
 GOLDEN = (5**0.5 - 1) / 2
 
 Case = Callable[[Random, Samples, guard.Probe], str]
-"""Runs a case, returns its outcome in a word or two, raises what a user would see as a traceback."""
+"""Runs a case, returns its outcome in a word or two, or raises an error that a user would see as a traceback."""
 
 
 def main(descriptor: str, module: str, samples: str, folder: str, seed: str) -> None:

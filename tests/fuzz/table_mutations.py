@@ -1,6 +1,6 @@
 """Damage to label tables: bytes, columns, rows and cells, and paths that lead elsewhere.
 
-Damage to rows tells which rows it touched, so that the others can be looked for afterwards.
+Damage to rows returns the changed rows, so that the others can be checked afterwards.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ CELLS = (
         "nul",
     ),
 )
-"""What somebody may write into a cell."""
+"""Unusual texts for a cell."""
 
 VALUES: tuple[Any, ...] = (
     *(float("inf"), float("-inf"), float("nan"), 1e300, -1, 0, 1, 2**62, True, None, b"\xff\x00", b"1"),
     *([0, 1], [0.0, float("inf")], [None], [[0, 1]], {"a": 1}, "text", "../outside"),
 )
-"""What a parquet file may hold instead."""
+"""Unusual values for a cell of a parquet file."""
 
 
 class Table(NamedTuple):
-    """A table's bytes, and the numbers of the rows that are not as they were; None if it may be any."""
+    """A table's bytes, and the numbers of the changed rows; None if any may have changed."""
 
     content: bytes
     touched: set[int] | None
@@ -135,7 +135,7 @@ def _cells(random: Random, content: bytes) -> Table:
 
 
 def _rows(random: Random, content: bytes) -> Table:
-    """Rows twice, cut short, too long, gone, or as raw bytes."""
+    """Makes rows doubled, cut short, too long, missing, or raw bytes."""
     header, *rows = read_rows(content)
     number = random.randrange(len(rows))
     row = rows[number]

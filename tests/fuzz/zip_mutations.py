@@ -1,4 +1,4 @@
-"""Hostile archives: members whose names lead elsewhere, that lie about their size, or that are no files at all."""
+"""Hostile archives: members with names that lead elsewhere, with a wrong size, or that are not files."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ NAMES = (
         "z.zip/1.dcm",
     ),
 )
-"""Names that a reader may be asked for."""
+"""Names that a reader may receive."""
 
 
 def hostile_zip(random: Random, members: dict[str, bytes]) -> bytes:
-    """An archive of these members and some hostile ones; sometimes damaged in addition."""
+    """An archive of these members and some hostile ones; sometimes it is damaged, too."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # two members of one name
@@ -122,7 +122,7 @@ def _lie(random: Random, content: bytes) -> bytes:
 
 
 def bomb(random: Random) -> bytes:
-    """An archive of some megabytes with a member of more than three gigabytes, which says it has `declared` bytes."""
+    """An archive of some megabytes with a member of more than three gigabytes, which declares `declared` bytes."""
     declared = random.choice((100, 2**16, 2**29))
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     packed = (packer.compress(b"\0" * 2**24) + packer.flush(zlib.Z_FULL_FLUSH)) * 200 + packer.flush()

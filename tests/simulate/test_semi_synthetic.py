@@ -403,7 +403,7 @@ def test_the_three_sets_of_a_repetition(monkeypatch):
 @pytest.mark.parametrize(
     ("seed", "part", "message"),
     [
-        (1002, "test", "seed 1002 is none of the paper's; choose one of 1001, 2001, 3001"),
+        (1002, "test", "seed 1002 is not one of the paper's; choose one of 1001, 2001, 3001"),
         (1001, "validation", "part 'validation' is unknown; choose one of train, val, test"),
     ],
 )
@@ -448,7 +448,7 @@ def test_oracles_are_the_enumeration_of_all_arrangements(block: int, blocks: int
 
 
 def test_every_arrangement_of_blocks_is_as_probable_as_any_other():
-    """Of 2 blocks of 1 in 7 slices there are 3 arrangements; bounds are five standard errors wide."""
+    """Two blocks of 1 in 7 slices have 3 arrangements; bounds are five standard errors wide."""
     bags = shifted_mean(3_000, 4, features=1, min_slices=7, max_slices=7, block=1, blocks=2, prevalence=1.0)
     kinds, counts = bags.layout.pad(bags.slice_labels).unique(dim=0, return_counts=True)
     want = {tuple(int(any(j in one for one in ranges)) for j in range(7)) for ranges in arrangements(7, 1, 2)}

@@ -1,20 +1,19 @@
-"""The scans in folders, archives and files that a user names, with nothing to say which they are but their headers.
+"""The scans in folders, archives and files that a user names; only headers say which scans they are.
 
-Headers are read and slices ordered by the code behind `nguide index`.  A folder with images in it, or one in an
-archive, holds one scan for each series in it; every NIfTI file is a scan.  What is no image is noted.  What should
-have been a scan and cannot be one is a `NotPredicted`, like a scan that fails later.
+Headers are read and slices ordered by the code behind `nguide index`.  A folder with images, on disk or in an archive,
+holds one scan per series; every NIfTI file is a scan.  Files that are not images are reported.  A folder or file that
+should be a scan and cannot be read is a `NotPredicted`, like a scan that fails later.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.containers import list_files, list_members
@@ -22,12 +21,11 @@ from normal_guidance.data.file_contents import Mask
 from normal_guidance.data.header_reading import NIFTI, is_nifti
 from normal_guidance.data.indexing import read_rows
 from normal_guidance.data.manifest import ScanRow
-from normal_guidance.data.problems import KINDS, Problem
+from normal_guidance.data.problems import KINDS, Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
-    Report,
     list_below,
     patient_of,
     series_folders,
@@ -39,29 +37,27 @@ if TYPE_CHECKING:
     from normal_guidance.data.geometry import Ordered
 
 NO_SCAN = frozenset({"no_image", "localizer", "secondary_capture"})
-"""Files that are no slices, and are no loss: reports, scouts, screenshots."""
+"""Kinds of files that are not slices and that nobody misses: reports, scouts, screenshots."""
 
 SLICE_SUFFIXES = frozenset({".dcm", ".dicom", ".ima"})
-"""A file called so is meant to be a slice; if it is no DICOM file, one is missing."""
+"""A file with such a name should be a slice; if it is not a DICOM file, a slice is missing."""
 
 NOT_DICOM = "not a DICOM file"
-"""How reading a header says so; DICOM files without pixels (reports, presentation states) are told otherwise."""
+"""The detail of a file that is not DICOM; DICOM files without pixels (reports, presentation states) have another."""
 
 RESERVED = ("index.html", "summary.csv", "summary.json", "predictions.parquet", "manifest.parquet", "problems.csv")
-"""Names in the output folder that a scan's folder cannot have."""
+"""Files of the output folder; a scan's folder cannot have such a name."""
 
 MOST_LETTERS = 100
-"""Of a scan's name: it becomes a folder's."""
-
-UNLISTED = "@"
-"""Begins the key of what could not be listed; the keys of scans begin with a number."""
+"""Longest name of a scan, which becomes the name of its folder."""
 
 TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"
+"""What a user may give."""
 
 
 @dataclass(frozen=True, eq=False)
 class NotPredicted:
-    """A scan without a prediction: what is wrong with it, and what else was odd."""
+    """A scan without a prediction: the reason, and its other problems."""
 
     scan_id: str
     reason: Problem
@@ -69,20 +65,20 @@ class NotPredicted:
 
     @property
     def refused(self) -> bool:
-        """Whether it could be predicted, if told to go on (`force`)."""
+        """Whether `force` would predict it."""
         return self.reason.kind == "unsuitable"
 
 
 @dataclass(frozen=True, eq=False)
 class FoundScans:
-    """What lies in the given paths.
+    """The scans in the given paths.
 
     Args:
         root: the folder that the rows' files are relative to.
         rows: the scans, in the order of their paths.
-        problems: of each scan, by id; "" has those of no scan.
-        incomplete: of scans that some file of could not be read: those files' problems.
-        unusable: what should have been scans.
+        problems: the problems of each scan, by scan id; those of no scan stand under "".
+        incomplete: scans with unreadable files, by scan id: the problems of these files.
+        unusable: what should be a scan and cannot be read.
     """
 
     root: Path
@@ -100,8 +96,8 @@ def find_scans(
     Args:
         paths: DICOM folders, zip archives, NIfTI files, or folders of such.
         workers: processes that read headers; 0 reads them in this one.
-        any_modality: take images that are not CT, too.
-        anonymize: number scans in place of naming them after their folders, and leave out patient ids and the
+        any_modality: accept images that are not CT.
+        anonymize: number the scans instead of naming them after their folders, and leave out patient ids and the
             details of problems, which may quote headers and paths.
 
     Example:
@@ -113,8 +109,8 @@ def find_scans(
     root, places = _root_of(paths)
     problems: list[Problem] = []
     source = _NewScans(root, places, problems.append)
-    rows = list(read_rows(source, problems, workers=workers, any_modality=any_modality))
-    found = _Sorted(source, rows, problems).found()
+    rows = list(read_rows(source, problems, workers=workers, any_modality=any_modality, with_series=True))
+    found = _Naming(source, rows, problems).found()
     if not found.rows and all(one.reason.kind == "no_image" for one in found.unusable):
         given = ", ".join(map(str, paths))
         why = found.unusable[0].reason.detail if len(paths) == 1 else "none of them holds an image"
@@ -145,23 +141,30 @@ def _root_of(paths: Sequence[str | Path]) -> tuple[Path, list[str]]:
 # ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class _Leaf:
-    """A folder with files in it, one in an archive, or a file of its own."""
+    """A folder with files (on disk or in an archive), a single file, or an archive or folder that cannot be listed."""
 
     place: str
-    """The path that was given and led to it."""
+    """The given path that led to it."""
     name: str
-    files: Sequence[str]
+    files: Sequence[str] = ()
     series: list[str] = field(default_factory=list)
-    """UIDs of those that are scans."""
+    """UIDs of the series that are scans."""
+
+
+class _Series(NamedTuple):
+    """A scan, or what should be one: a series of a leaf. The UID is empty where no header gives it."""
+
+    leaf: _Leaf
+    uid: str = ""
 
 
 class _NewScans:
-    """Scans without a table; satisfies `Dataset`.
+    """Scans without a table; satisfies `ScanSource`.
 
-    While headers are read, a scan is called by a key, 'number of its leaf|UID of its series': which names are free is
-    known at the end only.
+    Scans get their names when all headers are read (`_Naming`).  Until then a scan has a number for an id, which
+    `series_of` resolves.
     """
 
     expected_files: int | None = None
@@ -170,14 +173,16 @@ class _NewScans:
     def __init__(self, root: Path, places: Sequence[str], report: Report) -> None:
         self.root, self.places, self.report = root, places, report
         self.leaves: list[_Leaf] = []
-        self.leaf_of: dict[str, int] = {}
-        self.folder_of: dict[str, str] = {}
+        self.leaf_of: dict[str, _Leaf] = {}
+        self.ids: dict[_Series, str] = {}
+        self.series_of: dict[str, _Series] = {}
+        self.first_file: dict[str, str] = {}
 
     def groups(self) -> Iterator[Group]:
         for place in self.places:
             files = list(self._files(place))
             for leaf in _leaves(self.root, place, files):
-                self.leaf_of[leaf.files[0]] = len(self.leaves)
+                self.leaf_of[leaf.files[0]] = leaf
                 self.leaves.append(leaf)
                 yield Group("", leaf.files)
 
@@ -191,39 +196,34 @@ class _NewScans:
         return iter([place])
 
     def scan_of(self, group: Group, series_uid: str) -> str:
-        return f"{self.leaf_of[group.files[0]]}|{series_uid}"
+        series = _Series(self.leaf_of[group.files[0]], series_uid)
+        scan_id = self.ids.setdefault(series, str(len(self.ids)))
+        self.series_of[scan_id] = series
+        return scan_id
 
     def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
-        leaf = self.leaves[self.leaf_of[group.files[0]]]
+        leaf = self.leaf_of[group.files[0]]
         series: dict[str, list[Header]] = defaultdict(list)
         for header in headers:
             series[header.series_uid].append(header)
         for uid, members in series.items():
-            key = self.scan_of(group, uid)
+            scan_id = self.scan_of(group, uid)
             leaf.series.append(uid)
-            self._note_other_folder(key, uid, members[0].file)
-            extra = {
-                "series_uid": "" if is_nifti(members[0].file) else uid,
-                "study_uid": members[0].study_uid,
-                "series_description": members[0].description,
-            }
-            yield Candidate(key, patient_of(key, members, self.report), members, extra=extra)
+            self._report_same_uid(scan_id, uid, members[0].file)
+            yield Candidate(scan_id, patient_of(scan_id, members, self.report), members)
 
-    def _note_other_folder(self, key: str, uid: str, file: str) -> None:
-        other = self.folder_of.setdefault(uid, file) if uid else file
+    def _report_same_uid(self, scan_id: str, uid: str, file: str) -> None:
+        other = self.first_file.setdefault(uid, file) if uid else file
         if other != file:
-            detail = f"a series of the same UID begins with {other}"
+            detail = f"a series with the same UID begins with {other}"
             action = "both kept; if they are parts of one scan, put its files into one folder"
-            self.report(Problem(key, file, "double_scan", detail, action))
+            self.report(Problem(scan_id, file, "double_scan", detail, action))
 
     def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
-        number_of = {header.file: header.instance_number for header in candidate.headers if header.frames == 1}
-        # What hospital software numbers the slices by.
-        candidate.extra["instance_numbers"] = [number_of.get(file) for file, _ in ordered.slices]
         return Labels(UNKNOWN, None)
 
     def finish(self) -> None:
-        """There are no labels that a file could be missing for."""
+        """Without labels, no image can be missing."""
 
 
 def _leaves(root: Path, place: str, files: Sequence[str]) -> Iterator[_Leaf]:
@@ -238,71 +238,69 @@ def _leaves(root: Path, place: str, files: Sequence[str]) -> Iterator[_Leaf]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Names, and what is whose problem
+# Names of scans, and the scan that a problem is about
 # ----------------------------------------------------------------------------------------------------
 
 
-class _Sorted:
-    """Scans with names, and their problems."""
+class _Naming:
+    """Names the scans and sorts the problems by scan."""
 
     def __init__(self, source: _NewScans, rows: Sequence[ScanRow], problems: Sequence[Problem]) -> None:
         self.source, self.rows, self.problems = source, rows, problems
         self.taken = {name.casefold() for name in RESERVED}
-        self.names: dict[str, str] = {}
+        self.names: dict[_Series, str] = {}
+        self.unlisted: dict[str, _Leaf] = {}
 
     def found(self) -> FoundScans:
-        for row in self.rows:
-            self._name(row.scan_id)
+        rows = tuple(self._named_row(row) for row in self.rows)
         of_scan: dict[str, list[Problem]] = defaultdict(list)
-        lost: dict[str, list[Problem]] = defaultdict(list)
+        lost: dict[_Series, list[Problem]] = defaultdict(list)
         for problem in self.problems:
-            key = self._owner(problem)
-            if (problem.kind in NO_SCAN and not _should_be_slice(problem)) or not key:
-                of_scan[""].append(self._named(problem, ""))
-            elif key in self.names and problem.scan_id == key:
-                of_scan[key].append(self._named(problem, key))
+            scan = self._scan_of(problem)
+            if (problem.kind in NO_SCAN and not _should_be_slice(problem)) or scan is None:
+                of_scan[""].append(problem._replace(scan_id=""))
+            elif scan in self.names and self.source.series_of[problem.scan_id] == scan:
+                of_scan[self.names[scan]].append(problem._replace(scan_id=self.names[scan]))
             else:
-                lost[key].append(problem)
-        missing = {
-            key: tuple(self._named(one, key) for one in lost.pop(key)) for key in list(lost) if key in self.names
-        }
-        unusable = [self._unusable(key, of) for key, of in lost.items()] + self._empty_places(lost)
+                lost[scan].append(problem)
+        incomplete = {scan: problems for scan, problems in lost.items() if scan in self.names}
+        unusable = [self._unusable(scan, problems) for scan, problems in lost.items() if scan not in incomplete]
         return FoundScans(
             root=self.source.root,
-            rows=tuple(self._renamed(row) for row in self.rows),
-            problems={self.names.get(key, ""): tuple(of) for key, of in of_scan.items()},
-            incomplete={self.names[key]: of for key, of in missing.items()},
-            unusable=tuple(unusable),
+            rows=rows,
+            problems={name: tuple(problems) for name, problems in of_scan.items()},
+            incomplete={self.names[scan]: self._named(problems, scan) for scan, problems in incomplete.items()},
+            unusable=(*unusable, *self._empty_places()),
         )
 
-    def _owner(self, problem: Problem) -> str:
-        """The key of the scan that a problem is about.
+    def _scan_of(self, problem: Problem) -> _Series | None:
+        """The scan that a problem is about; None if it is about none, or nobody knows.
 
-        A file that cannot be read does not say its series: it is of the only one in its folder, or if there are none,
-        the folder's; with several, nobody knows.
+        The series of an unreadable file is unknown: the file belongs to the only series of its leaf, or to the leaf
+        where no series is a scan.
         """
-        number, _, uid = problem.scan_id.partition("|")
-        if not number:
-            return self._lost_archive(problem)
-        if uid:
-            return problem.scan_id
-        series = self.source.leaves[int(number)].series
-        return f"{number}|{series[0]}" if len(series) == 1 else "" if series else problem.scan_id
+        if not problem.scan_id:
+            return self._unlisted_archive(problem)
+        given = self.source.series_of[problem.scan_id]
+        if given.uid or not given.leaf.series:
+            return given
+        return _Series(given.leaf, given.leaf.series[0]) if len(given.leaf.series) == 1 else None
 
-    def _lost_archive(self, problem: Problem) -> str:
-        """The path of what could not even be listed, a broken archive say, unless other scans came of it."""
+    def _unlisted_archive(self, problem: Problem) -> _Series | None:
+        """An archive or folder that cannot be listed, unless some of its scans were found."""
         outer = problem.file.partition("!")[0]
-        came = any(file.startswith(f"{outer}!") for leaf in self.source.leaves for file in leaf.files[:1])
-        return "" if problem.kind != "unreadable" or came else f"{UNLISTED}{outer}"
+        found = any(file.startswith(f"{outer}!") for leaf in self.source.leaves for file in leaf.files[:1])
+        if problem.kind != "unreadable" or found:
+            return None
+        if outer not in self.unlisted:
+            place = next((place for place in self.source.places if _is_below(outer, place)), outer)
+            self.unlisted[outer] = _Leaf(place, outer)
+        return _Series(self.unlisted[outer])
 
-    def _name(self, key: str) -> str:
-        if key not in self.names:
-            leaf = self._leaf(key)
-            self.names[key] = self._free(key.removeprefix(UNLISTED) if leaf is None else leaf.name)
-        return self.names[key]
-
-    def _leaf(self, key: str) -> _Leaf | None:
-        return None if key.startswith(UNLISTED) else self.source.leaves[int(key.partition("|")[0])]
+    def _name(self, scan: _Series) -> str:
+        if scan not in self.names:
+            self.names[scan] = self._free(scan.leaf.name)
+        return self.names[scan]
 
     def _free(self, text: str) -> str:
         """A name that is fit for a folder and that no other scan has."""
@@ -313,17 +311,16 @@ class _Sorted:
         self.taken.add(name.casefold())
         return name
 
-    def _renamed(self, row: ScanRow) -> ScanRow:
-        name = self.names[row.scan_id]
-        return replace(row, scan_id=name, patient_id=name if row.patient_id == row.scan_id else row.patient_id)
+    def _named_row(self, row: ScanRow) -> ScanRow:
+        name = self._name(self.source.series_of[row.scan_id])
+        return replace(row, scan_id=name, patient_id=row.patient_id or name)
 
-    def _named(self, problem: Problem, key: str) -> Problem:
-        name = self.names.get(key, "")
-        return problem._replace(scan_id=name, action=problem.action.replace(key, name) if key else problem.action)
+    def _named(self, problems: Sequence[Problem], scan: _Series) -> tuple[Problem, ...]:
+        return tuple(problem._replace(scan_id=self.names[scan]) for problem in problems)
 
-    def _unusable(self, key: str, problems: Sequence[Problem]) -> NotPredicted:
-        """A folder or series of which no file is a slice."""
-        name, first = self._name(key), problems[0]
+    def _unusable(self, scan: _Series, problems: Sequence[Problem]) -> NotPredicted:
+        """A leaf or series without a readable slice."""
+        name, first = self._name(scan), problems[0]
         wrong = [problem for problem in problems if problem.kind == "wrong_modality"]
         if wrong:
             detail = f"{wrong[0].detail}, not CT ({len(wrong)} files)"
@@ -332,33 +329,31 @@ class _Sorted:
             files = "its file" if len(problems) == 1 else f"none of its {len(problems)} files"
             verb = "cannot be read" if len(problems) == 1 else "can be read"
             reason = Problem(name, first.file, "failed", f"{files} {verb}: {first.detail}", "left out")
-        return NotPredicted(name, reason, tuple(self._named(one, key) for one in problems))
+        return NotPredicted(name, reason, self._named(problems, scan))
 
-    def _empty_places(self, lost: Mapping[str, Sequence[Problem]]) -> list[NotPredicted]:
-        """Paths that were given and hold nothing that is, or should be, a scan."""
-        leaves = {key: self._leaf(key) for key in (*self.names, *lost)}
-        full = {leaf.place for leaf in leaves.values() if leaf is not None}
-        unlisted = [key.removeprefix(UNLISTED) for key, leaf in leaves.items() if leaf is None]
-        empty = (place for place in self.source.places if place not in full)
-        return [self._empty(place) for place in empty if not any(_is_below(path, place) for path in unlisted)]
+    def _empty_places(self) -> list[NotPredicted]:
+        """The given paths that hold nothing that is, or should be, a scan."""
+        full = {scan.leaf.place for scan in self.names}
+        return [self._empty(place) for place in self.source.places if place not in full]
 
     def _empty(self, place: str) -> NotPredicted:
         root = self.source.root
         name = self._free(root.name if place == "." else place)
         below = [one for one in self.problems if _is_below(one.file, place)]
         if len(below) == 1:
-            detail = f"no scan in it: {below[0].file} is no slice ({below[0].detail})"
+            detail = f"no scan in it: {below[0].file} is not a slice ({below[0].detail})"
         elif below:
-            detail = f"no scan in it: {len(below)} files are no slices, for instance {below[0].file}: {below[0].detail}"
+            first = below[0]
+            detail = f"no scan in it: {len(below)} files are not slices, for instance {first.file}: {first.detail}"
         else:
             detail = "no file in it"
         return NotPredicted(name, Problem(name, "", "no_image", detail, "left out"))
 
 
 def _should_be_slice(problem: Problem) -> bool:
-    """Whether a file that is no DICOM is called as if it were: zeros, or an error page, under a slice's name.
+    """Whether a file that is not DICOM has the name of a slice: zeros or an error page in place of the image.
 
-    Those that begin with a dot are macOS's notes about the slices, and no loss.
+    Names that begin with a dot are macOS's notes about the slices, which nobody misses.
 
     Example:
         >>> [_should_be_slice(Problem("", file, "no_image", NOT_DICOM, "")) for file in ("A/3.dcm", "A/._3.dcm", "A/3")]
@@ -369,17 +364,20 @@ def _should_be_slice(problem: Problem) -> bool:
 
 
 def _is_below(file: str, place: str) -> bool:
-    """Whether a file, relative to the root, came of a path that was given."""
+    """Whether a file, relative to the root, is the given path or lies in it."""
     return place in (".", file) or file.startswith((f"{place}/", f"{place}!"))
 
 
 # ----------------------------------------------------------------------------------------------------
-# Without patients
+# Anonymous scans
 # ----------------------------------------------------------------------------------------------------
 
 
 def _anonymous(found: FoundScans) -> FoundScans:
-    """Numbers in place of names, in the order of the paths; files stay, since they must be read."""
+    """The scans with numbers for names, in the order of the paths; paths of files stay, since they must be read.
+
+    Instance numbers stay, too: they say nothing about a patient.
+    """
     ids = [*(row.scan_id for row in found.rows), *(one.scan_id for one in found.unusable)]
     width = max(3, len(str(len(ids))))
     number_of = {"": "", **{scan: f"scan-{number:0{width}d}" for number, scan in enumerate(ids, start=1)}}
@@ -387,12 +385,13 @@ def _anonymous(found: FoundScans) -> FoundScans:
     def plain(problems: Sequence[Problem]) -> tuple[Problem, ...]:
         return tuple(anonymous_problem(one, number_of[one.scan_id]) for one in problems)
 
+    def row_of(row: ScanRow) -> ScanRow:
+        number = number_of[row.scan_id]
+        return replace(row, scan_id=number, patient_id=number, study_uid=None, series_uid=None, series_description=None)
+
     return FoundScans(
         root=found.root,
-        rows=tuple(
-            replace(row, scan_id=number_of[row.scan_id], patient_id=number_of[row.scan_id], extra=_anonymous_extra(row))
-            for row in found.rows
-        ),
+        rows=tuple(map(row_of, found.rows)),
         problems={number_of[scan]: plain(of) for scan, of in found.problems.items()},
         incomplete={number_of[scan]: plain(of) for scan, of in found.incomplete.items()},
         unusable=tuple(
@@ -401,18 +400,13 @@ def _anonymous(found: FoundScans) -> FoundScans:
     )
 
 
-def _anonymous_extra(row: ScanRow) -> str:
-    """Numbers of images say nothing about a patient."""
-    return json.dumps({"instance_numbers": json.loads(row.extra)["instance_numbers"]})
-
-
 def anonymous_problem(problem: Problem, scan_id: str) -> Problem:
-    """A problem without what it may quote of paths and headers: its kind's description takes the detail's place.
+    """A problem without quotes from paths and headers: the description of its kind replaces the detail.
 
     Example:
         >>> anonymous_problem(Problem("DOE", "DOE/1.dcm", "duplicate", "same position as DOE/2.dcm", "left out"), "1")
         Problem(scan_id='1', file='', kind='duplicate', detail='Two slices at the same position.', action='left out')
     """
-    action = "noted" if problem.kind == "mixed_patient" else problem.action  # which names the patient it chose
+    action = "noted" if problem.kind == "mixed_patient" else problem.action  # it names a patient
     keep = problem.kind == "unsuitable"  # written here, from numbers only
     return Problem(scan_id, "", problem.kind, problem.detail if keep else KINDS[problem.kind], action)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +88,6 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     model                encoder, training, expectations and operating point, as bundle.json has them
     """
     row = prediction.row
-    extra = {} if anonymize or not row.extra else json.loads(row.extra)
     lines = list(_slices(prediction, anonymize))
     first, last = prediction.interval
     about = bundle.as_json()
@@ -116,7 +114,9 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
             "pixel_spacing_mm": row.pixel_spacing and list(row.pixel_spacing),
             "slice_spacing_mm": row.slice_spacing,
             "folder": None if anonymize else str(prediction.root),
-            **{name: extra.get(name) or None for name in ("study_uid", "series_uid", "series_description")},
+            "study_uid": None if anonymize else row.study_uid or None,
+            "series_uid": None if anonymize else row.series_uid or None,
+            "series_description": None if anonymize else row.series_description or None,
         },
         "problems": [one._asdict() for one in prediction.problems],
         "model": {name: about[name] for name in ("encoder", "expects", "operation", "training")},

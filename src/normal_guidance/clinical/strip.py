@@ -5,7 +5,6 @@ It names neither patient nor scan: it is put into DICOM results, anonymous ones 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,8 +69,7 @@ def instance_numbers(row: ScanRow) -> list[int | None]:
         >>> instance_numbers(ScanRow("A", "P", 0, None, "nifti", ("a.nii",), (0,), (0.0,), 8, 8))
         [None]
     """
-    known = json.loads(row.extra).get("instance_numbers") if row.extra else None
-    return known or [None] * len(row)
+    return list(row.instance_numbers or [None] * len(row))
 
 
 @styled

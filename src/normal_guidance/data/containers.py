@@ -1,10 +1,10 @@
-"""Files in folders and in zip archives under one kind of name; nothing is ever extracted.
+"""Files in folders and in zip archives, with one kind of name; archives are never extracted to disk.
 
     scans/A17/003.dcm            a file below the root
     scans/B02.zip!B02/003.dcm    a member of an archive below the root
 
-Names come from strangers: whatever would lead out of the root is refused, when files are listed and when they are
-read.  What cannot be used is reported and left out, and never stops the rest.
+Names are not trusted: a name that leads out of the root is refused, both when files are listed and when they are read.
+A file that cannot be used is reported and left out, and never stops the others.
 """
 
 from __future__ import annotations
@@ -14,42 +14,40 @@ import os
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from normal_guidance.data.problems import Problem, UnreadableError
+from normal_guidance.data.problems import Problem, Report, UnreadableError
 from normal_guidance.errors import UserError
 
 MEMBER_BYTES = 2**30
 """Largest member of an archive that is read, by the size that it declares; a larger one may be a zip bomb."""
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""How members may be packed; of the others, zipfile unpacks without limit."""
+"""Accepted compression of members; with other methods, zipfile unpacks without limit."""
 
 PIECE = 2**20
-"""Bytes of a member that are unpacked at a time."""
+"""Bytes of a member that are unpacked at once."""
 
 ARCHIVES = 4
-"""Archives that stay open, so that reading a scan does not parse its archive's directory for every slice."""
+"""Archives kept open, so that reading a scan does not parse its archive's directory for every slice."""
 
 SEPARATOR = "!"
-"""Between an archive and its member."""
+"""Stands between an archive and its member."""
 
 LEFT = "left out"
-"""What is done about every problem found here."""
+"""The action for every problem found here."""
 
 _SUFFIX = ".zip"
 
-Report = Callable[[Problem], object]
-
 
 def list_files(root: Path, report: Report | None = None) -> Iterator[str]:
-    """All regular files below `root` as relative posix paths, sorted; those in zip archives as 'a.zip!member'.
+    """Lists all regular files below `root` as relative posix paths, sorted; files in archives as 'a.zip!member'.
 
-    Symbolic links to files below the root count as files; links to folders below it are not followed, as their files
-    are listed anyway.  Links that lead out of the root, unsafe, encrypted or too large members and broken archives
-    are left out, and `report` is told.
+    Symbolic links to files below the root count as files; links to folders below it are not followed, because their
+    files are listed anyway.  Links that lead out of the root, broken archives, and unsafe, encrypted or too large
+    members are reported and left out.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -60,24 +58,24 @@ def list_files(root: Path, report: Report | None = None) -> Iterator[str]:
         ['a.dcm', 'b.dcm']
     """
     if not root.is_dir():
-        raise UserError(f"{root} is no folder; name the folder that holds the scans")
-    tell: Report = report or (lambda problem: None)
+        raise UserError(f"{root} is not a folder; name the folder that holds the scans")
+    said: Report = report or (lambda problem: None)
     real_root = root.resolve()
     pending = [""]
     while pending:  # no recursion: folders may be nested deeper than Python's stack
         name = pending.pop()
         if not name or name.endswith("/"):
-            pending.extend(sorted(_entries(root, real_root, name, tell), reverse=True))
+            pending.extend(sorted(_entries(root, real_root, name, said), reverse=True))
         elif name.endswith(SEPARATOR):
-            yield from list_members(root / name[:-1], name, tell)
+            yield from list_members(root / name[:-1], name, said)
         else:
             yield name
 
 
 def locate(root: Path, file: str) -> Path | bytes:
-    """What `read_header` and `read_pixels` take: the path of a file in a folder, the content of one in an archive.
+    """Returns what `read_header` and `read_pixels` take: the path of a file in a folder, or the bytes of a member.
 
-    Raises UnreadableError, 'unsafe_path' where the name leads out of the root.
+    Raises UnreadableError: 'unsafe_path' where the name leads out of the root, 'unreadable' otherwise.
 
     Example:
         >>> locate(Path("/tmp"), "../etc/passwd")
@@ -90,24 +88,13 @@ def locate(root: Path, file: str) -> Path | bytes:
     path = root / archive
     try:
         below, there = _is_below(path, root.resolve()), path.is_file()
-    except (OSError, ValueError) as error:  # too long for the disk, or no UTF-8
-        raise UnreadableError("unreadable", f"{file!a}: no name of a file: {error}") from error
+    except (OSError, ValueError) as error:  # too long for the disk, or not UTF-8
+        raise UnreadableError("unreadable", f"{file!a}: not a valid file name: {error}") from error
     if not below:
         raise UnreadableError("unsafe_path", f"{file}: a link leads out of {root}")
     if not there:
-        raise UnreadableError("unreadable", f"{file}: {archive} is not there, or no file")
+        raise UnreadableError("unreadable", f"{file}: {archive} is not there, or not a file")
     return path if member is None else _read_member(path, member, file)
-
-
-def read_bytes(root: Path, file: str) -> bytes:
-    """The content of a file that `list_files` named; raises as `locate` does."""
-    found = locate(root, file)
-    if isinstance(found, bytes):
-        return found
-    try:
-        return found.read_bytes()
-    except OSError as error:
-        raise UnreadableError("unreadable", f"{file}: {error.strerror}") from error
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -116,7 +103,7 @@ def read_bytes(root: Path, file: str) -> bytes:
 
 
 def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterator[str]:
-    """Of one folder: files, folders with '/' and archives with '!' at the end, so that they sort as their files do."""
+    """Lists one folder: folders end with '/' and archives with '!', so that they sort as their files do."""
     try:
         entries = list(os.scandir(root / folder))
     except OSError as error:
@@ -125,7 +112,7 @@ def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterat
     for entry in entries:
         name = folder + entry.name
         if not _is_text(name):
-            report(Problem("", ascii(name), "unreadable", "the name is no UTF-8", LEFT))
+            report(Problem("", ascii(name), "unreadable", "the name is not UTF-8", LEFT))
         elif entry.is_symlink() and (problem := _problem_of_link(Path(entry.path), name, real_root)):
             report(problem)
         elif entry.is_dir(follow_symlinks=False):
@@ -155,7 +142,7 @@ def _is_text(name: str) -> bool:
 
 
 def _is_unsafe(name: str) -> bool:
-    """Absolute, or with a step upwards, by the rules of any system."""
+    """Whether a path is absolute or has a step upwards, by the rules of any operating system."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     return not parts or "\0" in name or ".." in parts or parts[0] == "/" or parts[0][1:2] == ":"
 
@@ -175,7 +162,7 @@ def _split(file: str) -> tuple[str, str | None]:
 
 
 def list_members(path: Path, prefix: str, report: Report) -> Iterator[str]:
-    """The members of an archive that can be read, behind a prefix such as 'scans/A17.zip!'; others are reported."""
+    """Lists the readable members of an archive after a prefix such as 'scans/A17.zip!'; the others are reported."""
     try:
         infos = _archive(path).infolist()
     except Exception as error:  # zipfile raises much besides BadZipFile when an archive is damaged
@@ -187,7 +174,7 @@ def list_members(path: Path, prefix: str, report: Report) -> Iterator[str]:
             continue
         problem = _problem_of_member(info)
         if problem is None and info.filename in seen:
-            problem = "unreadable", "the archive has two members of this name"
+            problem = "unreadable", "the archive has two members with this name"
         if problem is None:
             yield prefix + info.filename
         else:
@@ -201,7 +188,7 @@ def _problem_of_member(info: zipfile.ZipInfo) -> tuple[str, str] | None:
     if info.flag_bits & 0x1:
         return "unreadable", "the member is encrypted"
     if info.compress_type not in METHODS:
-        return "unreadable", f"the member is packed by method {info.compress_type}; pack it again, by deflate"
+        return "unreadable", f"the member is packed by method {info.compress_type}; pack it again with deflate"
     if info.file_size > MEMBER_BYTES:
         return "unreadable", f"the member declares {info.file_size:,} bytes, more than {MEMBER_BYTES:,}"
     return None
@@ -215,7 +202,7 @@ def _read_member(path: Path, member: str, file: str) -> bytes:
         if problem is None:
             buffer = io.BytesIO()
             with archive.open(info) as content:
-                shutil.copyfileobj(content, buffer, PIECE)  # `archive.read` inflates all there is, whatever is declared
+                shutil.copyfileobj(content, buffer, PIECE)  # `archive.read` ignores the declared size
             return buffer.getvalue()
     except KeyError as error:
         raise UnreadableError("unreadable", f"{file}: the archive has no such member") from error
@@ -226,10 +213,10 @@ def _read_member(path: Path, member: str, file: str) -> bytes:
 
 
 def _archive(path: Path) -> zipfile.ZipFile:
-    """An open archive; one that was replaced is opened anew, and processes do not share a file's position."""
+    """An open archive; a replaced archive is opened again, and every process opens its own."""
     state = path.stat()
     if not stat.S_ISREG(state.st_mode):
-        raise OSError("a pipe, a socket or a device")  # opening a pipe would wait for ever
+        raise OSError("a pipe, a socket or a device")  # opening a pipe would block for ever
     return _open_archive(path, state.st_mtime_ns, state.st_size, os.getpid())
 
 

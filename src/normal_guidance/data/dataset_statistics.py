@@ -1,6 +1,6 @@
-"""What a labelled set of scans looks like: lengths, blocks of positive slices, and where in a scan these lie.
+"""Statistics of labelled scans: lengths, blocks of positive slices, and their places in a scan.
 
-The three block tables and the density figure of the paper, for any manifest.
+They fill the three block tables and the density figure of the paper, for any manifest.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BINS = 20
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """Counts, and statistics of the scans whose slices are labelled; made by `describe`."""
+    """Counts, and statistics of the scans with slice labels; made by `describe`."""
 
     scans: int
     positive: int
     patients: int
     slices: int
     labelled: int
-    """Scans whose slice labels are known."""
+    """Scans with slice labels."""
     positive_slices: int
     lengths: Mapping[str, float]
     """Mean and percentiles of the slices per scan."""
@@ -41,7 +41,7 @@ class Description:
     """Density of the positive slices' relative position j / S in `BINS` equal bins; it integrates to one."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The statistics as JSON values."""
         blocks = self.blocks
         return {
             **{name: getattr(self, name) for name in ("scans", "positive", "patients", "slices", "labelled")},
@@ -55,7 +55,7 @@ class Description:
 
 @runtime_checkable
 class LabelledScans(Protocol):
-    """What describing needs of a set of scans; `Bags` and a feature store both are one."""
+    """The values of a set of scans that `describe_scans` needs; `Bags` and feature stores have them."""
 
     @property
     def lengths(self) -> Tensor: ...
@@ -78,7 +78,7 @@ def describe(manifest: Manifest) -> Description:
 
 
 def describe_scans(scans: LabelledScans) -> Description:
-    """Describes scans of which features are at hand, as `describe` does those of a manifest.
+    """Describes scans with features, as `describe` does those of a manifest.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -96,7 +96,7 @@ def describe_scans(scans: LabelledScans) -> Description:
 def _describe(
     lengths: np.ndarray, labels: np.ndarray, patient_ids: Sequence[str], known: np.ndarray, slice_labels: np.ndarray
 ) -> Description:
-    """`known` says of each scan whether its slices are labelled; `slice_labels` are theirs, packed."""
+    """`known` says for each scan whether its slices are labelled; `slice_labels` are the packed labels of those."""
     own, positive = lengths[known], int(slice_labels.sum())
     blocks = block_statistics(torch.from_numpy(slice_labels), torch.from_numpy(own)) if positive else None
     return Description(
@@ -123,7 +123,7 @@ def positive_density(labels: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     sizes = np.repeat(lengths, lengths)
     slice_number = np.arange(1, len(labels) + 1) - (ends - sizes)
     relative = slice_number[labels == 1] / sizes[labels == 1]
-    # A slice at the border of two bins belongs to the one before it: j / S lies in (0, 1].
+    # A slice at the border of two bins belongs to the lower one: j / S lies in (0, 1].
     found = np.clip(np.ceil(relative * BINS - 1e-9).astype(int) - 1, 0, BINS - 1)
     counts = np.bincount(found, minlength=BINS)
     return counts / max(1, counts.sum()) * BINS

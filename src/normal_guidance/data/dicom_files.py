@@ -1,8 +1,7 @@
-"""DICOM files as raw elements: what headers and pixels have in common.
+"""DICOM files as raw elements, for headers and pixels.
 
-pydicom finds the elements; their values are parsed here, because real files hold numbers that are no numbers, and
-because it is several times faster: one header takes under a millisecond.  Whatever goes wrong inside a file is an
-`UnreadableError`, never another exception.
+pydicom finds the elements; their values are parsed here, because real files hold malformed numbers, and because it is
+several times faster: one header takes under a millisecond.  Any error inside a file is an `UnreadableError`.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ except ImportError as error:
 IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
 DEFLATED = "1.2.840.10008.1.2.1.99"
 NATIVE = (IMPLICIT, EXPLICIT, BIG_ENDIAN, DEFLATED)
-"""Transfer syntaxes without compression of the pixels."""
+"""Transfer syntaxes without compressed pixels."""
 
 INFLATED_BYTES = 2**29
-"""Most that a deflated file may grow to, a thousand slices: deflate packs up to a thousand zeros into a byte."""
+"""Largest size of an inflated file, about a thousand slices: deflate packs up to a thousand zeros into a byte."""
 
 TEXT_BYTES = 1024
-"""Longest value that is taken for text or numbers; longer ones are damage."""
+"""Longest value that is read as text or numbers; longer ones are damaged."""
 
 _FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")
-"""How a file without the DICOM prefix may begin: with group 0002 or 0008, little endian."""
+"""Possible beginnings of a file without the DICOM prefix: group 0002 or 0008, little endian."""
 
 
 class Elements(NamedTuple):
@@ -50,26 +49,26 @@ class Elements(NamedTuple):
     syntax: str
     """Transfer syntax UID."""
     left: int
-    """Bytes between where reading stopped and the end of the file; negative where the file ends too early."""
+    """Bytes from the place where reading stopped to the end of the file; negative if the file ends too early."""
 
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Turns whatever a parser or decoder raises into an UnreadableError, and keeps its warnings quiet."""
+    """Turns any exception of a parser or decoder into an UnreadableError, and hides its warnings."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # pydicom warns of each odd value; what matters is checked here
+            warnings.simplefilter("ignore")  # pydicom warns of each odd value; important ones are checked here
             yield
     except (UnreadableError, UserError):
         raise
-    except Exception as error:  # decoders raise anything, RecursionError and MemoryError included
+    except Exception as error:  # decoders raise any exception, also RecursionError and MemoryError
         raise UnreadableError("unreadable", f"{type(error).__name__}: {error}") from error
 
 
 def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = False) -> Elements:
-    """The elements with these tags, as raw as they are; stops before the pixels unless they are asked for.
+    """The raw elements with these tags; reading stops before the pixels unless `pixels` is set.
 
-    To be called within `refusing`.
+    Call it within `refusing`.
     """
     with _opened(content, whole=pixels) as file:
         head = file.read(2048)
@@ -87,7 +86,7 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
 
 
 def _opened(content: bytes | Path, *, whole: bool) -> io.BufferedIOBase:
-    """A file whose pixels are wanted is read at once: pydicom asks a hundred times where it is, and memory knows."""
+    """Opens a file; reads it at once if `whole`, because pydicom asks a hundred times for the file's position."""
     if isinstance(content, Path):
         if not whole:
             return content.open("rb")
@@ -103,7 +102,7 @@ def _check_is_dicom(head: bytes) -> None:
 
 
 def _inflated(file: io.BufferedIOBase) -> io.BytesIO:
-    """A deflated file as an explicit little endian one; pydicom would inflate without limit."""
+    """Turns a deflated file into an explicit little endian one; pydicom would inflate without limit."""
     file.seek(0)
     content = file.read()
     if content[132:140] != b"\x02\x00\x00\x00UL\x04\x00":
@@ -120,7 +119,7 @@ def _inflated(file: io.BufferedIOBase) -> io.BytesIO:
 
 
 def _syntax(dataset: Any) -> str:
-    """From (0002,0010); where it is missing, from how pydicom found the elements written."""
+    """The transfer syntax of (0002,0010); where it is missing, the one that pydicom detected."""
     stated = dataset.file_meta.get("TransferSyntaxUID")
     if stated:
         return str(stated)
@@ -129,16 +128,16 @@ def _syntax(dataset: Any) -> str:
 
 
 class Raw(NamedTuple):
-    """An element's value as it is in the file."""
+    """The raw value of an element."""
 
     value: bytes
     length: int
-    """As the file states it."""
+    """The length that the file states."""
     little_endian: bool
 
 
 def raw(dataset: Dataset, tag: int) -> Raw | None:
-    """An element as it is in the file, None where it is missing, empty or a sequence."""
+    """The raw element; None where it is missing, empty or a sequence."""
     element = dataset.get_item(tag) if tag in dataset else None
     if not isinstance(element, RawDataElement) or not element.value:
         return None
@@ -146,7 +145,7 @@ def raw(dataset: Dataset, tag: int) -> Raw | None:
 
 
 def text(dataset: Dataset, tag: int) -> str:
-    """A value as text without padding, '' where there is none."""
+    """A value as text without padding; '' where it is missing."""
     element = raw(dataset, tag)
     if element is None:
         return ""
@@ -160,7 +159,7 @@ def text(dataset: Dataset, tag: int) -> str:
 
 
 def numbers(dataset: Dataset, tag: int, count: int) -> tuple[float, ...] | None:
-    """Decimal strings; None unless there are `count` of them and all are finite.
+    """The values of decimal strings; None unless there are `count` values and all are finite.
 
     Example:
         >>> dataset = Dataset()
@@ -177,19 +176,19 @@ def numbers(dataset: Dataset, tag: int, count: int) -> tuple[float, ...] | None:
 
 
 def number(dataset: Dataset, tag: int) -> float | None:
-    """One decimal string."""
+    """The value of one decimal string."""
     values = numbers(dataset, tag, 1)
     return values[0] if values else None
 
 
 def integer(dataset: Dataset, tag: int) -> int | None:
-    """One integer string; '3.0' counts as 3."""
+    """The value of one integer string; '3.0' counts as 3."""
     value = number(dataset, tag)
     return int(value) if value is not None and value == int(value) else None
 
 
 def unsigned(dataset: Dataset, tag: int) -> int | None:
-    """One unsigned short (US), for instance Rows."""
+    """The value of one unsigned short (US), for instance Rows."""
     element = raw(dataset, tag)
     if element is None or len(element.value) < 2:
         return None
@@ -197,7 +196,7 @@ def unsigned(dataset: Dataset, tag: int) -> int | None:
 
 
 def sequence(dataset: Dataset, tag: int) -> list[Dataset]:
-    """The items of a sequence, none where it is missing."""
+    """The items of a sequence; empty where it is missing."""
     if tag not in dataset:
         return []
     items = dataset[tag].value
@@ -205,7 +204,7 @@ def sequence(dataset: Dataset, tag: int) -> list[Dataset]:
 
 
 def uid_name(uid: str) -> str:
-    """What a UID stands for, with the UID where pydicom does not know it.
+    """The name of a UID; the UID itself where pydicom does not know it.
 
     Example:
         >>> uid_name("1.2.840.10008.1.2.4.70")

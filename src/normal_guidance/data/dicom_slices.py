@@ -1,6 +1,6 @@
-"""DICOM files: what a header says about its slices, which files are no slices at all, and pixels in HU.
+"""DICOM files: the header of a slice, files that are not slices, and pixels in HU.
 
-Headers are read without the pixels.  A value that is missing or no number is None: whoever needs it decides.
+Headers are read without the pixels.  A value that is missing or malformed is None; the code that needs it decides.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TAGS = (*_IDENTITY, *_SIZE, *_GEOMETRY)
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says about its slice, or its slices; plain values, cheap to send between processes.
+    """The header of a file with one or more slices, as plain values that are cheap to send between processes.
 
     Example:
         >>> Header("A17/003.dcm", position=(-120.0, -120.0, 35.0)).position[2]
@@ -70,7 +70,7 @@ class Header:
     transfer_syntax: str = ""
     """UID."""
     position: Triple | None = None
-    """ImagePositionPatient; of a multi-frame file that has it per frame, the first frame's."""
+    """ImagePositionPatient; the first frame's in a multi-frame file that has it per frame."""
     orientation: tuple[float, ...] | None = None
     """ImageOrientationPatient: direction cosines of a row and of a column."""
     pixel_spacing: tuple[float, float] | None = None
@@ -79,9 +79,9 @@ class Header:
     tilt: float | None = None
     """GantryDetectorTilt in degrees."""
     frame_positions: tuple[Triple, ...] | None = None
-    """Of a multi-frame file, every frame's ImagePositionPatient; None unless all frames have one."""
+    """ImagePositionPatient of every frame of a multi-frame file; None unless all frames have one."""
     frame_orientation: tuple[float, ...] | None = None
-    """Of a multi-frame file, the orientation that all its frames share; files whose frames differ are refused."""
+    """The orientation of all frames of a multi-frame file; files whose frames differ are refused."""
     description: str = ""
     """SeriesDescription."""
     sop_class: str = ""
@@ -91,10 +91,10 @@ class Header:
 
 
 def read_header(content: bytes | Path, file: str) -> Header:
-    """Reads a header and leaves the pixels alone; `file` is only a name.
+    """Reads a header without the pixels; `file` is the name in the header and in messages.
 
-    Raises UnreadableError: 'no_image' for what is no DICOM file or has no pixels, 'unreadable' for damage (a file cut
-    off, also in the middle of uncompressed pixels), 'mixed_orientation' for a multi-frame file of several planes.
+    Raises UnreadableError: 'no_image' if the file is not DICOM or has no pixels, 'unreadable' if it is damaged (cut
+    off, also within uncompressed pixels), 'mixed_orientation' for a multi-frame file of several planes.
 
     Example:
         >>> read_header(b"scan_id,label", "labels.csv")
@@ -128,12 +128,12 @@ def read_header(content: bytes | Path, file: str) -> Header:
 
 
 def _frames(dataset: Dataset) -> int:
-    """NumberOfFrames; 0 as some writers have it for a single image, and nonsense, count as one frame."""
+    """NumberOfFrames; 0, which some writers use for a single image, and malformed values count as one frame."""
     return max(1, integer(dataset, 0x00280008) or 1)
 
 
 def _check_pixels(header: Header, elements: Elements) -> None:
-    """There are pixels, and where their length is known, all of them."""
+    """Checks that there are pixels and, where their length is known, that none are missing."""
     stated = bool(header.rows and header.columns)
     if elements.left < 8:  # reading did not stop at the tag of the pixels
         if elements.left < 0 or stated or header.modality == "CT":
@@ -157,7 +157,7 @@ def _check_pixels(header: Header, elements: Elements) -> None:
 
 
 def _geometry(dataset: Dataset) -> dict[str, Any]:
-    """Position, orientation, spacing and thickness, of the file or of its frames."""
+    """Position, orientation, spacing and thickness of the file or of its frames."""
     found: dict[str, Any] = {
         "position": numbers(dataset, _POSITION, 3),
         "orientation": numbers(dataset, _ORIENTATION, 6),
@@ -184,7 +184,7 @@ def _geometry(dataset: Dataset) -> dict[str, Any]:
 def _of_frames(
     groups: Sequence[Dataset], shared: list[Dataset], macro: int, tag: int, count: int
 ) -> tuple[tuple[float, ...] | None, ...]:
-    """One value per frame: the frame's own, or the one that all frames share."""
+    """One value per frame: its own, or the one that all frames share."""
     macros = (_macro([group, *shared], macro) for group in groups or shared)
     return tuple(None if found is None else numbers(found, tag, count) for found in macros)
 
@@ -209,15 +209,15 @@ def _positive(spacing: tuple[float, ...] | None) -> tuple[float, ...] | None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is no slice
+# Images that are not slices
 # ----------------------------------------------------------------------------------------------------
 
 
 def exclusion(header: Header) -> UnreadableError | None:
-    r"""Why an image is no slice of a CT scan: secondary_capture, wrong_modality or localizer; None if it may be one.
+    r"""Why an image is not a slice of a CT scan: secondary_capture, wrong_modality or localizer; None if it may be one.
 
-    A secondary image without an orientation is taken for a screenshot; reformatted slices, which have one, may pass.
-    An image that does not say its modality passes, too: files that were made anonymous sometimes do not.
+    A secondary image without an orientation counts as a screenshot; reformatted slices have one and pass.  An image
+    without a modality passes, too: some anonymized files have none.
 
     Example:
         >>> exclusion(Header("1.dcm", modality="CT", image_type=("ORIGINAL", "PRIMARY", "LOCALIZER")))

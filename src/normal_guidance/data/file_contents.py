@@ -1,4 +1,4 @@
-"""What comes of a file besides a header; apart, because worker processes start faster with few imports."""
+"""Results of reading a file other than a header; a module of its own, so that worker processes import little."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Mask(NamedTuple):
-    """Where a mask volume is not zero.
+    """The slices of a mask volume, and which of them have a nonzero voxel.
 
     Example:
         >>> Mask("A17-mask.nii", (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), ((0.0, 0.0, 0.0), (0.0, 0.0, 5.0)), (False, True)).file
@@ -16,12 +16,12 @@ class Mask(NamedTuple):
     file: str
     orientation: tuple[float, ...]
     positions: tuple[tuple[float, float, float], ...]
-    """The first pixel's centre of every slice."""
+    """The centre of every slice's first pixel."""
     positive: tuple[bool, ...]
 
 
 class Refusal(NamedTuple):
-    """Why a file is no slice.
+    """The reason why a file is not a slice.
 
     Example:
         >>> Refusal("A17/1.dcm", "localizer", "ImageType is ORIGINAL\\\\PRIMARY\\\\LOCALIZER").kind

@@ -1,4 +1,4 @@
-"""Slices in the order of the body, from what their headers say, and what is odd about that order.
+"""Orders slices along the body by their headers, and reports problems of that order.
 
 Only the position along the slice normal orders slices.  InstanceNumber may run against it, start anywhere or repeat;
 it is the fallback, and a fallback is always reported.  Nothing here reads files.
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from normal_guidance.data.dicom_slices import Header
 
 DUPLICATE_MM = 0.01
-"""Slices nearer to each other than this are at the same position: scanners write positions to .001 mm or finer."""
+"""Slices nearer than this are at the same position: scanners write positions to .001 mm or finer."""
 
 SPACING_MM = 0.01
-"""Pixel spacings that differ by more are different; rounding in headers is finer."""
+"""Pixel spacings that differ by more than this are different; rounding in headers is finer."""
 
 ORIENTATION_DEGREES = 1.0
-"""Slices whose rows or columns point further apart are of different orientation."""
+"""Slices whose rows or columns differ by a larger angle have different orientations."""
 
 TILT_DEGREES = 1.0
-"""Slices whose positions run along a line further from their normal are sheared against each other."""
+"""Slices are sheared against each other if the line of their positions is farther than this from their normal."""
 
 GAP_STEPS = 1.5
-"""A step longer than this many usual ones has lost a slice."""
+"""A step longer than this many median steps means a missing slice."""
 
 GAP_SHARE = 0.25
-"""Where more than one step and this share of them would be gaps, nothing is lost: the scan has two spacings."""
+"""If more than one step and this share of the steps are long, no slice is missing: the scan has two spacings."""
 
 UNEVEN_SHARE = 0.1
-"""Steps that differ from the usual one by more than this share of it are uneven."""
+"""Steps that differ from the median step by more than this share of it are uneven."""
 
 FARTHEST_MM = 1e6
-"""Positions farther from the origin are damage."""
+"""Positions farther from the origin than this are damaged."""
 
 AXES_TOLERANCE = 0.01
-"""How far direction cosines may be from unit length and from a right angle before they are no directions at all."""
+"""Largest deviation of direction cosines from unit length and from a right angle; beyond it they are ignored."""
 
 
 class GeometryFinding(NamedTuple):
-    """Something odd; `Problem` without the scan, which the geometry does not know.
+    """A `Problem` without the scan, which the geometry does not know.
 
     Example:
         >>> GeometryFinding("3.dcm", "duplicate", "same position as 2.dcm: -31 mm", "left out").kind
@@ -76,9 +76,9 @@ class Ordered:
     slices: tuple[tuple[str, int], ...]
     """File and frame of every slice."""
     positions: tuple[float, ...]
-    """mm along the slice normal, ascending; slice numbers where no position is known."""
+    """mm along the slice normal, ascending; slice numbers where positions are unknown."""
     spacing: float | None
-    """The usual step in mm; None for one slice, or where no position is known."""
+    """The median step in mm; None for one slice, or where positions are unknown."""
     orientation: tuple[float, ...] | None
     rows: int
     columns: int
@@ -100,7 +100,7 @@ class _Slice(NamedTuple):
 
     @property
     def rank(self) -> tuple[float, tuple[tuple[int, int | str], ...], int]:
-        """By InstanceNumber, files without one last, then by file name, then by frame."""
+        """The sort key: InstanceNumber (files without one last), then file name, then frame."""
         number = self.header.instance_number
         return (math.inf if number is None else float(number), natural(self.header.file), self.frame)
 
@@ -108,9 +108,9 @@ class _Slice(NamedTuple):
 def order_slices(headers: Sequence[Header]) -> Ordered:
     """Orders the slices of one scan by their position along the slice normal, ascending.
 
-    Slices of the rarer size, pixel spacing or orientation are left out, and so are all but one at the same position:
-    the one with the lowest InstanceNumber stays.  If a slice has no position, all are ordered by InstanceNumber, in the
-    direction of the positions that are known, or else by file name.
+    Slices whose size, pixel spacing or orientation is in the minority are left out.  Of several slices at the same
+    position, only the one with the lowest InstanceNumber stays.  If a slice has no position, all are ordered by
+    InstanceNumber, in the direction of the known positions, or else by file name.
 
     Example:
         >>> from normal_guidance.data.dicom_slices import Header
@@ -165,11 +165,11 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     """
     words = re.findall(r"[0-9]+|[^0-9]+", name)
     numbered = ((0, int(word)) if word[0] in "0123456789" and len(word) < 4000 else (1, word) for word in words)
-    return *numbered, (-1, name)  # shorter names first; 1 and 01 are not the same
+    return *numbered, (-1, name)  # shorter names first; 1 and 01 differ
 
 
 def normal_of(orientation: Sequence[float]) -> np.ndarray:
-    """The direction that slices are stacked in: row direction x column direction.
+    """The direction in which slices are stacked: row direction x column direction.
 
     Example:
         >>> normal_of((1.0, 0.0, 0.0, 0.0, 1.0, 0.0)).tolist()
@@ -198,7 +198,7 @@ def _expand(headers: Sequence[Header], findings: list[GeometryFinding]) -> list[
 
 
 def _directions(values: tuple[float, ...] | None) -> tuple[float, ...] | None:
-    """Direction cosines, if that is what they are: two unit vectors at a right angle."""
+    """The values if they are direction cosines (two unit vectors at a right angle), otherwise None."""
     if values is None or len(values) != 6 or not all(abs(value) < 2 for value in values):  # NaN is not below 2
         return None
     row, column = np.array(values[:3], float), np.array(values[3:], float)
@@ -218,7 +218,7 @@ def _keep_majority(
     text: Callable[[_Slice], str],
     findings: list[GeometryFinding],
 ) -> list[_Slice]:
-    """The slices of the largest group, of the earliest of those as large; the others are reported file by file."""
+    """The slices of the largest group (the first one, if several are as large); the others are reported by file."""
     groups = [group_of(one) for one in slices]
     (largest, _), *others = Counter(groups).most_common()
     if not others:
@@ -246,7 +246,7 @@ def _same_size() -> Callable[[_Slice], Hashable]:
 
 
 def _near(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Spacings that are the same as far as is known."""
+    """Whether two spacings are equal; an unknown one equals any other."""
     return one is None or other is None or all(abs(a - b) <= SPACING_MM for a, b in zip(one, other, strict=True))
 
 
@@ -281,7 +281,7 @@ def _direction_text(one: _Slice) -> str:
 
 
 def _heights(slices: Sequence[_Slice], orientation: tuple[float, ...] | None) -> list[float | None]:
-    """mm along the normal, to the micrometre: rounding errors must not order what headers call equal."""
+    """Positions in mm along the normal, rounded to .001 mm so that rounding errors do not order equal positions."""
     if orientation is None:
         return [None] * len(slices)
     normal = normal_of(orientation)
@@ -296,7 +296,7 @@ def _why_not_by_position(slices: Sequence[_Slice], heights: Sequence[float | Non
     without = [one for one, height in zip(slices, heights, strict=True) if height is None]
     if without:
         return _missing("ImagePositionPatient", without, len(slices))
-    if len(slices) > 2 and len(set(heights)) == 1:  # two may be one slice sent twice; more are a header that lies
+    if len(slices) > 2 and len(set(heights)) == 1:  # two may be one slice sent twice; more cannot be right
         return f"ImagePositionPatient: all {len(slices)} slices are at {heights[0]:g} mm"
     return ""
 
@@ -308,7 +308,7 @@ def _missing(tag: str, without: Sequence[_Slice], total: int) -> str:
 def _order_by_number(
     slices: list[_Slice], heights: Sequence[float | None], reason: str, findings: list[GeometryFinding]
 ) -> list[_Slice]:
-    """By InstanceNumber, or frame number in one file; `slices` come sorted by these and then by name."""
+    """Orders by InstanceNumber, or by frame number in one file; `slices` are sorted by these and then by name."""
     numbers = {one.header.file: one.header.instance_number for one in slices}
     if len(numbers) > 1 and None in numbers.values():
         action = "ordered by file name: InstanceNumber is missing, too"
@@ -327,7 +327,7 @@ def _order_by_number(
 def _order_by_position(
     slices: Sequence[_Slice], heights: Sequence[float | None], findings: list[GeometryFinding]
 ) -> tuple[list[_Slice], list[float]]:
-    """Slices come sorted by InstanceNumber, and sorting is stable: of duplicates the first has the lowest number."""
+    """Orders by position; of slices at the same position, the one that comes first by `rank` stays."""
     pairs = [(height, one) for height, one in zip(heights, slices, strict=True) if height is not None]
     groups: list[list[tuple[float, _Slice]]] = []
     for pair in sorted(pairs, key=lambda pair: pair[0]):
@@ -346,7 +346,7 @@ def _order_by_position(
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is odd about the order
+# Problems of the order
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -372,7 +372,7 @@ def _check_steps(slices: Sequence[_Slice], positions: Sequence[float], findings:
 def _check_tilt(
     slices: Sequence[_Slice], orientation: tuple[float, ...] | None, findings: list[GeometryFinding]
 ) -> None:
-    """The line from the first to the last slice against the normal: a tilted gantry moves it by the tilt's angle."""
+    """Compares the line from the first to the last slice with the normal: a gantry tilt separates them by its angle."""
     first, last = slices[0].position, slices[-1].position
     if first is None or last is None or orientation is None or len(slices) < 2:
         return
@@ -381,7 +381,7 @@ def _check_tilt(
     across = math.sqrt(max(0.0, float(line @ line) - along**2))
     angle = math.degrees(math.atan2(across, along))
     if angle > TILT_DEGREES:
-        told = slices[0].header.tilt
+        stated = slices[0].header.tilt
         detail = f"{angle:.1f} degrees between the slice normal and the line of positions"
-        detail += "" if told is None else f", GantryDetectorTilt {told:g}"
+        detail += "" if stated is None else f", GantryDetectorTilt {stated:g}"
         findings.append(GeometryFinding("", "tilt", detail, "kept; slices are sheared, not resampled"))

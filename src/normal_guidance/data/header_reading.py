@@ -1,6 +1,6 @@
-"""Headers of many files, read in worker processes, in the order of the files.
+"""Headers of many files, read in worker processes in the order of the files.
 
-A parser in C may take its whole process down: that costs the file that it read, which is refused.
+A parser in C may crash its whole process: then only the file that it was reading is refused.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from normal_guidance.data.worker_process import Death, Failure
 from normal_guidance.errors import UserError
 
 CHUNK = 64
-"""Files that a worker is sent at a time: about 50 ms of work, so that sockets are idle and progress is smooth."""
+"""Files sent to a worker at once: about 50 ms of work, so that sockets are idle and progress is smooth."""
 
 AHEAD = 4
-"""Chunks per worker that may be read before the first of them is taken: some take longer, such as those with masks."""
+"""Chunks per worker that may be read ahead of the first unfinished one: some take longer, such as those with masks."""
 
 PATIENCE = 300.0
-"""Seconds for one chunk; a worker that needs longer hangs, and is ended."""
+"""Seconds for one chunk; a worker that needs longer hangs and is killed."""
 
 MAX_FRAMES = 100_000
-"""Most slices in one file; more are damage."""
+"""Most slices in one file; a higher number means damage."""
 
 NIFTI = (".nii", ".nii.gz")
+"""Endings of NIfTI files."""
 
 
 class HeaderRequest(NamedTuple):
@@ -48,15 +49,15 @@ class HeaderRequest(NamedTuple):
     file: str
     mask: bool = False
     any_modality: bool = False
-    """Images that are not CT are taken, too."""
+    """Whether to accept images that are not CT."""
 
 
 Found = Header | Mask | Refusal
-"""What comes of a file."""
+"""The result of reading a file."""
 
 
 def read_all(root: Path, wanted: Iterable[HeaderRequest], workers: int = 0) -> Iterator[Found]:
-    """What comes of every file, in their order; with 0 workers, in this process."""
+    """Reads every file, in their order; with 0 workers, in this process."""
     files: deque[str] = deque()
 
     def draw() -> Iterator[HeaderRequest]:
@@ -75,7 +76,7 @@ def read_all(root: Path, wanted: Iterable[HeaderRequest], workers: int = 0) -> I
 
 
 def _refuse(file: str, failure: Failure) -> Refusal:
-    """Of a file whose worker died; anything else that is wrong with a file, `read_one` says."""
+    """The refusal of a file whose worker died; `read_one` returns all other refusals."""
     assert failure.death is not None, failure
     return Refusal(file, "unreadable", f"the process that read it {_brief(failure.death)}")
 
@@ -91,19 +92,19 @@ def _brief(death: Death) -> str:
 
 
 def read_one(root: Path, wanted: HeaderRequest) -> Found:
-    """A header, or why there is none; whatever is wrong with the file, this does not raise."""
+    """Reads a header, or returns why there is none; nothing that is wrong with the file raises an error."""
     try:
         return _read_mask(root, wanted.file) if wanted.mask else _read_header(root, wanted.file, wanted.any_modality)
     except UnreadableError as error:
         return Refusal(wanted.file, error.kind, error.detail)
     except UserError:
-        raise  # a package is missing: nothing about this file
-    except Exception as error:  # a parser's own mistake over a file from strangers
+        raise  # a missing package, which is not the file's fault
+    except Exception as error:  # a bug of a parser, triggered by the file
         return Refusal(wanted.file, "unreadable", f"{type(error).__name__}: {error}")
 
 
 def is_nifti(file: str) -> bool:
-    """By its name.
+    """Whether a file is NIfTI, by its name.
 
     Example:
         >>> is_nifti("A17.nii.gz"), is_nifti("A17/1.dcm")

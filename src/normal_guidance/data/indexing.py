@@ -1,21 +1,20 @@
-"""From a folder of scans and its label tables to a manifest.
+"""Makes a manifest from a folder of scans and its label tables.
 
     manifest.parquet   one row per scan (`normal_guidance.data.manifest`)
-    problems.csv       what was odd, and what was done about it (`normal_guidance.data.problems`)
+    problems.csv       problems, and what was done about them (`normal_guidance.data.problems`)
     report.json        versions, options, counts, time
 
-Headers are read group by group, so that of most sources only a few scans' headers are in memory at a time.  Manifest
+Headers are read group by group: for most sources, only the headers of a few scans are in memory at a time.  Manifest
 and problems depend on the files and tables only, not on the number of workers.
 """
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,15 @@ from normal_guidance.files import folder_atomically, write_json
 MANIFEST, PROBLEMS, REPORT = "manifest.parquet", "problems.csv", "report.json"
 
 PACKAGES = ("pydicom", "nibabel", "numpy", "pyarrow")
-"""Whose versions the report names."""
+"""Packages whose versions stand in the report."""
 
 WATCH_FILES = 64
-"""`watch` is called once in so many files."""
+"""Files between two calls of `watch`."""
 
 
 @dataclass(frozen=True)
 class IndexProgress:
-    """How far it is.
+    """The progress of `index`.
 
     Example:
         >>> IndexProgress(files=640, scans=2, done=0.1).done
@@ -54,7 +53,7 @@ class IndexProgress:
     files: int
     scans: int
     done: float | None
-    """From 0 to 1, about; None where it cannot be told."""
+    """The approximate share that is done, from 0 to 1; None where it is unknown."""
 
 
 Watch = Callable[[IndexProgress], object]
@@ -62,7 +61,7 @@ Watch = Callable[[IndexProgress], object]
 
 @dataclass(frozen=True)
 class Index:
-    """What `index` made."""
+    """The result of `index`."""
 
     manifest: Manifest
     problems: list[Problem]
@@ -79,16 +78,16 @@ def index(
     workers: int = 0,
     watch: Watch | None = None,
 ) -> Index:
-    """Reads all headers below a root, orders the slices, joins the labels, and writes the folder `out`.
+    """Reads all headers below a root, orders the slices, adds the labels, and writes the folder `out`.
 
     Args:
         source: one of `SOURCES`.
         root: the folder that holds images and label tables.
-        out: a folder that is empty or not there; it appears when everything is done.
-        table: of `folder`: scan_id, path, label, and what `normal_guidance.data.sources.folder` describes.
-        labels: of `rsna-at`: 'image' (the default) or 'patient'.
+        out: a folder that is empty or does not exist; it appears when everything is done.
+        table: for `folder` only: the table of scans that `normal_guidance.data.sources.folder` describes.
+        labels: for `rsna-at` only: 'image' (the default) or 'patient'.
         workers: processes that read headers; 0 reads them in this one.
-        watch: called as files are read.
+        watch: receives the progress every `WATCH_FILES` files.
 
     Example:
         >>> index("rsna-mars", ".", "out")
@@ -120,21 +119,23 @@ def read_rows(
     workers: int = 0,
     watch: Watch | None = None,
     any_modality: bool = False,
+    with_series: bool = False,
 ) -> Iterator[ScanRow]:
-    """The scans of an open source, their slices in order; what is odd is added to `problems`.
+    """The scans of an open source with their slices in order; problems are appended to `problems`.
 
-    `any_modality` takes images that are not CT, too.
+    `any_modality` accepts images that are not CT. `with_series` keeps the UIDs, the description and the instance
+    numbers of each series in its row.
     """
-    return _Run(dataset, problems, watch or (lambda progress: None), any_modality).rows(workers)
+    return _Run(dataset, problems, watch or (lambda progress: None), any_modality, with_series).rows(workers)
 
 
 def check_options(source: str, table: str | Path | None = None, labels: str | None = None) -> SourceOptions:
-    """The options of a source; one that means nothing to it is refused.
+    """The options of a source; refuses options that it does not have.
 
     Example:
         >>> check_options("rsna-pe", labels="patient")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: --labels patient means nothing to rsna-pe; leave it out
+        normal_guidance.errors.UserError: rsna-pe has no option --labels (given: patient); leave it out
     """
     if source not in SOURCES:
         raise UserError(f"source {source!r} is unknown; choose one of {', '.join(SOURCES)}")
@@ -142,7 +143,7 @@ def check_options(source: str, table: str | Path | None = None, labels: str | No
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():
         if name not in SOURCES[source].options:
-            raise UserError(f"--{name} {value} means nothing to {source}; leave it out")
+            raise UserError(f"{source} has no option --{name} (given: {value}); leave it out")
     return SourceOptions(**chosen)
 
 
@@ -159,7 +160,7 @@ def _why(problems: Sequence[Problem]) -> str:
 
 
 def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, seconds: float) -> dict[str, Any]:
-    """What report.json says."""
+    """The content of report.json."""
     return {
         **manifest.about,
         "versions": {"normal_guidance": __version__, "python": platform.python_version(), **_versions()},
@@ -187,10 +188,18 @@ def _versions() -> dict[str, str | None]:
 
 
 class _Run:
-    """One pass over a dataset; counts as it goes."""
+    """One pass over a dataset, with counts for the progress."""
 
-    def __init__(self, dataset: ScanSource, problems: list[Problem], watch: Watch, any_modality: bool = False) -> None:
-        self.dataset, self.report, self.watch, self.any_modality = dataset, problems.append, watch, any_modality
+    def __init__(
+        self,
+        dataset: ScanSource,
+        problems: list[Problem],
+        watch: Watch,
+        any_modality: bool = False,
+        with_series: bool = False,
+    ) -> None:
+        self.dataset, self.report, self.watch = dataset, problems.append, watch
+        self.any_modality, self.with_series = any_modality, with_series
         self.files = self.groups = self.scans = 0
         self.share = _Share()
         self.seen: set[str] = set()
@@ -215,7 +224,7 @@ class _Run:
         self.dataset.finish()
 
     def _read(self, workers: int) -> Iterator[tuple[Group, list[Found]]]:
-        """Groups with what came of their files."""
+        """The groups with the results of reading their files."""
         waiting: deque[Group] = deque()
         found: list[Found] = []
         for one in read_all(self.dataset.root, self._wanted(waiting), workers):
@@ -259,12 +268,13 @@ class _Run:
         ordered = order_slices(candidate.headers)
         nifti = is_nifti(ordered.slices[0][0])
         for finding in ordered.findings:
-            if not (nifti and finding.kind == "multi_frame"):  # every NIfTI file is
+            if not (nifti and finding.kind == "multi_frame"):  # every NIfTI file is one
                 self.report(Problem(scan_id, *finding))
         labels = self.dataset.join(candidate, ordered, mask)
         if labels.label is None:
             return None
-        return _make_row(candidate, ordered, "nifti" if nifti else "dicom", labels.label, labels.slices)
+        row = _make_row(candidate, ordered, "nifti" if nifti else "dicom", labels.label, labels.slices)
+        return _with_series(row, candidate.headers) if self.with_series else row
 
 
 def _make_row(
@@ -288,14 +298,26 @@ def _make_row(
         orientation=ordered.orientation,
         modality=headers[0].modality or "CT",
         transfer_syntax=",".join(sorted({header.transfer_syntax for header in headers})),
-        extra=json.dumps(candidate.extra, sort_keys=True),
+        dataset_labels=candidate.dataset_labels,
+    )
+
+
+def _with_series(row: ScanRow, headers: Sequence[Header]) -> ScanRow:
+    """The row with what identifies its series in hospital software."""
+    number_of = {header.file: header.instance_number for header in headers if header.frames == 1}
+    return replace(
+        row,
+        study_uid=headers[0].study_uid,
+        series_uid="" if row.kind == "nifti" else headers[0].series_uid,
+        series_description=headers[0].description,
+        instance_numbers=tuple(number_of.get(file) for file in row.files),
     )
 
 
 class _Share:
-    """Headers whose equal values are one object: those of a series differ in file, SOP, number and position only.
+    """Makes equal values of headers one object: headers of a series differ in file, SOP, number and position only.
 
-    This takes a header from 1.8 to .5 KiB; the flat folder has 752,803.
+    A header then takes .5 instead of 1.8 KiB; the flat folder of RSNA 2019 has 752,803.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""JPEG streams inside DICOM files: what they say about themselves, and decoding by GDCM.
+"""JPEG streams inside DICOM files: their stated size and precision, and decoding with GDCM.
 
-A stream is checked before native code sees it: GDCM ends the whole process where a JPEG-LS stream has another size
-than it was told, and OpenJPEG allocates what the stream asks for.
+A stream is checked before native code decodes it: GDCM ends the whole process if a JPEG-LS stream has another size
+than the header, and OpenJPEG allocates as much memory as the stream states.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FRAME_MARKERS = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *r
 
 
 class Codestream(NamedTuple):
-    """What a compressed image says of itself.
+    """The size and precision that a compressed image states.
 
     Example:
         >>> parse_codestream(bytes.fromhex("ffd8 ffc3000b 0c 0200 0100 01 01 11 00 ffd9"))
@@ -35,7 +35,7 @@ class Codestream(NamedTuple):
 
 
 def parse_codestream(code: bytes) -> Codestream:
-    """Size and precision of a JPEG, JPEG-LS or JPEG 2000 stream of one component; refuses one that was cut off."""
+    """Size and precision of a JPEG, JPEG-LS or JPEG 2000 stream with one component; refuses one that is cut off."""
     if _END not in code[-10:]:  # padding may follow
         raise UnreadableError("unreadable", "the compressed image is cut off: it has no end marker")
     if code.startswith(_START):
@@ -43,11 +43,11 @@ def parse_codestream(code: bytes) -> Codestream:
     elif code.startswith(_START_2000) or code[4:12] == _BOX_2000:
         stated, components = _parse_jpeg_2000(code)
     else:
-        raise UnreadableError("unreadable", f"the compressed image begins with {code[:4].hex()}: no JPEG")
+        raise UnreadableError("unreadable", f"the compressed image begins with {code[:4].hex()}: not a JPEG")
     if components != 1:
         raise UnreadableError("unreadable", f"the compressed image has {components} components, but a CT image has 1")
     if stated.rows < 1 or stated.columns < 1:
-        raise UnreadableError("unreadable", f"the compressed image says it has {stated.rows} x {stated.columns} pixels")
+        raise UnreadableError("unreadable", f"the compressed image states {stated.rows} x {stated.columns} pixels")
     return stated
 
 
@@ -59,23 +59,23 @@ def _parse_jpeg(code: bytes) -> tuple[Codestream, int]:
             rows, columns = (int.from_bytes(code[place + i : place + i + 2], "big") for i in (5, 7))
             return Codestream(rows, columns, code[place + 4]), code[place + 9]
         place += 2 + max(length, 2)
-    raise UnreadableError("unreadable", "the compressed image does not say its size")
+    raise UnreadableError("unreadable", "the compressed image does not state its size")
 
 
 def _parse_jpeg_2000(code: bytes) -> tuple[Codestream, int]:
     """SIZ: marker, Lsiz, Rsiz, then the corners of the image and of the tiles in four bytes each, then components."""
     place = code.find(_START_2000) + 4
     if place < 4 or len(code) < place + 39:
-        raise UnreadableError("unreadable", "the compressed image does not say its size")
+        raise UnreadableError("unreadable", "the compressed image does not state its size")
     right, bottom, left, top = (int.from_bytes(code[place + i : place + i + 4], "big") for i in (4, 8, 12, 16))
     components = int.from_bytes(code[place + 36 : place + 38], "big")
     return Codestream(bottom - top, right - left, (code[place + 38] & 0x7F) + 1), components
 
 
 def decode_gdcm(code: bytes, stated: Codestream, syntax: str, *, signed: bool) -> Integer[np.ndarray, "rows columns"]:
-    """One frame of JPEG or JPEG-LS, which do not know signs: the upper bit of their precision becomes one if `signed`.
+    """Decodes one frame of JPEG or JPEG-LS, which have no signs: if `signed`, the highest bit becomes the sign.
 
-    Not by pydicom's plugin for GDCM, which returns whatever lay in memory where decoding fails.
+    pydicom's plugin for GDCM is not used: it returns uninitialized memory if decoding fails.
     """
     try:
         import gdcm
@@ -100,13 +100,13 @@ def decode_gdcm(code: bytes, stated: Codestream, syntax: str, *, signed: bool) -
     change = gdcm.ImageChangeTransferSyntax()
     change.SetTransferSyntax(gdcm.TransferSyntax(gdcm.TransferSyntax.ExplicitVRLittleEndian))
     change.SetInput(image)
-    image.thisown = False  # `change` counts the only reference and frees it; Python would free it once more
+    image.thisown = False  # `change` owns the only reference and frees it; Python would free it again
     if not change.Change():
         raise UnreadableError("unreadable", "GDCM cannot decode the compressed image")
 
     decoded = change.GetOutput()
     width = decoded.GetPixelFormat().GetBitsAllocated() // 8
-    content = decoded.GetBuffer().encode("utf-8", "surrogateescape")  # bytes come as str
+    content = decoded.GetBuffer().encode("utf-8", "surrogateescape")  # GDCM returns bytes as str
     if len(content) < stated.rows * stated.columns * width:
         raise UnreadableError("unreadable", f"GDCM decoded only {len(content):,} bytes of the compressed image")
     pixels = np.frombuffer(content, f"<{'i' if signed else 'u'}{width}", stated.rows * stated.columns)

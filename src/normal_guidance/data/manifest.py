@@ -1,17 +1,17 @@
-"""The manifest: one row per scan, with everything that reading it later needs.
+"""The manifest: one row per scan, with everything that is needed to read it.
 
     manifest.parquet   one row per scan: ids, label, slices in order with their files and positions, geometry
-    problems.csv       what was odd (`normal_guidance.data.problems`)
+    problems.csv       problems of the scans (`normal_guidance.data.problems`)
 
-Paths are relative to the root that the manifest's metadata names, so that a dataset can be moved.
-Lists (files, positions, labels) stay in Arrow's memory, about 40 bytes a slice, until a row is asked for.
+Paths are relative to the root in the manifest's metadata, so that a dataset can be moved.
+Lists (files, positions, labels) stay in Arrow's memory, about 40 bytes a slice, until a row is read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.files import read_parquet, write_atomically
 
 FORMAT = 1
-"""Version of the columns; a manifest of another version is refused."""
+"""Version of the columns; manifests of other versions are refused."""
 
 SCHEMA = pa.schema(
     {
@@ -46,13 +46,22 @@ SCHEMA = pa.schema(
         "extra": pa.string(),
     }
 )
-"""Columns of manifest.parquet; `slice_labels`, `pixel_spacing`, `slice_spacing` and `orientation` may be null."""
+"""Columns of manifest.parquet; `slice_labels`, `pixel_spacing`, `slice_spacing` and `orientation` may be null.
+
+`extra` is a JSON object: the fields `IN_EXTRA` of a `ScanRow` that are known, and its `dataset_labels`.
+"""
+
+IN_EXTRA = ("study_uid", "series_uid", "series_description", "instance_numbers")
+"""Fields of `ScanRow` that are kept in the column `extra`."""
 
 PARTS = ("train", "val", "test")
-"""What a scan may be used for."""
+"""The parts of a split."""
 
 BATCH = 1024
-"""Scans that are turned into a piece of the table at a time."""
+"""Scans per piece of the table."""
+
+
+DatasetLabel = int | list[str] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,39 +78,46 @@ class ScanRow:
     patient_id: str
     label: int
     slice_labels: np.ndarray | None
-    """One 0 or 1 per slice."""
+    """0 or 1 for every slice; None where they are unknown."""
     kind: str
     """'dicom' or 'nifti'."""
     files: tuple[str, ...]
-    """Of every slice, relative to the root; 'archive.zip!folder/1.dcm' lies in an archive."""
+    """The file of every slice, relative to the root; 'archive.zip!folder/1.dcm' lies in an archive."""
     frames: tuple[int, ...]
-    """Of every slice, its place in its file from 0: always 0 but for multi-frame DICOM and NIfTI."""
+    """The place of every slice in its file, from 0; always 0 except in multi-frame DICOM and NIfTI."""
     positions: tuple[float, ...]
-    """Of every slice, mm along the slice normal, ascending; slice numbers where no position is known."""
+    """The position of every slice in mm along the slice normal, ascending; slice numbers where it is unknown."""
     rows: int
     columns: int
     pixel_spacing: tuple[float, float] | None = None
     """mm between rows, mm between columns."""
     slice_spacing: float | None = None
-    """The usual step in mm."""
+    """The median step in mm."""
     orientation: tuple[float, ...] | None = None
     """Direction cosines of a row and of a column, as in ImageOrientationPatient."""
     modality: str = "CT"
     transfer_syntax: str = ""
-    """UID; several are joined by commas."""
-    extra: str = "{}"
-    """JSON: what a source adds, for instance other labels of the scan."""
+    """UID; several UIDs are joined by commas."""
+    study_uid: str | None = None
+    """StudyInstanceUID; this and the next three are kept for new scans only, and None for scans of a dataset."""
+    series_uid: str | None = None
+    """SeriesInstanceUID; empty in NIfTI."""
+    series_description: str | None = None
+    instance_numbers: tuple[int | None, ...] | None = None
+    """InstanceNumber of every slice, None for a slice without one."""
+    dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
+    """Other labels that the dataset's tables give the scan, by the names of `normal_guidance.data.sources`."""
 
     def __len__(self) -> int:
         return len(self.files)
 
 
 class Manifest:
-    """The scans of a manifest, or some of them; a row is built when it is asked for.
+    """The scans of a manifest, or some of them; a row is built when it is read.
 
     Args:
         table: the columns of `SCHEMA`.
-        about: where it came from: source, root, options, version.
+        about: the origin: source, root, options, version.
     """
 
     def __init__(self, table: pa.Table, about: dict[str, Any]) -> None:
@@ -119,7 +135,7 @@ class Manifest:
 
     @property
     def root(self) -> Path:
-        """Where the scans lie."""
+        """The folder that all paths are relative to."""
         return Path(self.about["root"])
 
     @property
@@ -140,7 +156,7 @@ class Manifest:
         return pc.list_value_length(self.table["files"]).to_numpy().astype(np.int64)
 
     def take(self, numbers: Iterable[int]) -> Manifest:
-        """Some of the scans, in this order."""
+        """Returns the scans with these row numbers, in this order."""
         return Manifest(self.table.take(pa.array(list(numbers), pa.int64())), self.about)
 
     def __repr__(self) -> str:
@@ -155,23 +171,42 @@ class Manifest:
 
 
 def _scan_row(values: dict[str, Any]) -> ScanRow:
+    extra = _decode_extra(values.pop("extra"), values["scan_id"])
     labels = values["slice_labels"]
     lists = {name: tuple(values[name]) for name in ("files", "frames", "positions")}
     optional = {name: values[name] and tuple(values[name]) for name in ("pixel_spacing", "orientation")}
     known = None if labels is None else np.array(labels, np.int8)
-    return ScanRow(**{**values, **lists, **optional, "slice_labels": known})
+    return ScanRow(**{**values, **lists, **optional, **extra, "slice_labels": known})
+
+
+def _encode_extra(row: ScanRow) -> str:
+    known = {name: value for name in IN_EXTRA if (value := getattr(row, name)) is not None}
+    return json.dumps({**known, **row.dataset_labels}, sort_keys=True)
+
+
+def _decode_extra(text: str | None, scan_id: str) -> dict[str, Any]:
+    """The fields of a `ScanRow` in the column `extra`, which may be empty."""
+    try:
+        labels = json.loads(text or "{}")
+    except ValueError:
+        labels = None
+    if not isinstance(labels, dict):
+        raise UserError(f"scan {scan_id!r}: extra is {text!r:.60}, not a JSON object; run nguide index again")
+    known = {name: labels.pop(name, None) for name in IN_EXTRA}
+    numbers = known["instance_numbers"]
+    return {**known, "instance_numbers": None if numbers is None else tuple(numbers), "dataset_labels": labels}
 
 
 def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, Any]) -> Manifest:
-    """Writes manifest.parquet and returns what it holds.
+    """Writes manifest.parquet and return its content.
 
-    `about` names at least the `source` and the `root`.  Scan ids must be unique.
+    `about` holds at least `source` and `root`.  Scan ids must be unique.
     """
     pieces, batch = [], []
     seen: set[str] = set()
     for row in rows:
         if row.scan_id in seen:
-            raise UserError(f"scan {row.scan_id!r} is there twice; scan ids must be unique")
+            raise UserError(f"scan {row.scan_id!r} occurs twice; scan ids must be unique")
         seen.add(row.scan_id)
         batch.append(row)
         if len(batch) == BATCH:
@@ -185,12 +220,14 @@ def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, A
 
 
 def _table(rows: list[ScanRow]) -> pa.Table:
-    columns = {field.name: [getattr(row, field.name) for row in rows] for field in fields(ScanRow)}
-    return pa.table([pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names], schema=SCHEMA)
+    def column(name: str) -> list[Any]:
+        return [_encode_extra(row) if name == "extra" else getattr(row, name) for row in rows]
+
+    return pa.table([pa.array(column(name), SCHEMA.field(name).type) for name in SCHEMA.names], schema=SCHEMA)
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Opens manifest.parquet, or the one in a folder that `nguide index` made.
+    """Reads a manifest.parquet, or the one in a folder that `nguide index` made.
 
     Example:
         >>> read_manifest("nowhere")

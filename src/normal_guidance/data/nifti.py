@@ -1,8 +1,8 @@
-"""NIfTI files as axial slices, with positions and orientation as DICOM has them.
+"""NIfTI files as axial slices, with positions and orientation as in DICOM.
 
 The volume is turned to the closest canonical orientation: slices from the feet to the head, rows from front to back,
-columns from the patient's right to the left, so that slices look as axial DICOM slices do whatever way the file was
-written.  NIfTI's axes point right, anterior and superior, DICOM's left, posterior and superior.
+columns from the patient's right to the left.  So slices look like axial DICOM slices, however the file was written.
+NIfTI's axes point right, anterior and superior, DICOM's left, posterior and superior.
 """
 
 from __future__ import annotations
@@ -31,24 +31,21 @@ except ImportError as error:
     raise UserError("reading NIfTI needs nibabel; pip install 'normal-guidance[dicom]'") from error
 
 EXPANSION = 1100
-"""Most that gzip can pack, about 1032 to 1, and some room: a file that promises more is damaged."""
+"""Largest ratio of gzip, about 1032 to 1, with some room: a file that promises more is damaged."""
 
 LARGEST = 65_535
-"""Most voxels along an axis, as in DICOM: NIfTI-2 can state billions, which cost memory before a voxel is read."""
-
-SUFFIXES = (".nii", ".nii.gz")
-"""How the names of NIfTI files end."""
+"""Most voxels along an axis, as in DICOM: NIfTI-2 can state billions, which take memory before a voxel is read."""
 
 _GZIP = b"\x1f\x8b"
 _NIFTI_2 = (b"\x1c\x02\x00\x00", b"\x00\x00\x02\x1c")
-"""How NIfTI-2 begins: with its header's 540 bytes; NIfTI-1 has 348."""
+"""Beginnings of NIfTI-2: the size of its header, 540 bytes; NIfTI-1 has 348."""
 
 
 def read_nifti_header(content: bytes | Path, file: str) -> Header:
-    """The geometry of a volume, as a multi-frame DICOM file would state it; `frames` counts the slices.
+    """The geometry of a volume in the form of a multi-frame DICOM header; `frames` counts the slices.
 
-    Positions, orientation and pixel spacing are those of the slices that `read_nifti` returns.  NIfTI does not say
-    its modality; CT is assumed.
+    Positions, orientation and pixel spacing are those of the slices that `read_nifti` returns.  NIfTI has no field for
+    the modality; CT is assumed.
     """
     with _named(file), _image(content) as image:
         lps = np.diag([-1.0, -1.0, 1.0, 1.0]) @ image.affine @ inv_ornt_aff(_turn(image), image.shape[:3])
@@ -72,13 +69,13 @@ def read_nifti_header(content: bytes | Path, file: str) -> Header:
 
 
 def read_nifti(content: bytes | Path, file: str = "") -> Float32[np.ndarray, "slices rows columns"]:
-    """The volume in its own units (HU for CT), scaled as its header says; raises UnreadableError where it cannot."""
+    """The volume in its own units (HU for CT), scaled as its header says; raises UnreadableError if it is damaged."""
     with _named(file or str(content)[:100]), _image(content) as image:
         volume = apply_orientation(np.asarray(image.get_fdata(dtype=np.float32)), _turn(image))
         volume = np.ascontiguousarray(volume.reshape(volume.shape[:3]).transpose(2, 1, 0))
         bad = int((~np.isfinite(volume)).sum())
         if bad:
-            raise UnreadableError("unreadable", f"{bad} of {volume.size} voxels are no finite numbers")
+            raise UnreadableError("unreadable", f"{bad} of {volume.size} voxels are not finite")
         return volume
 
 
@@ -93,7 +90,7 @@ def _named(file: str) -> Iterator[None]:
 
 @contextmanager
 def _image(content: bytes | Path) -> Iterator[Any]:
-    """An open image of three dimensions, its voxels not read yet."""
+    """Opens an image of three dimensions; its voxels are not read yet."""
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
         zipped = file.read(2) == _GZIP
         available = file.seek(0, os.SEEK_END) * (EXPANSION if zipped else 1)
@@ -112,14 +109,14 @@ def _check(image: Any, available: int) -> None:
         shown = " x ".join(map(str, shape))
         raise UnreadableError("unreadable", f"the shape is {shown}; a volume has 3 dimensions of 1 to {LARGEST}")
     if dtype.kind not in "iuf":
-        raise UnreadableError("unreadable", f"voxels are {dtype}, no single numbers")
+        raise UnreadableError("unreadable", f"voxels are {dtype}, not single numbers")
     needed = int(image.dataobj.offset) + math.prod(shape) * dtype.itemsize
     if needed > available:
         raise UnreadableError("unreadable", f"{needed:,} bytes of header and voxels cannot be in a file of this size")
     if not np.isfinite(image.affine).all() or abs(np.linalg.det(image.affine[:3, :3])) < 1e-9:
-        raise UnreadableError("unreadable", "the affine is no map from voxels to space")
+        raise UnreadableError("unreadable", "the affine does not map voxels to space")
 
 
 def _turn(image: Any) -> np.ndarray:
-    """How to flip and exchange the axes so that they point left, posterior and superior."""
+    """The flips and exchanges that make the axes point left, posterior and superior."""
     return ornt_transform(io_orientation(image.affine), axcodes2ornt(("L", "P", "S")))

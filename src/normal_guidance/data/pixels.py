@@ -1,8 +1,8 @@
 """The pixels of DICOM files in Hounsfield units, with the repairs that two public data sets need.
 
-Decoders are chosen here, one per transfer syntax, so that the result does not depend on what else is installed and no
-GPL plugin is needed: pydicom itself for uncompressed data and RLE, OpenJPEG for JPEG 2000, GDCM for JPEG and JPEG-LS.
-Decoders are native code that believes its input, so sizes are compared with the header before anything is decoded.
+This module chooses one decoder per transfer syntax, so that the result does not depend on other installed packages
+and no GPL plugin is needed: pydicom for uncompressed data and RLE, OpenJPEG for JPEG 2000, GDCM for JPEG and JPEG-LS.
+Decoders are native code that trusts its input, so sizes are compared with the header before decoding.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ GDCM = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 57, 70, 80, 81))
 """JPEG baseline, JPEG lossless (any predictor, first predictor), JPEG-LS (lossless, near lossless)."""
 
 FREE_BYTES, EXPANSION = 2**28, 200
-"""An image of more bytes than `FREE_BYTES` is refused if its compressed pixels are `EXPANSION` times smaller."""
+"""An image larger than `FREE_BYTES` is refused if its compressed pixels are more than `EXPANSION` times smaller."""
 
 RESCALE_LIMIT = 1e6
-"""Slopes and intercepts beyond are damage: CT numbers have five digits."""
+"""Larger slopes and intercepts are damaged: CT numbers have five digits."""
 
 WRONG_INTERCEPT, WRAP, RIGHT_INTERCEPT = -100.0, 4096, -1000
-"""Twelve unsigned bits with an intercept above the first are numbers that wrapped at the second (RSNA 2019)."""
+"""RSNA 2019: with 12 unsigned bits and an intercept above `WRONG_INTERCEPT`, negative values wrapped at `WRAP`."""
 
 _SHARED, _PER_FRAME, _TRANSFORMATION, _SLOPE, _INTERCEPT = 0x52009229, 0x52009230, 0x00289145, 0x00281053, 0x00281052
 _PIXELS = 0x7FE00010
@@ -57,20 +57,20 @@ _LAYOUT = (0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011, 0x0028010
 _TAGS = (*_LAYOUT, _SLOPE, _INTERCEPT, _SHARED, _PER_FRAME, _PIXELS)
 
 Notes = list[tuple[str, str]]
-"""What was odd: a kind of `normal_guidance.data.problems.KINDS` and the values that were found."""
+"""Problems as a kind of `normal_guidance.data.problems.KINDS` and the values that were found."""
 
 
 class _Image(NamedTuple):
-    """What decoding needs to know."""
+    """The header values that decoding needs."""
 
     syntax: str
     frames: int
     rows: int
     columns: int
     allocated: int
-    """Bits that a pixel takes in the file."""
+    """Bits of a pixel in the file."""
     stored: int
-    """Bits of them that count."""
+    """Bits that are used."""
     signed: bool
     photometric: str
 
@@ -90,26 +90,25 @@ class _Image(NamedTuple):
 def read_pixels(
     content: bytes | Path, file: str, *, repair: bool = True
 ) -> tuple[Float32[np.ndarray, "frames rows columns"], Notes]:
-    r"""Every frame in Hounsfield units, HU = slope * stored + intercept, and what was odd as (kind, detail).
+    r"""Every frame in Hounsfield units, HU = slope * stored + intercept, and problems as (kind, detail).
 
-    Slope and intercept may differ from frame to frame.  Two repairs are made and noted where they change something:
+    Slope and intercept may differ from frame to frame.  Two repairs are made, and noted where they change a pixel:
 
-    'bits' (RSNA 2023): bits above BitsStored are set that should not count, or the sign bit was not carried into them;
-    shifting left and right by BitsAllocated - BitsStored mends both.
+    'bits' (RSNA 2023): unused bits above BitsStored are set, or the sign bit was not extended into them; shifting left
+    and right by BitsAllocated - BitsStored repairs both.
 
-    'intercept' (RSNA 2019): BitsStored 12, PixelRepresentation 0 and an intercept above -100 cannot show air.  Such
-    values are negative numbers that wrapped at 4096; adding 1000 and taking the remainder by 4096 brings them back,
-    with the intercept -1000.
+    'intercept' (RSNA 2019): BitsStored 12, PixelRepresentation 0 and an intercept above -100 cannot show air.  Negative
+    values wrapped at 4096; adding 1000 and taking the remainder by 4096 restores them, with the intercept -1000.
 
     Reference: public recipes of the competitions on Kaggle: Howard, 2019, "Some DICOM gotchas to be aware of" (RSNA
     Intracranial Hemorrhage Detection), and the one for PixelRepresentation 1 in RSNA 2023 Abdominal Trauma Detection.
 
     Args:
-        content: of the file, or its path.
+        content: the file's bytes, or its path.
         file: its name, for messages.
-        repair: without it, stored bits and intercept are taken as they are.
+        repair: whether to make the two repairs.
 
-    Raises UnreadableError where the pixels cannot be decoded.
+    Raises UnreadableError if the pixels cannot be decoded.
     """
     try:
         with refusing():
@@ -125,7 +124,7 @@ def read_pixels(
 
 
 # ----------------------------------------------------------------------------------------------------
-# What the header says
+# The header
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -206,13 +205,13 @@ def _rescale(dataset: Dataset, notes: Notes) -> tuple[float, float]:
 
 
 def _decode(image: _Image, content: bytes) -> Integer[np.ndarray, "frames rows columns"]:
-    """The numbers as they were before compression."""
+    """The stored values, decompressed."""
     if image.syntax in PYDICOM:
         return _decode_pydicom(image, content, "pydicom" if image.syntax not in NATIVE else "")
     if image.syntax in OPENJPEG:
         if find_spec("openjpeg") is None:
             raise UserError("JPEG 2000 needs pylibjpeg-openjpeg; pip install 'normal-guidance[dicom]'")
-        list(_codestreams(image, content))  # for its checks
+        list(_codestreams(image, content))  # runs its checks
         return _decode_pydicom(image, content, "pylibjpeg")
     if image.syntax in GDCM:
         frames = [
@@ -240,7 +239,7 @@ def _decode_pydicom(image: _Image, content: bytes, plugin: str) -> Integer[np.nd
         "allow_excess_frames": False,
     }
     if image.syntax not in OPENJPEG:
-        options["correct_unused_bits"] = False  # `_repair_bits` does, and notes it
+        options["correct_unused_bits"] = False  # `_repair_bits` does it, and notes it
     if image.syntax in NATIVE:
         options["view_only"] = True
     stored, _ = get_decoder(image.syntax).as_array(content, raw=True, decoding_plugin=plugin, **options)
@@ -248,7 +247,7 @@ def _decode_pydicom(image: _Image, content: bytes, plugin: str) -> Integer[np.nd
 
 
 def _codestreams(image: _Image, content: bytes) -> Iterable[tuple[bytes, Codestream]]:
-    """Every frame's JPEG stream, whole and of the size that the header says."""
+    """The JPEG stream of every frame; refuses one that is cut off or differs in size from the header."""
     from pydicom.encaps import generate_frames
 
     count = 0
@@ -270,7 +269,7 @@ def _codestreams(image: _Image, content: bytes) -> Iterable[tuple[bytes, Codestr
 
 
 # ----------------------------------------------------------------------------------------------------
-# From numbers to HU
+# From stored values to HU
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +306,7 @@ def _to_hu(
             shifted = (pixels.astype(np.int32) - RIGHT_INTERCEPT) % WRAP
             wrapped += int((shifted + RIGHT_INTERCEPT != pixels + np.float32(intercept)).sum())
             pixels, intercept = shifted, RIGHT_INTERCEPT
-        if image.allocated > 16:  # more digits than float32 has, before the intercept makes them smaller
+        if image.allocated > 16:  # more digits than float32 has; the sum may be small again
             frame[:] = pixels * slope + intercept
         else:
             frame[:] = pixels

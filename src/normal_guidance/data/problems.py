@@ -1,6 +1,6 @@
-"""What is odd about scans and slices, and what was done about it: the lines of problems.csv.
+"""Problems of scans and slices, and what was done about them: the lines of problems.csv.
 
-A problem never stops the other scans.  `KINDS` is the complete list; code that finds a new one adds it there.
+A problem of one scan never stops the others.  `KINDS` is the complete list; code that finds a new kind adds it there.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +18,9 @@ from normal_guidance.files import write_atomically
 KINDS = {
     # Files
     "unreadable": "The file cannot be read as an image.",
-    "no_image": "The file is no image (a report, a directory record, text, ...).",
-    "localizer": "A localizer or scout, which is no slice of the scan.",
-    "secondary_capture": "A secondary capture or another derived picture, which is no slice of the scan.",
+    "no_image": "The file is not an image (a report, a directory record, text, ...).",
+    "localizer": "A localizer or scout, which is not a slice of the scan.",
+    "secondary_capture": "A secondary capture or another derived picture, which is not a slice of the scan.",
     "wrong_modality": "Not CT.",
     "unsafe_path": "The path leads out of its folder or archive.",
     # Geometry
@@ -33,7 +33,7 @@ KINDS = {
     "mixed_orientation": "Slices of different orientation in one series.",
     "mixed_size": "Slices of different size or pixel spacing in one series.",
     "mixed_series": "Several series where one was expected.",
-    "no_series": "No SeriesInstanceUID, so that its scan cannot be told.",
+    "no_series": "No SeriesInstanceUID, so that its scan is unknown.",
     "one_slice": "The series has one slice.",
     "multi_frame": "One file holds several slices.",
     # Pixels
@@ -41,7 +41,7 @@ KINDS = {
     "bits": "BitsStored or PixelRepresentation do not fit the stored values (RSNA 2023).",
     "no_rescale": "Rescale slope or intercept is missing or impossible.",
     # Labels
-    "label_without_image": "A label whose image is not there.",
+    "label_without_image": "A label whose image is missing.",
     "image_without_label": "An image without a label.",
     "bad_row": "A line of a label table that cannot be read.",
     "double_label": "The same label more than once.",
@@ -53,10 +53,10 @@ KINDS = {
     "mixed_patient": "Several patients in one series.",
     "double_scan": "The same scan more than once.",
     "failed": "The scan could not be processed.",
-    "header": "A header lacks, or has wrongly, what DICOM results repeat.",
-    "unsuitable": "A scan of another kind than the model was trained on.",
+    "header": "A header value that DICOM results repeat is missing or wrong.",
+    "unsuitable": "A scan of another kind than those the model was trained on.",
 }
-"""What may be odd."""
+"""Kinds of problems, with their descriptions."""
 
 
 class Problem(NamedTuple):
@@ -69,7 +69,7 @@ class Problem(NamedTuple):
     """
 
     scan_id: str
-    """Empty where no scan could be told."""
+    """Empty where the scan is unknown."""
     file: str
     """Relative to the root; empty for the scan as a whole."""
     kind: str
@@ -80,8 +80,12 @@ class Problem(NamedTuple):
     """What was done about it."""
 
 
+Report = Callable[[Problem], object]
+"""Receives each problem when it is found."""
+
+
 class UnreadableError(ValueError):
-    """An image that cannot be used; caught where scans are read, and recorded.
+    """An image that cannot be used; the code that reads scans catches and records it.
 
     Example:
         >>> raise UnreadableError("localizer", "ImageType is ORIGINAL\\\\PRIMARY\\\\LOCALIZER")
@@ -107,14 +111,14 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
 
 
 def _one_line(problem: Problem) -> Problem:
-    """Messages of decoders may have line breaks, bytes that are no text, or be very long."""
+    """Cleans a message: those of decoders may have line breaks, bytes that are not text, or be very long."""
     words = (" ".join(field.split()) for field in problem)
-    safe = ("'" + word if word.startswith(("=", "@")) else word for word in words)  # spreadsheets run what begins so
+    safe = ("'" + word if word.startswith(("=", "@")) else word for word in words)  # spreadsheets run such text
     return Problem(*(word.encode("utf-8", "replace").decode()[:500] for word in safe))
 
 
 def read_problems(path: str | Path) -> list[Problem]:
-    """The lines of problems.csv."""
+    """Reads problems.csv."""
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
@@ -126,7 +130,7 @@ def read_problems(path: str | Path) -> list[Problem]:
 
 
 def summarize(problems: Iterable[Problem]) -> dict[str, int]:
-    """How many there are of each kind, the most frequent first.
+    """The number of problems of each kind, the most frequent first.
 
     Example:
         >>> summarize(Problem("A", "", kind, "", "") for kind in ("tilt", "gap", "gap"))

@@ -1,8 +1,8 @@
 """Training, validation and test scans, by patient: 4:1:1, stratified by the patient's label.
 
 A patient's label is that of most of their scans; ties count as negative.  One sixth of the patients is held out for
-testing, then one fifth of the rest for validation, both by scikit-learn's `train_test_split`, as the paper's authors
-do.  A split is a csv file with the columns scan_id, patient_id, label and part; `audit` proves that its parts share
+testing, then one fifth of the rest for validation, both with scikit-learn's `train_test_split`, as in the paper.
+A split is a csv file with the columns scan_id, patient_id, label and part; `audit` proves that its parts share
 nothing.
 """
 
@@ -22,19 +22,19 @@ from normal_guidance.errors import UserError
 from normal_guidance.files import write_atomically
 
 PROPORTIONS = (4, 1, 1)
-"""The paper's, in the order of `PARTS`."""
+"""The paper's proportions, in the order of `PARTS`."""
 
 COLUMNS = ("scan_id", "patient_id", "label", "part")
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Which part every scan belongs to.
+    """The part of every scan.
 
     Example:
         >>> split = split_scans(["a", "b", "c"] * 8, [f"P{n}" for n in range(24)], [0, 1] * 12, seed=1001)
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: scan 'a' is there 8 times; give each scan once
+        normal_guidance.errors.UserError: scan 'a' occurs 8 times; give each scan once
     """
 
     scan_ids: tuple[str, ...]
@@ -48,7 +48,7 @@ class Split:
             times[scan] += 1
         often = max(times, key=lambda scan: times[scan], default="")
         if times and times[often] > 1:
-            raise UserError(f"scan {often!r} is there {times[often]} times; give each scan once")
+            raise UserError(f"scan {often!r} occurs {times[often]} times; give each scan once")
         unknown = set(self.parts) - set(PARTS)
         if unknown:
             raise UserError(f"part {min(unknown)!r} is unknown; choose one of {', '.join(PARTS)}")
@@ -58,7 +58,7 @@ class Split:
         return len(self.scan_ids)
 
     def numbers(self, part: str) -> list[int]:
-        """Where the scans of a part are."""
+        """The row numbers of the scans of a part."""
         return [number for number, own in enumerate(self.parts) if own == part]
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -80,7 +80,7 @@ def split_scans(
     seed: int,
     proportions: Sequence[int] = PROPORTIONS,
 ) -> Split:
-    """The scans, split by patient.
+    """Splits scans by patient.
 
     Example:
         >>> patients = [f"P{n // 2}" for n in range(48)]
@@ -145,7 +145,7 @@ def write_split(path: str | Path, split: Split) -> None:
 
 
 def read_split(path: str | Path) -> Split:
-    """Reads a split; one whose parts share a patient is refused.
+    """Reads a split; refuses one whose parts share a patient.
 
     Example:
         >>> read_split("nowhere.csv")
@@ -154,7 +154,7 @@ def read_split(path: str | Path) -> Split:
         'nowhere.csv'); make it with nguide split
     """
     try:
-        # Ids stay as they are written: 007 is no number, and NA is no missing value.
+        # Ids stay text: 007 is not the number 7, and NA is not a missing value.
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
         missing = [name for name in COLUMNS if name not in table]
         if missing:
@@ -173,8 +173,10 @@ def read_split(path: str | Path) -> Split:
 
 
 def audit(split: Split, manifest: Manifest, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
-    """Proves that the parts of a split share no patient, no scan, no file and, given checksums of the scans' features,
-    no copy of a scan under another name; returns how much of each was compared, and raises what it finds.
+    """Checks that the parts of a split share no patient, no scan and no slice.
+
+    Given checksums of the scans' features, it also checks that no scan has a copy under another name in another part.
+    Returns the numbers of compared scans, patients, slices and checksums; raises a UserError for anything shared.
     """
     listed, have = set(split.scan_ids), set(manifest.scan_ids)
     for scans, problem in ((listed - have, "is not in the manifest"), (have - listed, "is in no part")):

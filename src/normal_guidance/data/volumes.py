@@ -14,21 +14,21 @@ from normal_guidance.data.problems import Problem, UnreadableError
 
 ACTIONS = {
     "bits": "bits above BitsStored were replaced by the sign",
-    "intercept": "wrapped values were brought back, with the intercept -1000",
+    "intercept": "wrapped values were restored, with the intercept -1000",
     "no_rescale": "read as the detail says",
 }
-"""What reading does about each kind of odd pixels."""
+"""The action for each problem of pixels."""
 
 
 def read_volume(
     row: ScanRow, root: Path, *, repair: bool = True
 ) -> tuple[Float32[np.ndarray, "slices rows columns"], list[Problem]]:
-    """All slices of a scan, in the row's order, and what was odd about their pixels.
+    """Reads all slices of a scan, in the row's order, with the problems of their pixels.
 
-    A file that holds several slices is decoded once.
+    A file with several slices is decoded once.
 
-    Raises UnreadableError that names the file where one cannot be decoded, or is not of the row's size: a scan with a
-    slice missing would be another scan.
+    Raises UnreadableError, with the name of the file, if a file cannot be decoded or has another size than the row: a
+    scan with a slice missing would be another scan.
     """
     volume = np.empty((0, 0, 0), np.float32)
     problems: list[Problem] = []
@@ -39,7 +39,7 @@ def read_volume(
         slices, notes = _read_file(row.kind, root, file, repair)
         frames = [row.frames[place] for place in wanted]
         _check(slices, frames, row, file)
-        if not volume.size:  # only now is the manifest's size known to be no lie, which may not fit the memory
+        if not volume.size:  # a wrong size in the manifest might not fit the memory; it is checked by now
             volume = np.empty((len(row), row.rows, row.columns), np.float32)
         for place, frame in zip(wanted, frames, strict=True):
             volume[place] = slices[frame]

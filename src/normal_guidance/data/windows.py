@@ -1,6 +1,6 @@
-"""HU windows: the part of the scale that matters, as named presets or as numbers.
+"""HU windows, as named presets or as numbers.
 
-Windows clip and leave the values in HU; bringing them to what an encoder wants is the encoder's matter.
+A window clips the values, which stay in HU; the encoder scales them to its own range.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32
 from normal_guidance.errors import UserError
 
 Window = tuple[float, float]
-"""Lowest and highest HU that are told apart."""
+"""Lowest and highest HU; values beyond are clipped."""
 
 WINDOWS: dict[str, Window | None] = {
     "head": (-100.0, 300.0),
@@ -23,11 +23,11 @@ WINDOWS: dict[str, Window | None] = {
     "abdomen": (-150.0, 250.0),
     "none": None,
 }
-"""Presets: head as in the paper; lung (level -600, width 1500), mediastinum (40, 400), abdomen (50, 400) as usual."""
+"""Presets: head as in the paper; the usual lung (level -600, width 1500), mediastinum (40, 400), abdomen (50, 400)."""
 
 
 def parse_windows(words: str) -> tuple[Window | None, ...]:
-    """The windows that a user asked for, one channel each: presets or LOW:HIGH, joined by commas.
+    """The windows in a user's text, one channel each: presets or LOW:HIGH, joined by commas.
 
     Example:
         >>> parse_windows("head"), parse_windows("lung,-100:300")
@@ -50,12 +50,12 @@ def _parse(word: str) -> Window | None:
             f"window {word!r} is unknown; choose {', '.join(WINDOWS)} or LOW:HIGH in HU, for instance -100:300"
         ) from None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise UserError(f"window {word!r} is empty or without end; give LOW:HIGH with LOW below HIGH")
+        raise UserError(f"window {word!r} is empty or infinite; give LOW:HIGH with LOW below HIGH")
     return low, high
 
 
 def apply_windows(hu: Float[np.ndarray, "..."], windows: Sequence[Window | None]) -> Float32[np.ndarray, "..."]:
-    """One channel per window, first axis of the result: clipped to the window, still in HU.
+    """Clips the values to each window, still in HU; the first axis of the result has one channel per window.
 
     Example:
         >>> apply_windows(np.array([-2000.0, 40.0, 900.0]), parse_windows("head,none"))

@@ -1,11 +1,11 @@
-"""Worker processes that are allowed to die: parsers and decoders of medical images crash and hang, over one file each.
+"""A pool of worker processes that survives crashes: parsers and decoders of medical images crash or hang on some files.
 
-Every worker has a socket of its own, so the parent knows which tasks each one is at: if a worker dies (a segmentation
-fault, the kernel out of memory) or says nothing for too long, its tasks are tried once more, each alone, and one that
-ends its worker again is a `Failure`.  Nothing is lost but that.  Workers are started as programs of their own, not
-forked (CUDA and OpenMP do not survive it) and not by multiprocessing, which would run the user's main script again.
+Every worker has its own socket, so the parent knows the tasks of each.  If a worker dies (a segmentation fault, out of
+memory) or is silent for too long, its tasks are tried once more, one by one; a task that ends its worker again becomes
+a `Failure`.  All other tasks get their results.  Workers are started as separate programs: forks break CUDA and OpenMP,
+and multiprocessing would run the user's main script again.
 
-What they do in there is in `normal_guidance.data.worker_process`.
+`normal_guidance.data.worker_process` is the code that runs in a worker.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from normal_guidance.data.worker_process import Death, Failure, Result, Task, at
 from normal_guidance.errors import UserError
 
 TIMEOUT = 600.0
-"""Seconds after which a worker is taken to hang: the longest scans take one, compressed, on a slow disk."""
+"""Seconds after which a silent worker counts as hanging: far more than the longest scans take on a slow disk."""
 
 START_TIMEOUT = 300.0
-"""Seconds for a worker to start, and to import what a task takes, from what may be a slow disk."""
+"""Seconds for a worker to start and to import the modules of a task, maybe from a slow disk."""
 
 ATTEMPTS = 2
-"""How often a task is tried whose worker dies: the first may have died of another task, or for want of memory."""
+"""Attempts at a task whose worker dies: the first worker may have died of another task, or of too little memory."""
 
 POLL_SECONDS = 0.2
-"""How long the parent sleeps at most before it looks at deadlines again."""
+"""Longest sleep of the parent between two checks of the deadlines."""
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-"""There are as many workers as cores; more threads in each would only be in the way of the others."""
+"""Environment of a worker: there are as many workers as cores, so more threads would only slow each other down."""
 
 
 class StartError(UserError):
-    """A worker that ends before its first task, or cannot import what that takes: nothing about the task itself."""
+    """A worker that ends before its first task or cannot import its modules; the task itself is not at fault."""
 
     def __init__(self, message: str, death: Death | None = None) -> None:
         super().__init__(f"a worker process {message}; use --workers 0")
@@ -57,7 +57,7 @@ class StartError(UserError):
 
 
 class Pool:
-    """Processes that work for `map`, started when there is work, or before; with `workers=0`, all is done in this one.
+    """Worker processes for `map`, started when there is work or by `start`; `workers=0` runs all tasks in this process.
 
     Example:
         >>> with Pool(workers=0) as pool:
@@ -77,15 +77,15 @@ class Pool:
         self.close()
 
     def start(self, tasks: int, modules: Sequence[str] = ()) -> None:
-        """Starts the workers that so many tasks will keep busy; they import these modules before their first task.
+        """Starts the workers for this many tasks without waiting; they import the modules before their first task.
 
-        For who has something else to do until then: a start takes seconds, and nobody waits for it here.
+        A start takes seconds, in which the caller can do other work.
         """
         while len(self._started) < min(self.workers, tasks):
             self._started.append(_Worker.start(modules))
 
     def stop(self) -> None:
-        """Ends the `map` that another thread is in; there will be no other."""
+        """Ends a `map` that runs in another thread, and all later ones."""
         self._stopping.set()
 
     def close(self) -> None:
@@ -104,15 +104,15 @@ class Pool:
         batch: int = 1,
         batches: int = 2,
     ) -> Iterator[Result | Failure]:
-        """What the function makes of each task, in their order.
+        """The function's result for each task, in their order.
 
         Args:
-            function: found by its name in the workers, so it lies in a module; nothing in it may need `__main__`.
-            tasks: drawn when there is room.
-            size: of a task.
-            ahead: what is begun and not yet given out is at most of this size, but for a single batch.
-            batch: tasks that a worker takes at a time, within the timeout: many where they are short.
-            batches: that are begun and not yet given out, for each worker: with `ahead`, this bounds the memory.
+            function: imported by its name in the workers, so it must lie in a module other than `__main__`.
+            tasks: read when there is room.
+            size: the size of a task.
+            ahead: largest total size of the batches that are begun and not yet returned; one batch is always allowed.
+            batch: tasks that a worker receives at once and finishes within the timeout: many if they are short.
+            batches: batches per worker that are begun and not yet returned; with `ahead`, this limits the memory.
         """
         if self.workers < 1:
             for task in tasks:
@@ -131,12 +131,12 @@ class Pool:
                 return
 
     def _hand_out(self, function: Callable[[Any], Any], work: _Work[Any]) -> None:
-        """Tasks to every worker that has none; workers are started as long as there are tasks for them."""
+        """Gives tasks to every idle worker, and starts workers as long as there are tasks for them."""
         while True:
             idle = next((worker for worker in self._started if worker.ready and worker.job is None), None)
             starting = sum(not worker.ready for worker in self._started)
             if idle is None:
-                # Those that are starting take the next ones: begun tasks that nobody has are for them.
+                # Workers that are starting will take the open tasks.
                 if len(self._started) < self.workers and work.could_begin(starting + 1):
                     self._started.append(_Worker.start())
                     continue
@@ -147,10 +147,10 @@ class Pool:
             idle.give(job, function, work.tasks_of(job))
 
     def _collect(self, work: _Work[Any]) -> None:
-        """Waits for something to happen: results, deaths, deadlines."""
+        """Waits for results, deaths and deadlines, and handles them."""
         by_connection = {worker.connection: worker for worker in self._started}
         for connection in wait(list(by_connection), POLL_SECONDS):
-            worker = by_connection[connection]  # type: ignore[index]  # connections, because such were given
+            worker = by_connection[connection]  # type: ignore[index]  # `wait` returns the given connections
             try:
                 worker.receive(work, self.timeout)
             except (EOFError, ConnectionError, pickle.UnpicklingError):
@@ -169,10 +169,10 @@ class Pool:
 
 
 class _Job(NamedTuple):
-    """What a worker is at: tasks of a batch, which are all of them, or a single one that is tried again."""
+    """The current work of a worker: all tasks of a batch, or a single one that is tried again."""
 
     number: int
-    """Of the batch."""
+    """The number of the batch."""
     places: Sequence[int]
     attempt: int
 
@@ -186,7 +186,7 @@ class _Batch(Generic[Task]):
 
 @dataclass
 class _Work(Generic[Task]):
-    """The tasks of a `map`: which are begun, which are to be tried again, which are done and wait for their turn."""
+    """The tasks of a `map`: those begun, those to try again, and those done that wait for their turn."""
 
     tasks: Iterator[Task]
     batch: int
@@ -195,13 +195,13 @@ class _Work(Generic[Task]):
     ahead: int
     begun: dict[int, _Batch[Task]] = field(default_factory=dict)
     open: deque[_Job] = field(default_factory=deque)
-    """Begun, but nobody is at them."""
+    """Begun, but without a worker."""
     next_begun: int = 0
     next_out: int = 0
     exhausted: bool = False
 
     def _draw(self) -> bool:
-        """Draws a batch, if there is room and something is left."""
+        """Reads a batch of tasks, if there is room and tasks are left."""
         room = len(self.begun) < self.most and sum(one.size for one in self.begun.values()) < self.ahead
         if self.exhausted or not (room or not self.begun):
             return False
@@ -215,13 +215,13 @@ class _Work(Generic[Task]):
         return True
 
     def could_begin(self, count: int) -> bool:
-        """Whether so many workers would have something to do."""
+        """Whether there is work for this many workers."""
         while len(self.open) < count and self._draw():
             pass
         return len(self.open) >= count
 
     def begin(self) -> _Job | None:
-        """Something to work at."""
+        """The next work for a worker."""
         return self.open.popleft() if self.could_begin(1) else None
 
     def tasks_of(self, job: _Job) -> list[Task]:
@@ -256,7 +256,7 @@ class _Worker:
     connection: Connection
     ready: bool = False
     job: _Job | None = None
-    """What it is at."""
+    """Its current work."""
     patience: float = START_TIMEOUT
     deadline: float = float("inf")
 
@@ -271,7 +271,7 @@ class _Worker:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # decoders talk, and whatever is wrong is said by the result
+                stdout=subprocess.DEVNULL,  # decoders print; errors are part of the result
                 stderr=subprocess.DEVNULL,
             )
         worker = cls(process, Connection(ours.detach()))
@@ -279,17 +279,17 @@ class _Worker:
         return worker
 
     def expect(self, seconds: float) -> None:
-        """It is to say something within this time."""
+        """Sets the time within which the worker must send a message."""
         self.patience, self.deadline = seconds, time.monotonic() + seconds
 
     def give(self, job: _Job, function: Callable[[Any], Any], tasks: list[Any]) -> None:
         self.job = job
         self.expect(START_TIMEOUT)
-        with suppress(ConnectionError):  # it is dead, which `receive` will notice
+        with suppress(ConnectionError):  # the worker is dead; `receive` will notice
             self.connection.send((function, tasks))
 
     def receive(self, work: _Work[Any], timeout: float) -> None:
-        """Takes one message."""
+        """Handles one message of the worker."""
         kind, content, sizes = self.connection.recv()
         if kind == "begun":
             self.expect(timeout)
@@ -304,7 +304,7 @@ class _Worker:
         self.ready, self.job, self.deadline = True, None, float("inf")
 
     def end(self) -> Death:
-        """How it ended, for it has."""
+        """The cause of death of a worker that has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(POLL_SECONDS)
         self.kill()
@@ -320,7 +320,7 @@ class _Worker:
 
 
 def _map_buffers(connection: Connection, sizes: list[int]) -> list[memoryview]:
-    """The memory that a worker sends after its message; unmapped when the last array in it is gone."""
+    """Maps the memory that a worker sends after its message; it is unmapped when its last array is gone."""
     if not sum(sizes):
         return [memoryview(bytearray()) for _ in sizes]
     descriptor = recv_handle(connection)

@@ -1,7 +1,7 @@
-"""What a worker process of `normal_guidance.data.worker_pool` does: tasks come in, results or failures go out.
+"""The code of a worker process of `normal_guidance.data.worker_pool`: it receives tasks and sends results or failures.
 
-Arrays come back through anonymous memory that the worker fills and the parent maps: not copied, not bound by
-/dev/shm, and gone with the processes, however they end.  Few imports, because every worker has to wait for them.
+Arrays return through anonymous memory that the worker fills and the parent maps: it is not copied, not limited by
+/dev/shm, and gone when the processes end.  This module imports little, because every worker waits for its imports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class Death(NamedTuple):
-    """How a worker ended.
+    """The cause of a worker's death.
 
     Example:
         >>> str(Death("SIGSEGV")), str(Death(silence=60))
@@ -38,9 +38,9 @@ class Death(NamedTuple):
     """
 
     cause: str = ""
-    """A signal's name or an exit code; empty if the parent ended it."""
+    """A signal's name or an exit code; empty if the parent killed the worker."""
     silence: float = 0.0
-    """Seconds that the parent waited in that case."""
+    """Seconds that the parent waited before it killed the worker."""
 
     def __str__(self) -> str:
         if not self.cause:
@@ -52,16 +52,16 @@ class Death(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """In place of a result: why there is none, as a kind of `normal_guidance.data.problems.KINDS` and a detail."""
+    """The reason for a missing result: a kind of `normal_guidance.data.problems.KINDS` and a detail."""
 
     kind: str
     detail: str
     death: Death | None = field(default=None, compare=False, repr=False)
-    """Of its worker, for who has other words for it than the detail."""
+    """How its worker died, for custom messages."""
 
 
 def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
-    """The function's result, or why there is none; the user's mistakes, which concern every task, stay errors.
+    """The function's result, or a `Failure`; a UserError concerns every task and is raised.
 
     Example:
         >>> attempt(lambda number: 1 / number, 0)
@@ -78,13 +78,13 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
 
 
 def serve(descriptor: int, modules: Sequence[str] = ()) -> None:
-    """What a worker process does until the parent is gone; it imports these modules ahead of the tasks."""
+    """Serves tasks until the parent is gone; imports these modules before the first task."""
     keep_freed_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     _die_with_the_parent(descriptor)
     connection = Connection(descriptor)
     for module in modules:
-        with suppress(Exception):  # the first task that needs it will say so
+        with suppress(Exception):  # the first task that needs it will report it
             importlib.import_module(module)
     connection.send(("ready", None, []))
     with suppress(EOFError, ConnectionError):
@@ -93,11 +93,11 @@ def serve(descriptor: int, modules: Sequence[str] = ()) -> None:
 
 
 def _die_with_the_parent(descriptor: int) -> None:
-    """The parent may be killed while a decoder hangs here; nobody would ever end this process."""
+    """Ends this process when the parent dies, even while a decoder hangs."""
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(descriptor, 0)  # nothing but the other end's closing
+        poll.register(descriptor, 0)  # only the closing of the other end
         poll.poll()
         os._exit(1)
 
@@ -105,7 +105,7 @@ def _die_with_the_parent(descriptor: int) -> None:
 
 
 def _work(connection: Connection) -> None:
-    """The tasks of one message."""
+    """Runs the tasks of one message."""
     try:
         function, tasks = connection.recv()
     except (EOFError, OSError):
@@ -113,7 +113,7 @@ def _work(connection: Connection) -> None:
     except Exception as error:  # a module that cannot be imported here
         connection.send(("broken", f"{type(error).__name__}: {error}", []))
         return
-    connection.send(("begun", None, []))  # importing what it takes may last longer than the task
+    connection.send(("begun", None, []))  # the imports may have taken longer than the task will
     try:
         results = [attempt(function, task) for task in tasks]
     except UserError as error:
@@ -133,7 +133,7 @@ def _work(connection: Connection) -> None:
 
 
 def _memory() -> Any:
-    """An open file that is nowhere but in memory, where the system has such."""
+    """An open file in memory; on systems without such files, a temporary file."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("scan"), "wb")
     return tempfile.TemporaryFile()

@@ -1,1 +1,1 @@
-"""Data that we draw ourselves: the semi-synthetic set of the paper, and CT phantoms written as real DICOM."""
+"""Simulated data: the paper's semi-synthetic set, and CT phantoms written as real DICOM."""

@@ -1,10 +1,10 @@
-"""Shifted Mean MIL, the paper's semi-synthetic data, and the best that anything can do on it.
+"""Shifted Mean MIL, the paper's semi-synthetic data, and the best possible scores on it.
 
-Noise everywhere, but in a positive scan one feature of one block of adjacent slices has a shifted mean.  The process
+All features are noise; in a positive scan, one feature of one block of adjacent slices has a shifted mean.  The process
 is known, so Bayes' rule gives the ceilings for scans and for slices in closed form.
 
-`VARIANTS` are harder relatives of it: several blocks, blocks that are shorter or longer than in training, several
-features that share the signal, fewer scans, more noise.  Bayes' rule still gives their ceilings.
+`VARIANTS` are harder versions: several blocks, blocks that are shorter or longer than in training, several features
+that share the signal, fewer scans, more noise.  Bayes' rule gives their ceilings, too.
 
 A training set of 10,000 scans holds about 400,000 slices x 768 features: 1.2 GB, drawn once and shifted in place.
 """
@@ -26,13 +26,13 @@ from normal_guidance.core.models import FEATURES
 from normal_guidance.errors import UserError
 
 BLOCK = 12
-"""R, the adjacent slices of a positive scan whose first feature is shifted: as long as in head CT."""
+"""R, the number of adjacent slices of a positive scan whose first feature is shifted, as in head CT."""
 
 SHIFT = 0.5
 """Δ, the mean of the first feature in that block."""
 
 MIN_SLICES, MAX_SLICES = 20, 60
-"""S is uniform between these, both included: as in head CT."""
+"""S, the number of slices, is uniform between these, both included, as in head CT."""
 
 PREVALENCE = 0.5
 """Probability that a scan is positive."""
@@ -44,7 +44,7 @@ SIZES = (10_000, 2_500, 1_000)
 """Scans of a training, a validation and a test set."""
 
 SEPARATION = GAP + 1
-"""Negative slices between two blocks of one scan, at least: with fewer, the rule of `core.blocks` sees one block."""
+"""Fewest negative slices between two blocks of a scan: with fewer, `core.blocks` counts them as one block."""
 
 
 class SemiSynthetic(NamedTuple):
@@ -80,11 +80,11 @@ def shifted_mean(
        u_i \sim \mathrm{Unif}\{1, \dots, S_i - R + 1\}, \quad
        h_{ijk} \sim \mathcal{N}(\Delta\, y_i\, [u_i \le j < u_i + R]\, [k = 1],\, 1) $$
 
-    The order of the draws is part of the definition: with the defaults, the scans of a seed are the paper's own.
-    Every scan draws a start, the negative ones too, which do not use it.
+    The order of the draws is part of the definition: with the defaults, a seed gives the paper's own scans.  Every scan
+    draws a start; negative ones do not use it.
 
-    With more `blocks`, a positive scan has so many of them, at least `SEPARATION` slices apart, every arrangement
-    being as probable as any other.  With more `signals`, each of the first so many features has that mean there.
+    A positive scan has `blocks` blocks, at least `SEPARATION` slices apart; all arrangements are equally probable.  In
+    them, each of the first `signals` features has the mean `shift`.
 
     Reference: Harvey et al., 2026 (Shifted Mean MIL); the paper's appendix on semi-synthetic data.
 
@@ -108,9 +108,9 @@ def shifted_mean(
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(min_slices, max_slices + 1, (n,), generator=generator)
     h = torch.randn(int(lengths.sum()), features, generator=generator, dtype=torch.float32)
-    # One call per scan: one call for all scans draws other numbers.
+    # One call per scan: a single call for all scans would draw other numbers.
     starts = torch.stack([_draw_starts(size, block, blocks, generator) for size in lengths.tolist()])
-    # Not `bernoulli_(p)`: for a single p it reads the generator in another way.
+    # `bernoulli_(p)` with a single p would use the generator in another way.
     labels = torch.bernoulli(torch.full((n,), prevalence, dtype=torch.float32), generator=generator).long()
 
     slice_labels = torch.zeros(len(h), dtype=torch.int64)
@@ -123,7 +123,7 @@ def shifted_mean(
 
 
 def _draw_starts(size: int, block: int, blocks: int, generator: torch.Generator) -> Int64[Tensor, "blocks"]:
-    """Where the blocks of a scan begin: every arrangement is a choice of places among those that they leave free."""
+    """The first slices of a scan's blocks: an arrangement is a choice of `blocks` places among the free ones."""
     free = size - _least_slices(block, blocks) + blocks
     if blocks == 1:
         return torch.randint(0, free, (1,), generator=generator)
@@ -132,17 +132,17 @@ def _draw_starts(size: int, block: int, blocks: int, generator: torch.Generator)
 
 
 def _least_slices(block: int, blocks: int) -> int:
-    """Slices that so many blocks need."""
+    """The number of slices that these blocks need."""
     return blocks * block + (blocks - 1) * SEPARATION
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is drawn in another way than the paper's data, as options of `shifted_mean`.
+    """Differences from the paper's data, as options of `shifted_mean`.
 
     Args:
-        options: of all three sets.
-        test: of the test set alone, beside or instead of those.
+        options: options of all three sets.
+        test: options of the test set alone; they override `options`.
         sizes: scans of the three sets; None: `SIZES`.
 
     Example:
@@ -160,7 +160,7 @@ class Variant:
         return {**self.options, **(self.test if part == "test" else {})}
 
     def oracle(self, part: str) -> dict[str, Any]:
-        """Those of them that the Bayes estimators of that set must be told.
+        """The options of one set that its Bayes estimators need.
 
         Example:
             >>> bags = shifted_mean(9, seed=1, **VARIANTS["two_blocks"].drawn("test"))
@@ -182,12 +182,12 @@ VARIANTS: dict[str, Variant] = {
     "few_scans": Variant("A tenth of the training and validation scans", sizes=(1_000, 250, 1_000)),
     "more_noise": Variant("Four times as many features", {"features": 4 * FEATURES}),
 }
-"""One thing is changed at a time.  Several blocks have as many positive slices as the paper's one, and eight features
-as much evidence together as its one has alone, so that the ceiling for scans tells what the form alone costs."""
+"""Each variant changes one thing.  Several blocks together have as many positive slices as the paper's one block, and
+eight features together as much evidence as its one feature, so that the ceiling shows the cost of the form alone."""
 
 
 def semi_synthetic(seed: int = 1001, variant: str = "paper") -> SemiSynthetic:
-    """The training, validation and test set of one of the paper's repetitions: 1.7 GB (6.7 GB with `more_noise`).
+    """Draws the training, validation and test set of one of the paper's repetitions: 1.7 GB (6.7 GB with `more_noise`).
 
     `variant` is a name in `VARIANTS`; `semi_synthetic_part` draws one set alone.  Reference: the paper's section on
     data sets.
@@ -195,13 +195,13 @@ def semi_synthetic(seed: int = 1001, variant: str = "paper") -> SemiSynthetic:
     Example:
         >>> semi_synthetic(seed=7)
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: seed 7 is none of the paper's; choose one of 1001, 2001, 3001
+        normal_guidance.errors.UserError: seed 7 is not one of the paper's; choose one of 1001, 2001, 3001
     """
     return SemiSynthetic(*(semi_synthetic_part(seed, part, variant) for part in SemiSynthetic._fields))
 
 
 def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
-    """One set of `semi_synthetic`: 'train', 'val' or 'test'.
+    """Draws one set of `semi_synthetic`: 'train', 'val' or 'test'.
 
     Reference: the paper's section on data sets.
 
@@ -210,7 +210,7 @@ def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
         tensor(507)
     """
     if seed not in SEEDS:
-        raise UserError(f"seed {seed} is none of the paper's; choose one of {', '.join(map(str, SEEDS))}")
+        raise UserError(f"seed {seed} is not one of the paper's; choose one of {', '.join(map(str, SEEDS))}")
     if part not in SemiSynthetic._fields:
         raise UserError(f"part {part!r} is unknown; choose one of {', '.join(SemiSynthetic._fields)}")
     if variant not in VARIANTS:
@@ -249,7 +249,7 @@ def bayes_slice_scores(
     $$ \log p(y_{ij}{=}1 \mid h_i, S_i, y_i{=}1) = \log \sum_{u \in \mathcal{U}_{ij}} p(u \mid h_i, S_i, y_i{=}1),
        \quad \mathcal{U}_{ij} = \{\max(1, j-R+1), \dots, \min(S_i-R+1, j)\} $$
 
-    In a negative scan it still answers as if the scan were positive.
+    It treats a negative scan as if it were positive.
 
     Reference: the paper's Eq. "marginal" and its appendix on the Bayes estimator for localization.
 
@@ -265,14 +265,14 @@ def bayes_slice_scores(
     # Windows of R starts that end at j are U_ij: outside 1..S-R+1 a start has probability 0.
     nowhere = log_posterior.new_full((len(bags), block - 1), -torch.inf)
     candidates = torch.cat([nowhere, log_posterior, nowhere], dim=1).unfold(1, block, 1)
-    # Where one start is all but certain, rounding may carry the sum above 1.
+    # Where one start is almost certain, rounding may lift the sum above 1.
     return bags.layout.restore(candidates.logsumexp(2).clamp_max(0.0))
 
 
 def _log_joint(bags: Bags, block: int, shift: float, blocks: int, signals: int) -> Float64[Tensor, "scans starts"]:
     """log p(h_i, a block begins at u | S_i, y_i=1) - log p(h_i | y_i=0) of every u; -inf where it would leave the scan.
 
-    Blocks do not overlap, so what one slice may begin or belong to excludes each other.
+    Blocks do not overlap, so a slice begins, or belongs to, at most one of them.
     """
     _check_block(block, shift, blocks, signals, bags.width)
     least = _least_slices(block, blocks)
@@ -281,7 +281,7 @@ def _log_joint(bags: Bags, block: int, shift: float, blocks: int, signals: int) 
         needed = f"a block of {block}" if blocks == 1 else f"the {least} that {blocks} blocks of {block} need"
         raise UserError(
             f"scan {bags.scan_ids[short[0]]!r} has {int(bags.lengths[short[0]])} slices, fewer than {needed} "
-            f"({len(short)} such scans); leave them out or pass the block that the scans were drawn with"
+            f"({len(short)} such scans); leave them out, or pass the block of `shifted_mean`"
         )
     # log N(h; Δ, 1) - log N(h; 0, 1)
     evidence = (shift * bags.features[:, :signals].double() - shift**2 / 2).sum(1)
@@ -305,7 +305,7 @@ def _log_others(log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: 
 def _log_before(
     log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int
 ) -> list[Float64[Tensor, "scans starts"]]:
-    """The same for 0, 1, ... blocks - 1 others, all of which end at least `SEPARATION` slices before u."""
+    """The sums of `_log_others` for 0, 1, ... blocks - 1 blocks that all end at least `SEPARATION` slices before u."""
     sums = [torch.zeros_like(log_ratio)]
     for _ in range(blocks - 1):
         ended = torch.logcumsumexp(log_ratio + sums[-1], dim=1)

@@ -1,4 +1,4 @@
-"""A dataset is the same for the same seed, whole or not there, and gives its labels away by pixels only."""
+"""A dataset is the same for the same seed, complete or absent, and only its pixels reveal its labels."""
 
 import json
 import time
@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path, layout):
 @pytest.mark.slow(but="rsna-ich")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_only_pixels_and_tables_give_the_label_away(tmp_path, layout):
-    """All scans positive, and none: names, sizes and headers of the files are the same."""
+    """With all scans positive or none, names, sizes and headers of the files are the same."""
     files = {}
     for name, share in (("all", 1.0), ("none", 0.0)):
         write_phantom(layout, tmp_path / name, scans=4, seed=5, positive=share, **SMALL)

@@ -72,7 +72,7 @@ TYPE_2 = [
 
 
 def make(seed: int = 0) -> Draft:
-    """Random HU over the whole range: the hardest to get right."""
+    """Random HU over the whole range, the hardest case."""
     one = plan("head", 1, seed=seed, slices=SLICES)[0]
     random = np.random.default_rng(seed)
     volume = random.integers(-1000, 2048, (one.slices, SIZE, SIZE)).astype(np.int16)

@@ -63,7 +63,7 @@ def test_every_oddity_is_there_once(datasets, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_have_the_hu_of_the_truth(datasets, layout):
-    """Also of the scans whose headers lie: the repairs that are known from the challenges are done by hand here."""
+    """The HU of all scans, also those with wrong headers: the challenges' known repairs are done by hand here."""
     data = datasets[layout]
     for scan in data.scans:
         if scan["oddity"] == "multi_frame":
@@ -223,9 +223,9 @@ def test_an_oddity_changes_a_small_share_of_many_scans():
 @pytest.mark.parametrize(
     ("oddities", "scans", "message"),
     [
-        (["snow"], 5, "oddity 'snow' is unknown; choose of tilt, gaps"),
-        (["multi_frame"], 5, "oddity 'multi_frame' cannot be in rsna-at, only in folder"),
-        (["tilt", "gaps", "bits"], 2, "3 oddities change 1 scans each, of 2; make more scans"),
+        (["snow"], 5, "oddity 'snow' is unknown; choose from tilt, gaps"),
+        (["multi_frame"], 5, "oddity 'multi_frame' does not exist in rsna-at, only in folder"),
+        (["tilt", "gaps", "bits"], 2, "3 oddities change 1 scans each, but there are only 2; make more scans"),
         (["double_rows"], 2, "oddity 'double_rows' needs 1 positive scans; make more scans"),
     ],
 )

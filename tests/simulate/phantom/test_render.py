@@ -115,7 +115,7 @@ def test_look_alikes_do_not_depend_on_the_label():
             assert draw_look_alikes(one) == draw_look_alikes(other)
             found.append(len(draw_look_alikes(one)))
         assert 1.5 < np.mean(found) < 2.5
-        assert min(found) == 0  # some scans have none: having one does not tell either
+        assert min(found) == 0  # some scans have none, so having one does not reveal the label either
 
 
 def test_the_noise_says_nothing_about_the_label():

@@ -17,10 +17,10 @@ from pydicom.datadict import dictionary_VR, tag_for_keyword
 from pydicom.multival import MultiValue
 from pydicom.valuerep import validate_value
 
-from normal_guidance.data.containers import Report, locate
+from normal_guidance.data.containers import locate
 from normal_guidance.data.dicom_files import Dataset, integer, read_elements, refusing, text
 from normal_guidance.data.manifest import ScanRow
-from normal_guidance.data.problems import Problem, UnreadableError
+from normal_guidance.data.problems import Problem, Report, UnreadableError
 from normal_guidance.errors import UserError
 
 KIND = "header"

@@ -22,7 +22,7 @@ from normal_guidance.clinical.dicom.result_headers import Result
 from normal_guidance.clinical.dicom.source_series import SourceSeries, read_source
 from normal_guidance.clinical.dicom.structured_report import structured_report
 from normal_guidance.clinical.scan_prediction import ScanPrediction
-from normal_guidance.data.containers import Report
+from normal_guidance.data.problems import Report
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder, write_atomically
 

@@ -1,4 +1,4 @@
-"""Where scans and labels come from: the three challenges as Kaggle distributes them, and any folder with a table."""
+"""Sources of scans and labels: the three challenges as Kaggle distributes them, and any folder with a table."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from normal_guidance.data.problems import Report
 from normal_guidance.data.sources.folder import FolderScans
-from normal_guidance.data.sources.interface import Candidate, Group, Labels, Report, ScanSource, SourceOptions
+from normal_guidance.data.sources.interface import Candidate, Group, Labels, ScanSource, SourceOptions
 from normal_guidance.data.sources.rsna_at import AbdomenScans
 from normal_guidance.data.sources.rsna_ich import HeadScans
 from normal_guidance.data.sources.rsna_pe import ChestScans
 
-__all__ = ["SOURCES", "Candidate", "Group", "Labels", "Report", "ScanSource", "Source", "SourceOptions"]
+__all__ = ["SOURCES", "Candidate", "Group", "Labels", "ScanSource", "Source", "SourceOptions"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Source:
     title: str
     open: Callable[[Path, SourceOptions, Report], ScanSource]
     options: tuple[str, ...] = ()
-    """Fields of `SourceOptions` that mean something here."""
+    """Fields of `SourceOptions` that this source uses."""
 
 
 SOURCES = {
@@ -36,4 +37,4 @@ SOURCES = {
     "rsna-at": Source("abdominal CT, RSNA 2023 Abdominal Trauma", AbdomenScans, ("labels",)),
     "folder": Source("DICOM folders, zips or NIfTI files with a table", FolderScans, ("table",)),
 }
-"""What `nguide index` can read."""
+"""The sources of `nguide index`."""

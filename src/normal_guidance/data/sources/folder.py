@@ -3,16 +3,16 @@
 The table (.csv or .parquet) has one row per scan:
 
     scan_id        unique
-    path           relative to the root: a folder, a .zip, a .nii or .nii.gz, or one DICOM file of many frames; a folder
-                   in an archive is written archive.zip!folder
+    path           relative to the root: a folder, a .zip, a .nii or .nii.gz, or a multi-frame DICOM file; a folder in
+                   an archive is written archive.zip!folder
     label          0 or 1; may be empty where slice labels are given, and is then 1 if one of them is
-    patient_id     optional; otherwise DICOM's PatientID, otherwise the scan is its own patient
+    patient_id     optional; the default is DICOM's PatientID; without either, the scan is its own patient
     slice_labels   optional; 0 and 1 in the order of the slices: '0 0 1 1', '[0, 0, 1, 1]' or a list
     slice_ranges   optional; the positive slices, counted from 0, both ends included: '12-20;31-33'
     mask           optional; a NIfTI volume whose nonzero slices are positive, matched to the slices by position
 
-Slices are ordered by position along the slice normal, ascending: from the feet to the head in axial scans.  A negative
-scan with an empty cell in a column of slice labels has no positive slice; a positive one's are unknown.
+Slices are ordered by position along the slice normal, ascending: from the feet to the head in axial scans.  Where a
+cell of slice labels is empty, all slices of a negative scan are negative, and those of a positive scan are unknown.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from pyarrow import csv
 
 from normal_guidance.data.containers import list_members
 from normal_guidance.data.file_contents import Mask
-from normal_guidance.data.problems import Problem
+from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
     BINARY,
     Candidate,
     Group,
     Labels,
-    Report,
     SourceOptions,
     largest_series,
     list_below,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from normal_guidance.data.geometry import Ordered
 
 SLICES = ("slice_labels", "slice_ranges", "mask")
-"""Ways to say which slices are positive; a scan may have one of them."""
+"""Columns that say which slices are positive; a scan may use one of them."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class FolderScans:
         if options.table is None:
             raise UserError("the source folder needs --table FILE (.csv, .parquet) with scan_id, path and label")
         if not root.is_dir():
-            raise UserError(f"{root} is no folder; give the one that the table's paths are relative to")
+            raise UserError(f"{root} is not a folder; give the one that the table's paths are relative to")
         self.root, self.report = root.resolve(), report
         columns = _read_table(options.table)
         self.sliced = not set(SLICES).isdisjoint(columns)
@@ -88,13 +87,13 @@ class FolderScans:
                 yield Group(row.scan_id, files, mask or "")
 
     def _place(self, row: _Row, text: str) -> str | None:
-        """A path of the table relative to the root, or None with a report."""
+        """A path of the table, relative to the root; None, with a report, if it is missing or unsafe."""
         outer, mark, inner = text.partition("!")
         try:
             place = (self.root / outer).resolve()
             there = place.exists()
         except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, links in a circle
-            self.report(Problem(row.scan_id, text, "label_without_image", f"no path: {error}", "left out"))
+            self.report(Problem(row.scan_id, text, "label_without_image", f"not a valid path: {error}", "left out"))
             return None
         if not place.is_relative_to(self.root) or ".." in PurePosixPath(inner).parts:
             self.report(Problem(row.scan_id, text, "unsafe_path", f"leads out of {self.root}", "left out"))
@@ -128,7 +127,7 @@ class FolderScans:
         if headers:
             series = largest_series(group.name, headers, self.report)
             patient = self.rows[group.name].patient_id or patient_of(group.name, series, self.report)
-            yield Candidate(group.name, patient, series)
+            yield Candidate(group.name, patient or group.name, series)
 
     def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
         row = self.rows[candidate.scan_id]
@@ -146,7 +145,7 @@ class FolderScans:
 
     def _known(self, row: _Row, label: int | None) -> int | None:
         if label is None:
-            detail = "no label, and no slice labels to tell it from"
+            detail = "neither a label nor slice labels"
             self.report(Problem(row.scan_id, row.path, "image_without_label", detail, "left out"))
         return label
 
@@ -154,7 +153,7 @@ class FolderScans:
         self.report(Problem(row.scan_id, "", "label_mismatch", detail, action))
 
     def _slices(self, row: _Row, ordered: Ordered, mask: Mask | None) -> np.ndarray | None:
-        """The labels of the slices in order, or None; a ValueError where they do not fit."""
+        """The labels of the slices in order, or None; raises a ValueError if they do not fit."""
         given = [name for name in SLICES if getattr(row, name)]
         count = len(ordered.slices)
         if len(given) > 1:
@@ -171,11 +170,11 @@ class FolderScans:
         return parse_ranges(row.slice_ranges, count)
 
     def finish(self) -> None:
-        """Every row was asked for its files."""
+        """`groups` reported the rows without files already."""
 
 
 def parse_labels(text: str) -> np.ndarray:
-    """Slice labels as they stand in a cell.
+    """The slice labels in a cell of the table.
 
     Example:
         >>> parse_labels("[0, 0, 1]").tolist(), parse_labels("0 1 1").tolist()
@@ -199,7 +198,7 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
     for word in filter(None, re.split(r"[\s,;]+", text.strip())):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
         if match is None:
-            raise ValueError(f"slice range {word!r} is none; write 12-20;31-33")
+            raise ValueError(f"slice range {word!r} is not one; write it as 12-20;31-33")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < count:
             raise ValueError(f"slice range {word!r} does not fit {count} slices, counted from 0 to {count - 1}")
@@ -213,12 +212,12 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
 
 
 def _read_table(path: Path) -> dict[str, list[str]]:
-    """The columns that are asked for, as text; a list becomes its numbers with spaces between."""
+    """The columns that are fields of `_Row`, as text; a list becomes its numbers with spaces between."""
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise UserError(f"--table {path}: the ending is unknown; give a .csv or .parquet file")
     if not path.is_file():
-        raise UserError(f"--table {path} is no file; give the table of labels")
+        raise UserError(f"--table {path} is not a file; give the table of labels")
     try:
         table = read_parquet(path) if suffix == ".parquet" else _read_csv(path)
         columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _wanted(table)}
@@ -236,7 +235,7 @@ def _wanted(table: pa.Table) -> list[str]:
     fields = _Row.__dataclass_fields__
     twice = {name for name in table.column_names if table.column_names.count(name) > 1}
     if twice & fields.keys():
-        raise ValueError(f"column {min(twice & fields.keys())} is there twice")
+        raise ValueError(f"column {min(twice & fields.keys())} occurs twice")
     return [name for name in table.column_names if name in fields]
 
 
@@ -251,7 +250,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(_text(one) or str(one) for one in value)
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
-        return str(int(value))  # a column of numbers with gaps is one of floats
+        return str(int(value))  # a column of integers with gaps is stored as floats
     return str(value).strip()
 
 
@@ -266,7 +265,7 @@ def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str
             detail = f"row {number + 1}: label {word!r} is neither 0 nor 1"
             report(Problem(scan_id, path.name, "bad_row", detail, "left out"))
         elif scan_id in rows:
-            detail = f"row {number + 1}: scan_id is there twice"
+            detail = f"row {number + 1}: scan_id occurs twice"
             report(Problem(scan_id, path.name, "double_scan", detail, "the first row counts"))
         else:
             rows[scan_id] = _Row(**{**values, "label": BINARY.get(word)})

@@ -1,7 +1,7 @@
-"""What the sources share: their interface, label tables, and slice labels that are known by file.
+"""The interface of a source, and functions that sources share: label tables, and slice labels by file.
 
-A source opens a root and its label tables.  It names groups of files whose headers are needed together, turns the
-headers of a group into candidate scans, and gives a scan its labels when its slices are in order.
+A source opens a root and its label tables.  It lists groups of files whose headers are needed together, turns the
+headers of a group into candidate scans, and labels each scan when its slices are in order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -19,26 +19,27 @@ from pyarrow import csv
 
 from normal_guidance.data.containers import list_files
 from normal_guidance.data.file_contents import Mask
-from normal_guidance.data.problems import Problem
+from normal_guidance.data.manifest import DatasetLabel
+from normal_guidance.data.problems import Problem, Report
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from normal_guidance.data.dicom_slices import Header
     from normal_guidance.data.geometry import Ordered
 
-Report = Callable[[Problem], object]
-"""Takes a problem as it is found."""
-
 LISTED = 10_000
-"""Most rows of a label table that are listed one by one: with the wrong table, there would be millions."""
+"""Most rows of a label table that are reported one by one: with the wrong table, there would be millions."""
+
+OWN_PATIENT = "scan is its own patient"
+"""The action for a scan without PatientID."""
 
 BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
-"""What a 0/1 label may be written as."""
+"""Spellings of a 0/1 label."""
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What the user said beyond source and root.
+    """Options of a source besides its root.
 
     Example:
         >>> SourceOptions(labels="patient")
@@ -61,11 +62,11 @@ class Group:
     """
 
     name: str
-    """What the source calls it: the scan, where a group is one."""
+    """The source's name for the group: the scan, where a group is one."""
     files: Sequence[str]
     """Relative to the dataset's root."""
     mask: str = ""
-    """A volume whose nonzero slices are the positive ones."""
+    """A volume that is nonzero in the positive slices."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Candidate:
     """A scan before its slices are in order.
 
     Example:
-        >>> Candidate("A17", "P1", ()).extra
+        >>> Candidate("A17", "P1", ()).dataset_labels
         {}
     """
 
@@ -81,13 +82,13 @@ class Candidate:
     patient_id: str
     headers: Sequence[Header]
     known: Mapping[str, int] = field(default_factory=dict)
-    """Slice labels by file, where they are known by file."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """What the source adds to the manifest's column `extra`."""
+    """Slice labels by file; empty where the source labels slices otherwise."""
+    dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
+    """Other labels of the scan, for its row of the manifest."""
 
 
 class Labels(NamedTuple):
-    """What a scan is labelled with; without `label` it is left out.
+    """The labels of a scan and of its slices; a scan whose `label` is None is left out.
 
     Example:
         >>> Labels(1, np.array([0, 1], np.int8)).label
@@ -103,25 +104,25 @@ class ScanSource(Protocol):
     """An open source."""
 
     root: Path
-    """What the manifest's paths are relative to."""
+    """The folder that the manifest's paths are relative to."""
     expected_files: int | None
     expected_groups: int | None
-    """How many there will be, about, for the progress bar."""
+    """Approximate numbers of files and groups, for the progress bar; None where they are unknown."""
 
     def groups(self) -> Iterator[Group]:
-        """All files there are, in an order that depends on nothing but their names."""
+        """All files, in an order that depends only on their names."""
 
     def scan_of(self, group: Group, series_uid: str) -> str:
-        """The scan that a file of this group and series belongs to; empty where it cannot be told."""
+        """The id of the scan that a file of this group and series belongs to; empty where it is unknown."""
 
     def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
         """The scans of a group."""
 
     def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
-        """A scan's labels, those of its slices in their order."""
+        """The labels of a scan, and of its slices in their order."""
 
     def finish(self) -> None:
-        """Reports what no file answered to."""
+        """Reports the labels that have no file."""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -135,21 +136,21 @@ def find_base(root: Path, competition: str, files: Sequence[str], folder: str) -
     Example:
         >>> find_base(Path("nowhere"), "rsna", ("train.csv",), "train")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no folder; give the folder that holds train.csv and train
+        normal_guidance.errors.UserError: nowhere is not a folder; give the folder that holds train.csv and train
     """
     if not root.is_dir():
-        raise UserError(f"{root} is no folder; give the folder that holds {', '.join(files)} and {folder}")
+        raise UserError(f"{root} is not a folder; give the folder that holds {', '.join(files)} and {folder}")
     base = next((base for base in (root, root / competition) if (base / files[0]).is_file()), root)
     for file in files:
         if not (base / file).is_file():
             raise UserError(f"{base / file} is not there; unpack the table from Kaggle's {competition} to that place")
     if not (base / folder).is_dir():
-        raise UserError(f"{base / folder} is no folder; unpack the images of Kaggle's {competition} to that place")
+        raise UserError(f"{base / folder} is not a folder; unpack the images of Kaggle's {competition} to that place")
     return base
 
 
 def read_texts(path: Path, columns: Sequence[str], report: Report) -> dict[str, pa.StringArray]:
-    """Columns of a csv file as text; lines that do not have as many fields as the header are reported and left out."""
+    """Columns of a csv file as text; lines with more or fewer fields than the header are reported and left out."""
     bad: list[str] = []
 
     def refuse(row: csv.InvalidRow) -> str:
@@ -166,12 +167,7 @@ def read_texts(path: Path, columns: Sequence[str], report: Report) -> dict[str, 
                 quoted_strings_can_be_null=False,
             ),
         )
-    except (
-        OSError,
-        KeyError,
-        ValueError,
-        pa.ArrowException,
-    ) as error:  # what Arrow raises for bad content is a ValueError
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # Arrow raises a ValueError for bad content
         raise UserError(
             f"{path} cannot be read as a table with the columns {', '.join(columns)} ({error}); unpack it again"
         ) from error
@@ -180,25 +176,25 @@ def read_texts(path: Path, columns: Sequence[str], report: Report) -> dict[str, 
 
 
 def bad_row(path: Path, detail: str) -> Problem:
-    """A line of a table that says nothing."""
+    """The problem of an unusable line of a table."""
     return Problem("", path.name, "bad_row", detail, "line left out")
 
 
 def numbers_of(column: pa.StringArray) -> np.ndarray:
-    """0 and 1 of a column of text; -1 for anything else."""
+    """The values 0 and 1 of a column of text; -1 for any other text."""
     values = column.dictionary_encode()
     words = [BINARY.get(word.lower(), -1) for word in values.dictionary.to_pylist()]
     return np.array([*words, -1], np.int8)[values.indices.to_numpy(zero_copy_only=False)]
 
 
 def list_below(root: Path, folder: str, report: Report) -> Iterator[str]:
-    """The files of a folder of the root, relative to the root."""
+    """The files of a folder in the root, relative to the root."""
     for file in list_files(root / folder, lambda problem: report(problem._replace(file=f"{folder}/{problem.file}"))):
         yield f"{folder}/{file}"
 
 
 def series_folders(files: Iterable[str]) -> Iterator[tuple[PurePosixPath, list[str]]]:
-    """Sorted files by the folder that they lie in; an archive is a folder.
+    """Groups sorted files by their folder; an archive counts as a folder.
 
     Example:
         >>> [(str(folder), files) for folder, files in series_folders(["a/1.dcm", "a/2.dcm", "b.zip!1.dcm"])]
@@ -222,7 +218,7 @@ def series_folders(files: Iterable[str]) -> Iterator[tuple[PurePosixPath, list[s
 
 
 def largest_series(scan_id: str, headers: Sequence[Header], report: Report) -> Sequence[Header]:
-    """The series with the most slices, of those as large the one whose UID sorts first."""
+    """The series with the most slices; of equally large ones, the one whose UID sorts first."""
     series: dict[str, list[Header]] = {}
     for header in headers:
         series.setdefault(header.series_uid, []).append(header)
@@ -237,15 +233,16 @@ def largest_series(scan_id: str, headers: Sequence[Header], report: Report) -> S
 
 
 def patient_of(scan_id: str, headers: Sequence[Header], report: Report) -> str:
-    """The PatientID of most slices, or the scan's own id where they have none."""
+    """The PatientID of most slices; empty where they have none, and the scan is its own patient."""
     patients = Counter(header.patient_id for header in headers)
     patient = min(patients, key=lambda one: (-patients[one], one))
     if len(patients) > 1:
         detail = ", ".join(f"{one or 'none'} ({patients[one]} files)" for one in sorted(patients))
-        report(Problem(scan_id, "", "mixed_patient", f"PatientID {detail}", f"counts as {patient or scan_id}"))
+        action = f"counts as {patient}" if patient else OWN_PATIENT
+        report(Problem(scan_id, "", "mixed_patient", f"PatientID {detail}", action))
     elif not patient:
-        report(Problem(scan_id, "", "no_patient", "PatientID is missing or empty", "scan is its own patient"))
-    return patient or scan_id
+        report(Problem(scan_id, "", "no_patient", "PatientID is missing or empty", OWN_PATIENT))
+    return patient
 
 
 def stem(file: str) -> str:
@@ -261,7 +258,7 @@ def stem(file: str) -> str:
 def label_files(
     scan_id: str, headers: Sequence[Header], find: Callable[[Header], int | None], report: Report
 ) -> tuple[list[Header], dict[str, int]]:
-    """The slices whose label is known and these labels; the others are reported."""
+    """The slices that have a label, and these labels by file; the other slices are reported."""
     found = {header.file: find(header) for header in headers}
     known = {file: label for file, label in found.items() if label is not None}
     if not known:
@@ -274,7 +271,7 @@ def label_files(
 
 
 def join_files(candidate: Candidate, ordered: Ordered, report: Report) -> Labels:
-    """Labels of ordered slices from labels by file; the scan is positive if one of them is."""
+    """Labels of ordered slices from labels by file; a scan is positive if one of its slices is."""
     slices = np.array([candidate.known[file] for file, _ in ordered.slices], np.int8)
     label = int(slices.any())
     kept = {file for file, _ in ordered.slices}
@@ -286,7 +283,7 @@ def join_files(candidate: Candidate, ordered: Ordered, report: Report) -> Labels
 
 
 def report_some(problems: Iterable[Problem], report: Report) -> None:
-    """Reports problems of one kind, the first `LISTED` one by one and the others as a number."""
+    """Reports problems of one kind: the first `LISTED` one by one, the others as a number."""
     more, last = 0, None
     for number, problem in enumerate(problems):
         if number < LISTED:
@@ -299,5 +296,5 @@ def report_some(problems: Iterable[Problem], report: Report) -> None:
 
 
 def missing(scan_id: str, file: str, detail: str) -> Problem:
-    """A label that no image answers to."""
+    """The problem of a label whose image is missing."""
     return Problem(scan_id, file, "label_without_image", detail, "label ignored")

@@ -1,4 +1,4 @@
-"""Slice labels from a mask volume, matched by position in space: grids and orders of slices may differ."""
+"""Slice labels from a mask volume, matched by position in space; grids and slice orders may differ."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
-    """A slice is positive if a nonzero slice of the mask is nearer than half the larger of the two steps.
+    """Labels a slice positive if a nonzero slice of the mask is nearer than half the larger of the two steps.
 
-    Raises a ValueError where positions are unknown, the mask is oriented otherwise, does not cover the scan, or marks
-    something outside it.
+    Raises a ValueError if positions are unknown, or if the mask has another orientation, does not cover the scan, or
+    is nonzero outside it.
 
     Example:
         >>> from normal_guidance.data.geometry import Ordered
@@ -31,7 +31,7 @@ def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
         raise ValueError(f"mask {mask.file} cannot be matched: positions of the slices are unknown")
     normal = normal_of(ordered.orientation)
     if abs(float(normal @ normal_of(mask.orientation))) < math.cos(math.radians(ORIENTATION_DEGREES)):
-        raise ValueError(f"mask {mask.file} is oriented otherwise than the scan")
+        raise ValueError(f"mask {mask.file} has another orientation than the scan")
     heights = np.array(mask.positions, float) @ normal
     places, positive = np.array(ordered.positions), np.array(mask.positive, bool)
     reach = max(_step(heights), ordered.spacing or 0.0) / 2 + DUPLICATE_MM
@@ -45,7 +45,7 @@ def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
 
 
 def _near(values: np.ndarray, others: np.ndarray, reach: float) -> np.ndarray:
-    """Of every value, whether another is within reach; by sorting, as there may be many thousands of both."""
+    """For every value, whether one of the others is within reach; sorts, because there may be many thousands."""
     ordered = np.sort(others)
     return np.searchsorted(ordered, values + reach, "right") > np.searchsorted(ordered, values - reach, "left")
 

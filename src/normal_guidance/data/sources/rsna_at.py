@@ -5,14 +5,14 @@
     train_series_meta.csv         patient_id, series_id, aortic_hu, incomplete_organ
     train_2024.csv                patient_id, <organ>_healthy, _injury, _low, _high, any_injury
 
-Rows of images cover bowel injury and active extravasation only.  So there are two labels, and the manifest's column
-`extra` has both:
+The rows for slices cover bowel injury and active extravasation only.  So there are two labels, and the manifest keeps
+both (`ScanRow.dataset_labels`):
 
-    image     the paper's: a slice is positive if it has a row, a scan if one of its slices is.  Injuries of liver,
-              spleen and kidney are negatives.
-    patient   any_injury.  Slice labels are known where they follow from the tables: all 0 for a patient without
-              injury; by row for a series with rows whose patient has no injury of liver, spleen or kidney, which no
-              row would show.  Otherwise they are unknown.
+    image     the paper's label: a slice is positive if it has a row, a scan if one of its slices is.  Injuries of
+              liver, spleen and kidney count as negative.
+    patient   any_injury.  Slice labels are known where they follow from the tables: all slices are 0 if the patient
+              has no injury; rows decide if the series has some and the patient has no injury of liver, spleen or
+              kidney, which rows do not show.  Otherwise they are unknown.
 
 Reference: Rudie et al., The RSNA Abdominal Traumatic Injury CT (RATIC) Dataset, Radiology: Artificial
 Intelligence 2024.
@@ -23,15 +23,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from normal_guidance.data.file_contents import Mask
-from normal_guidance.data.problems import Problem
+from normal_guidance.data.manifest import DatasetLabel
+from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
-    Report,
     SourceOptions,
     bad_row,
     find_base,
@@ -61,7 +61,7 @@ IMAGES, META, PATIENTS, FOLDER = (
 LABELS = ("image", "patient")
 
 WITHOUT_ROWS = ("kidney", "liver", "spleen")
-"""Organs whose injuries have no rows of images."""
+"""Organs whose injuries have no rows for slices."""
 
 INJURIES = (
     "bowel_injury",
@@ -119,9 +119,12 @@ class AbdomenScans:
             detail = "incomplete_organ is 1: the series does not show the whole organ"
             self.report(Problem(scan_id, "", "incomplete_organ", detail, "kept"))
         if series:
-            yield Candidate(scan_id, patient or scan_id, series, known, self._extra(group.name, patient, rows, known))
+            labels = self._labels(group.name, patient, rows, known)
+            yield Candidate(scan_id, patient or scan_id, series, known, labels)
 
-    def _extra(self, name: str, patient: str, rows: dict[int, set[str]], known: dict[str, int]) -> dict[str, Any]:
+    def _labels(
+        self, name: str, patient: str, rows: dict[int, set[str]], known: dict[str, int]
+    ) -> dict[str, DatasetLabel]:
         found = self.patients.get(patient, {})
         return {
             "image_label": int(any(known.values())),
@@ -136,18 +139,18 @@ class AbdomenScans:
         return self._patient_labels(candidate, images) if self.by_patient else images
 
     def _patient_labels(self, candidate: Candidate, images: Labels) -> Labels:
-        label, injuries = candidate.extra["patient_label"], candidate.extra["patient_injuries"]
-        if label is None:
+        found = self.patients.get(candidate.patient_id)
+        if found is None:
             detail = f"patient {candidate.patient_id} has no row in {PATIENTS}"
             self.report(Problem(candidate.scan_id, "", "image_without_label", detail, "left out"))
             return Labels(None, None)
-        if not label:
+        if not found["any_injury"]:
             if not images.label:
                 return Labels(0, images.slices)
             detail = f"any_injury is 0, but {IMAGES} has rows of the series"
             self.report(Problem(candidate.scan_id, "", "conflicting_label", detail, "counts as 0, slices unknown"))
             return Labels(0, None)
-        hidden = any(injury.startswith(WITHOUT_ROWS) for injury in injuries)
+        hidden = any(found[injury] for injury in INJURIES if injury.startswith(WITHOUT_ROWS))
         return Labels(1, images.slices if images.label and not hidden else None)
 
     def finish(self) -> None:
@@ -162,13 +165,13 @@ class AbdomenScans:
 
 
 def _instance(header: Header) -> int | None:
-    """A slice's number in the table: its file's name or, where that is no number, its InstanceNumber."""
+    """A slice's number in the table: its file's name or, where that is not a number, its InstanceNumber."""
     number = _number(stem(header.file))
     return header.instance_number if number is None else number
 
 
 def _number(word: str) -> int | None:
-    """A whole number, also as pandas writes those of a column with gaps: 12.0."""
+    """A whole number, also in the form 12.0, which pandas writes for a column with gaps."""
     word = word.removesuffix(".0")
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 20 else None
 

@@ -3,8 +3,8 @@
     stage_2_train.csv            ID,Label: six rows per slice, ID_<sop>_<type>
     stage_2_train/ID_<sop>.dcm
 
-A scan is a DICOM series; only the headers tell which slices it has, so all of them are needed before the first scan is
-known.  A slice's label is `any`.  A few rows of the table are there twice, and one file cannot be read.
+A scan is a DICOM series; only headers say which slices it has, so all headers are read before the first scan is known.
+A slice's label is `any`.  A few rows of the table occur twice, and one file cannot be read.
 
 Reference: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA 2019 Brain CT
 Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
@@ -20,12 +20,11 @@ import numpy as np
 import pyarrow.compute as pc
 
 from normal_guidance.data.file_contents import Mask
-from normal_guidance.data.problems import Problem
+from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
-    Report,
     SourceOptions,
     bad_row,
     find_base,
@@ -48,7 +47,7 @@ COMPETITION = "rsna-intracranial-hemorrhage-detection"
 TABLE, FOLDER = "stage_2_train.csv", "stage_2_train"
 
 TYPES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural", "any")
-"""Of hemorrhage; the last is the slice's label."""
+"""Types of hemorrhage; the last is the slice's label."""
 
 
 class HeadScans:
@@ -88,7 +87,8 @@ class HeadScans:
         headers, known = label_files(scan_id, members, self._label, self.report)
         bits = [self.labels[key] for header in headers if (key := self._key(header))]
         shown = [name for number, name in enumerate(TYPES[:-1]) if any(bit >> number & 1 for bit in bits)]
-        return Candidate(scan_id, patient_of(scan_id, members, self.report), headers, known, {"types": shown})
+        patient = patient_of(scan_id, members, self.report) or scan_id
+        return Candidate(scan_id, patient, headers, known, {"types": shown})
 
     def _key(self, header: Header) -> str | None:
         """A slice's name in the table: its SOPInstanceUID or, where that has no label, its file's name."""
@@ -123,7 +123,7 @@ def _stem(file: str) -> str:
 
 
 def _read_labels(path: Path, report: Report) -> dict[str, int]:
-    """Of every slice in the table, its types as bits; 4.5 million rows take seconds."""
+    """The types of every slice in the table, as bits; 4.5 million rows take seconds."""
     columns = read_texts(path, ("ID", "Label"), report)
     parts = pc.extract_regex(columns["ID"], r"^(?:ID_)?(?P<sop>.+)_(?P<type>[^_]+)$")
     values = numbers_of(columns["Label"])
@@ -145,7 +145,7 @@ def _read_labels(path: Path, report: Report) -> dict[str, int]:
 
 
 def _check_labels(names: Sequence[str], rows: np.ndarray, positive: np.ndarray, report: Report) -> None:
-    """What is there twice, contradicts itself, or has no label `any`; all are rare."""
+    """Reports labels that occur twice, contradict each other, or lack the row `any`; all are rare."""
 
     def say(number: int, kind: str, chosen: np.ndarray, detail: str, action: str) -> None:
         types = ", ".join(name for name, one in zip(TYPES, chosen[number].tolist(), strict=True) if one)

@@ -3,8 +3,8 @@
     train.csv                             one row per slice: UIDs, pe_present_on_image, labels of the exam
     train/<study>/<series>/<sop>.dcm
 
-A slice's label is pe_present_on_image.  Exams that their readers called indeterminate count as negative.  There is no
-patient id, so the study stands for the patient.
+A slice's label is pe_present_on_image.  Exams that their readers called indeterminate count as negative.  The dataset
+has no patient ids, so each study counts as a patient.
 
 Reference: Colak et al., The RSNA Pulmonary Embolism CT Dataset, Radiology: Artificial Intelligence 2021.
 """
@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from normal_guidance.data.file_contents import Mask
-from normal_guidance.data.problems import Problem
+from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
     Labels,
-    Report,
     SourceOptions,
     bad_row,
     find_base,
@@ -95,7 +94,7 @@ class ChestScans:
         return labels
 
     def _label(self, labels: dict[str, int], scan_id: str, header: Header) -> int | None:
-        """By SOPInstanceUID or, where that has no label, by the file's name."""
+        """The label by SOPInstanceUID or, where that has none, by the file's name."""
         named = labels.get(stem(header.file))
         label = labels.get(header.sop_uid, named)
         if named is not None and named != label:
@@ -104,7 +103,7 @@ class ChestScans:
         return label
 
     def _exam(self, name: str, scan_id: str, known: dict[str, int]) -> dict[str, int]:
-        """The exam's own labels, for the manifest; the slices decide, and what contradicts them is reported."""
+        """The exam's own labels, for the manifest; slices decide the scan's label, and contradictions are reported."""
         exam = self.table.exam(name)
         positive = any(known.values())
         if exam.get(INDETERMINATE) == 1:
@@ -128,7 +127,7 @@ class ChestScans:
 
 
 class _Table:
-    """Rows sorted by series, so that millions stay in Arrow's memory and those of a series are found at once."""
+    """The rows sorted by series: millions stay in Arrow's memory, and those of a series are found at once."""
 
     def __init__(self, path: Path, report: Report) -> None:
         texts = read_texts(path, (*UIDS, LABEL, NEGATIVE, INDETERMINATE), report)
@@ -154,7 +153,7 @@ class _Table:
         return list(zip(self.sops[first:end].to_pylist(), self.label[first:end].tolist(), strict=True))
 
     def exam(self, name: str) -> dict[str, int]:
-        """What is said of the exam; it repeats in every row."""
+        """The labels of the exam, which repeat in every row."""
         first, end = self.places.get(name, (0, 0))
         values = {column: self.exams[column][first:end] for column in self.exams}
         return {column: int(numbers.max()) for column, numbers in values.items() if len(numbers) and numbers.max() >= 0}

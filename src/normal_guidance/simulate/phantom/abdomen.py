@@ -10,7 +10,7 @@ from normal_guidance.simulate.phantom.drawing import Canvas, Cover, Field, bump,
 from normal_guidance.simulate.phantom.trunk import FAT, MUSCLE, A, B, draw_body, draw_ribs, draw_spine, draw_table
 
 WIDTH = 385.0
-"""mm of the picture."""
+"""Width of the picture in mm."""
 DISTORTION = 5.0
 """mm by which shapes are bent."""
 

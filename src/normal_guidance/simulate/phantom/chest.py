@@ -11,7 +11,7 @@ from normal_guidance.simulate.phantom.drawing import Canvas, Cover, Field, bump,
 from normal_guidance.simulate.phantom.trunk import MUSCLE, A, B, draw_body, draw_ribs, draw_spine, draw_table
 
 WIDTH = 385.0
-"""mm of the picture."""
+"""Width of the picture in mm."""
 DISTORTION = 5.0
 """mm by which shapes are bent."""
 
@@ -26,7 +26,7 @@ LUNG = -840.0
 ARTERIES = 4
 """Arteries of one lung that run down, and as many that run up."""
 SMALL_VESSELS = 18
-"""Of one lung."""
+"""Small vessels of one lung."""
 
 
 class ChestSection(NamedTuple):

@@ -1,4 +1,4 @@
-"""A whole phantom dataset on disk, and phantom.json, which says what is true about it."""
+"""Writes a whole phantom dataset, and phantom.json with the truth about it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from normal_guidance.simulate.phantom.plan import ScanPlan, plan, stream
 from normal_guidance.simulate.phantom.render import render
 
 TRUTH = "phantom.json"
-"""The file that says what is true; a reader must not need it."""
+"""The file with the truth about the dataset; code that reads the scans must not need it."""
 
 MIN_SIZE, MAX_SIZE = 32, 1024
 """Rows and columns of a slice."""
 
 MIXED = "mixed"
-"""Every scan another compression."""
+"""The compressions in turn, one per scan."""
 
 
 def write_phantom(
@@ -40,17 +40,17 @@ def write_phantom(
     oddities: Sequence[str] = (),
     compression: str = "none",
 ) -> dict[str, Any]:
-    """Draws a dataset of phantoms and writes it as DICOM; returns what phantom.json holds.
+    """Draws a dataset of phantoms and writes it as DICOM; returns the content of phantom.json.
 
     The same arguments give the same files, byte for byte.
 
     Args:
         layout: one of `LAYOUTS`.
-        out: a folder that is empty or not there.
-        contrast: of the lesions: 0 makes them invisible, 1 is the default, more makes them plainer.
-        positive: share of positive scans; that of the real dataset by default.
-        slices: median number of slices; chest and abdomen have 64 by default, real ones four to five times as many.
-        anatomy: head (default), chest or abdomen; only for the layout folder, the others have their own.
+        out: a folder that is empty or does not exist.
+        contrast: contrast of the lesions: 0 makes them invisible, more than 1 makes them plainer.
+        positive: share of positive scans; the default is that of the real dataset.
+        slices: median number of slices; chest and abdomen have 64 by default, real scans four to five times as many.
+        anatomy: head (default), chest or abdomen; only for the layout folder, because the others have their own.
         oddities: names of `ODDITIES`.
         compression: one of `COMPRESSIONS`, or mixed.
 
@@ -66,14 +66,14 @@ def write_phantom(
     plans = plan(part, scans, seed, positive=positive, slices=slices)
     labels = [one.label for one in plans]
     assigned = assign_oddities(oddities, labels, stream(seed, "oddities"), layout)
-    told, drafts = [], []
+    truths, drafts = [], []
     with folder_atomically(out) as folder:
         for one in plans:
             draft = _draft(one, chosen, size, contrast, compression)
             note = _change(draft, assigned.get(one.number))
             names = _names(draft, chosen)
             write_draft(folder, draft, names)  # not synced: thousands of files that can be drawn again
-            told.append(_truth(draft, names, note))
+            truths.append(_truth(draft, names, note))
             drafts.append(_without_pixels(draft))
         for name, text in chosen.tables(drafts, seed).items():
             write_atomically(folder / name, text.encode())
@@ -92,7 +92,7 @@ def write_phantom(
                 "oddities": list(oddities),
                 "compression": compression,
             },
-            "scans": told,
+            "scans": truths,
         }
         write_json(folder / TRUTH, truth)
     return truth
@@ -129,12 +129,12 @@ def _change(draft: Draft, oddity: str | None) -> Note | None:
         return None
     detail, images = ODDITIES[oddity].change(draft, draft.plan.stream("oddity"))
     if oddity in ("wrong_intercept", "bits", "multi_frame", "truncated"):
-        draft.compression = "none"  # what is wrong with the pixels is to be seen, not hidden by an encoder
+        draft.compression = "none"  # an encoder would hide what is wrong with the pixels
     return Note(oddity, detail, images)
 
 
 def _names(draft: Draft, layout: FolderLayout) -> dict[str, str]:
-    """Paths by uid; the slices of a multi-frame scan share one."""
+    """The paths of files by uid; the slices of a multi-frame scan share one."""
     names = {image.uid: layout.place(draft, image) for image in draft.files}
     if draft.multi_frame:
         first = names[draft.images[0].uid]
@@ -143,7 +143,7 @@ def _names(draft: Draft, layout: FolderLayout) -> dict[str, str]:
 
 
 def _truth(draft: Draft, names: dict[str, str], note: Note | None) -> dict[str, Any]:
-    """What a reader should find: slices in their order, from the feet to the head, and their labels and HU."""
+    """The truth about a scan: its slices in order, from the feet to the head, with their labels and HU."""
     return {
         "scan_id": draft.scan_id,
         "patient_id": draft.patient_id,
@@ -165,7 +165,7 @@ def _truth(draft: Draft, names: dict[str, str], note: Note | None) -> dict[str, 
 
 
 def _without_pixels(draft: Draft) -> Draft:
-    """What the label tables need; the pixels are on the disk, and a dataset of them would fill the memory."""
+    """The draft without its pixels, which the label tables do not need: those of a dataset would fill the memory."""
     nothing = draft.images[0].hu[:0]
     draft.change(hu=nothing)
     draft.extras = [type(image)(**{**vars(image), "hu": nothing}) for image in draft.extras]

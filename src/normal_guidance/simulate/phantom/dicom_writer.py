@@ -1,4 +1,4 @@
-"""Drafts as real DICOM: CT Image Storage, and for the oddities secondary captures and multi-frame CT.
+"""Writes drafts as real DICOM: CT Image Storage and, for the oddities, secondary captures and multi-frame CT.
 
 Reference: DICOM PS3.3, A.3 (CT Image IOD), A.8.1 (Secondary Capture), A.70 (Legacy Converted Enhanced CT).
 """
@@ -38,7 +38,7 @@ COMPRESSIONS = {
     "jpeg-lossless": JPEGLosslessSV1,
     "jpeg-ls": JPEGLSLossless,
 }
-"""Names of transfer syntaxes; all are without loss."""
+"""Transfer syntaxes by name; all are lossless."""
 
 BODY_PARTS = {"head": "HEAD", "chest": "CHEST", "abdomen": "ABDOMEN"}
 
@@ -46,7 +46,7 @@ MAKER = "PHANTOM"
 """Manufacturer; the patient's name begins with it, too."""
 
 CUTS = {"header": 0.5, "pixels": 0.6}
-"""Where a truncated file ends, as a share of that part."""
+"""The end of a truncated file, as a share of that part."""
 
 
 def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
@@ -64,7 +64,7 @@ def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
 
 def _write(path: Path, dataset: Dataset, compression: str) -> None:
     if compression in ("rle", "jpeg2000"):
-        # Named, because gdcm, which pydicom would ask first, ends the process over RLE on some machines.
+        # The plugin is named because pydicom prefers gdcm, which crashes on RLE on some machines.
         plugin = "pydicom" if compression == "rle" else ""
         dataset.compress(COMPRESSIONS[compression], encoding_plugin=plugin, generate_instance_uid=False)
     dataset.save_as(path, enforce_file_format=True)
@@ -73,7 +73,7 @@ def _write(path: Path, dataset: Dataset, compression: str) -> None:
 
 
 def _compress_file(path: Path, compression: str) -> None:
-    """JPEG lossless and JPEG-LS by gdcm, which pydicom cannot write by itself."""
+    """Compresses with gdcm as JPEG lossless or JPEG-LS, which pydicom cannot write."""
     try:
         import gdcm
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A scan between drawing and writing: its images, ids and headers, which oddities may still change."""
+"""A drawn scan before it is written: its images, ids and headers, which oddities may still change."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LOCALIZER = ("ORIGINAL", "PRIMARY", "LOCALIZER")
 
 @dataclass(frozen=True)
 class Encoding:
-    """How HU become stored values: BitsStored, PixelRepresentation and RescaleIntercept.
+    """The encoding of HU as stored values: BitsStored, PixelRepresentation and RescaleIntercept.
 
-    Stored values are cut to BitsStored without extending their sign, which for the usual encodings changes nothing.
+    Stored values are cut to BitsStored without extending their sign; this changes nothing for the usual encodings.
 
     Example:
         >>> Encoding(12, False, -1024).store(np.array([-1000, 40], np.int16)).tolist()
@@ -38,21 +38,21 @@ class Encoding:
     intercept: int
 
     def store(self, hu: np.ndarray) -> np.ndarray:
-        """The stored values, as 16 bits without sign."""
+        """The stored values, as unsigned 16-bit numbers."""
         return ((hu.astype(np.int32) - self.intercept) & ((1 << self.bits) - 1)).astype("<u2")
 
 
 ENCODINGS = (Encoding(12, False, -1024), Encoding(16, True, 0), Encoding(16, True, -1024))
-"""Usual ones; every scan has one of them."""
+"""The usual encodings; every scan has one of them."""
 WRONG_INTERCEPT = Encoding(12, False, 0)
-"""RSNA 2019: two's complement in 12 bits, but said to be unsigned; values below 0 appear as large ones."""
+"""RSNA 2019: two's complement in 12 bits, declared as unsigned; negative values appear as large ones."""
 UNEXTENDED = Encoding(12, True, 0)
-"""RSNA 2023: two's complement in 12 bits of a 16-bit word whose upper bits were left 0."""
+"""RSNA 2023: two's complement in 12 bits of a 16-bit word whose upper bits are 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """One file of a scan that has one slice, or is none (a localizer, for instance)."""
+    """One image of a scan: a slice, or an image that is not a slice (for instance a localizer)."""
 
     uid: str
     instance: int
@@ -66,11 +66,11 @@ class Image:
     orientation: tuple[float, ...] | None = AXIAL
     image_type: tuple[str, ...] = ORIGINAL
     series_uid: str | None = None
-    """Where it is not the scan's."""
+    """SeriesInstanceUID; None for the scan's own."""
     capture: bool = False
-    """A secondary capture."""
+    """Whether it is a secondary capture."""
     cut: str | None = None
-    """Truncated in its 'header' or in its 'pixels'."""
+    """Where the file is truncated: in its 'header' or in its 'pixels'."""
 
     @property
     def key(self) -> str:
@@ -80,7 +80,7 @@ class Image:
 
 @dataclass
 class Draft:
-    """One scan about to be written."""
+    """One scan before it is written."""
 
     plan: ScanPlan
     scan_id: str
@@ -95,12 +95,12 @@ class Draft:
     slice_spacing: float
     encoding: Encoding
     extras: list[Image] = field(default_factory=list)
-    """Files that are no slices of the scan."""
+    """Images that are not slices of the scan."""
     tilt: float = 0.0
     multi_frame: bool = False
     compression: str = "none"
     flags: dict[str, int] = field(default_factory=dict)
-    """What the label tables say about the scan beside its label."""
+    """Other values of the scan in the label tables."""
 
     @property
     def label(self) -> int:
@@ -135,7 +135,7 @@ def short_name(uid: str) -> str:
 
 
 def uid_of(random: np.random.Generator) -> str:
-    """A UID derived from a random UUID (version 4), as DICOM PS3.5 B.2 has it."""
+    """A UID derived from a random UUID (version 4), by DICOM PS3.5 B.2."""
     number = int.from_bytes(random.bytes(16), "big")
     number = number & ~(0xF << 76) | 4 << 76  # version
     number = number & ~(0x3 << 62) | 2 << 62  # variant
@@ -143,7 +143,7 @@ def uid_of(random: np.random.Generator) -> str:
 
 
 def make_draft(plan: ScanPlan, volume: np.ndarray, scan_id: str, patient_id: str) -> Draft:
-    """Gives a drawn volume its ids, positions and encoding, none of which depends on the labels."""
+    """Gives a drawn volume its ids, positions and encoding; none of them depends on the labels."""
     random = plan.stream("ids")
     study, series, frame = uid_of(random), uid_of(random), uid_of(random)
     date = f"{int(random.integers(2009, 2020))}{int(random.integers(1, 13)):02d}{int(random.integers(1, 29)):02d}"

@@ -1,8 +1,8 @@
-"""Drawing one slice after another: soft-edged ellipses, smooth random fields, a patient's pose.
+"""Draws slices: soft-edged ellipses, smooth random fields, a patient's pose.
 
 An anatomy is drawn in millimetres of an average patient, x to the patient's left and y to the back, as in a picture of
 an axial slice.  The canvas maps pixels to these coordinates through the patient's pose and a smooth distortion, so that
-every ellipse comes out as an organ-like shape.  An ellipse touches only the pixels around it: that makes it fast.
+every ellipse becomes an organ-like shape.  Drawing an ellipse computes only the pixels around it, which is fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Box = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class Cover:
-    """How much of each pixel in a part of the picture belongs to a shape, from 0 to 1."""
+    """The share of each pixel, from 0 to 1, that belongs to a shape, in a part of the picture."""
 
     box: Box
     share: np.ndarray
@@ -29,7 +29,7 @@ class Cover:
 
 @dataclass(frozen=True)
 class Pose:
-    """How a patient lies: turned by `angle`, moved by `x` and `y` mm, larger than average by `width` and `depth`."""
+    """A patient's pose and size: turned by `angle`, moved by `x` and `y` mm, scaled by `width` and `depth`."""
 
     angle: float
     x: float
@@ -98,7 +98,7 @@ class Canvas:
         self.x, self.y = self._x, self._y
 
     def start(self, z: float) -> None:
-        """Begins the slice at `z`, from 0 to 1, with nothing but air."""
+        """Begins the slice at `z`, from 0 to 1, filled with air."""
         self.x = self._x + self.distortion * self._random_x.at(z)
         self.y = self._y + self.distortion * self._random_y.at(z)
         self.image.fill(AIR)
@@ -126,13 +126,13 @@ class Canvas:
         self.fill(self.cover(x, y, a, b, angle, soft=soft), value)
 
     def fill(self, cover: Cover | None, value: float | np.ndarray) -> None:
-        """Replaces what is under a cover."""
+        """Sets the pixels under a cover to a value."""
         if cover is not None:
             part = self.image[cover.box]
             part += cover.share * (value - part)
 
     def add(self, cover: Cover | None, value: float) -> None:
-        """Raises what is under a cover by so many HU."""
+        """Adds a number of HU to the pixels under a cover."""
         if cover is not None:
             self.image[cover.box] += cover.share * np.float32(value)
 
@@ -147,7 +147,7 @@ class Canvas:
         return (slice(top, bottom), slice(left, right)) if right > left and bottom > top else None
 
     def _index(self, place: float) -> int:
-        """Row or column at so many mm from the middle; the nearest one if that is off the picture."""
+        """The row or column at this distance in mm from the middle; the nearest one if it is off the picture."""
         return min(max(int(place / self.pixel + self.size / 2), 0), self.size)
 
 
@@ -167,7 +167,7 @@ def times(one: Cover | None, other: Cover | None) -> Cover | None:
 
 
 def minus(one: Cover | None, other: Cover | None) -> Cover | None:
-    """The part of the first cover that the second does not have."""
+    """The part of the first cover that is outside the second."""
     common = times(one, other)
     if one is None or common is None:
         return one

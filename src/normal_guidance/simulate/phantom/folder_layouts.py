@@ -1,6 +1,6 @@
-"""Where a scan's files lie and what the label tables say: Kaggle's three layouts, and folders with one table.
+"""The paths of a scan's files and the label tables: Kaggle's three layouts, and folders with one table.
 
-The tables have all columns that Kaggle's have, in their order.  A layout knows nothing of pixels.
+The tables have all columns of Kaggle's tables, in their order.  A layout does not use pixels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PE_COLUMNS = (
     "central_pe",
     "indeterminate",
 )
-"""Of train.csv."""
+"""Columns of train.csv."""
 
 AT_PATIENT_COLUMNS = (
     "patient_id",
@@ -50,12 +50,12 @@ AT_PATIENT_COLUMNS = (
     *(f"{organ}_{grade}" for organ in ("kidney", "liver", "spleen") for grade in ("healthy", "low", "high")),
     "any_injury",
 )
-"""Of train_2024.csv."""
+"""Columns of train_2024.csv."""
 
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """How a dataset is arranged."""
+    """The arrangement of a dataset."""
 
     anatomy: str | None
     """The body part; None: any."""
@@ -76,7 +76,7 @@ def _csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
 
 
 def _labelled(draft: Draft) -> list[Image]:
-    """Images that a table has rows for; one of them may have no file."""
+    """The images with rows in a label table; one of them may have no file."""
     images = draft.files
     if draft.flags.get("rows_without_image"):
         ghost = Image(draft.new_uid("ghost"), draft.next_instance, images[0].hu, 0, frozenset(), None)
@@ -85,12 +85,12 @@ def _labelled(draft: Draft) -> list[Image]:
 
 
 def _doubled(draft: Draft, rows: list[Row], count: int = 1) -> list[Row]:
-    """The rows, the last `count` of them twice if the scan is to have double rows."""
+    """The rows; the last `count` of them occur twice if the scan has the oddity of double rows."""
     return rows + rows[-count:] if draft.flags.get("double_rows") else rows
 
 
 def _number(plan: ScanPlan, name: str, owner: int, low: int = 10_000, high: int = 66_000) -> int:
-    """A number in the style of Kaggle's: no two owners have the same, and their order says nothing."""
+    """A number in Kaggle's style: unique for every owner, in an order that reveals nothing."""
     turn, place = divmod(owner, high - low)
     return low + turn * (high - low) + _order(plan.seed, name, high - low)[place]
 
@@ -146,7 +146,7 @@ def _pe_place(draft: Draft, image: Image) -> str:
 
 
 def _pe_exam(draft: Draft) -> dict[str, int]:
-    """What is said of the exam as a whole; it repeats in all rows."""
+    """The labels of the whole exam, which repeat in all rows."""
     random = draft.plan.stream("exam")
     chances = ("qa_motion", "qa_contrast", "flow_artifact", "true_filling_defect_not_pe", "chronic_pe", "wide")
     drawn = dict(zip(chances, (random.random(6) < (0.02, 0.02, 0.3, 0.02, 0.15, 0.45)).tolist(), strict=True))
@@ -234,7 +234,7 @@ def _at_patient(name: str, scans: Sequence[Draft]) -> list[Any]:
 
 
 def _folder_ids(plan: ScanPlan) -> tuple[str, str]:
-    """Scans of another seed are of other patients, and must not be taken for the same."""
+    """The ids contain the seed: scans of another seed belong to other patients."""
     of_seed = f"{plan.seed}-" if plan.seed else ""
     return f"scan-{of_seed}{plan.number:04d}", f"PHANTOM-{of_seed}{plan.patient:04d}"
 

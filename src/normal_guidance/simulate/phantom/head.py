@@ -10,7 +10,7 @@ import numpy as np
 from normal_guidance.simulate.phantom.drawing import Canvas, Cover, Field, bump, minus, ramp
 
 WIDTH = 245.0
-"""mm of the picture."""
+"""Width of the picture in mm."""
 DISTORTION = 3.0
 """mm by which shapes are bent."""
 

@@ -1,8 +1,8 @@
-"""Lesions, and what looks like them: what a scan's label depends on, and what it must not depend on.
+"""Lesions, which decide a scan's label, and look-alikes, which do not.
 
-A lesion stains what lies under it towards its own HU, by the share `contrast`: 0 leaves the slice as it was.  It is
-drawn in every slice of its block and in no other.  Look-alikes and injuries of solid organs come from other random
-numbers than the label, so that positive and negative scans have as many of them.
+A lesion moves the pixels under it towards its own HU by the share `contrast`: 0 leaves the slice unchanged.  It is
+drawn in every slice of its block and in no other.  Look-alikes and injuries of solid organs have their own random
+numbers, so that positive and negative scans have equally many of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BLOOD, CLOT, LEAK, FLUID = 68.0, 45.0, 240.0, 30.0
 """HU of a fresh bleed, of a clot in a vessel, of leaking contrast medium, of fluid in fat."""
 
 LOOK_ALIKES = 2.0
-"""Mean number in a scan."""
+"""Mean number of look-alikes in a scan."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What one lesion or look-alike is like in all of its slices: six random numbers from 0 to 1."""
+    """The shape of a lesion or look-alike in all of its slices: six random numbers from 0 to 1."""
 
     numbers: tuple[float, ...]
 
@@ -42,13 +42,13 @@ Painter = Callable[[Any, Canvas, float, float, Shape, float], None]
 
 
 def stain(canvas: Canvas, cover: Cover | None, value: float, contrast: float) -> None:
-    """Moves what lies under a cover towards `value`, by the share `contrast`."""
+    """Moves the pixels under a cover towards `value`, by the share `contrast`."""
     if cover is not None:
         canvas.fill(Cover(cover.box, cover.share * np.float32(contrast)), value)
 
 
 def _swell(u: float) -> float:
-    """Size at the place `u` of a block: largest in the middle, still a half at both ends."""
+    """The size at the place `u` of a block: 1 in the middle, a half at both ends."""
     return 0.5 + 0.5 * math.sqrt(max(0.0, 1 - u * u))
 
 
@@ -174,7 +174,7 @@ LESIONS: Mapping[str, Painter] = {
     "Active_Extravasation": _extravasation,
     "Bowel": _bowel,
 }
-"""How each kind of lesion is painted."""
+"""The painter of each kind of lesion."""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def _calcification(body: Head | Abdomen, canvas: Canvas, z: float, u: float, sha
 
 
 def _bone_edge(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-    """Half a slice of bone: a bright band along the skull that is no bleed."""
+    """A slice that is partly bone: a bright band along the skull that is not a bleed."""
     turn, _, size, *_ = shape.numbers
     x, y, a, b = body.brain(z)
     thick = (1.5 + 2 * size) * _swell(u)
@@ -227,7 +227,7 @@ def _node(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contras
 
 
 def _mixing(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-    """Blood without contrast medium in a vein: a dark core where no clot is."""
+    """Blood without contrast medium in a vein: a dark core that is not a clot."""
     if z > 0.36:
         canvas.ellipse(-30.0, -26.0, 5.0 * _swell(u), 6.0 * _swell(u), 90.0, soft=3.0)
     else:
@@ -255,7 +255,7 @@ LOOK_ALIKE_KINDS: Mapping[str, Mapping[str, Painter]] = {
     "chest": {"node": _node, "mixing": _mixing, "streak": _streak, "plug": _plug},
     "abdomen": {"calcification": _calcification, "oral contrast": _oral_contrast, "streak": _streak},
 }
-"""How each look-alike of a body part is painted."""
+"""The painters of each body part's look-alikes."""
 
 
 def paint_injuries(body: Abdomen, canvas: Canvas, z: float, injuries: Mapping[str, str], shape: Shape) -> None:

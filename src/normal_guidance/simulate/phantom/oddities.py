@@ -1,6 +1,6 @@
-"""What real datasets do to a reader, each switched on by name; what was done to which scan is recorded.
+"""Oddities of real datasets, each switched on by name; phantom.json records which scan has which.
 
-An oddity changes `SHARE` of the scans, at least one.  No scan has two, so that each can be looked at alone.
+An oddity changes `SHARE` of the scans, at least one.  No scan has two, so that each can be studied alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.simulate.phantom.drafts import LOCALIZER, UNEXTENDED, WRONG_INTERCEPT, Draft, Image
 
 SHARE = 0.05
-"""Of the scans that an oddity changes, at least one scan."""
+"""Share of the scans that an oddity changes."""
 
 KAGGLE = ("rsna-ich", "rsna-pe", "rsna-at")
 FOLDERS = ("rsna-pe", "rsna-at", "folder")
@@ -28,12 +28,12 @@ EXTRA = 3
 """Slices of another series in the scan's folder."""
 
 Change = Callable[[Draft, np.random.Generator], tuple[str, list[Image]]]
-"""Changes a draft; says what it did, and to which images (none: to the scan as a whole)."""
+"""Changes a draft; returns a description and the changed images (none: the scan as a whole)."""
 
 
 @dataclass(frozen=True)
 class Oddity:
-    """What may be odd about a scan, and in which layouts that can be."""
+    """An oddity of a scan, and the layouts that can have it."""
 
     text: str
     layouts: tuple[str, ...]
@@ -42,7 +42,7 @@ class Oddity:
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """What was done to a scan."""
+    """The change that an oddity made to a scan."""
 
     oddity: str
     detail: str
@@ -116,13 +116,13 @@ def _one_slice(draft: Draft, random: np.random.Generator) -> tuple[str, list[Ima
 
 
 def _unreadable(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    """The lowest slice, which is never positive, ends within its header: the others are a scan without it."""
+    """The lowest slice, which is never positive, ends within its header; the other slices are the scan."""
     draft.extras.append(replace(draft.images.pop(0), cut="header"))
     return "file ends within its header", [draft.extras[-1]]
 
 
 def _truncated(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    """The same for the highest slice, but its header is whole."""
+    """The highest slice, which is never positive, ends within its pixels; the other slices are the scan."""
     draft.extras.append(replace(draft.images.pop(), cut="pixels"))
     return "file ends within its pixels; its header is whole", [draft.extras[-1]]
 
@@ -170,13 +170,13 @@ def _rows_without_image(draft: Draft, random: np.random.Generator) -> tuple[str,
 
 
 def _indeterminate(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    """Only scans without lesions are chosen for it."""
+    """An exam without lesions that its readers called indeterminate."""
     draft.flags["indeterminate"] = 1
     return "called indeterminate", []
 
 
 def _incomplete_organ(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    """The lower third is not there."""
+    """The lower third of the scan is missing."""
     draft.flags["incomplete_organ"] = 1
     del draft.images[: len(draft.images) // 3]
     draft.images = [replace(image, instance=number) for number, image in enumerate(draft.images, start=1)]
@@ -215,9 +215,9 @@ def check_oddities(names: Sequence[str], layout: str) -> None:
     for name in names:
         if name not in ODDITIES:
             known = ", ".join(key for key, one in ODDITIES.items() if layout in one.layouts)
-            raise UserError(f"oddity {name!r} is unknown; choose of {known}, or all")
+            raise UserError(f"oddity {name!r} is unknown; choose from {known}, or all")
         if layout not in ODDITIES[name].layouts:
-            raise UserError(f"oddity {name!r} cannot be in {layout}, only in {', '.join(ODDITIES[name].layouts)}")
+            raise UserError(f"oddity {name!r} does not exist in {layout}, only in {', '.join(ODDITIES[name].layouts)}")
 
 
 def assign_oddities(
@@ -226,9 +226,11 @@ def assign_oddities(
     """The oddity of every scan that has one, by the scan's number."""
     each, free = max(1, round(SHARE * len(labels))), random.permutation(len(labels)).tolist()
     if len(names) * each > len(labels):
-        raise UserError(f"{len(names)} oddities change {each} scans each, of {len(labels)}; make more scans")
+        raise UserError(
+            f"{len(names)} oddities change {each} scans each, but there are only {len(labels)}; make more scans"
+        )
     assigned: dict[int, str] = {}
-    # Oddities that not every scan can have choose first.
+    # Oddities that only some scans can have choose first.
     for name in sorted(names, key=lambda name: name not in (*NEEDS_ROW, "indeterminate")):
         wanted = {"indeterminate": 0}.get(name, 1 if name in NEEDS_ROW and layout == "rsna-at" else None)
         fitting = [scan for scan in free if wanted is None or labels[scan] == wanted]

@@ -1,12 +1,12 @@
-"""The plan of a phantom dataset: patients, scans, lengths, and where the lesions are; no pixels yet.
+"""The plan of a phantom dataset: patients, scans, lengths, and the places of lesions; no pixels yet.
 
-Every quantity has its own stream of random numbers, so that none can give another away: a scan's length, its
-patient's size, its noise and its names are the same whether it is positive or not.
+Every quantity has its own stream of random numbers, so that none reveals another: a scan's length, its patient's size,
+its noise and its names do not depend on its label.
 
-Numbers and lengths of the blocks follow the paper's block tables, whose chest and abdomen rows (not those of the number
-of blocks) are exchanged here: as printed they contradict the scans' lengths.  Lengths are drawn as fractions of the
-scan, so that they stay right when scans are shorter than real ones.  Places follow the density of positive slices: a
-normal distribution about the middle, for the abdomen an almost flat one, cut at the organ's ends.  With it the centered
+Numbers and lengths of the blocks follow the paper's block tables.  Their chest and abdomen rows (except those of the
+number of blocks) are exchanged here: as printed, they contradict the scans' lengths.  Lengths are drawn as fractions of
+the scan, so that they fit scans that are shorter than real ones.  Places follow the density of positive slices: a
+normal distribution about the middle, almost flat for the abdomen, cut at the organ's ends.  With it the centered
 Gaussian, a method that ignores the image, has about the localization AUROC that the paper reports for it.
 """
 
@@ -21,13 +21,13 @@ import numpy as np
 from normal_guidance.errors import UserError
 
 GAP = 3
-"""Negative slices that one block may bridge, so that two blocks lie further apart than that."""
+"""Most negative slices inside one block; two blocks lie farther apart."""
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""Of the fractions in `Anatomy.fractions`."""
+"""The quantiles in `Anatomy.fractions`."""
 
 MIN_SLICES = 12
-"""Of a scan; with fewer there is no room for two ends outside the organ."""
+"""Fewest slices of a scan; with fewer, its ends could not lie outside the organ."""
 
 TRIES = 100
 """Draws of the blocks' places before the gaps between them are drawn instead."""
@@ -35,7 +35,7 @@ TRIES = 100
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What is drawn from: the paper's tables for one body part, and what a plausible scan of it is like."""
+    """The distributions of one body part: the paper's tables, and values of a plausible scan."""
 
     positive: float
     """Share of positive scans."""
@@ -52,7 +52,7 @@ class Anatomy:
     extent: float
     """Length of the scan in mm."""
     kinds: Mapping[str, float]
-    """Kinds of lesion and how frequent they are."""
+    """Kinds of lesions and their shares."""
     scans_per_patient: tuple[float, ...]
     """Share of the patients with 1, 2, ... scans."""
 
@@ -106,7 +106,7 @@ ORGANS = {"liver": 0.1, "spleen": 0.1, "kidney": 0.06}
 
 @dataclass(frozen=True)
 class LesionBlock:
-    """Neighbouring slices [start, stop) that show one lesion of some kind."""
+    """Neighbouring slices [start, stop) that show one lesion."""
 
     start: int
     stop: int
@@ -130,7 +130,7 @@ class ScanPlan:
     blocks: tuple[LesionBlock, ...]
     seed: int
     injuries: Mapping[str, str] = field(default_factory=dict)
-    """Injured solid organs of the patient and their grade, 'low' or 'high'; no part of the scan's label."""
+    """Injured solid organs of the patient and their grade, 'low' or 'high'; the scan's label ignores them."""
 
     @property
     def slice_labels(self) -> np.ndarray:
@@ -251,7 +251,7 @@ def _draw_starts(
         inside = starts.min() >= first and stops.max() <= last
         if inside and (starts[order][1:] - stops[:-1] > GAP).all():
             return [int(start) for start in starts]
-    # Crowded: the slices that are left over are shared out at random between the blocks, in a random order.
+    # No room was found: the free slices are distributed at random between the blocks, in a random order.
     order = random.permutation(len(sizes))
     free = last - first - int(sizes.sum()) - (GAP + 1) * (len(sizes) - 1)
     before = np.concatenate([[0], (sizes[order] + GAP + 1).cumsum()[:-1]])
@@ -261,6 +261,6 @@ def _draw_starts(
 
 
 def _draw_injuries(random: np.random.Generator) -> dict[str, str]:
-    """Every organ draws, so that one organ's injury does not change another's."""
+    """The injured organs; every organ draws its numbers, so that one injury does not change another."""
     drawn = {organ: (random.random() < share, random.random() < 0.5) for organ, share in ORGANS.items()}
     return {organ: "low" if low else "high" for organ, (injured, low) in drawn.items() if injured}

@@ -1,4 +1,4 @@
-"""From a plan to a volume in HU: the patient's anatomy, look-alikes, lesions, noise, slice by slice."""
+"""Draws the volume of a plan in HU, slice by slice: the patient's anatomy, look-alikes, lesions, noise."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from normal_guidance.simulate.phantom.lesions import (
 from normal_guidance.simulate.phantom.plan import ANATOMIES, ScanPlan
 
 LOWEST, HIGHEST = -1000, 2047
-"""HU outside are clipped: every encoding that the writer knows can hold these."""
+"""Range of HU, which every encoding of the writer can hold; values beyond are clipped."""
 
 
 class Part(NamedTuple):
-    """How a body part is drawn."""
+    """The drawing of a body part, with its size and noise."""
 
     body: Any
     width: float
@@ -42,7 +42,7 @@ PARTS: Mapping[str, Part] = {
 
 
 class LookAlike(NamedTuple):
-    """Something in the slices [start, stop) that is no lesion."""
+    """Something in the slices [start, stop) that looks like a lesion and is not one."""
 
     start: int
     stop: int
@@ -53,7 +53,7 @@ class LookAlike(NamedTuple):
 def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
     """Draws a scan: int16 HU of (slices, rows, columns), from the lower end up.
 
-    Everything but the lesions is the same for any labels and any contrast.
+    Labels and contrast change nothing but the lesions.
 
     Example:
         >>> from normal_guidance.simulate.phantom.plan import plan
@@ -86,7 +86,7 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
 
 
 def draw_look_alikes(plan: ScanPlan) -> list[LookAlike]:
-    """What looks like a lesion in this scan; it does not depend on the scan's label."""
+    """Draws the look-alikes of this scan, which do not depend on its label."""
     random, found = plan.stream("look-alikes"), []
     first, last = (round(edge * plan.slices) for edge in ANATOMIES[plan.anatomy].organ)
     for _ in range(int(random.poisson(LOOK_ALIKES))):
@@ -113,7 +113,7 @@ def _paint(
 
 
 def _pose(plan: ScanPlan) -> Pose:
-    """The patient's size, and how the patient lay in this scan."""
+    """The patient's size, and the patient's pose in this scan."""
     patient, scan = plan.patient_stream("size"), plan.stream("pose")
     width, depth = (float(value) for value in patient.normal(1.0, 0.04, 2).clip(0.9, 1.07))
     spread = 8.0 if plan.anatomy == "head" else 4.0
@@ -122,7 +122,7 @@ def _pose(plan: ScanPlan) -> Pose:
 
 
 def _grain(random: np.random.Generator, size: int) -> np.ndarray:
-    """Noise of standard deviation 1 whose neighbours are alike, as a reconstruction kernel leaves it."""
+    """Noise of standard deviation 1 that is correlated between neighbours, as after a reconstruction kernel."""
     white = random.standard_normal((size + 2, size + 2), np.float32)
     rows = white[:-2] + 2 * white[1:-1] + white[2:]
     return (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / np.float32(6)

@@ -1,4 +1,4 @@
-"""What chest and abdomen share: skin and fat, muscle, spine, ribs, the table the patient lies on."""
+"""The common parts of chest and abdomen: skin and fat, muscle, spine, ribs, and the patient's table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B = 168.0, 112.0
 
 
 def draw_body(canvas: Canvas, fat: float, *, scale: float = 1.0) -> None:
-    """Skin, fat of `fat` mm, muscle; inside, everything is muscle until organs are drawn."""
+    """Skin, `fat` mm of fat, and muscle, which fills the body until organs are drawn."""
     a, b = A * scale, B * scale
     canvas.ellipse(0.0, 0.0, a, b, 20.0)
     canvas.ellipse(0.0, 0.0, a - 2, b - 2, FAT)
@@ -44,7 +44,7 @@ def draw_spine(canvas: Canvas, z: float, y: float, vertebrae: float) -> None:
 
 
 def draw_ribs(canvas: Canvas, z: float, a: float, b: float, *, number: int, ribs: float) -> None:
-    """Ribs run down from the back to the front, so that a slice cuts each of them at another place."""
+    """Ribs, which run down from the back to the front, so that a slice cuts each of them at another place."""
     shift = (z * ribs) % 1.0
     for side in (-1, 1):
         for rib in range(number):
