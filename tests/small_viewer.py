@@ -8,8 +8,7 @@ import pyarrow as pa
 import uvicorn
 
 from normal_guidance.data.manifest import Manifest
-from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.training.winners import write_table
+from normal_guidance.evaluation.predictions import PREDICTIONS, write_predictions_table
 from normal_guidance.viewer.gallery import Gallery
 from normal_guidance.viewer.security import Access
 from normal_guidance.viewer.server import make_app, make_server, open_socket
@@ -50,7 +49,7 @@ def rows_of(
 
 def write_predictions(folder: Path, rows: list[dict]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    write_table(folder / "predictions.parquet", pa.Table.from_pylist(rows, schema=PREDICTIONS))
+    write_predictions_table(folder / "predictions.parquet", [pa.Table.from_pylist(rows, schema=PREDICTIONS)])
     return folder
 
 

@@ -17,7 +17,7 @@ from normal_guidance.cli.sweep import make_grids, parse_methods
 from normal_guidance.cli.training_options import choose_execution
 from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import load_run
+from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.features.store import open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import departures

@@ -16,7 +16,8 @@ from normal_guidance.clinical.expectations import Expectations
 from normal_guidance.clinical.predicting import score
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import load_run, run_sweep
+from normal_guidance.evaluation.run_report import load_run
+from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.features.encoders import load_encoder
 from normal_guidance.features.store import open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -188,12 +189,12 @@ def test_a_run_with_several_winners_needs_a_choice(trained, tmp_path):
     configs = grid(replace(trained.config, epochs=1), lr=[0.1], l1=[0.0], divergence=["forward_kl", "reverse_kl"])
     parts = [trained.store.part(part) for part in ("train", "val")]
     run = run_sweep(tmp_path / "run", configs, *parts)
-    with pytest.raises(UserError, match=r"several winners; choose one: .*--group NAME .*reverse_kl-lambda1.0-seed0"):
+    with pytest.raises(UserError, match=r"several winners; choose a group with .*--group NAME: .*reverse_kl-"):
         load_bundle(run.folder)
     bundle = bundle_run(run.folder, group="reverse_kl-lambda1.0-seed0")
     assert bundle.config.divergence == "reverse_kl"
     assert bundle.operation.point.test is None
-    with pytest.raises(UserError, match="has one winner, and no group 'x'"):
+    with pytest.raises(UserError, match="has one winner and no group 'x'"):
         bundle_run(trained.run, group="x")
 
 

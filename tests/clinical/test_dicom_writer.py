@@ -129,7 +129,7 @@ def predicted(row: ScanRow, root: Path, **changes) -> ScanPrediction:
         attention[number] += 3 - place
     attention /= attention.sum()
     values = {"threshold": 0.25, "key_slices": (7, 2, 5), "interval": (4, 8), "share": 0.5, **changes}
-    return ScanPrediction(row, root, "ng", 1.3, 0.8125, attention=attention, head_attention=attention[None], **values)
+    return ScanPrediction(row, root, "ng", 1.3, 0.8125, log_attention=attention.log()[None], **values)
 
 
 def write(row: ScanRow, root: Path, strip: Path, out: Path, *, anonymize=False, **changes) -> dict[str, Path]:

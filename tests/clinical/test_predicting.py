@@ -247,6 +247,7 @@ def test_a_volume_is_read_the_same_whatever_way_it_was_written(trained, bundle, 
     features = trained.store.select([row.scan_id]).bags().features
     expected = bundle.model(features, torch.tensor([len(row)]))
     assert one.logit == pytest.approx(expected.logit.item(), abs=1e-4)
+    assert one.instance_numbers == [None] * len(row)
     np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-5)
 
 

@@ -156,7 +156,7 @@ def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
     assert f"{side} the threshold" in page
     assert "not a medical device" in page
     assert "say nothing" not in page
-    even = replace(one, attention=torch.full_like(one.attention, 1 / len(one.row)))
+    even = replace(one, log_attention=torch.zeros_like(one.log_attention))
     assert "the key slices below say nothing" in scan_page(even, bundle, None)
     assert "no threshold was chosen" in scan_page(replace(one, threshold=None), bundle, None)
 
@@ -275,7 +275,7 @@ def test_a_slice_that_is_gone_costs_the_picture_only(one, bundle, tmp_path):
 
 
 def test_heads_have_their_columns(one, bundle, tmp_path):
-    two = replace(one, head_attention=one.attention.repeat(2, 1))
+    two = replace(one, log_attention=one.log_attention.repeat(2, 1))
     write_scan(two, bundle, tmp_path / "out")
     first = lines(tmp_path / "out" / "a" / "slices.csv")[0]
     assert first["attention_head_1"] == first["attention_head_2"] == first["attention"]

@@ -20,7 +20,8 @@ from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.predictions import prediction_table
-from normal_guidance.evaluation.runs import Run, check_sweep, checkout, environments_of, load_run, run_sweep
+from normal_guidance.evaluation.run_report import Run, environments_of, load_run
+from normal_guidance.evaluation.runs import check_sweep, checkout, run_sweep
 from normal_guidance.features.store import FeatureStore, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score

@@ -12,7 +12,7 @@ import pytest
 
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
-from normal_guidance.evaluation.runs import load_run
+from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.stored_features import stored_dataset
 from normal_guidance.evaluation.study import Listener, Study, StudyData, train_study, wanted_of
 from normal_guidance.evaluation.study_folder import REFERENCES

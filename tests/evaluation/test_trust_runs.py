@@ -76,7 +76,7 @@ def test_what_is_missing_is_named(trained, tmp_path):
         examine_run(gone)
     with pytest.raises(UserError, match="part 'train' is none to test a model on; choose one of val, test"):
         examine_run(trained.run, part="train")
-    with pytest.raises(UserError, match="has no winner 'best'; choose a group"):
+    with pytest.raises(UserError, match="has one winner and no group 'best'; leave the group out"):
         examine_run(trained.run, group="best")
     narrow = some_scans(60, features=4)
     write_store(tmp_path / "narrow", [("test", narrow)], provenance={})
@@ -98,7 +98,7 @@ def test_the_slice_reference_has_no_attention(tmp_path):
     parts = [some_scans(60, seed=seed) for seed in (1, 2, 3)]
     config = Config("slice_reference", receptive_field=4, epochs=2, batch_size=16, train_above_val=False)
     run_sweep(tmp_path / "run", [config], *parts)
-    with pytest.raises(UserError, match="learnt slice labels and has no attention to test"):
+    with pytest.raises(UserError, match="was trained on slice labels and has no attention to test"):
         examine_run(tmp_path / "run")
 
 

@@ -17,7 +17,7 @@ from normal_guidance.data.manifest import PARTS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.published import published_choice
-from normal_guidance.evaluation.runs import load_run
+from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.study import DATASETS, Listener, Study, StudyData, bayes_oracle
 from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
 from normal_guidance.reports.study_tables import collect, collect_sensitivity

@@ -24,11 +24,13 @@ from normal_guidance.clinical.calibration import Operation, choose_operation
 from normal_guidance.clinical.expectations import Expectations
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import NOT_OURS, Run, Selected, environments_of, load_run
+from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run
+from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.features.store_files import DTYPES
-from normal_guidance.files import folder_atomically, read_json, read_parquet, write_json
+from normal_guidance.files import folder_atomically, read_json, write_json
 from normal_guidance.training.checkpoint import read_tensors, write_tensors
 from normal_guidance.training.config import Config
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
@@ -157,9 +159,9 @@ def load_bundle(folder: str | Path) -> Bundle:
 
 
 def _runs_below(folder: Path) -> str:
-    """Names a run in a folder of runs, METHOD/SEED, which is what people give by mistake."""
-    first = min(folder.glob(f"*/*/{REPORT}"), default=None)
-    return "" if first is None else f", such as {first.parent}"
+    """Name a run in a folder of runs, METHOD/SEED, which people give by mistake."""
+    first = next((run for _, _, run in find_folders(folder) if (run / REPORT).is_file()), None)
+    return "" if first is None else f", such as {first}"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
     if not (folder / REPORT).is_file():
         raise UserError(f"{folder} is no complete run (no {REPORT}); give the folder of one{_runs_below(folder)}")
     run = load_run(folder)
-    winner = _winner(run, group)
+    winner = run.winner(group, choose=f"choose a group with nguide bundle {folder} --group NAME")
     method = EVERY_METHOD.get(winner.config.method)
     if method is None or not method.scores_scans:
         raise UserError(
@@ -216,18 +218,6 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
     return bundle
 
 
-def _winner(run: Run, group: str) -> Selected:
-    found = {winner.group: winner for winner in run.winners}
-    if group in found:
-        return found[group]
-    if not found:
-        raise UserError(f"{run.folder} has no winner: {run.note}; give a run that has")
-    if group and "" in found:
-        raise UserError(f"{run.folder} has one winner, and no group {group!r}; leave out --group")
-    choice = ", ".join(found)
-    raise UserError(f"{run.folder} has several winners; choose one: nguide bundle {run.folder} --group NAME ({choice})")
-
-
 def _features(run: Run) -> Mapping[str, Any]:
     """How the features were made, if the run knows."""
     made = run.report.get("features")
@@ -247,18 +237,12 @@ def _features(run: Run) -> Mapping[str, Any]:
 
 
 def _operation(run: Run, group: str, sensitivity: float | None) -> Operation:
-    path = run.folder / PREDICTION_TABLE
-    try:
-        table = read_parquet(path, columns=["group", "part", "label", "logit"]).to_pandas()
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy the run again") from error
-    parts: dict[str, tuple[Tensor, Tensor]] = {}
-    for part in ("val", "test"):
-        rows = table[(table["group"] == group) & (table["part"] == part)]
-        labels = torch.tensor(rows["label"].tolist(), dtype=torch.int64)
-        parts[part] = torch.tensor(rows["logit"].tolist(), dtype=torch.float64), labels
-    test = parts["test"] if len(parts["test"][1]) else None
-    return choose_operation(*parts["val"], sensitivity=sensitivity, test=test)
+    def logits_and_labels(part: str) -> tuple[Tensor, Tensor]:
+        rows = read_predictions(run.folder / PREDICTION_TABLE, ("label", "logit"), part=part, group=group)
+        return torch.tensor(rows["logit"].to_numpy()).double(), torch.tensor(rows["label"].to_numpy()).long()
+
+    test = logits_and_labels("test")
+    return choose_operation(*logits_and_labels("val"), sensitivity=sensitivity, test=test if len(test[0]) else None)
 
 
 def _training(run: Run, winner: Selected, inputs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.calibration import describe
 from normal_guidance.clinical.scan_prediction import ScanPrediction
-from normal_guidance.clinical.strip import instance_numbers, rounded
+from normal_guidance.clinical.strip import rounded
 from normal_guidance.core.method_names import method_title
 from normal_guidance.data.problems import Problem, summarize
 from normal_guidance.presentation.html import Section, bullets, figure, page, paragraph
@@ -41,7 +41,7 @@ def scan_page(
     )
     picture = [] if strip is None else [figure(strip, caption)]
     sections = [
-        Section("Key slices", [*picture, _key_slices(prediction), paragraph(_interval(prediction))]),
+        Section("Key slices", [*picture, *_key_slices(prediction)]),
         Section("Problems", [_problems(odd)] if odd else [paragraph("None.")]),
         Section("Scan", [_scan(prediction, anonymize)]),
         Section("Model", _model(bundle)),
@@ -66,24 +66,22 @@ def _evenness(prediction: ScanPrediction) -> list[str]:
     return [paragraph("All slices have the same attention: the key slices below say nothing.")]
 
 
-def _key_slices(prediction: ScanPrediction) -> str:
-    row, numbers = prediction.row, instance_numbers(prediction.row)
+def _key_slices(prediction: ScanPrediction) -> list[str]:
+    """The table of key slices, and a sentence about the interval."""
+    row, numbers = prediction.row, prediction.instance_numbers
     lines = []
     for rank, place in enumerate(prediction.key_slices, start=1):
         position = f"{row.positions[place]:.1f}" if row.slice_spacing is not None else "unknown"
         share = f"{100 * prediction.attention[place].item():.2f} %"
         number = "none" if numbers[place] is None else str(numbers[place])
         lines.append((str(rank), str(place + 1), number, position, share))
-    return table(("rank", "slice", "image number", "position in mm", "attention"), lines)
-
-
-def _interval(prediction: ScanPrediction) -> str:
     first, last = prediction.interval
     where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
-    return (
+    interval = (
         f"{100 * prediction.share:g} % of the attention lies in {where} of {len(prediction.row)}. Slices are counted "
         "from 1 by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber."
     )
+    return [table(("rank", "slice", "image number", "position in mm", "attention"), lines), paragraph(interval)]
 
 
 def _scan(prediction: ScanPrediction, anonymize: bool) -> str:

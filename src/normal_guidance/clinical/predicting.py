@@ -18,7 +18,7 @@ from torch import Tensor
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.decode_in_chunks import PiecewiseDecoding
 from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem, find_scans
-from normal_guidance.clinical.scan_prediction import ScanPrediction
+from normal_guidance.clinical.scan_prediction import ScanPrediction, attention_per_head
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.data.volumes import read_volume
@@ -87,11 +87,9 @@ def predict(
         encoder: of `bundle.load_encoder`, to load it once for several calls.
         options: how.
     """
-    return predict_found(_find([paths] if isinstance(paths, str | Path) else paths, options), bundle, encoder, options)
-
-
-def _find(paths: Sequence[str | Path], options: PredictOptions) -> FoundScans:
-    return find_scans(paths, workers=options.workers, any_modality=options.force, anonymize=options.anonymize)
+    several = [paths] if isinstance(paths, str | Path) else paths
+    found = find_scans(several, workers=options.workers, any_modality=options.force, anonymize=options.anonymize)
+    return predict_found(found, bundle, encoder, options)
 
 
 def predict_found(
@@ -117,8 +115,7 @@ def predict_found(
         machine = _machine(bundle, encoder or bundle.load_encoder(), options, pool)
         for number, encoded in machine.encode(decoding, ((number, [row]) for number, row in enumerate(taken))):
             row = taken[number]
-            odd = [anonymous_problem(one, row.scan_id) for one in encoded.problems] if options.anonymize else None
-            yield _outcome(row, found.root, encoded, odd or encoded.problems, notes[row.scan_id], bundle, options)
+            yield _outcome(row, found.root, encoded, notes[row.scan_id], bundle, options)
 
 
 def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Pool) -> Machine:
@@ -147,19 +144,21 @@ def _outcome(
     row: ScanRow,
     root: Path,
     encoded: Encoded,
-    odd: Sequence[Problem],
     notes: Sequence[Problem],
     bundle: Bundle,
     options: PredictOptions,
 ) -> Outcome:
+    """The prediction for a scan whose features are there; `notes` are the problems known before."""
+    odd = encoded.problems
+    if options.anonymize:
+        odd = [anonymous_problem(one, row.scan_id) for one in odd]
     if encoded.failed:
-        reason = odd[-1]._replace(action="left out")
-        return NotPredicted(row.scan_id, reason, tuple(notes))
-    logit, heads = score(bundle, encoded.features)
-    if not math.isfinite(logit) or not heads.isfinite().all():
+        return NotPredicted(row.scan_id, odd[-1]._replace(action="left out"), tuple(notes))
+    logit, log_attention = score(bundle, encoded.features)
+    attention = attention_per_head(log_attention).mean(0)
+    if not math.isfinite(logit) or not attention.isfinite().all():
         reason = Problem(row.scan_id, "", "failed", "the model gave numbers that are not finite", "left out")
         return NotPredicted(row.scan_id, reason, (*notes, *odd))
-    attention = heads.mean(0)
     first, last = smallest_interval(attention, torch.tensor([len(row)]), options.share)
     return ScanPrediction(
         row=row,
@@ -168,8 +167,7 @@ def _outcome(
         logit=logit,
         probability=bundle.operation.calibration.probability(logit),
         threshold=bundle.threshold,
-        attention=attention,
-        head_attention=heads,
+        log_attention=log_attention,
         key_slices=key_slices(attention, options.keys, row.slice_spacing),
         interval=(int(first), int(last)),
         share=options.share,
@@ -179,8 +177,8 @@ def _outcome(
 
 @torch.no_grad()
 def score(bundle: Bundle, features: Float[Tensor, "slices features"]) -> tuple[float, Float[Tensor, "heads slices"]]:
-    """The logit of one scan, and each head's attention over its slices, which adds up to one."""
+    """The logit of one scan and the log-attention of each head over its slices, in float64."""
     stored = features.to(DTYPES[bundle.dtype])  # rounded as the training scans' features were
     rows = stored.to(next(bundle.model.parameters(), features).dtype)
     prediction = bundle.model(rows, torch.tensor([len(rows)]))
-    return prediction.logit.item(), prediction.log_attention.double().softmax(dim=-1)
+    return prediction.logit.item(), prediction.log_attention.double()

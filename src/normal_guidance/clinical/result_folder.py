@@ -23,9 +23,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.clinical.bundle import Bundle
@@ -33,14 +35,15 @@ from normal_guidance.clinical.new_scans import NotPredicted
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.predicting import Outcome
 from normal_guidance.clinical.scan_prediction import ScanPrediction
-from normal_guidance.clinical.strip import draw_strip, instance_numbers
+from normal_guidance.clinical.strip import draw_strip
 from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.models import Prediction
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, summarize, write_problems
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.files import folder_atomically, make_folder, write_atomically, write_json
-from normal_guidance.training.winners import write_table
+from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 FORMAT = 1
 """Version of prediction.json and summary.json."""
@@ -90,7 +93,7 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     """
     row = prediction.row
     extra = {} if anonymize or not row.extra else json.loads(row.extra)
-    lines = list(_slices(prediction, anonymize))
+    lines = _slices(prediction, anonymize)
     first, last = prediction.interval
     about = bundle.as_json()
     return {
@@ -123,18 +126,21 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     }
 
 
-def _slices(prediction: ScanPrediction, anonymize: bool) -> Iterable[dict[str, Any]]:
+def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]:
     """A dictionary for each slice."""
-    row, numbers = prediction.row, instance_numbers(prediction.row)
-    for place in range(len(row)):
-        where: dict[str, Any] = {"file": row.files[place], "frame": row.frames[place]}
-        yield {
+    row = prediction.row
+    return [
+        {
             "slice": place + 1,
-            "attention": prediction.attention[place].item(),
+            "attention": attention,
             "position_mm": row.positions[place] if row.slice_spacing is not None else None,
-            "instance_number": numbers[place],
-            **({} if anonymize else where),
+            "instance_number": number,
+            **({} if anonymize else {"file": row.files[place], "frame": row.frames[place]}),
         }
+        for place, (attention, number) in enumerate(
+            zip(prediction.attention.tolist(), prediction.instance_numbers, strict=True)
+        )
+    ]
 
 
 def write_scan(
@@ -152,8 +158,6 @@ def write_scan(
     folder = Path(out) / prediction.row.scan_id
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
-        write_json(draft / "prediction.json", prediction_json(prediction, bundle, anonymize=anonymize))
-        write_atomically(draft / "slices.csv", _slices_csv(prediction, anonymize))
         strip = draft / "strip.png"
         try:
             draw_strip(prediction, bundle.preprocessing.windows[0], strip, repair=bundle.repair)
@@ -162,7 +166,10 @@ def write_scan(
             problems.append(Problem(prediction.row.scan_id, "", "unreadable", detail, "no picture, no DICOM results"))
         if dicom and strip.exists():
             problems += _write_dicom(prediction, strip, draft / "dicom", anonymize)
+        about, slices = prediction_json(prediction, bundle, anonymize=anonymize), _slices_csv(prediction, anonymize)
         page = scan_page(prediction, bundle, strip if strip.exists() else None, problems, anonymize=anonymize)
+        write_json(draft / "prediction.json", about)
+        write_atomically(draft / "slices.csv", slices)
         write_atomically(draft / "report.html", page.encode())
     return Written(prediction, folder, tuple(problems))
 
@@ -184,15 +191,19 @@ def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: 
 def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
     first, last = prediction.interval
     rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
-    rows = []
-    for place, line in enumerate(_slices(prediction, anonymize)):
-        heads = {
-            f"attention_head_{number}": head[place].item()
-            for number, head in enumerate(prediction.head_attention, start=1)
-        }
-        several = heads if len(heads) > 1 else {}
-        rows.append({**line, **several, "key_slice": rank.get(place), "in_interval": int(first <= place <= last)})
-    return _csv(rows)
+    heads = prediction.head_attention.tolist()
+    several = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
+    return _csv(
+        [
+            {
+                **line,
+                **{name: head[place] for name, head in several.items()},
+                "key_slice": rank.get(place),
+                "in_interval": int(first <= place <= last),
+            }
+            for place, line in enumerate(_slices(prediction, anonymize))
+        ]
+    )
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -273,7 +284,8 @@ def _write_tables(
     write_problems(out / "problems.csv", problems)
     if lines:
         write_atomically(out / "summary.csv", _csv(lines))
-    write_table(out / "predictions.parquet", predictions_table(predictions, anonymize=anonymize))
+    tables = [_prediction_table(predictions, anonymize)] if predictions else []
+    write_predictions_table(out / PREDICTION_TABLE, tables)
     if predictions and not anonymize:
         place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
         write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
@@ -340,18 +352,26 @@ def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> di
     return {**shared, "problems": [problem._asdict() for problem in problems_of(one)]}
 
 
-def predictions_table(predictions: Sequence[ScanPrediction], *, anonymize: bool = False) -> pa.Table:
-    """Columns of `PREDICTIONS`; `probability` is calibrated, `log_attention` is that of heads which add up to one."""
-    columns: dict[str, list[Any]] = {
-        "group": ["" for _ in predictions],
-        "part": [PART for _ in predictions],
-        "scan_id": [one.row.scan_id for one in predictions],
-        "patient_id": [one.row.scan_id if anonymize else one.row.patient_id for one in predictions],
-        "label": [UNKNOWN for _ in predictions],
-        "logit": [one.logit for one in predictions],
-        "probability": [one.probability for one in predictions],
-        "slices": [len(one.row) for one in predictions],
-        "attention": [one.attention.tolist() for one in predictions],
-        "log_attention": [one.head_attention.log().tolist() for one in predictions],
-    }
-    return pa.table([pa.array(columns[name], PREDICTIONS.field(name).type) for name in PREDICTIONS.names], PREDICTIONS)
+class _Scans(NamedTuple):
+    scan_ids: list[str]
+    patient_ids: list[str]
+    labels: Tensor
+    lengths: Tensor
+
+
+def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:
+    """Rows of predictions.parquet: `probability` is calibrated, and each head's attention adds up to one."""
+    ids = [one.row.scan_id for one in predictions]
+    scans = _Scans(
+        scan_ids=ids,
+        patient_ids=ids if anonymize else [one.row.patient_id for one in predictions],
+        labels=torch.full((len(ids),), UNKNOWN),
+        lengths=torch.tensor([len(one.row) for one in predictions]),
+    )
+    packed = Prediction(
+        logit=torch.tensor([one.logit for one in predictions]),
+        attention=torch.cat([one.attention for one in predictions]),
+        log_attention=torch.cat([one.log_attention.log_softmax(dim=-1) for one in predictions], dim=1),
+    )
+    probability = torch.tensor([one.probability for one in predictions])
+    return prediction_table(scans, packed, part=PART, probability=probability)

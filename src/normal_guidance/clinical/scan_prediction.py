@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from jaxtyping import Float
@@ -10,6 +12,17 @@ from torch import Tensor
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
+
+
+def attention_per_head(log_attention: Float[Tensor, "heads slices"]) -> Float[Tensor, "heads slices"]:
+    """Attention that sums to one over the slices of one scan: TransMIL leaves a share to its class token.
+
+    Example:
+        >>> import torch
+        >>> attention_per_head(torch.tensor([[0.2, 0.6]]).log())
+        tensor([[0.2500, 0.7500]])
+    """
+    return log_attention.softmax(dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +36,7 @@ class ScanPrediction:
         logit: as the model gives it.
         probability: calibrated, if the model's bundle has a calibration.
         threshold: of the probability; None if none was chosen.
-        attention: heads averaged, sums to one over the slices.
-        head_attention: one row a head, each sums to one.
+        log_attention: one row a head, as the model gives it in float64; its exponential need not sum to one.
         key_slices: those of the highest attention, the highest first.
         interval: first and last slice, both inside, of the shortest run that holds `share` of the attention.
         problems: what was odd about the scan.
@@ -36,12 +48,27 @@ class ScanPrediction:
     logit: float
     probability: float
     threshold: float | None
-    attention: Float[Tensor, "slices"]
-    head_attention: Float[Tensor, "heads slices"]
+    log_attention: Float[Tensor, "heads slices"]
     key_slices: tuple[int, ...]
     interval: tuple[int, int]
     share: float
     problems: tuple[Problem, ...] = ()
+
+    @cached_property
+    def head_attention(self) -> Float[Tensor, "heads slices"]:
+        """One row a head; each sums to one over the slices."""
+        return attention_per_head(self.log_attention)
+
+    @cached_property
+    def attention(self) -> Float[Tensor, "slices"]:
+        """The heads' mean; it sums to one."""
+        return self.head_attention.mean(0)
+
+    @property
+    def instance_numbers(self) -> list[int | None]:
+        """DICOM's number of every slice, which hospital software shows; None where there is none, as in NIfTI."""
+        known = json.loads(self.row.extra).get("instance_numbers") if self.row.extra else None
+        return known or [None] * len(self.row)
 
     @property
     def is_positive(self) -> bool | None:

@@ -5,7 +5,6 @@ It names neither patient nor scan: it is put into DICOM results, anonymous ones 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.method_names import method_title
-from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.data.windows import Window, apply_windows
 from normal_guidance.features.scan_kind import plane_of
@@ -45,9 +43,9 @@ def draw_strip(prediction: ScanPrediction, window: Window | None, path: Path, *,
         repair: whether known mistakes in the files are mended, as in decoding.
     """
     places = sorted(prediction.key_slices)
-    return save(
-        plot_strip(prediction, list(zip(places, _images(prediction, places, window, repair), strict=True))), path
-    )
+    images = zip(places, _images(prediction, places, window, repair), strict=True)
+    figure = plot_strip(prediction, list(images))
+    return save(figure, path)
 
 
 def _images(prediction: ScanPrediction, places: Sequence[int], window: Window | None, repair: bool) -> np.ndarray:
@@ -63,17 +61,6 @@ def _images(prediction: ScanPrediction, places: Sequence[int], window: Window | 
     return apply_windows(volume, [window])[0]
 
 
-def instance_numbers(row: ScanRow) -> list[int | None]:
-    """InstanceNumber of every slice, which hospital software shows; None where there is none, as in NIfTI.
-
-    Example:
-        >>> instance_numbers(ScanRow("A", "P", 0, None, "nifti", ("a.nii",), (0,), (0.0,), 8, 8))
-        [None]
-    """
-    known = json.loads(row.extra).get("instance_numbers") if row.extra else None
-    return known or [None] * len(row)
-
-
 @styled
 def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]]) -> Figure:
     """The figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
@@ -84,7 +71,7 @@ def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.
     figure.suptitle(_title(prediction), fontsize=10)
     top, bottom = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
     panels = np.atleast_1d(top.subplots(1, across))
-    numbers = instance_numbers(prediction.row)
+    numbers = prediction.instance_numbers
     darkest = min(float(image.min()) for _, image in images)
     brightest = max(float(image.max()) for _, image in images)
     for panel in panels:

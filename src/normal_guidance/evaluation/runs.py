@@ -8,25 +8,23 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from normal_guidance import __version__
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import scan_level
 from normal_guidance.core.models import Prediction
-from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import PREDICTIONS, prediction_table
+from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
+from normal_guidance.evaluation.run_report import Run, load_run, report
 from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.features.store_files import dtype_name
-from normal_guidance.files import read_json, write_json
+from normal_guidance.files import write_json
 from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import Config, check_together
@@ -44,48 +42,9 @@ from normal_guidance.training.run_folder import (
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.stacked_model import initial_model
 from normal_guidance.training.sweep import Execution, Sweep, current_device, sweep
-from normal_guidance.training.winners import (
-    diverged,
-    group_names,
-    winner_file,
-    winner_model,
-    write_history,
-    write_table,
-    write_winners,
-)
+from normal_guidance.training.winners import group_names, winner_model, write_history, write_winners
 
 Data = Bags | FeatureStore
-
-NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
-"""What reading a JSON file of another shape than ours ends in."""
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
-
-    group: str
-    """Empty where the run has one group only; else the name in its files: `load_winner(folder, group)`."""
-    config: Config
-    number: int
-    epoch: int
-    val_auroc: float
-    test: Scores | None
-
-
-@dataclass(frozen=True)
-class Run:
-    """A complete run, as its folder tells it."""
-
-    folder: Path
-    winners: tuple[Selected, ...]
-    """Empty where no epoch of any configuration could be selected."""
-    note: str | None
-    """Why there are no winners."""
-    all_diverged: bool
-    seconds: float
-    """Over all starts."""
-    report: Mapping[str, Any]
 
 
 def run_sweep(
@@ -160,47 +119,6 @@ def _identity(
     return identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
 
 
-def load_run(folder: str | Path) -> Run:
-    """A complete run from its folder.
-
-    Example:
-        >>> load_run("nowhere")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no complete run: report.json is missing; start the run again with
-        the same command
-    """
-    folder = Path(folder)
-    if not (folder / REPORT).is_file():
-        raise UserError(f"{folder} is no complete run: {REPORT} is missing; start the run again with the same command")
-    report = read_json(folder / REPORT)
-    try:
-        counts = report["configurations"]
-        return Run(
-            folder=folder,
-            winners=tuple(_selected(winner) for winner in report["winners"]),
-            note=report["note"],
-            all_diverged=counts["diverged"] == counts["trained"],
-            seconds=float(report["seconds"]["total"]),
-            report=report,
-        )
-    except NOT_OURS as error:
-        raise UserError(
-            f"{folder / REPORT} is damaged or no report ({error!r}); give the folder of a run, or copy it again"
-        ) from error
-
-
-def _selected(winner: Mapping[str, Any]) -> Selected:
-    scores: dict[str, Any] | None = winner["test"]
-    return Selected(
-        group=winner["group"],
-        config=Config(**winner["config"]),
-        number=winner["number"],
-        epoch=winner["epoch"],
-        val_auroc=winner["val_auroc"],
-        test=None if scores is None else _from_json(scores),
-    )
-
-
 def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
     """What the scans are, and in which order: that decides which scans meet in a batch."""
     return {
@@ -237,12 +155,12 @@ def _finish(
     """Writes what came of a sweep, the report last."""
     write_history(run.path, result)
     write_winners(run.path, result, next(iter(parts.values())).width)
-    tables, scores = [PREDICTIONS.empty_table()], {}
+    tables, scores = [], {}
     for name, part, scans, prediction in _predictions(result, parts, execution):
         tables.append(prediction_table(scans, prediction, part=part, group=name))
         if part == "test":
             scores[name] = _scores(scans, prediction)
-    write_table(run.path / PREDICTION_TABLE, pa.concat_tables(tables))
+    write_predictions_table(run.path / PREDICTION_TABLE, tables)
     times = {**result.seconds, "total": state.seconds}
     written = report(
         run.identity,
@@ -286,88 +204,6 @@ def _scores(test: Data, prediction: Prediction) -> Scores:
         localized=0,
         left_out=int(test.labels.sum()),
     )
-
-
-# ----------------------------------------------------------------------------------------------------
-# The report
-# ----------------------------------------------------------------------------------------------------
-
-
-def report(
-    identity: Mapping[str, Any],
-    result: Sweep,
-    scores: Mapping[str, Scores],
-    environments: Sequence[Mapping[str, Any]],
-    *,
-    seconds: Mapping[str, float],
-    resumed: int,
-    options: Mapping[str, Any],
-    features: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Everything that someone needs who wants to believe, repeat or compare the run; a pure function, fit for JSON."""
-    names = group_names(result.configs)
-    winners = [
-        {
-            "group": (group := names[group_of(winner.config)]),
-            "number": winner.number,
-            "epoch": winner.epoch,
-            "val_auroc": winner.val_auroc,
-            "config": winner.config.as_json(),
-            "weights": f"{winner_file(group)}.safetensors",
-            "test": _for_json(scores[group]) if group in scores else None,
-        }
-        for winner in result.winners
-    ]
-    return {
-        "format": identity["format"],
-        "winners": winners,
-        "note": None if winners else _why_nothing(result),
-        "configurations": {
-            "trained": len(result.configs),
-            "selectable": int((result.best_epoch > 0).sum()),
-            "diverged": diverged(result),
-        },
-        "departures": identity["departures"],
-        "seeds": {"order": result.configs[0].seed, "weights": sorted({config.seed for config in result.configs})},
-        "data": identity["data"],
-        "features": None if features is None else dict(features),
-        "execution": {**identity["execution"], "chunks": list(result.chunks)},
-        "seconds": dict(seconds),
-        "resumed": resumed,
-        "options": dict(options),
-        "environments": [dict(one) for one in environments],
-    }
-
-
-def _why_nothing(result: Sweep) -> str:
-    """Why no epoch was selected: NaN is never selected, and the protocol may ask for training AUROC above."""
-    lost, count = diverged(result), len(result.configs)
-    reasons = [f"{lost} of {count} configurations diverged"] if lost else []
-    if lost < count:
-        reasons.insert(0, "no configuration had an epoch whose training AUROC was above its validation AUROC")
-    return f"{', '.join(reasons)}: none was selected"
-
-
-def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run was started, one entry for each distinct commit, machine or date; the first reports knew one only.
-
-    Example:
-        >>> environments_of({"environment": {"torch": "2.11.0"}, "options": {"date": "2026-11-15"}})
-        [{'date': '2026-11-15', 'torch': '2.11.0'}]
-    """
-    if "environments" in report:
-        return [dict(one) for one in report["environments"]]
-    return [{"date": report["options"].get("date"), **report["environment"]}]
-
-
-def _for_json(scores: Scores) -> dict[str, Any]:
-    """JSON has no NaN."""
-    return {name: None if value != value else value for name, value in asdict(scores).items()}
-
-
-def _from_json(scores: Mapping[str, Any]) -> Scores:
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in scores.items()}
-    return Scores(**values)
 
 
 def environment(execution: Execution) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import NOT_OURS, Run, Selected, environments_of, load_run
+from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run
 from normal_guidance.evaluation.supervised import References
 from normal_guidance.files import read_json
 from normal_guidance.statistics.scores import Scores
@@ -74,13 +74,35 @@ class StudyResult:
             raise UserError(f"{self.folder} is about {self.dataset or 'other scans'}, not {name}; give another folder")
 
 
-def find_results(folder: Path, dataset: str, methods: Sequence[str] = EVERYTHING) -> Iterator[StudyResult]:
-    """By method in the given order, then by seed; runs on other data are not ours."""
+def find_folders(folder: Path, methods: Sequence[str] | None = None) -> Iterator[tuple[str, int, Path]]:
+    """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed.
+
+    Without `methods`, every folder's name is one: first those of the paper's tables in their order, then the rest.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     for name in ("mine/1", "ng/10", "ng/9", "ng/notes", "mean/9"):
+        ...         (Path(folder) / name).mkdir(parents=True)
+        ...     [f"{method}/{seed}" for method, seed, _ in find_folders(Path(folder))]
+        ['mean/9', 'ng/9', 'ng/10', 'mine/1']
+    """
+    if methods is None:
+        rank = {method: number for number, method in enumerate(EVERYTHING)}
+        names = (path.name for path in folder.glob("*") if path.is_dir())
+        methods = sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
     for method in methods:
-        for seed in sorted(int(path.name) for path in (folder / method).glob("*") if path.name.isdecimal()):
-            one = load_result(method, seed, folder / method / str(seed))
-            if one is not None and one.dataset == dataset:
-                yield one
+        seeds = (path for path in (folder / method).glob("*") if path.name.isdecimal())
+        for path in sorted(seeds, key=lambda path: int(path.name)):
+            yield method, int(path.name), path
+
+
+def find_results(folder: Path, dataset: str, methods: Sequence[str] = EVERYTHING) -> Iterator[StudyResult]:
+    """Yield the complete results on one dataset, by method in the given order, then by seed."""
+    for method, seed, path in find_folders(folder, methods):
+        one = load_result(method, seed, path)
+        if one is not None and one.dataset == dataset:
+            yield one
 
 
 def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:

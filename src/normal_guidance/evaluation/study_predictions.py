@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,11 +13,10 @@ from torch import Tensor
 from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.evaluation.predictions import packed_prediction, read_predictions
 from normal_guidance.evaluation.runs import Data
 from normal_guidance.evaluation.study import StudyData
 from normal_guidance.evaluation.study_folder import REFERENCES, StudyResult, find_results
-from normal_guidance.files import read_parquet
 from normal_guidance.statistics.localization import LocalizationMeasures, localization_measures
 from normal_guidance.statistics.split_results import SplitResults, split_results
 from normal_guidance.training.run_folder import PREDICTION_TABLE
@@ -96,37 +93,20 @@ def _shares(logit: Float[Tensor, "slices"], scans: Data) -> Float[Tensor, "slice
 
 def read_prediction(folder: Path, scans: Data) -> Prediction:
     """What a run said about its test scans, in the order of `scans`; a run on other scans is refused."""
-    table = _test_rows(folder)
+    table = read_predictions(folder / PREDICTION_TABLE, part="test")
     number_of = {scan: number for number, scan in enumerate(table["scan_id"].to_pylist())}
     if set(number_of) != set(scans.scan_ids):
         raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
     table = table.take([number_of[scan] for scan in scans.scan_ids])
     if table["slices"].to_pylist() != scans.lengths.tolist():
         raise UserError(f"{folder} was tested on scans of other lengths; delete it and start the experiment again")
-    per_scan = table["log_attention"].combine_chunks()
-    heads = len(per_scan[0])
-    flat = torch.from_numpy(per_scan.flatten().flatten().to_numpy().copy())
-    parts = flat.split((scans.lengths * heads).tolist())
-    return Prediction(
-        logit=torch.from_numpy(table["logit"].to_numpy().copy()),
-        attention=torch.from_numpy(table["attention"].combine_chunks().flatten().to_numpy().copy()),
-        log_attention=torch.cat([part.reshape(heads, -1) for part in parts], dim=1),
-    )
+    return packed_prediction(table)
 
 
 def _scan_logits(folder: Path, scans: Data) -> Float[Tensor, "scans"]:
     """NaN for those that the run left out."""
-    table = _test_rows(folder)
+    table = read_predictions(folder / PREDICTION_TABLE, ("scan_id", "logit"), part="test")
     logit_of = dict(zip(table["scan_id"].to_pylist(), table["logit"].to_pylist(), strict=True))
     if not set(logit_of) <= set(scans.scan_ids):
         raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
     return torch.tensor([logit_of.get(scan, torch.nan) for scan in scans.scan_ids])
-
-
-def _test_rows(folder: Path) -> pa.Table:
-    path = folder / PREDICTION_TABLE
-    try:
-        table = read_parquet(path).select(PREDICTIONS.names).cast(PREDICTIONS)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy the run again, or delete it and start again") from error
-    return table.filter(pc.equal(table["part"], "test"))

@@ -76,11 +76,8 @@ def winner_file(group: str) -> str:
 
 def write_history(folder: Path, result: Sweep) -> None:
     """Writes history.parquet."""
-    write_table(folder / HISTORY_TABLE, history_table(result))
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    write_atomically(path, lambda file: pq.write_table(table, file))
+    table = history_table(result)
+    write_atomically(folder / HISTORY_TABLE, lambda file: pq.write_table(table, file))
 
 
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
@@ -120,11 +117,7 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
     folder = Path(folder)
     if not (folder / REPORT).is_file():
         raise UserError(f"{folder} is no complete run: {REPORT} is missing; give the folder of one")
-    groups = _winning_groups(folder / REPORT)
-    if group not in groups:
-        action = f"choose a group: {', '.join(groups)}" if any(groups) else "leave the group out"
-        nothing = "it selected no epoch; give a run that did"
-        raise UserError(f"{folder} has no winner {group or 'without a group'!r}: {action if groups else nothing}")
+    check_group(folder, _winning_groups(folder / REPORT), group)
     path = folder / f"{winner_file(group)}.json"
     about = read_json(path)
     weights, _ = read_tensors(path.with_suffix(".safetensors"))
@@ -134,8 +127,33 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
         raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
 
 
+def check_group(
+    folder: Path, groups: Sequence[str], group: str, *, note: str | None = None, choose: str = "choose a group"
+) -> None:
+    """Refuse a group that has no winner; `groups` are those of the run in `folder` that have one.
+
+    Args:
+        note: why the run has no winner at all.
+        choose: how the user names a group.
+
+    Example:
+        >>> check_group(Path("runs/ng/1"), ["forward_kl-lambda1.0-seed0", "reverse_kl-lambda1.0-seed0"], "")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: runs/ng/1 has several winners; choose a group: forward_kl-lambda1.0-seed0,
+        reverse_kl-lambda1.0-seed0
+    """
+    if group in groups:
+        return
+    if not groups:
+        raise UserError(f"{folder} has no winner: {note or 'no epoch was selected'}; give a run that has one")
+    if "" in groups:
+        raise UserError(f"{folder} has one winner and no group {group!r}; leave the group out")
+    unknown = f"no winner of group {group!r}" if group else "several winners"
+    raise UserError(f"{folder} has {unknown}; {choose}: {', '.join(groups)}")
+
+
 def _winning_groups(path: Path) -> list[str]:
-    """Groups that have a winner, by the report: files of others may lie beside it."""
+    """The groups that have a winner by the report; other files may lie beside it."""
     try:
         return [str(winner["group"]) for winner in read_json(path)["winners"]]
     except (KeyError, TypeError) as error:

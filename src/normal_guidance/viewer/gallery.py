@@ -20,7 +20,8 @@ from normal_guidance import __version__
 from normal_guidance.data.manifest import Manifest, ScanRow, read_manifest
 from normal_guidance.data.windows import WINDOWS
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import NOT_OURS
+from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.evaluation.run_report import NOT_OURS
 from normal_guidance.features.store import open_store
 from normal_guidance.files import read_json
 from normal_guidance.viewer.attention_curves import curve, number, numbers
@@ -32,7 +33,6 @@ from normal_guidance.viewer.prediction_folders import (
     PredictionFolder,
     SplitPredictions,
     find_splits,
-    read_predictions,
 )
 
 TABLE_BYTES = 2**28
@@ -187,7 +187,7 @@ class Gallery:
         scores: list[dict[int, float | None]] = []
         for source in split.sources:
             own: dict[int, float | None] = {}
-            for row in _rows_of(read_predictions(source.path, BRIEF), source.group).to_pylist():
+            for row in read_predictions(source.path, BRIEF, group=source.group).to_pylist():
                 scan = self._enter(row, source)
                 found.setdefault(scan, (row["part"] or "", known_label(row["label"])))
                 own[scan] = row["probability"]
@@ -236,8 +236,7 @@ class Gallery:
         key = (source.path, source.group)
         table = self._tables.get(key)
         if table is None:
-            columns = ("group", "scan_id", "attention", "log_attention")
-            table = _rows_of(read_predictions(source.path, columns), source.group)
+            table = read_predictions(source.path, ("scan_id", "attention", "log_attention"), group=source.group)
             self._tables.put(key, table)
         return table
 
@@ -341,10 +340,6 @@ def _geometry(row: ScanRow | None) -> dict[str, Any]:
         # Without a spacing they are slice numbers.
         "positions": None if row.slice_spacing is None else numbers(row.positions),
     }
-
-
-def _rows_of(table: pa.Table, group: str) -> pa.Table:
-    return table.filter(pc.equal(table["group"], group))
 
 
 def known_label(label: int | None) -> int | None:

@@ -7,27 +7,25 @@ DIR/predictions.parquet and DIR/manifest.parquet   new scans (`nguide predict`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from normal_guidance.core.method_names import CEILING, REFERENCE_TITLES, SCAN_REFERENCE, SLICE_REFERENCE, method_title
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.evaluation.runs import NOT_OURS
-from normal_guidance.evaluation.study_folder import EVERYTHING
+from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.evaluation.run_report import NOT_OURS
+from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.files import read_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 
 MANIFEST, SUMMARY = "manifest.parquet", "summary.json"
 """Of new scans: where they lie, and what model it was."""
 
-BRIEF = ("group", "part", "scan_id", "patient_id", "label", "probability", "slices")
+BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
 """The columns of the list of scans: a few bytes a scan."""
 
 
@@ -64,31 +62,24 @@ def find_splits(folder: Path) -> list[SplitPredictions]:
         raise UserError(f"{folder} is no folder; give what nguide experiment, nguide sweep or nguide predict wrote")
     if (folder / PREDICTION_TABLE).is_file():
         return [SplitPredictions("", tuple(_sources_of_run(folder, _method_of(folder))))]
-    found = _find_runs(folder)
-    if not found:
+    by_seed: dict[int, dict[str, Path]] = {}
+    for method, seed, run in find_folders(folder):
+        if (run / PREDICTION_TABLE).is_file():
+            by_seed.setdefault(seed, {})[method] = run
+    if not by_seed:
         raise UserError(
             f"{folder} holds no {PREDICTION_TABLE}, and no METHOD/SEED/{PREDICTION_TABLE} either; give what nguide "
             "experiment, nguide sweep or nguide predict wrote, once it has ended"
         )
-    splits = [SplitPredictions(str(seed), tuple(_sources_of_seed(folder, seed, found[seed]))) for seed in sorted(found)]
+    splits = [SplitPredictions(str(seed), tuple(_sources_of_seed(runs))) for seed, runs in sorted(by_seed.items())]
     return [split for split in splits if split.sources]
 
 
-def _find_runs(folder: Path) -> dict[int, list[str]]:
-    """Methods by seed."""
-    found: dict[int, list[str]] = {}
-    for path in folder.glob(f"*/*/{PREDICTION_TABLE}"):
-        if path.parent.name.isdecimal():
-            found.setdefault(int(path.parent.name), []).append(path.parent.parent.name)
-    return found
-
-
-def _sources_of_seed(folder: Path, seed: int, methods: Sequence[str]) -> Iterator[PredictionFolder]:
-    rank = {method: number for number, method in enumerate(EVERYTHING)}
-    for method in sorted(methods, key=lambda name: (rank.get(name, len(rank)), name)):
-        run = folder / method / str(seed)
-        if method == SLICE_REFERENCE and SCAN_REFERENCE in methods:
-            scores = folder / SCAN_REFERENCE / str(seed) / PREDICTION_TABLE
+def _sources_of_seed(runs: Mapping[str, Path]) -> Iterator[PredictionFolder]:
+    """The folders of one seed by method; the two supervised references become one."""
+    for method, run in runs.items():
+        if method == SLICE_REFERENCE and SCAN_REFERENCE in runs:
+            scores = runs[SCAN_REFERENCE] / PREDICTION_TABLE
             yield PredictionFolder(CEILING, method_title(CEILING), run / PREDICTION_TABLE, scores=scores)
         elif method != SCAN_REFERENCE:  # it sees a scan as a whole, so there is no curve
             yield from _sources_of_run(run, method)
@@ -116,18 +107,3 @@ def _method_of(folder: Path) -> str:
     except (*NOT_OURS, IndexError):
         pass
     return "model"
-
-
-def read_predictions(path: Path, columns: Sequence[str] = tuple(PREDICTIONS.names)) -> pa.Table:
-    """Some columns of predictions.parquet.
-
-    Example:
-        >>> read_predictions(Path("nowhere.parquet"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere.parquet cannot be read (...); copy the run again
-    """
-    try:
-        table = pq.ParquetFile(path).read(columns=list(columns)).select(list(columns))
-        return table.cast(pa.schema([PREDICTIONS.field(name) for name in columns]))
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy the run again") from error

@@ -104,10 +104,10 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
         )
     headers = {file: _read_header(row.scan_id, root, file) for file in dict.fromkeys(row.files)}
     first_file, first = next(iter(headers.items()))
+    identity, says_characters = _read_identity(row.scan_id, root, first_file)
     _check_one(row.scan_id, headers, "PatientID", "patient")
     _check_one(row.scan_id, headers, "StudyInstanceUID", "study")
     _check_unique(row.scan_id, headers)
-    identity, says_characters = _read_identity(row.scan_id, root, first_file)
 
     def tell_of(detail: str, action: str) -> None:
         report(Problem(row.scan_id, first_file, KIND, detail, action))

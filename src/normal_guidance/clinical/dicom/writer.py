@@ -23,6 +23,7 @@ from normal_guidance.clinical.dicom.source_series import SourceSeries, read_sour
 from normal_guidance.clinical.dicom.structured_report import structured_report
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.containers import Report
+from normal_guidance.data.problems import Problem
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder, write_atomically
 
@@ -49,12 +50,14 @@ def write_dicom(
 
     Raises UserError where the scan has no DICOM identity (NIfTI) or an ambiguous one; nothing is written then.
     """
-    tell: Report = report or (lambda problem: None)
+
+    def tell(problem: Problem) -> None:
+        if report is not None:
+            report(problem._replace(file="") if anonymize else problem)
+
+    source = read_source(prediction.row, prediction.root, tell)
     if anonymize:
-        source = read_source(prediction.row, prediction.root, lambda problem: tell(problem._replace(file="")))
         source = _anonymous(source, prediction.row.scan_id)
-    else:
-        source = read_source(prediction.row, prediction.root, tell)
     try:
         picture = strip.read_bytes()
     except OSError as error:

@@ -11,7 +11,7 @@ from torch import nn
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import Run, Selected, load_run
+from normal_guidance.evaluation.run_report import Run, Selected, load_run
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.evaluation.trust.deletion_curves import By
 from normal_guidance.evaluation.trust.examination import Trust, examine
@@ -53,7 +53,9 @@ def examine_run(
     if part not in TESTED:
         raise UserError(f"part {part!r} is none to test a model on; choose one of {', '.join(TESTED)}")
     run = load_run(folder)
-    winner = _winner(run, group)
+    winner = run.winner(group)
+    if winner.config.on_slices:
+        raise UserError(f"{run.folder} was trained on slice labels and has no attention to test; give another run")
     scans = _scans(run, winner, store, split, part)
     model = load_winner(folder, group).to(device)
     width = int(read_json(run.folder / f"{winner_file(group)}.json")["features"])
@@ -65,19 +67,6 @@ def examine_run(
 
     found = examine(model, scans, untrained=untrained, by=by, seed=seed, watch=watch)
     return replace(found, notes=_notes(run, scans, part))
-
-
-def _winner(run: Run, group: str) -> Selected:
-    found = {winner.group: winner for winner in run.winners}
-    if not found:
-        raise UserError(f"{run.folder} has no winner: {run.note}; give a run that has")
-    if group not in found:
-        raise UserError(
-            f"{run.folder} has no winner {group or 'without a group'!r}; choose a group: {', '.join(found) or 'none'}"
-        )
-    if found[group].config.on_slices:
-        raise UserError(f"{run.folder} learnt slice labels and has no attention to test; give another run")
-    return found[group]
 
 
 def _scans(
