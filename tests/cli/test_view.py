@@ -29,7 +29,7 @@ def test_help_tells_what_it_takes():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere is no folder; give what nguide experiment"),
+        (["nowhere"], "nowhere is not a folder; give what nguide experiment"),
         (["."], "holds no predictions.parquet"),
         ([".", "--port", "70000"], "65535"),
         ([], "Missing argument"),

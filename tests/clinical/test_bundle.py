@@ -241,6 +241,6 @@ def test_scans_of_the_kind_are_taken(row):
     ],
 )
 def test_other_scans_are_told_why_not(row, reason):
-    (told,) = HEAD.why_not(row)
-    assert told.startswith(reason)
+    (found,) = HEAD.why_not(row)
+    assert found.startswith(reason)
     assert Expectations().why_not(row) == []

@@ -65,7 +65,7 @@ def small(folder: Path, sets: Sets, **changes: Any) -> Run:
 
 
 def interrupt(_: object) -> None:
-    """Of a short run, in its last epoch: a faster look at it is not taken."""
+    """Stop a short run; it is watched only in its last epoch."""
     raise KeyboardInterrupt
 
 
@@ -108,7 +108,7 @@ def test_scores_and_predictions_are_those_of_the_winners(run: Run, sets: Sets) -
 
 
 def test_the_report_says_what_ran(run: Run, configs: tuple[Config, ...]) -> None:
-    report = json.loads((run.folder / "report.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+    report = json.loads((run.folder / "report.json").read_text(), parse_constant=pytest.fail)  # NaN is not JSON
     assert report == run.report
     assert report["configurations"] == {"trained": 4, "selectable": 4, "diverged": 0}
     expected = {
@@ -262,7 +262,7 @@ def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) ->
         {"configurations": []},
     ):
         (tmp_path / "report.json").write_text(json.dumps({**run.report, **change}))
-        with pytest.raises(UserError, match=r"report\.json is damaged or no report"):
+        with pytest.raises(UserError, match=r"report\.json is damaged or not a report"):
             load_run(tmp_path)
     for name in ("winners", "note", "seconds", "configurations"):
         (tmp_path / "report.json").write_text(json.dumps({k: v for k, v in run.report.items() if k != name}))

@@ -239,5 +239,5 @@ def test_another_dataset_s_references_are_refused(copied):
 def test_a_report_without_fingerprints_is_named(copied, data):
     path = copied.folder / "mean" / "1001" / "report.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "data": data}))
-    with pytest.raises(UserError, match=r"mean/1001/report.json is damaged or none of ours .*; delete it, or give an"):
+    with pytest.raises(UserError, match=r"mean/1001/report.json is damaged or not written by nguide .*; delete it"):
         train_study(copied, make_grid=small_grid)

@@ -413,7 +413,7 @@ def test_results_in_the_documentation_can_be_collected():
 def test_files_of_another_shape_are_named(copied, trained, file, changes):
     change(copied / file, **changes)
     for attempt in (lambda: collect(copied, "semi-synthetic"), lambda: run(copied, "centered_gaussian", "mean", "max")):
-        with pytest.raises(UserError, match=f"{file} is damaged or none of ours .*; delete it, or give another folder"):
+        with pytest.raises(UserError, match=f"{file} is damaged or not written by nguide .*; delete it, or give"):
             attempt()
     assert trained == []
 

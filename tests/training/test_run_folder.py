@@ -441,7 +441,7 @@ def test_every_kind_of_model_is_rebuilt(method: str, tmp_path: Path) -> None:
 
 
 def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is no complete run: report\.json is missing; give the folder of one"):
+    with pytest.raises(UserError, match=r"is not a complete run: report\.json is missing; give the folder of a"):
         load_winner(tmp_path)
     finish(tmp_path, result)
     with pytest.raises(UserError, match=r"choose a group: forward_kl-lambda1.0-seed0, squared_error-lambda1.0-seed0"):

@@ -16,12 +16,12 @@ from normal_guidance.data.problems import Problem, summarize
 from normal_guidance.presentation.html import Section, bullets, figure, page, paragraph
 
 CAUTION = (
-    "Research software, not a medical device: not for diagnosis. Attention tells where the model looked; that "
+    "Research software, not a medical device: not for diagnosis. Attention shows where the model looked, which "
     "need not be where a finding is."
 )
 
 LISTED = 50
-"""Problems that a page shows; the file has all."""
+"""A page shows at most so many problems; prediction.json has all."""
 
 
 def scan_page(
@@ -32,7 +32,7 @@ def scan_page(
     *,
     anonymize: bool = False,
 ) -> str:
-    """report.html of a scan; it needs no other file.  `problems` are those of writing its results."""
+    """Make report.html of a scan, which needs no other file.  `problems` are those of writing its results."""
     odd = [*prediction.problems, *problems]
     caption = (
         "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. The shaded "
@@ -59,7 +59,7 @@ def _verdict(prediction: ScanPrediction) -> str:
 
 
 def _evenness(prediction: ScanPrediction) -> list[str]:
-    """Attention without a peak has key slices by rule, not by finding."""
+    """A warning if the attention has no peak: key slices are then chosen by rule only."""
     even = 1 / len(prediction.row)
     if prediction.attention.max().item() > 1.01 * even:
         return []
@@ -135,7 +135,7 @@ def _problems(problems: Sequence[Problem]) -> str:
 
 
 def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Sequence[Problem]) -> str:
-    """index.html: the scans as `summary_line` has them, in their order."""
+    """Make index.html; `lines` are those of `summary_line`, and keep their order."""
     good = [line for line in lines if line["state"] == "predicted"]
     rest = [line for line in lines if line["state"] != "predicted"]
     header = ("scan", "probability", "result", "key slices", "slices", "problems")
@@ -164,7 +164,7 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """Plain text as a table; columns of words are set flush left and broken into lines.
+    """Make a table of plain text; with `words`, cells are aligned left and wrapped.
 
     Example:
         >>> "<tr><td>1</td><td>&lt;2&gt;</td></tr>" in table(("a", "b"), [("1", "<2>")])

@@ -1,7 +1,7 @@
-"""New scans through a trained model: found, checked, decoded, encoded, and scored, one after the other.
+"""Predict new scans: find, check, decode, encode and score them, one after the other.
 
 Worker processes decode, and may die over a damaged file; the encoder and the model are loaded once.  Long scans are
-decoded in pieces and go through the encoder in batches, so a scan takes little more memory than the encoder's input.
+decoded in pieces and encoded in batches, so a scan takes little more memory than the encoder's input.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from normal_guidance.statistics.key_slices import KEYS, key_slices
 from normal_guidance.statistics.localization import smallest_interval
 
 SHARE = 0.5
-"""Of the attention in the interval: half of it is its core, which stays put where softmax leaves a little on each of
-hundreds of slices (`statistics.localization.SHARES`)."""
+"""Share of the attention that the interval holds.  Half of it is the core, which stays in place where softmax leaves a
+little attention on each of hundreds of slices (`statistics.localization.SHARES`)."""
 
 GO_ON = "refused; --force goes on"
 
@@ -43,11 +43,11 @@ class PredictOptions:
     """How scans are predicted.
 
     Args:
-        force: go on with scans that the model was not made for, and with those that some file of cannot be read.
+        force: also predict scans that the model was not made for, and scans with an unreadable file.
         keys: key slices, at most.
-        share: of the attention that the interval holds.
-        workers: processes that read and decode; 0: none, and a decoder that crashes ends it all.
-        timeout: seconds for a scan to be decoded.
+        share: share of the attention that the interval holds.
+        workers: processes that read and decode; with 0, a decoder that crashes ends the whole program.
+        timeout: seconds for decoding a scan.
         anonymize: keep names, ids and paths out of the results.
         batch_size: slices that go through the encoder together.
     """
@@ -79,13 +79,13 @@ def predict(
     encoder: Encoder | None = None,
     options: PredictOptions = DEFAULTS,
 ) -> Iterator[Outcome]:
-    """What the model says about each scan in the paths; first come those that it does not take, and why.
+    """Predict each scan in the paths; first come the scans that cannot be used, with the reason.
 
     Args:
         paths: DICOM folders, zip archives, NIfTI files, or folders of such.
         bundle: the model.
-        encoder: of `bundle.load_encoder`, to load it once for several calls.
-        options: how.
+        encoder: from `bundle.load_encoder`, to load it once for several calls.
+        options: how scans are predicted.
     """
     several = [paths] if isinstance(paths, str | Path) else paths
     found = find_scans(several, workers=options.workers, any_modality=options.force, anonymize=options.anonymize)
@@ -95,7 +95,7 @@ def predict(
 def predict_found(
     found: FoundScans, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
-    """The same for scans that `find_scans` found."""
+    """Predict scans that `find_scans` found, as `predict` does."""
     yield from found.unusable
     taken: list[ScanRow] = []
     notes: dict[str, list[Problem]] = {}
@@ -106,7 +106,9 @@ def predict_found(
             reason = Problem(row.scan_id, "", "unsuitable", "; ".join(reasons), GO_ON)
             yield NotPredicted(row.scan_id, reason, tuple(notes[row.scan_id]))
         else:
-            notes[row.scan_id] += [Problem(row.scan_id, "", "unsuitable", one, "told to go on") for one in reasons]
+            notes[row.scan_id] += [
+                Problem(row.scan_id, "", "unsuitable", one, "predicted because of --force") for one in reasons
+            ]
             taken.append(row)
     if not taken:
         return
@@ -127,16 +129,16 @@ def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Po
 
 
 def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
-    """Why a scan is not one that the model was made for."""
+    """Reasons why the model was not made for a scan."""
     reasons = bundle.expects.why_not(row)
     lost = found.incomplete.get(row.scan_id, ())
     if lost:
         first = lost[0]
         where = f" ({first.file}: {first.detail})" if first.file else ""
         if len(lost) == 1:
-            reasons.append(f"1 file of it cannot be read{where}: what it shows would be missing")
+            reasons.append(f"1 of its files cannot be read{where}: what it shows would be missing")
         else:
-            reasons.append(f"{len(lost)} files of it cannot be read{where}: what they show would be missing")
+            reasons.append(f"{len(lost)} of its files cannot be read{where}: what they show would be missing")
     return reasons
 
 

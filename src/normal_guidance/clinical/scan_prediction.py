@@ -1,4 +1,4 @@
-"""What a model says about one scan: everything that JSON, pictures, pages and DICOM results are made of."""
+"""The prediction for one scan, from which JSON, pictures, pages and DICOM results are made."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def attention_per_head(log_attention: Float[Tensor, "heads slices"]) -> Float[Te
 
 @dataclass(frozen=True, eq=False)
 class ScanPrediction:
-    """One scan, scored.  Slices are counted from 0, in the order of `row`, feet to head in axial scans.
+    """The prediction for one scan.  Slices are counted from 0, in the order of `row`: feet to head in axial scans.
 
     Args:
         row: the scan's ids, files and geometry, as a manifest has them; its label is meaningless here.
         root: the folder that `row.files` are relative to.
-        method: whose attention it is, a name in `METHODS`.
-        logit: as the model gives it.
+        method: a name in `METHODS`.
+        logit: the model's, not calibrated.
         probability: calibrated, if the model's bundle has a calibration.
-        threshold: of the probability; None if none was chosen.
+        threshold: the probability from which on a scan is positive; None if none was chosen.
         log_attention: one row a head, as the model gives it in float64; its exponential need not sum to one.
-        key_slices: those of the highest attention, the highest first.
-        interval: first and last slice, both inside, of the shortest run that holds `share` of the attention.
-        problems: what was odd about the scan.
+        key_slices: the slices of the highest attention, the highest first.
+        interval: first and last slice, both included, of the shortest interval that holds `share` of the attention.
+        problems: everything that was odd about the scan.
     """
 
     row: ScanRow
@@ -72,5 +72,5 @@ class ScanPrediction:
 
     @property
     def is_positive(self) -> bool | None:
-        """By the threshold; None if there is none."""
+        """Whether the probability reaches the threshold; None if there is none."""
         return None if self.threshold is None else self.probability >= self.threshold

@@ -1,6 +1,6 @@
-"""One picture of a scan's result: the key slices as the encoder saw them, and where the attention lies.
+"""One picture of a scan's result: the key slices as the encoder saw them, and the attention along the scan.
 
-It names neither patient nor scan: it is put into DICOM results, anonymous ones too.
+It names neither patient nor scan, because it is also part of anonymous DICOM results.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from normal_guidance.features.scan_kind import plane_of
 from normal_guidance.presentation.figure_style import GREEN, ORANGE, WIDTH, label_slices, save, styled
 
 CURVE_HEIGHT = 2.1
-"""Inches of the attention curve."""
+"""Height of the attention curve in inches."""
 
 NARROWEST = 3
-"""A strip is as wide as one of so many pictures: a single picture as wide as the page would be a poster."""
+"""A strip has room for at least so many pictures: a single one as wide as the page would be too large."""
 
 HEADS_SHOWN = 8
-"""More lines are a thicket."""
+"""With more heads, their curves are not drawn: they could not be told apart."""
 
 
 def draw_strip(prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True) -> Path:
-    """Writes strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
+    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
 
     Args:
-        prediction: the scan.
-        window: HU from black to white, as the encoder's first channel has it; None: from the darkest to the brightest.
-        path: of the picture.
+        prediction: the scan's prediction.
+        window: HU from black to white, those of the encoder's first channel; None: from the darkest to the brightest.
+        path: file of the picture.
         repair: whether known mistakes in the files are mended, as in decoding.
     """
     places = sorted(prediction.key_slices)
@@ -49,7 +49,7 @@ def draw_strip(prediction: ScanPrediction, window: Window | None, path: Path, *,
 
 
 def _images(prediction: ScanPrediction, places: Sequence[int], window: Window | None, repair: bool) -> np.ndarray:
-    """Only the files of these slices are read."""
+    """Read these slices only."""
     row = prediction.row
     few = replace(
         row,
@@ -63,7 +63,7 @@ def _images(prediction: ScanPrediction, places: Sequence[int], window: Window | 
 
 @styled
 def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]]) -> Figure:
-    """The figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
+    """Draw the figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
     across = max(NARROWEST, len(images))
     side = WIDTH / across
     heights = [side + 0.35, CURVE_HEIGHT]
@@ -97,7 +97,7 @@ def _title(prediction: ScanPrediction) -> str:
 
 
 def rounded(probability: float) -> str:
-    """Two digits, but nothing is rounded to certainty.
+    """Round to two digits, but never to 0 or 1.
 
     Example:
         >>> rounded(0.876), rounded(0.9987), rounded(0.0001)
@@ -137,5 +137,5 @@ def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
 
 
 def _bell(heads: Float[Tensor, "heads slices"]) -> Float[Tensor, "slices"]:
-    """What guidance compares attention with: of several heads, the mean of their normal references."""
+    """The normal reference that guidance compares attention with; for several heads, the mean of theirs."""
     return normal_reference(heads).mean(0)

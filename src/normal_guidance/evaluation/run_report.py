@@ -18,7 +18,7 @@ from normal_guidance.training.sweep import Sweep
 from normal_guidance.training.winners import check_group, diverged, group_names, winner_file
 
 NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
-"""What reading a JSON file of another shape than ours ends in."""
+"""Errors from reading a JSON file of another shape than ours."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Selected:
 
 @dataclass(frozen=True)
 class Run:
-    """A complete run, as its folder tells it."""
+    """A complete run, as its folder describes it."""
 
     folder: Path
     winners: tuple[Selected, ...]
@@ -45,7 +45,7 @@ class Run:
     """Why there are no winners."""
     all_diverged: bool
     seconds: float
-    """Over all starts."""
+    """The sum over all starts."""
     report: Mapping[str, Any]
 
     def winner(self, group: str = "", *, choose: str = "choose a group") -> Selected:
@@ -56,17 +56,19 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """A complete run from its folder.
+    """Load a complete run from its folder.
 
     Example:
         >>> load_run("nowhere")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no complete run: report.json is missing; start the run again with
-        the same command
+        normal_guidance.errors.UserError: nowhere is not a complete run: report.json is missing; start the run again
+        with the same command
     """
     folder = Path(folder)
     if not (folder / REPORT).is_file():
-        raise UserError(f"{folder} is no complete run: {REPORT} is missing; start the run again with the same command")
+        raise UserError(
+            f"{folder} is not a complete run: {REPORT} is missing; start the run again with the same command"
+        )
     report = read_json(folder / REPORT)
     try:
         counts = report["configurations"]
@@ -80,7 +82,7 @@ def load_run(folder: str | Path) -> Run:
         )
     except NOT_OURS as error:
         raise UserError(
-            f"{folder / REPORT} is damaged or no report ({error!r}); give the folder of a run, or copy it again"
+            f"{folder / REPORT} is damaged or not a report ({error!r}); give the folder of a run, or copy it again"
         ) from error
 
 
@@ -107,7 +109,7 @@ def report(
     options: Mapping[str, Any],
     features: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything that someone needs who wants to believe, repeat or compare the run; a pure function, fit for JSON."""
+    """Everything that is needed to check, repeat or compare the run, fit for JSON; a pure function."""
     names = group_names(result.configs)
     winners = [
         {
@@ -143,7 +145,7 @@ def report(
 
 
 def _why_nothing(result: Sweep) -> str:
-    """Why no epoch was selected: NaN is never selected, and the protocol may ask for training AUROC above."""
+    """Why no epoch was selected: NaN never is, and the protocol may require training AUROC above validation AUROC."""
     lost, count = diverged(result), len(result.configs)
     reasons = [f"{lost} of {count} configurations diverged"] if lost else []
     if lost < count:
@@ -152,7 +154,7 @@ def _why_nothing(result: Sweep) -> str:
 
 
 def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run was started, one entry for each distinct commit, machine or date; the first reports knew one only.
+    """Where a run was started, one entry for each distinct commit, machine or date; the first reports held only one.
 
     Example:
         >>> environments_of({"environment": {"torch": "2.11.0"}, "options": {"date": "2026-11-15"}})

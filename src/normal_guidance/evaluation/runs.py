@@ -1,4 +1,4 @@
-"""A sweep from the data to the report in one call, in a folder that a killed run goes on from."""
+"""A sweep from the data to the report in one call; a killed run resumes from its folder."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def run_sweep(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Trains all configurations, scores the winners on the test scans and writes everything to `folder`.
+    """Train all configurations, score the winners on the test scans and write everything to `folder`.
 
-    Started again with the same arguments, a killed run goes on from its last state, which is `save_epochs` epochs or
-    `save_seconds` back at most, plus the epoch it was in; a complete one is only loaded.  `options` are copied to the
+    Started again with the same arguments, a killed run resumes from its last state, which is at most `save_epochs`
+    epochs or `save_seconds` back, plus the epoch it was in; a complete run is only loaded.  `options` are copied to the
     report.
 
     Example:
@@ -97,7 +97,7 @@ def check_sweep(
     test: Data | None = None,
     execution: Execution | None = None,
 ) -> None:
-    """Refuses what `run_sweep` would refuse of a model or a folder, at once: its turn may come hours later.
+    """Refuse at once a model or a folder that `run_sweep` would refuse, perhaps hours later.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -120,7 +120,7 @@ def _identity(
 
 
 def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
-    """What the scans are, and in which order: that decides which scans meet in a batch."""
+    """Identify the scans and their order, which decides which scans share a batch."""
     return {
         "scans": len(scans),
         "fingerprint": scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans}),
@@ -129,9 +129,9 @@ def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
 
 
 def features_of(scans: Data) -> dict[str, Any] | None:
-    """How a store's features were made, as the report holds it: without it, a model cannot be used on new scans.
+    """How a store's features were made, as the report holds it: a model needs this to be used on new scans.
 
-    None for bags in memory, which do not know.
+    None for bags in memory, which do not record it.
     """
     if not isinstance(scans, FeatureStore):
         return None
@@ -152,7 +152,7 @@ def _finish(
     options: dict[str, Any],
     features: Mapping[str, Any] | None,
 ) -> None:
-    """Writes what came of a sweep, the report last."""
+    """Write the results of a sweep, the report last."""
     write_history(run.path, result)
     write_winners(run.path, result, next(iter(parts.values())).width)
     tables, scores = [], {}
@@ -179,7 +179,7 @@ def _finish(
 def _predictions(
     result: Sweep, parts: Mapping[str, Data], execution: Execution
 ) -> list[tuple[str, str, Data, Prediction]]:
-    """Group, part, scans and predictions, on the host, of every winner for every part."""
+    """Every winner's predictions for every part, on the host: group, part, scans, prediction."""
     names, made = group_names(result.configs), []
     with current_device(execution.device):
         for winner in result.winners:
@@ -192,7 +192,7 @@ def _predictions(
 
 
 def _scores(test: Data, prediction: Prediction) -> Scores:
-    """All four numbers; localization is NaN where no slice is labelled."""
+    """Compute all four scores; localization is NaN where no slice is labelled."""
     if test.slice_labels is not None:
         return score(test, prediction.slice_scores, prediction.logit)
     scans = scan_level(prediction.logit, test.labels)

@@ -1,4 +1,4 @@
-"""What the methods of a study said about the test scans, read from its folder and put side by side."""
+"""Predictions of a study's methods for the test scans, read from its folder and put side by side."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 @dataclass(frozen=True, eq=False)
 class StudyPredictions:
-    """The test scans of one seed, and what each method said about them; the ceiling is called so."""
+    """The test scans of one seed, and each method's prediction for them; the ceiling is called so."""
 
     seed: int
     scans: Data
     predictions: Mapping[str, Prediction]
     left_out: int = 0
-    """Scans that the scan reference has no score for: it is then not compared at scan level."""
+    """Scans without a score from the scan reference; with any, it is not compared at scan level."""
 
     def outcomes(self, methods: Sequence[str]) -> SplitResults:
-        """For statistics."""
+        """Make what the statistics compare."""
         chosen = {method: self.predictions[method] for method in methods}
         return split_results(
             self.scans,
@@ -42,7 +42,7 @@ class StudyPredictions:
         )
 
     def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> LocalizationMeasures:
-        """Hits, errors and overlaps of one method; `positions` of the slices in mm."""
+        """Hits, errors and overlaps of one method; `positions` are those of the slices in mm."""
         labels, prediction = self.scans.slice_labels, self.predictions[method]
         if labels is None:
             raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
@@ -52,14 +52,14 @@ class StudyPredictions:
 
 
 def read_study_predictions(folder: Path, dataset: StudyData) -> list[StudyPredictions]:
-    """Every seed that a study's folder has complete methods of, with those methods."""
+    """Read every seed with complete methods in a study's folder, with those methods."""
     by_seed: dict[int, list[StudyResult]] = {}
     for one in find_results(folder, dataset.name):
         if one.scores is not None and one.seed in dataset.seeds:
             by_seed.setdefault(one.seed, []).append(one)
     read = [_read_seed(dataset.draw(seed, "test"), seed, by_seed[seed]) for seed in sorted(by_seed)]
-    answers = [one for one in read if one.predictions]  # one of the two references alone says nothing
-    return [_without_ceiling_scores(one) for one in answers] if any(one.left_out for one in answers) else answers
+    seeds = [one for one in read if one.predictions]  # one of the two references alone says nothing
+    return [_without_ceiling_scores(one) for one in seeds] if any(one.left_out for one in seeds) else seeds
 
 
 def _read_seed(scans: Data, seed: int, found: Sequence[StudyResult]) -> StudyPredictions:
@@ -76,23 +76,23 @@ def _read_seed(scans: Data, seed: int, found: Sequence[StudyResult]) -> StudyPre
     return StudyPredictions(seed, scans, predictions, left_out)
 
 
-def _without_ceiling_scores(answers: StudyPredictions) -> StudyPredictions:
-    """All splits or none: statistics compare the same methods in every split."""
-    if CEILING not in answers.predictions:
-        return answers
-    ceiling = answers.predictions[CEILING]
+def _without_ceiling_scores(seed: StudyPredictions) -> StudyPredictions:
+    """Blank the ceiling's scan scores: statistics compare the same methods in every split."""
+    if CEILING not in seed.predictions:
+        return seed
+    ceiling = seed.predictions[CEILING]
     blank = ceiling._replace(logit=torch.full_like(ceiling.logit, torch.nan))
-    return replace(answers, predictions={**answers.predictions, CEILING: blank})
+    return replace(seed, predictions={**seed.predictions, CEILING: blank})
 
 
 def _shares(logit: Float[Tensor, "slices"], scans: Data) -> Float[Tensor, "slices"]:
-    """The slices' probabilities over the highest one of their scan, where all of a scan's may underflow to 0."""
+    """The slices' probabilities divided by the highest of their scan, in logs: all of them may underflow to 0."""
     logs = torch.nn.functional.logsigmoid(logit).split(scans.lengths.tolist())
     return torch.cat([(one - one.max()).exp() for one in logs])
 
 
 def read_prediction(folder: Path, scans: Data) -> Prediction:
-    """What a run said about its test scans, in the order of `scans`; a run on other scans is refused."""
+    """Read a run's prediction for its test scans, in the order of `scans`; a run on other scans is refused."""
     table = read_predictions(folder / PREDICTION_TABLE, part="test")
     number_of = {scan: number for number, scan in enumerate(table["scan_id"].to_pylist())}
     if set(number_of) != set(scans.scan_ids):
@@ -104,7 +104,7 @@ def read_prediction(folder: Path, scans: Data) -> Prediction:
 
 
 def _scan_logits(folder: Path, scans: Data) -> Float[Tensor, "scans"]:
-    """NaN for those that the run left out."""
+    """Read the logit of every scan; NaN for scans that the run left out."""
     table = read_predictions(folder / PREDICTION_TABLE, ("scan_id", "logit"), part="test")
     logit_of = dict(zip(table["scan_id"].to_pylist(), table["logit"].to_pylist(), strict=True))
     if not set(logit_of) <= set(scans.scan_ids):

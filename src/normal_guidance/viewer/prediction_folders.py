@@ -1,4 +1,4 @@
-"""Where a folder's predictions are: of a study, of one run, or of new scans.
+"""Find the predictions in the folder of a study, of one run, or of new scans.
 
 DIR/METHOD/SEED/predictions.parquet                a study (`nguide experiment`), or runs of `nguide sweep`
 DIR/predictions.parquet                            one run
@@ -23,43 +23,43 @@ from normal_guidance.files import read_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 
 MANIFEST, SUMMARY = "manifest.parquet", "summary.json"
-"""Of new scans: where they lie, and what model it was."""
+"""Files beside the predictions for new scans: where the scans are, and which model predicted them."""
 
 BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
-"""The columns of the list of scans: a few bytes a scan."""
+"""Columns for the list of scans: a few bytes a scan."""
 
 
 @dataclass(frozen=True)
 class PredictionFolder:
-    """What one method said about the scans of one split."""
+    """One method's predictions for the scans of one split."""
 
     name: str
     title: str
     path: Path
     group: str = ""
     scores: Path | None = None
-    """Where the scans' probabilities are, if not in `path`: of the supervised reference, which is two runs."""
+    """Where the scans' probabilities are, if not in `path`: the supervised reference consists of two runs."""
 
 
 @dataclass(frozen=True)
 class SplitPredictions:
-    """Methods that were tested on the same scans; the name is a seed's number, or empty where there is one only."""
+    """Methods that were tested on the same scans; the name is the seed, or empty where there is only one split."""
 
     name: str
     sources: tuple[PredictionFolder, ...]
 
 
 def find_splits(folder: Path) -> list[SplitPredictions]:
-    """Every split of a folder, its methods in the order of the paper's tables.
+    """Find every split of a folder, its methods in the order of the paper's tables.
 
     Example:
         >>> find_splits(Path("nowhere"))
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no folder; give what nguide experiment, nguide sweep or nguide
+        normal_guidance.errors.UserError: nowhere is not a folder; give what nguide experiment, nguide sweep or nguide
         predict wrote
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder; give what nguide experiment, nguide sweep or nguide predict wrote")
+        raise UserError(f"{folder} is not a folder; give what nguide experiment, nguide sweep or nguide predict wrote")
     if (folder / PREDICTION_TABLE).is_file():
         return [SplitPredictions("", tuple(_sources_of_run(folder, _method_of(folder))))]
     by_seed: dict[int, dict[str, Path]] = {}
@@ -68,7 +68,7 @@ def find_splits(folder: Path) -> list[SplitPredictions]:
             by_seed.setdefault(seed, {})[method] = run
     if not by_seed:
         raise UserError(
-            f"{folder} holds no {PREDICTION_TABLE}, and no METHOD/SEED/{PREDICTION_TABLE} either; give what nguide "
+            f"{folder} holds neither {PREDICTION_TABLE} nor METHOD/SEED/{PREDICTION_TABLE}; give what nguide "
             "experiment, nguide sweep or nguide predict wrote, once it has ended"
         )
     splits = [SplitPredictions(str(seed), tuple(_sources_of_seed(runs))) for seed, runs in sorted(by_seed.items())]
@@ -86,7 +86,7 @@ def _sources_of_seed(runs: Mapping[str, Path]) -> Iterator[PredictionFolder]:
 
 
 def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
-    """One, or one for each winner."""
+    """The predictions of a run, one entry for each winner."""
     path = run / PREDICTION_TABLE
     groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
     title = method_title(method) if method in (*EVERY_METHOD, *REFERENCE_TITLES, CEILING) else method
@@ -98,7 +98,7 @@ def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
 
 
 def _method_of(folder: Path) -> str:
-    """As a run's report names it, or the summary of new scans; anything else holds the answers of some model."""
+    """The method by a run's report or by the summary of new scans; 'model' where neither names it."""
     try:
         if (folder / REPORT).is_file():
             return str(read_json(folder / REPORT)["winners"][0]["config"]["method"])
