@@ -1,4 +1,4 @@
-r"""Calibration turns a model's logit into a probability; the threshold says from which one on a scan is positive.
+r"""Calibration turns a model's logit into a probability; a scan is positive from the threshold on.
 
 Both come from the validation scans.  Those scans also chose the model's epoch and hyperparameters, so the results on
 them are too good; where a run has test scans, the same threshold is also counted on those.

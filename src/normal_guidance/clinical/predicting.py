@@ -32,8 +32,8 @@ from normal_guidance.statistics.key_slices import KEYS, key_slices
 from normal_guidance.statistics.localization import smallest_interval
 
 SHARE = 0.5
-"""Share of the attention that the interval holds.  Half of it is the core, which stays in place where softmax leaves a
-little attention on each of hundreds of slices (`statistics.localization.SHARES`)."""
+"""Share of the attention that the interval holds.  Half of the attention is its core, which stays in place where
+softmax leaves a little on each of hundreds of slices (`statistics.localization.SHARES`)."""
 
 GO_ON = "refused; --force goes on"
 

@@ -45,7 +45,7 @@ NaN.
 
 @runtime_checkable
 class PredictedScans(Protocol):
-    """What a row says about its scan beside the prediction; `Bags` and `FeatureStore` have it."""
+    """Ids, labels and lengths of the scans of a table; `Bags` and `FeatureStore` have them."""
 
     @property
     def scan_ids(self) -> Sequence[str]: ...
@@ -129,7 +129,7 @@ def write_predictions_table(path: Path, tables: Sequence[pa.Table]) -> None:
 def read_predictions(
     path: Path, columns: Sequence[str] = PREDICTIONS.names, *, part: str | None = None, group: str | None = None
 ) -> pa.Table:
-    """Read some columns of predictions.parquet, of all rows or of those of one part or one winner.
+    """Read columns of predictions.parquet, for all rows or only those of one part or one winner.
 
     Example:
         >>> read_predictions(Path("nowhere.parquet"))

@@ -24,7 +24,7 @@ from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 @dataclass(frozen=True, eq=False)
 class StudyPredictions:
-    """The test scans of one seed, and each method's prediction for them; the ceiling is called so."""
+    """The test scans of one seed, and each method's prediction for them, the ceiling's included."""
 
     seed: int
     scans: Data

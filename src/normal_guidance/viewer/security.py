@@ -8,8 +8,8 @@ page in the user's browser can also reach.  So four rules are checked for each r
 2. The method is GET or HEAD: no client can write anything.
 3. The first request has the token, in the address that the command prints; later ones have a cookie, which scripts
    cannot read and other sites' pages cannot send.
-4. The headers forbid to store, frame or sniff answers, and other pages to read them; the page may load nothing from
-   elsewhere.
+4. Headers keep browsers from storing, framing or sniffing answers, other pages from reading them, and the page from
+   loading anything from elsewhere.
 """
 
 from __future__ import annotations
