@@ -120,7 +120,7 @@ def test_bundles_of_another_kind_are_refused(trained, tmp_path):
     content = bytearray((swapped / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (swapped / "model.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"is not the file that bundle.json speaks of \(sha256"):
+    with pytest.raises(UserError, match=r"is not the file that bundle.json names \(sha256"):
         load_bundle(swapped)
     (swapped / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot be read or checked"):
@@ -182,7 +182,7 @@ def test_a_store_that_does_not_know_its_scans_is_noted(trained, tmp_path):
     bundle = load_bundle(run)
     assert bundle.expects == Expectations()
     assert str(bundle.expects) == "not recorded"
-    assert "new ones are not checked" in bundle.operation.notes[-1]
+    assert "new scans are not checked" in bundle.operation.notes[-1]
 
 
 def test_a_run_with_several_winners_needs_a_choice(trained, tmp_path):
