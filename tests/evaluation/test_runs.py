@@ -249,7 +249,7 @@ def test_the_note_says_why_nothing_was_selected(
 
 
 def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no complete run: report\.json is missing; start the run again"):
+    with pytest.raises(UserError, match=r"not a complete run: report\.json is missing; start the run again"):
         load_run(tmp_path)
     (tmp_path / "report.json").write_bytes(b"{")
     with pytest.raises(UserError, match=r"report\.json cannot be read"):
