@@ -30,7 +30,7 @@ def test_help_tells_what_it_takes():
     ("words", "message"),
     [
         (["nowhere"], "nowhere is not a folder; give what nguide experiment"),
-        (["."], "holds no predictions.parquet"),
+        (["."], "holds neither predictions.parquet"),
         ([".", "--port", "70000"], "65535"),
         ([], "Missing argument"),
     ],

@@ -173,7 +173,7 @@ def test_an_index_without_slice_labels_or_spacing_has_no_truth_and_no_millimetre
 
 
 def test_folders_without_predictions_are_refused(tmp_path, study, manifest, phantom):
-    with pytest.raises(UserError, match=r"holds no predictions\.parquet"):
+    with pytest.raises(UserError, match=r"holds neither predictions\.parquet"):
         open_gallery(tmp_path)
     with pytest.raises(UserError, match="run nguide index first"):
         open_gallery(study, tmp_path)
