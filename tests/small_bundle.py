@@ -26,11 +26,11 @@ from normal_guidance.training.config import Config
 SIZE, WIDTH = 16, 8
 WINDOW = (-100.0, 300.0)
 PATIENT = "PHANTOM-"
-"""How the patients' ids begin."""
+"""The beginning of the patients' ids."""
 
 
 def tiny(device: str = "cpu", precision: str = "float32", *, scale: float = 1.0) -> Encoder:
-    """A random projection: no encoder anyone would use, but as exact as any."""
+    """A random projection: of no practical use, but as exact as any encoder."""
     weights = torch.randn(WIDTH, SIZE * SIZE, generator=torch.Generator().manual_seed(1)) * scale / SIZE
     layer = torch.nn.Linear(SIZE * SIZE, WIDTH, bias=False)
     layer.weight.data = weights
@@ -39,7 +39,7 @@ def tiny(device: str = "cpu", precision: str = "float32", *, scale: float = 1.0)
 
 
 def use_tiny(monkeypatch: pytest.MonkeyPatch, **options: float) -> None:
-    """In place of the encoder that a bundle asks for."""
+    """Replace the encoder that a bundle loads."""
     monkeypatch.setattr(bundles, "load_encoder", lambda name, **_: tiny(**options))
 
 
@@ -49,7 +49,7 @@ def train(folder: Path, store: FeatureStore, config: Config) -> Path:
 
 
 def make_run(folder: Path, scans: int = 24) -> SimpleNamespace:
-    """Phantoms, their index and store, and a run on them."""
+    """Make phantoms, their index and store, and a run on them."""
     write_phantom("folder", folder / "scans", scans=scans, seed=3, size=32, slices=12, positive=0.5)
     index("folder", folder / "scans", folder / "index", table=folder / "scans" / "labels.csv")
     manifest = read_manifest(folder / "index")
@@ -71,7 +71,7 @@ def make_run(folder: Path, scans: int = 24) -> SimpleNamespace:
 def copy_series(
     row: ScanRow, root: Path, out: Path, slices: int | None = None, spacing: float | None = None, **tags: object
 ) -> list[Path]:
-    """A phantom's series with some of its slices, repeated where it has too few, and with other tags."""
+    """Copy a phantom's series with the given number of slices, repeated where it has too few, and other tags."""
     out.mkdir(parents=True, exist_ok=True)
     files, originals = [], [dcmread(root / file) for file in row.files]
     step = row.slice_spacing if spacing is None else spacing
@@ -94,7 +94,7 @@ def _number(dataset: Dataset, number: int) -> None:
 
 
 def read_or_die(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[np.ndarray, list]:
-    """As a decoder does that one scan takes down with its whole process; workers find it by its name."""
+    """Like a decoder that one scan kills with its whole process; workers find this function by its name."""
     if row.scan_id.startswith("deadly"):
         os.kill(os.getpid(), signal.SIGSEGV)
     return read_volume(row, root, repair=repair)

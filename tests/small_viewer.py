@@ -1,4 +1,4 @@
-"""Predictions that somebody could have made, and a server in front of them, for the tests of `nguide view`."""
+"""Made-up predictions, and a server in front of them, for the tests of `nguide view`."""
 
 import threading
 from pathlib import Path
@@ -8,15 +8,14 @@ import pyarrow as pa
 import uvicorn
 
 from normal_guidance.data.manifest import Manifest
-from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.training.winners import write_table
+from normal_guidance.evaluation.predictions import PREDICTIONS, write_predictions_table
 from normal_guidance.viewer.gallery import Gallery
 from normal_guidance.viewer.security import Access
 from normal_guidance.viewer.server import make_app, make_server, open_socket
 
 
 def bell(slices: int, centre: float, width: float) -> np.ndarray:
-    """Attention like a normal's density; never 0, as no softmax is."""
+    """Attention like a normal's density; never 0, like a softmax."""
     density = np.exp(-0.5 * ((np.arange(slices) - centre) / width) ** 2) + 1e-4
     return (density / density.sum()).astype(np.float32)
 
@@ -24,7 +23,7 @@ def bell(slices: int, centre: float, width: float) -> np.ndarray:
 def rows_of(
     manifest: Manifest, *, heads: int = 1, shift: float = 0.0, part: str = "test", group: str = ""
 ) -> list[dict]:
-    """One row a scan: every head a bell, around the finding where there is one; the heads are 2 slices apart."""
+    """Make one row a scan: every head is a bell, around the finding if there is one; heads are 2 slices apart."""
     rows = []
     for number, row in enumerate(manifest):
         labels = row.slice_labels if row.label else np.ones(len(row))
@@ -50,12 +49,12 @@ def rows_of(
 
 def write_predictions(folder: Path, rows: list[dict]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    write_table(folder / "predictions.parquet", pa.Table.from_pylist(rows, schema=PREDICTIONS))
+    write_predictions_table(folder / "predictions.parquet", [pa.Table.from_pylist(rows, schema=PREDICTIONS)])
     return folder
 
 
 class Served:
-    """A real server in a thread of its own, on a free port."""
+    """A real server in its own thread, on a free port."""
 
     def __init__(self, gallery: Gallery, static: Path | None = None, **options: object) -> None:
         self._socket = open_socket(0)

@@ -77,7 +77,7 @@ def test_a_slice_that_is_no_dicom_file_refuses_its_scan(trained, scans, tmp_path
     file = sorted((scans / "good").iterdir())[3]
     file.write_bytes(bytes(1000))
     result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1)
-    assert "scan good: refused: 1 file of it cannot be read" in result.stderr
+    assert "scan good: refused: 1 of its files cannot be read" in result.stderr
     assert f"({file.name}: not a DICOM file): what it shows would be missing (--force goes on)" in result.stderr
 
 
@@ -119,7 +119,7 @@ def test_a_volume_has_no_dicom_results_but_all_others(trained, tmp_path):
         (["nowhere", "-m", "RUN", "-o", "out"], "nowhere is not there"),
         (["EMPTY", "-m", "RUN", "-o", "out"], "no file in it; give a DICOM folder"),
         (["GOOD", "-m", "EMPTY", "-o", "out"], "neither a bundle (no bundle.json) nor a complete run"),
-        (["GOOD", "-m", "RUN", "-o", "GOOD"], "is there already, and not empty"),
+        (["GOOD", "-m", "RUN", "-o", "GOOD"], "exists and is not empty"),
         (["GOOD", "-m", "RUN", "-o", "out", "--share", "2"], "share is 2.0; give a number above 0"),
         (["GOOD", "-m", "RUN", "-o", "out", "--device", "abacus"], "--device abacus is unknown"),
         (["GOOD", "-m", "RUN"], "Missing option"),

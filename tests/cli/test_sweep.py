@@ -17,7 +17,7 @@ from normal_guidance.cli.sweep import make_grids, parse_methods
 from normal_guidance.cli.training_options import TrainingOptions, choose_execution
 from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import load_run
+from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.features.store import open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import departures
@@ -196,7 +196,7 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
     arguments = (store, "--out", tmp_path, *QUICK)
     sweep(*arguments)
     (tmp_path / "ng" / "0" / "report.json").write_text('{"winners": []}')
-    assert "report.json is damaged or no report (KeyError('configurations'))" in sweep(*arguments, code=2)
+    assert "report.json is damaged or not a report (KeyError('configurations'))" in sweep(*arguments, code=2)
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:

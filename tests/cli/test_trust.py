@@ -46,8 +46,8 @@ def test_mistakes_are_one_line(trained, tmp_path):
     for words, reason in (
         ([trained.run, "--store", tmp_path, "-o", tmp_path], "is no feature store"),
         ([trained.run, "-o", tmp_path, "--by", "heads"], "--by heads is unknown; choose one of slices, attention"),
-        ([trained.run, "-o", tmp_path, "--part", "train"], "part 'train' is none to test a model on"),
-        ([tmp_path, "-o", tmp_path / "out"], "is no complete run"),
+        ([trained.run, "-o", tmp_path, "--part", "train"], "models are not tested on part 'train'"),
+        ([tmp_path, "-o", tmp_path / "out"], "is not a complete run"),
     ):
         code, _, complaint = call(*words)
         assert code == 2

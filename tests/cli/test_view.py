@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
-from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.training.winners import write_table
+from normal_guidance.evaluation.predictions import write_predictions_table
 from normal_guidance.viewer import server
 from normal_guidance.viewer.gallery import open_gallery
 from normal_guidance.viewer.server import FILES, STATIC
@@ -30,8 +29,8 @@ def test_help_tells_what_it_takes():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere is no folder; give what nguide experiment"),
-        (["."], "holds no predictions.parquet"),
+        (["nowhere"], "nowhere is not a folder; give what nguide experiment"),
+        (["."], "holds neither predictions.parquet"),
         ([".", "--port", "70000"], "65535"),
         ([], "Missing argument"),
     ],
@@ -44,7 +43,7 @@ def test_mistakes_are_told(words, message, tmp_path, monkeypatch):
 
 
 def test_a_folder_without_a_predicted_scan_is_told(tmp_path):
-    write_table(tmp_path / "predictions.parquet", PREDICTIONS.empty_table())
+    write_predictions_table(tmp_path / "predictions.parquet", [])
     result = runner.invoke(app, ["view", str(tmp_path)])
     assert result.exit_code == 2
     assert "no scan in it was predicted; its summary.csv says why" in " ".join(result.output.split())

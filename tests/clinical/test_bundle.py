@@ -16,7 +16,8 @@ from normal_guidance.clinical.expectations import Expectations
 from normal_guidance.clinical.predicting import score
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import load_run, run_sweep
+from normal_guidance.evaluation.run_report import load_run
+from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.features.encoders import load_encoder
 from normal_guidance.features.store import open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -119,7 +120,7 @@ def test_bundles_of_another_kind_are_refused(trained, tmp_path):
     content = bytearray((swapped / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (swapped / "model.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"is not the file that bundle.json speaks of \(sha256"):
+    with pytest.raises(UserError, match=r"is not the file that bundle.json names \(sha256"):
         load_bundle(swapped)
     (swapped / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot be read or checked"):
@@ -181,19 +182,19 @@ def test_a_store_that_does_not_know_its_scans_is_noted(trained, tmp_path):
     bundle = load_bundle(run)
     assert bundle.expects == Expectations()
     assert str(bundle.expects) == "not recorded"
-    assert "new ones are not checked" in bundle.operation.notes[-1]
+    assert "new scans are not checked" in bundle.operation.notes[-1]
 
 
 def test_a_run_with_several_winners_needs_a_choice(trained, tmp_path):
     configs = grid(replace(trained.config, epochs=1), lr=[0.1], l1=[0.0], divergence=["forward_kl", "reverse_kl"])
     parts = [trained.store.part(part) for part in ("train", "val")]
     run = run_sweep(tmp_path / "run", configs, *parts)
-    with pytest.raises(UserError, match=r"several winners; choose one: .*--group NAME .*reverse_kl-lambda1.0-seed0"):
+    with pytest.raises(UserError, match=r"several winners; choose a group with .*--group NAME: .*reverse_kl-"):
         load_bundle(run.folder)
     bundle = bundle_run(run.folder, group="reverse_kl-lambda1.0-seed0")
     assert bundle.config.divergence == "reverse_kl"
     assert bundle.operation.point.test is None
-    with pytest.raises(UserError, match="has one winner, and no group 'x'"):
+    with pytest.raises(UserError, match="has one winner and no group 'x'"):
         bundle_run(trained.run, group="x")
 
 
@@ -240,6 +241,6 @@ def test_scans_of_the_kind_are_taken(row):
     ],
 )
 def test_other_scans_are_told_why_not(row, reason):
-    (told,) = HEAD.why_not(row)
-    assert told.startswith(reason)
+    (found,) = HEAD.why_not(row)
+    assert found.startswith(reason)
     assert Expectations().why_not(row) == []

@@ -129,7 +129,7 @@ def predicted(row: ScanRow, root: Path, **changes) -> ScanPrediction:
         attention[number] += 3 - place
     attention /= attention.sum()
     values = {"threshold": 0.25, "key_slices": (7, 2, 5), "interval": (4, 8), "share": 0.5, **changes}
-    return ScanPrediction(row, root, "ng", 1.3, 0.8125, attention=attention, head_attention=attention[None], **values)
+    return ScanPrediction(row, root, "ng", 1.3, 0.8125, log_attention=attention.log()[None], **values)
 
 
 def write(row: ScanRow, root: Path, strip: Path, out: Path, *, anonymize=False, **changes) -> dict[str, Path]:
@@ -254,7 +254,7 @@ def test_key_objects_are_the_key_slices(scans, strip, tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_report_has_every_number_with_its_slice(scans, strip, tmp_path, kind):
     row, root = scans[kind]
-    truth, told = true_references(row, root), predicted(row, root)
+    truth, reported = true_references(row, root), predicted(row, root)
     document = highdicom.sr.srread(write(row, root, strip, tmp_path / "out")[SR])
     scan, slices = document.content.get_image_measurement_groups()
     (probability,) = scan.get_measurements(codes.DCM.Probability)
@@ -262,7 +262,7 @@ def test_the_report_has_every_number_with_its_slice(scans, strip, tmp_path, kind
     values = {one.name.value: one for one in scan.get_measurements()}
     assert list(values) == ["122157", "threshold", "interval"]
     assert values["threshold"].value == 0.25
-    assert values["interval"].value == pytest.approx(told.attention[4:9].sum().item(), rel=1e-6)
+    assert values["interval"].value == pytest.approx(reported.attention[4:9].sum().item(), rel=1e-6)
     places = [
         (one.referenced_sop_instance_uid, one.referenced_frame_numbers) for one in values["interval"].referenced_images
     ]
@@ -270,7 +270,7 @@ def test_the_report_has_every_number_with_its_slice(scans, strip, tmp_path, kind
     (call,) = scan.get_qualitative_evaluations()
     assert call.value == codes.SCT.Positive
     attention = slices.get_measurements()
-    assert [one.value for one in attention] == told.attention.tolist()
+    assert [one.value for one in attention] == reported.attention.tolist()
     found = [
         (image.referenced_sop_instance_uid, image.referenced_frame_numbers)
         for one in attention
@@ -407,7 +407,7 @@ def test_two_thousand_slices(scans, strip, tmp_path):
 # ----------------------------------------------------------------------------------------------------
 
 
-def told_of(row: ScanRow, root: Path, strip: Path, out: Path) -> tuple[list[pydicom.Dataset], list[Problem]]:
+def read_and_problems(row: ScanRow, root: Path, strip: Path, out: Path) -> tuple[list[pydicom.Dataset], list[Problem]]:
     problems: list[Problem] = []
     files = write_dicom(predicted(row, root), strip, out, report=problems.append)
     if shutil.which("dciodvfy"):
@@ -421,22 +421,22 @@ def test_what_is_missing_is_written_empty_and_told(copied, strip, tmp_path):
     for file in row.files:
         with pydicom.config.disable_value_validation():
             change(root / file, FrameOfReferenceUID=None, StudyTime="25:99", **dict.fromkeys(gone))
-    read, problems = told_of(row, root, strip, tmp_path / "out")
+    read, problems = read_and_problems(row, root, strip, tmp_path / "out")
     for one in read:
         assert one.PatientID == IDENTITY["PatientID"]
         assert not any(one[name].value for name in ("PatientName", "PatientSex", "StudyID", "StudyTime", "StudyDate"))
         assert "PatientAge" not in one
-    told = {problem.detail: problem.action for problem in problems}
-    assert told["no (0020,0052) FrameOfReferenceUID"] == "left out"
-    assert told["(0008,0030) StudyTime is not a valid TM"] == "written empty"
-    (missing,) = [detail for detail in told if "(0020,0010) StudyID" in detail]
-    assert told[missing] == "written empty"
+    reported = {problem.detail: problem.action for problem in problems}
+    assert reported["no (0020,0052) FrameOfReferenceUID"] == "left out"
+    assert reported["(0008,0030) StudyTime is not a valid TM"] == "written empty"
+    (missing,) = [detail for detail in reported if "(0020,0010) StudyID" in detail]
+    assert reported[missing] == "written empty"
     assert "StudyTime" not in missing
     assert {problem.scan_id for problem in problems} == {row.scan_id}
 
 
 def test_a_whole_header_gives_no_problem(scans, strip, tmp_path):
-    assert told_of(*scans["single"], strip, tmp_path / "out")[1] == []
+    assert read_and_problems(*scans["single"], strip, tmp_path / "out")[1] == []
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ def test_names_of_any_character_set(copied, strip, tmp_path, characters, name):
     for file in row.files:
         change(root / file, ReferringPhysicianName="", **changes)
         assert name.encode() not in (root / file).read_bytes()
-    read, problems = told_of(row, root, strip, tmp_path / "out")
+    read, problems = read_and_problems(row, root, strip, tmp_path / "out")
     assert [str(one.PatientName) for one in read] == [name] * 3
     assert problems == []
 
@@ -473,7 +473,7 @@ def test_names_whose_character_set_is_wrong(copied, strip, tmp_path, said, name,
         change(root / file, SpecificCharacterSet="ISO_IR 100", PatientName="Müller^Jürgen")
         content = (root / file).read_bytes()
         (root / file).write_bytes(content.replace(b"ISO_IR 100", said))
-    read, problems = told_of(row, root, strip, tmp_path / "out")
+    read, problems = read_and_problems(row, root, strip, tmp_path / "out")
     assert [str(one.PatientName) for one in read] == [name] * 3
     assert any(problem.detail.startswith(detail) for problem in problems)
 
@@ -503,12 +503,12 @@ def test_a_patient_id_that_is_said_to_be_bytes(copied, strip, tmp_path):
         dataset = pydicom.dcmread(root / file)
         dataset[0x00100020] = pydicom.DataElement(0x00100020, "OB", b"MRN-4711")
         dataset.save_as(root / file)
-    read, _ = told_of(row, root, strip, tmp_path / "out")
+    read, _ = read_and_problems(row, root, strip, tmp_path / "out")
     assert [one.PatientID for one in read] == ["MRN-4711"] * 3
 
 
 def test_uids_as_in_the_rsna_2019_files(copied, strip, tmp_path):
-    """They are no valid UIDs; references repeat them all the same, and it is told."""
+    """Such UIDs are not valid; references repeat them all the same, and a problem says so."""
     row, root = copied
     names = [f"ID_{number:09x}" for number in range(len(row))]
     for file, name in zip(row.files, names, strict=True):
@@ -536,7 +536,7 @@ def test_a_uid_that_only_the_file_says(copied, strip, tmp_path):
     truth = true_references(row, root)
     for file in row.files:
         change(root / file, SOPInstanceUID=None, SOPClassUID=None)
-    read, _ = told_of(row, root, strip, tmp_path / "out")
+    read, _ = read_and_problems(row, root, strip, tmp_path / "out")
     assert of_images(read[0].ContentSequence) == [truth[number] for number in (7, 2, 5)]
 
 
@@ -544,7 +544,7 @@ def test_a_source_that_says_it_is_anonymous(copied, strip, tmp_path):
     row, root = copied
     for file in row.files:
         change(root / file, PatientIdentityRemoved="YES")
-    read, _ = told_of(row, root, strip, tmp_path / "out")
+    read, _ = read_and_problems(row, root, strip, tmp_path / "out")
     assert [(one.PatientIdentityRemoved, one.DeidentificationMethod) for one in read] == [
         ("YES", "not stated by the source")
     ] * 3
@@ -554,7 +554,7 @@ def test_pictures_that_name_the_patient(copied, strip, tmp_path):
     """The strip shows them: it says so, and cannot be made anonymous."""
     row, root = copied
     change(root / row.files[3], BurnedInAnnotation="YES", LossyImageCompression="01")
-    read, _ = told_of(row, root, strip, tmp_path / "out")
+    read, _ = read_and_problems(row, root, strip, tmp_path / "out")
     assert (read[2].BurnedInAnnotation, read[2].LossyImageCompression) == ("YES", "01")
     with pytest.raises(UserError, match=r"BurnedInAnnotation is YES: .* clean the pixels first"):
         write(row, root, strip, tmp_path / "anonymous", anonymize=True)

@@ -50,9 +50,9 @@ def test_the_runs_own_predictions_come_out_again(trained, bundle):
     """From the files, with nothing but the bundle: what training wrote about its validation and test scans."""
     files_of = {row.scan_id: row.files for row in trained.manifest}
     found = {one.row.files: one for one in predict(trained.folder / "scans", bundle, options=PredictOptions(workers=0))}
-    told = pd.read_parquet(trained.run / "predictions.parquet")
-    assert len(told) > 8
-    for row in told.itertuples():
+    written = pd.read_parquet(trained.run / "predictions.parquet")
+    assert len(written) > 8
+    for row in written.itertuples():
         one = found[files_of[row.scan_id]]
         assert one.logit == pytest.approx(row.logit, abs=1e-5)
         np.testing.assert_allclose(one.attention, row.attention, atol=1e-6)
@@ -64,7 +64,7 @@ def test_the_runs_own_predictions_come_out_again(trained, bundle):
 
 
 def test_heads_are_averaged_and_add_up_to_one(trained, bundle, copy, tmp_path):
-    """Of TransMIL, whose attention leaves a part to the class token."""
+    """TransMIL's attention leaves a share to the class token."""
     from normal_guidance.training.stacked_model import initial_model
 
     config = replace(bundle.config, method="mhng")
@@ -158,7 +158,7 @@ def test_refusals_name_scan_value_range_and_option(copy, bundle, tmp_path):
     assert said["short"].startswith("it has 3 slices; the model was trained on ")
     assert said["short"].endswith(f"and takes {least} or more")
     assert said["mr"] == f"Modality is MR, not CT ({len(files)} files)"
-    assert said["torn"].startswith("1 file of it cannot be read (torn/0002.dcm: ")
+    assert said["torn"].startswith("1 of its files cannot be read (torn/0002.dcm: ")
     assert all(one.refused and "--force" in one.reason.action for one in outcomes.values())
 
     forced = run(tmp_path / "all", bundle, force=True)
@@ -166,7 +166,7 @@ def test_refusals_name_scan_value_range_and_option(copy, bundle, tmp_path):
     assert all(isinstance(one, ScanPrediction) for one in forced.values())
     for scan in said:
         problems = [one for one in forced[scan].problems if one.kind == "unsuitable"]
-        assert [one.action for one in problems] == ["told to go on"]
+        assert [one.action for one in problems] == ["predicted because of --force"]
     assert len(forced["torn"].row) == len(files) - 1
     assert forced["mr"].logit == pytest.approx(forced["good"].logit)
 
@@ -248,6 +248,7 @@ def test_a_volume_is_read_the_same_whatever_way_it_was_written(trained, bundle, 
     features = trained.store.select([row.scan_id]).bags().features
     expected = bundle.model(features, torch.tensor([len(row)]))
     assert one.logit == pytest.approx(expected.logit.item(), abs=1e-4)
+    assert one.instance_numbers == [None] * len(row)
     np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-5)
 
 

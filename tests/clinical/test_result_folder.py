@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("tiny_encoder")
 
 @pytest.fixture
 def scans(trained, tmp_path) -> Path:
-    """Two scans that can be predicted, one that is refused, one that fails, and a file that is no image."""
+    """Two scans that can be predicted, one that is refused, one that fails, and a file that is not an image."""
     copy = {"a": 0, "b": 1, "mr": 2}
     for name, number in copy.items():
         tags = {"Modality": "MR"} if name == "mr" else {}
@@ -64,9 +64,9 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 
 def test_everything_is_there(scans, bundle, tmp_path):
-    told = []
-    written = write(scans, bundle, tmp_path / "out", watch=told.append)
-    assert told == written
+    content = []
+    written = write(scans, bundle, tmp_path / "out", watch=content.append)
+    assert content == written
     names = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
     of_scan = {"prediction.json", "slices.csv", "strip.png", "report.html"}
     of_all = {"summary.csv", "summary.json", "index.html", "predictions.parquet", "manifest.parquet", "problems.csv"}
@@ -82,29 +82,33 @@ def test_everything_is_there(scans, bundle, tmp_path):
     assert about["model"] == json.loads(json.dumps(bundle.as_json()))
     kinds = {problem.kind for problem in read_problems(tmp_path / "out" / "problems.csv")}
     assert {"unsuitable", "failed"} <= kinds
-    with pytest.raises(UserError, match="is there already, and not empty"):
+    with pytest.raises(UserError, match="exists and is not empty"):
         write(scans, bundle, tmp_path / "out")
 
 
 def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
     folder = write_scan(one, bundle, tmp_path / "out").folder
-    told = json.loads((folder / "prediction.json").read_text(), parse_constant=pytest.fail)
-    assert (told["format"], told["scan_id"], told["patient_id"]) == (1, "a", one.row.patient_id)
-    assert (told["logit"], told["probability"], told["threshold"]) == (one.logit, one.probability, one.threshold)
-    assert told["positive"] is one.is_positive
-    assert told["attention"] == one.attention.tolist()
-    assert [line["slice"] for line in told["key_slices"]] == [place + 1 for place in one.key_slices]
-    assert told["interval"] == {"first": one.interval[0] + 1, "last": one.interval[1] + 1, "share": 0.5}
-    for line in told["key_slices"]:
+    content = json.loads((folder / "prediction.json").read_text(), parse_constant=pytest.fail)
+    assert (content["format"], content["scan_id"], content["patient_id"]) == (1, "a", one.row.patient_id)
+    assert (content["logit"], content["probability"], content["threshold"]) == (
+        one.logit,
+        one.probability,
+        one.threshold,
+    )
+    assert content["positive"] is one.is_positive
+    assert content["attention"] == one.attention.tolist()
+    assert [line["slice"] for line in content["key_slices"]] == [place + 1 for place in one.key_slices]
+    assert content["interval"] == {"first": one.interval[0] + 1, "last": one.interval[1] + 1, "share": 0.5}
+    for line in content["key_slices"]:
         header = dcmread(one.root / line["file"])
         assert header.InstanceNumber == line["instance_number"]
         assert float(header.ImagePositionPatient[2]) == pytest.approx(line["position_mm"], abs=1e-3)
         assert line["attention"] == max(one.attention[line["slice"] - 1].tolist(), 0)
-    assert told["source"]["series_uid"] == header.SeriesInstanceUID
-    assert told["model"]["encoder"] == {"name": "tiny", "fingerprint": "tiny-1.0"}
+    assert content["source"]["series_uid"] == header.SeriesInstanceUID
+    assert content["model"]["encoder"] == {"name": "tiny", "fingerprint": "tiny-1.0"}
     table = lines(folder / "slices.csv")
-    assert [float(line["attention"]) for line in table] == told["attention"]
-    assert [int(line["slice"]) for line in table] == list(range(1, told["slices"] + 1))
+    assert [float(line["attention"]) for line in table] == content["attention"]
+    assert [int(line["slice"]) for line in table] == list(range(1, content["slices"] + 1))
     inside = [int(line["slice"]) for line in table if line["in_interval"] == "1"]
     assert (inside[0], inside[-1], len(inside)) == (one.interval[0] + 1, one.interval[1] + 1, np.ptp(one.interval) + 1)
     ranked = sorted((int(line["key_slice"]), int(line["slice"]) - 1) for line in table if line["key_slice"])
@@ -156,7 +160,7 @@ def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
     assert f"{side} the threshold" in page
     assert "not a medical device" in page
     assert "say nothing" not in page
-    even = replace(one, attention=torch.full_like(one.attention, 1 / len(one.row)))
+    even = replace(one, log_attention=torch.zeros_like(one.log_attention))
     assert "the key slices below say nothing" in scan_page(even, bundle, None)
     assert "no threshold was chosen" in scan_page(replace(one, threshold=None), bundle, None)
 
@@ -275,7 +279,7 @@ def test_a_slice_that_is_gone_costs_the_picture_only(one, bundle, tmp_path):
 
 
 def test_heads_have_their_columns(one, bundle, tmp_path):
-    two = replace(one, head_attention=one.attention.repeat(2, 1))
+    two = replace(one, log_attention=one.log_attention.repeat(2, 1))
     write_scan(two, bundle, tmp_path / "out")
     first = lines(tmp_path / "out" / "a" / "slices.csv")[0]
     assert first["attention_head_1"] == first["attention_head_2"] == first["attention"]

@@ -19,7 +19,8 @@ from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.predictions import prediction_table
-from normal_guidance.evaluation.runs import Run, check_sweep, environments_of, load_run, run_sweep
+from normal_guidance.evaluation.run_report import Run, environments_of, load_run
+from normal_guidance.evaluation.runs import check_sweep, run_sweep
 from normal_guidance.features.store import FeatureStore, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score
@@ -63,7 +64,7 @@ def small(folder: Path, sets: Sets, **changes: Any) -> Run:
 
 
 def interrupt(_: object) -> None:
-    """Of a short run, in its last epoch: a faster look at it is not taken."""
+    """Stop a short run; it is watched only in its last epoch."""
     raise KeyboardInterrupt
 
 
@@ -106,7 +107,7 @@ def test_scores_and_predictions_are_those_of_the_winners(run: Run, sets: Sets) -
 
 
 def test_the_report_says_what_ran(run: Run, configs: tuple[Config, ...]) -> None:
-    report = json.loads((run.folder / "report.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+    report = json.loads((run.folder / "report.json").read_text(), parse_constant=pytest.fail)  # NaN is not JSON
     assert report == run.report
     assert report["configurations"] == {"trained": 4, "selectable": 4, "diverged": 0}
     expected = {
@@ -247,7 +248,7 @@ def test_the_note_says_why_nothing_was_selected(
 
 
 def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no complete run: report\.json is missing; start the run again"):
+    with pytest.raises(UserError, match=r"not a complete run: report\.json is missing; start the run again"):
         load_run(tmp_path)
     (tmp_path / "report.json").write_bytes(b"{")
     with pytest.raises(UserError, match=r"report\.json cannot be read"):
@@ -260,7 +261,7 @@ def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) ->
         {"configurations": []},
     ):
         (tmp_path / "report.json").write_text(json.dumps({**run.report, **change}))
-        with pytest.raises(UserError, match=r"report\.json is damaged or no report"):
+        with pytest.raises(UserError, match=r"report\.json is damaged or not a report"):
             load_run(tmp_path)
     for name in ("winners", "note", "seconds", "configurations"):
         (tmp_path / "report.json").write_text(json.dumps({k: v for k, v in run.report.items() if k != name}))

@@ -12,7 +12,7 @@ import pytest
 
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
-from normal_guidance.evaluation.runs import load_run
+from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.stored_features import stored_dataset
 from normal_guidance.evaluation.study import Listener, Study, StudyData, train_study, wanted_of
 from normal_guidance.evaluation.study_folder import REFERENCES
@@ -241,5 +241,5 @@ def test_another_dataset_s_references_are_refused(copied):
 def test_a_report_without_fingerprints_is_named(copied, data):
     path = copied.folder / "mean" / "1001" / "report.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "data": data}))
-    with pytest.raises(UserError, match=r"mean/1001/report.json is damaged or none of ours .*; delete it, or give an"):
+    with pytest.raises(UserError, match=r"mean/1001/report.json is damaged or not written by nguide .*; delete it"):
         train_study(copied, make_grid=small_grid)

@@ -51,10 +51,10 @@ def test_validation_scans_and_another_device_argument(trained):
 
 def test_a_run_that_does_not_know_is_told(trained, tmp_path):
     run = forgetful(trained, tmp_path / "run", dataset="head-ct")
-    with pytest.raises(UserError, match="does not say where its features lie; give them: --store STORE"):
+    with pytest.raises(UserError, match="does not say where its features are; give them: --store STORE"):
         examine_run(run)
-    told = examine_run(run, store=trained.folder / "store", split=trained.split)
-    assert told.as_json() == examine_run(trained.run).as_json()
+    found = examine_run(run, store=trained.folder / "store", split=trained.split)
+    assert found.as_json() == examine_run(trained.run).as_json()
 
 
 def test_other_scans_are_tested_with_a_note(trained, tmp_path):
@@ -72,11 +72,11 @@ def test_other_scans_are_tested_with_a_note(trained, tmp_path):
 
 def test_what_is_missing_is_named(trained, tmp_path):
     gone = forgetful(trained, tmp_path / "gone", store=str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"was trained with .*nowhere, which is not there; give --store STORE"):
+    with pytest.raises(UserError, match=r"was trained with .*nowhere, which no longer exists; give --store STORE"):
         examine_run(gone)
-    with pytest.raises(UserError, match="part 'train' is none to test a model on; choose one of val, test"):
+    with pytest.raises(UserError, match="models are not tested on part 'train'; choose one of val, test"):
         examine_run(trained.run, part="train")
-    with pytest.raises(UserError, match="has no winner 'best'; choose a group"):
+    with pytest.raises(UserError, match="has one winner and no group 'best'; leave the group out"):
         examine_run(trained.run, group="best")
     narrow = some_scans(60, features=4)
     write_store(tmp_path / "narrow", [("test", narrow)], provenance={})
@@ -98,7 +98,7 @@ def test_the_slice_reference_has_no_attention(tmp_path):
     parts = [some_scans(60, seed=seed) for seed in (1, 2, 3)]
     config = Config("slice_reference", receptive_field=4, epochs=2, batch_size=16, train_above_val=False)
     run_sweep(tmp_path / "run", [config], *parts)
-    with pytest.raises(UserError, match="learnt slice labels and has no attention to test"):
+    with pytest.raises(UserError, match="was trained on slice labels and has no attention to test"):
         examine_run(tmp_path / "run")
 
 

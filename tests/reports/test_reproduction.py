@@ -17,7 +17,7 @@ from normal_guidance.data.manifest import PARTS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.published import published_choice
-from normal_guidance.evaluation.runs import load_run
+from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.study import DATASETS, Listener, Study, StudyData, bayes_oracle
 from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
 from normal_guidance.reports.study_tables import collect, collect_sensitivity
@@ -413,7 +413,7 @@ def test_results_in_the_documentation_can_be_collected():
 def test_files_of_another_shape_are_named(copied, trained, file, changes):
     change(copied / file, **changes)
     for attempt in (lambda: collect(copied, "semi-synthetic"), lambda: run(copied, "centered_gaussian", "mean", "max")):
-        with pytest.raises(UserError, match=f"{file} is damaged or none of ours .*; delete it, or give another folder"):
+        with pytest.raises(UserError, match=f"{file} is damaged or not written by nguide .*; delete it, or give"):
             attempt()
     assert trained == []
 

@@ -440,7 +440,7 @@ def test_every_kind_of_model_is_rebuilt(method: str, tmp_path: Path) -> None:
 
 
 def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is no complete run: report\.json is missing; give the folder of one"):
+    with pytest.raises(UserError, match=r"is not a complete run: report\.json is missing; give the folder of a"):
         load_winner(tmp_path)
     finish(tmp_path, result)
     with pytest.raises(UserError, match=r"choose a group: forward_kl-lambda1.0-seed0, squared_error-lambda1.0-seed0"):
@@ -463,13 +463,13 @@ def test_files_of_another_run_are_no_winners(result: Sweep, tmp_path: Path) -> N
     kept = group_names(result.configs)[group_of(result.winners[0].config)]
     write_json(tmp_path / "report.json", {"winners": [{"group": kept}]})
     assert load_winner(tmp_path, kept) is not None
-    with pytest.raises(UserError, match=f"has no winner 'squared_error-lambda1.0-seed0': choose a group: {kept}$"):
+    with pytest.raises(UserError, match=f"no winner of group 'squared_error-lambda1.0-seed0'; choose a group: {kept}$"):
         load_winner(tmp_path, "squared_error-lambda1.0-seed0")
     write_json(tmp_path / "report.json", {"winners": [{"group": ""}]})
-    with pytest.raises(UserError, match=f"has no winner '{kept}': leave the group out"):
+    with pytest.raises(UserError, match=f"has one winner and no group '{kept}'; leave the group out"):
         load_winner(tmp_path, kept)
     write_json(tmp_path / "report.json", {"winners": []})
-    with pytest.raises(UserError, match="it selected no epoch; give a run that did"):
+    with pytest.raises(UserError, match="has no winner: no epoch was selected; give a run that has one"):
         load_winner(tmp_path, kept)
     write_winners(tmp_path, replace(result, winners=result.winners[:1]), features=8)
     assert sorted(path.name for path in tmp_path.glob("best*")) == [f"best-{kept}.json", f"best-{kept}.safetensors"]

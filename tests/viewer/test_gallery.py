@@ -1,4 +1,4 @@
-"""What the page is told about studies, runs and new scans, held against the files behind it."""
+"""What the page shows about studies, runs and new scans, compared with the files behind it."""
 
 import json
 from dataclasses import replace
@@ -138,7 +138,7 @@ def test_new_scans_whose_ids_were_left_out_have_curves(manifest, tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------
-# What is missing is told
+# What is missing is named
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +173,7 @@ def test_an_index_without_slice_labels_or_spacing_has_no_truth_and_no_millimetre
 
 
 def test_folders_without_predictions_are_refused(tmp_path, study, manifest, phantom):
-    with pytest.raises(UserError, match=r"holds no predictions\.parquet"):
+    with pytest.raises(UserError, match=r"holds neither predictions\.parquet"):
         open_gallery(tmp_path)
     with pytest.raises(UserError, match="run nguide index first"):
         open_gallery(study, tmp_path)
@@ -218,9 +218,9 @@ def test_the_fitted_normal_has_the_curves_mean_and_variance():
 def test_probabilities_of_slices_keep_their_scale():
     """The slice reference's need not sum to one; its normal is drawn over the same area."""
     probabilities = torch.tensor([0.1, 0.9, 0.8, 0.05])
-    told = curve(probabilities, probabilities.logit()[None], None)
-    assert sum(told["normal"]) == pytest.approx(1.85, rel=1e-5)
-    assert told["probability"] is None
+    drawn = curve(probabilities, probabilities.logit()[None], None)
+    assert sum(drawn["normal"]) == pytest.approx(1.85, rel=1e-5)
+    assert drawn["probability"] is None
 
 
 def test_key_slices_are_those_of_predict_and_none_where_attention_is_flat():

@@ -295,7 +295,7 @@ def test_our_own_mistakes_show_no_traceback(serve, gallery, monkeypatch, caplog)
     status, _, body = raw(server, "/api/gallery", headers=session(server))
     assert status == 500
     assert b"inner workings" not in body
-    assert "went wrong in the viewer" in json.loads(body)["error"]
+    assert "The viewer failed" in json.loads(body)["error"]
     assert raw(server, "/api/splits/0/scans", headers=session(server))[0] == 200  # it goes on
 
 

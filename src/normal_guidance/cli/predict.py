@@ -101,8 +101,9 @@ def predict(
             for line in describe(one):
                 typer.echo(line, err=not one.complete)
 
+    outcomes = predict_found(found, bundle, loaded, options)
     written = write_predictions(
-        predict_found(found, bundle, loaded, options),
+        outcomes,
         bundle,
         out,
         dicom=dicom,

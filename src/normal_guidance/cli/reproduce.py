@@ -22,7 +22,7 @@ from normal_guidance.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.evaluation.runs import Run
+    from normal_guidance.evaluation.run_report import Run
     from normal_guidance.evaluation.study import Listener, StudyData
 
 

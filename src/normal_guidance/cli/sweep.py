@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from normal_guidance.evaluation.runs import Run, Selected
+    from normal_guidance.evaluation.run_report import Run, Selected
     from normal_guidance.features.store import FeatureStore
     from normal_guidance.training.config import Config
     from normal_guidance.training.sweep import Execution

@@ -1,11 +1,11 @@
-"""A trained model with everything that using it on new scans takes, and nothing about the patients it was trained on.
+"""A trained model with everything that new scans need, and nothing about the patients it was trained on.
 
-    bundle.json          method, configuration, encoder, preprocessing, what scans it is for, calibration, threshold,
-                         and how it was trained
-    model.safetensors    the model's weights; the encoder's are not in it, but their fingerprint is
+    bundle.json          method, configuration, encoder and its fingerprint, preprocessing, expected scans, calibration,
+                         threshold, and how the model was trained
+    model.safetensors    the model's weights, without the encoder's
 
 A bundle is read from such a folder, or straight from the folder of a run that was trained on a store which
-`nguide encode` made: only those know how slices become features.
+`nguide encode` made: only such a run records how slices become features.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from normal_guidance.clinical.calibration import Operation, choose_operation
 from normal_guidance.clinical.expectations import Expectations
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import NOT_OURS, Run, Selected, environments_of, load_run
+from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run
+from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.features.store_files import DTYPES
-from normal_guidance.files import folder_atomically, read_json, read_parquet, write_json
+from normal_guidance.files import folder_atomically, read_json, write_json
 from normal_guidance.training.checkpoint import read_tensors, write_tensors
 from normal_guidance.training.config import Config
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
@@ -57,14 +59,14 @@ class Bundle:
     Args:
         config: method and hyperparameters.
         model: with the winner's weights, in eval mode.
-        features: width of what it takes.
-        dtype: of the store that it was trained on; features are rounded to it.
-        encoder: what makes them.
-        preprocessing: what a scan goes through before.
+        features: number of features per slice.
+        dtype: dtype of the store that it was trained on; features are rounded to it.
+        encoder: which encoder makes the features.
+        preprocessing: how a scan is prepared for the encoder.
         repair: whether known mistakes in the files are mended.
-        expects: what scans it is for.
+        expects: which scans it was made for.
         operation: calibration and threshold.
-        training: dataset, numbers of scans, scores, seed, commit, date; for people.
+        training: dataset, numbers of scans, scores, seed, commit, date; for people to read.
     """
 
     config: Config
@@ -85,11 +87,11 @@ class Bundle:
 
     @property
     def threshold(self) -> float | None:
-        """Of the probability; None if none could be chosen."""
+        """The probability from which on a scan is positive; None if none could be chosen."""
         return None if self.operation.point is None else self.operation.point.threshold
 
     def as_json(self) -> dict[str, Any]:
-        """All but the weights."""
+        """Everything but the weights."""
         return {
             "format": FORMAT,
             "normal_guidance": __version__,
@@ -113,11 +115,11 @@ class Bundle:
         precision: Precision = "float32",
         offline: bool = False,
     ) -> Encoder:
-        """The encoder that the model was trained with; one with other weights is refused.
+        """Load the encoder that the model was trained with; one with other weights is refused.
 
         Args:
-            name: where it is now, if that is not what it was called then.
-            weights: the file, if the model was trained with weights of the user's own.
+            name: name or place of the encoder, if it has changed since training.
+            weights: the weights' file, if the model was trained with the user's own weights.
             device: see `load_encoder`.
             precision: see `load_encoder`.
             offline: make no network call.
@@ -137,7 +139,7 @@ class Bundle:
 
 
 def load_bundle(folder: str | Path) -> Bundle:
-    """A bundle from its folder, or of a run with one winner.
+    """Load a bundle from its folder, or make it from a run with one winner.
 
     Example:
         >>> load_bundle("nowhere")
@@ -157,9 +159,9 @@ def load_bundle(folder: str | Path) -> Bundle:
 
 
 def _runs_below(folder: Path) -> str:
-    """Names a run in a folder of runs, METHOD/SEED, which is what people give by mistake."""
-    first = min(folder.glob(f"*/*/{REPORT}"), default=None)
-    return "" if first is None else f", such as {first.parent}"
+    """Name a run in a folder of runs, METHOD/SEED, which people give by mistake."""
+    first = next((run for _, _, run in find_folders(folder) if (run / REPORT).is_file()), None)
+    return "" if first is None else f", such as {first}"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -168,20 +170,20 @@ def _runs_below(folder: Path) -> str:
 
 
 def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None = None) -> Bundle:
-    """The bundle of a run's winner.
+    """Make the bundle of a run's winner.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         group: which winner, where the run has several.
-        sensitivity: that the threshold is to reach on the validation scans; without it, Youden's J chooses.
+        sensitivity: least sensitivity of the threshold on the validation scans; without it, Youden's J chooses.
     """
     folder = Path(folder)
     if (folder / BUNDLE).is_file():
         raise UserError(f"{folder} is a bundle already; use it: nguide predict SCAN --model {folder} -o OUT")
     if not (folder / REPORT).is_file():
-        raise UserError(f"{folder} is no complete run (no {REPORT}); give the folder of one{_runs_below(folder)}")
+        raise UserError(f"{folder} is not a complete run (no {REPORT}); give the folder of one{_runs_below(folder)}")
     run = load_run(folder)
-    winner = _winner(run, group)
+    winner = run.winner(group, choose=f"choose a group with nguide bundle {folder} --group NAME")
     method = EVERY_METHOD.get(winner.config.method)
     if method is None or not method.scores_scans:
         raise UserError(
@@ -211,25 +213,13 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
             raise
         raise UserError(f"{run.folder / REPORT} is damaged ({error!r}); copy the run again") from error
     if inputs is None:
-        note = "the store does not say what scans it was made of, so new ones are not checked; encode it again"
+        note = "the store does not record which scans it was made from, so new scans are not checked; encode it again"
         bundle = replace(bundle, operation=replace(operation, notes=(*operation.notes, note)))
     return bundle
 
 
-def _winner(run: Run, group: str) -> Selected:
-    found = {winner.group: winner for winner in run.winners}
-    if group in found:
-        return found[group]
-    if not found:
-        raise UserError(f"{run.folder} has no winner: {run.note}; give a run that has")
-    if group and "" in found:
-        raise UserError(f"{run.folder} has one winner, and no group {group!r}; leave out --group")
-    choice = ", ".join(found)
-    raise UserError(f"{run.folder} has several winners; choose one: nguide bundle {run.folder} --group NAME ({choice})")
-
-
 def _features(run: Run) -> Mapping[str, Any]:
-    """How the features were made, if the run knows."""
+    """How the features were made; a run that does not record it is refused."""
     made = run.report.get("features")
     if made is None:
         raise UserError(
@@ -238,31 +228,25 @@ def _features(run: Run) -> Mapping[str, Any]:
         )
     provenance = made.get("provenance", {})
     if not {"identity", "preprocessing"} <= provenance.keys():
-        told = ", ".join(f"{name}: {value}" for name, value in provenance.items())[:200]
+        known = ", ".join(f"{name}: {value}" for name, value in provenance.items())[:200]
         raise UserError(
-            f"{run.folder} was trained on features that nguide encode did not make ({told or 'nothing is recorded'}), "
-            "so nobody can say how a new scan becomes such features; use nguide encode, and train again"
+            f"{run.folder} was trained on features that nguide encode did not make ({known or 'nothing is recorded'}), "
+            "so how a new scan becomes such features is unknown; use nguide encode, and train again"
         )
     return made
 
 
 def _operation(run: Run, group: str, sensitivity: float | None) -> Operation:
-    path = run.folder / PREDICTION_TABLE
-    try:
-        table = read_parquet(path, columns=["group", "part", "label", "logit"]).to_pandas()
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy the run again") from error
-    parts: dict[str, tuple[Tensor, Tensor]] = {}
-    for part in ("val", "test"):
-        rows = table[(table["group"] == group) & (table["part"] == part)]
-        labels = torch.tensor(rows["label"].tolist(), dtype=torch.int64)
-        parts[part] = torch.tensor(rows["logit"].tolist(), dtype=torch.float64), labels
-    test = parts["test"] if len(parts["test"][1]) else None
-    return choose_operation(*parts["val"], sensitivity=sensitivity, test=test)
+    def logits_and_labels(part: str) -> tuple[Tensor, Tensor]:
+        rows = read_predictions(run.folder / PREDICTION_TABLE, ("label", "logit"), part=part, group=group)
+        return torch.tensor(rows["logit"].to_numpy()).double(), torch.tensor(rows["label"].to_numpy()).long()
+
+    test = logits_and_labels("test")
+    return choose_operation(*logits_and_labels("val"), sensitivity=sensitivity, test=test if len(test[0]) else None)
 
 
 def _training(run: Run, winner: Selected, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What people want to know of a model's past; numbers of scans, never their names."""
+    """How the model was trained, for people to read; numbers of scans, never their names."""
     report, (first, *_) = run.report, environments_of(run.report)
     scores: Mapping[str, Any] = next(one for one in report["winners"] if one["group"] == winner.group)
     return {
@@ -284,7 +268,7 @@ def _training(run: Run, winner: Selected, inputs: Mapping[str, Any] | None) -> d
 
 
 def write_bundle(bundle: Bundle, out: str | Path) -> Path:
-    """Writes the folder of a bundle, which must be empty or not there, and appears when it is complete."""
+    """Write a bundle into a folder that is empty or does not exist; the folder appears when it is complete."""
     weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
     with folder_atomically(out) as draft:
         write_tensors(draft / WEIGHTS, weights, {"format": FORMAT, "method": bundle.method})
@@ -329,7 +313,5 @@ def _weights(folder: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     except (OSError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read or checked ({error!r}); copy the bundle again, or {AGAIN}") from error
     if found != wanted:
-        raise UserError(
-            f"{path} is not the file that {BUNDLE} speaks of (sha256 {found[:16]}, not {wanted[:16]}); {AGAIN}"
-        )
+        raise UserError(f"{path} is not the file that {BUNDLE} names (sha256 {found[:16]}, not {wanted[:16]}); {AGAIN}")
     return read_tensors(path)[0]

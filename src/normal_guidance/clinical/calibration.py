@@ -1,7 +1,7 @@
-r"""From a model's logit to a probability that means something, and the one from which on a scan counts as positive.
+r"""Calibration turns a model's logit into a probability; a scan is positive from the threshold on.
 
-Both come from the scans of the validation split.  Those scans also chose the model's epoch and hyperparameters, so
-what is reached on them flatters; where a run has test scans, the same threshold is counted on those, too.
+Both come from the validation scans.  Those scans also chose the model's epoch and hyperparameters, so the results on
+them are too good; where a run has test scans, the same threshold is also counted on those.
 
 Reference: Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood
 methods", 1999.
@@ -22,10 +22,10 @@ from normal_guidance.core.metrics import auroc
 from normal_guidance.errors import UserError
 
 NEWTON_STEPS = 100
-"""Most steps of the fit; about 6 are needed."""
+"""The fit takes at most so many steps; about 6 are needed."""
 
 FEW = 20
-"""Scans of a class below which the numbers are called rough: one scan more or less then moves them by over 5 %."""
+"""With fewer scans of a class the numbers are called rough: one scan more or less moves them by over 5 %."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Calibration:
     intercept: float = 0.0
 
     def probability(self, logit: float) -> float:
-        """Calibrated, between 0 and 1."""
+        """The calibrated probability, between 0 and 1."""
         return torch.tensor(self.slope * logit + self.intercept, dtype=torch.float64).sigmoid().item()
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often a threshold is right.
+    """How many scans a threshold puts on the right side.
 
     Example:
         >>> Counts(positive=20, found=18, negative=50, spared=40).sensitivity
@@ -78,14 +78,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """From which probability on a scan counts as positive, and what that rule reaches.
+    """The probability from which on a scan is positive, and the results of that rule.
 
     Args:
         rule: "youden" or "sensitivity".
-        target: the sensitivity that was asked for.
+        target: the required sensitivity, if there was one.
         threshold: a probability; a scan at or above it is positive.
-        validation: what it was chosen on.
-        test: scans that had no part in the choice, if the run has any.
+        validation: results on the validation scans, which chose the threshold.
+        test: results on the test scans, if the run has any.
     """
 
     rule: str
@@ -97,7 +97,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class Operation:
-    """How a logit is read: calibration, operating point, and in plain words what was not as it should be."""
+    """How a logit becomes a decision: calibration, operating point, and notes for people about what is doubtful."""
 
     calibration: Calibration
     point: OperatingPoint | None
@@ -122,13 +122,13 @@ def choose_operation(
     sensitivity: float | None = None,
     test: tuple[Float[Tensor, "tested"], Int[Tensor, "tested"]] | None = None,
 ) -> Operation:
-    """Calibration and threshold from validation scans; what they cannot tell is left open, with a note.
+    """Choose calibration and threshold on the validation scans; without both classes neither is chosen, with a note.
 
     Args:
         logits: of the validation scans.
         labels: 0 or 1.
-        sensitivity: to reach at least; without it, Youden's J is maximised.
-        test: logits and labels of scans that had no part in training, to count the threshold's hits on.
+        sensitivity: least sensitivity to reach; without it, Youden's J is maximised.
+        test: logits and labels of the test scans, on which the threshold is also counted.
 
     Example:
         >>> chosen = choose_operation(torch.tensor([-2.0, -1.0, 0.5, 3.0]), torch.tensor([0, 0, 1, 1]))
@@ -140,12 +140,15 @@ def choose_operation(
         raise UserError(f"sensitivity is {sensitivity}; give a share above 0 and at most 1, for instance 0.95")
     logits = logits.double()
     if not logits.isfinite().all():
-        raise UserError("a validation scan has a logit that is no finite number; give a run that has not diverged")
+        raise UserError("a validation scan has a logit that is not a finite number; give a run that has not diverged")
     positive, negative = int((labels == 1).sum()), int((labels == 0).sum())
     if not positive or not negative:
         one = f"{positive} positive and {negative} negative scans"
         if sensitivity is not None:
-            raise UserError(f"the validation split has {one}: no threshold for sensitivity {sensitivity:g} can be told")
+            raise UserError(
+                f"the validation split has {one}, which give no threshold for sensitivity {sensitivity:g}; leave out "
+                "--sensitivity, or give a run with both classes"
+            )
         note = f"the validation split has {one}: probabilities are not calibrated, and no threshold was chosen"
         return Operation(Calibration(), None, (note,))
     calibration, notes = _fit(logits, labels)
@@ -180,7 +183,7 @@ def _cautions(logits: Tensor, labels: Tensor, positive: int, negative: int) -> l
 
 
 def _fit(logits: Tensor, labels: Tensor) -> tuple[Calibration, list[str]]:
-    """Platt's, unless it would not keep the order of scans."""
+    """Platt's calibration, unless it would reverse the order of scans."""
     left = "probabilities are not calibrated"
     if logits.unique().numel() == 1:
         return Calibration(), [f"all validation scans have the same logit: {left}"]
@@ -203,7 +206,7 @@ def platt(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Cal
     positive, negative = (labels == 1).sum().item(), (labels == 0).sum().item()
     high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
     targets = torch.where(labels == 1, high, low).double()
-    # Scaled, so that the steps are of one size whatever the logits are.
+    # Standardised, so that steps have the same size for all logits.
     center, scale = logits.mean(), logits.std()
     design = torch.stack([(logits - center) / scale, torch.ones_like(logits)], dim=1)
     weights = torch.zeros(2, dtype=torch.float64)
@@ -232,7 +235,7 @@ def _loss(design: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def youden_threshold(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> float:
-    """The logit that maximises sensitivity + specificity - 1; of equally good ones the lowest, which misses least.
+    """The logit that maximises sensitivity + specificity - 1; among equals the lowest, which misses fewest positives.
 
     Example:
         >>> youden_threshold(torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), torch.tensor([0, 1, 0, 1]))
@@ -256,13 +259,13 @@ def sensitive_threshold(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "s
 
 
 def _levels(logits: Tensor) -> list[float]:
-    """Thresholds that differ in what they find: halfway between neighbours, and the lowest logit itself."""
+    """All thresholds with different results: halfway between neighbouring logits, and the lowest logit."""
     values = logits.unique()
     return [values[0].item(), *((values[1:] + values[:-1]) / 2).tolist()]
 
 
 def count(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], level: float) -> Counts:
-    """What a threshold on the logit finds.
+    """Count what a threshold on the logit finds.
 
     Example:
         >>> count(torch.tensor([0.0, 1.0, 2.0]).double(), torch.tensor([0, 1, 1]), 1.5)
@@ -278,7 +281,7 @@ def count(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], level:
 
 
 def describe(operation: Operation) -> Sequence[str]:
-    """Sentences for people.
+    """Describe calibration and threshold in sentences for people.
 
     Example:
         >>> describe(Operation(Calibration(), None, ("the validation split has 3 positive scans only",)))

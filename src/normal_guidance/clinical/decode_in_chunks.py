@@ -1,4 +1,4 @@
-"""Long scans, decoded some slices at a time: a worker holds the encoder's small images, and not the whole volume."""
+"""Decode long scans some slices at a time: a worker holds the encoder's small images, not the whole volume."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from normal_guidance.data.problems import Problem
 from normal_guidance.features.encoder_inputs import Decoding
 
 PIECE = 64
-"""Slices that are decoded at a time: 64 MiB of 512 x 512."""
+"""Slices that are decoded at a time: 64 MiB at 512 x 512."""
 
 
 @dataclass(frozen=True)
 class PiecewiseDecoding(Decoding):
-    """As `Decoding`, with the same bits and problems, in little memory: 2,000 slices of 512 x 512 are 2 GiB in HU.
+    """Decode like `Decoding`, with the same bits and problems, in less memory: 2,000 slices of 512 x 512 are 2 GiB.
 
-    A slice depends on the others in one respect, the margin of slices that are not square, which is the scan's minimum;
-    and a file with several slices is decoded as a whole.  Such scans are read at once.
+    Two kinds of scans are read at once: slices that are not square, whose margin is the whole scan's minimum, and files
+    with several slices.
     """
 
     def pixels(self, row: ScanRow) -> tuple[Float32[np.ndarray, "slices channels size size"], list[Problem]]:
-        """The encoder's input, and what was odd about the scan."""
+        """The encoder's input, and the scan's problems."""
         if row.rows != row.columns or len(set(row.files)) < len(row) or len(row) <= PIECE:
             return super().pixels(row)
         size = self.preprocessing.size
@@ -38,7 +38,7 @@ class PiecewiseDecoding(Decoding):
 
 
 def _pieces(row: ScanRow) -> Iterator[tuple[ScanRow, slice]]:
-    """The scan in consecutive parts, and where these belong."""
+    """Yield consecutive parts of the scan, and their places in it."""
     for start in range(0, len(row), PIECE):
         place = slice(start, start + PIECE)
         yield (

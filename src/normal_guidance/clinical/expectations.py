@@ -1,4 +1,4 @@
-"""What kind of scan a model was made for, and why another one is not such a scan."""
+"""The kind of scan that a model was made for, and why a scan is not of that kind."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from normal_guidance.data.manifest import ScanRow
 from normal_guidance.features.scan_kind import plane_of
 
 SPACING_SLACK = 1.5
-"""Slices this many times nearer to each other, or farther apart, than those of any training scan are far off."""
+"""Slice spacing may be smaller or larger than in the training scans by this factor."""
 
 FEWEST_SHARE = 0.5
-"""A scan with less than this share of the slices of the shortest training scan is too short."""
+"""A scan is too short with less than this share of the slices of the shortest training scan."""
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """The training scans' kind; None and empty where nobody recorded it, which is then not asked for.
+    """The kind of the training scans; what was not recorded is None or empty, and not checked.
 
     Args:
         modalities: as DICOM abbreviates them.
         planes: axial, coronal, sagittal.
         slice_spacing: low and high in mm, the 1st and 99th percentile of the training scans.
-        fewest_slices: of a training scan.
-        most_slices: of a training scan; longer ones are taken.
+        fewest_slices: of the shortest training scan.
+        most_slices: of the longest training scan; longer scans are accepted.
 
     Example:
         >>> head = Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60)
@@ -46,7 +46,7 @@ class Expectations:
 
     @staticmethod
     def from_inputs(inputs: Mapping[str, Any] | None) -> Expectations:
-        """Of what `describe_inputs` recorded; nothing, if it did not."""
+        """Make expectations from what `describe_inputs` recorded; empty ones from None."""
         if inputs is None:
             return Expectations()
         spacing, slices = inputs["slice_spacing"], inputs["slices"]
@@ -68,7 +68,7 @@ class Expectations:
         return Expectations(**{**content, **lists, "slice_spacing": spacing and (spacing[0], spacing[1])})
 
     def why_not(self, row: ScanRow) -> list[str]:
-        """Why a scan is not of this kind, one sentence each, with its value and the range; empty if it is."""
+        """Reasons why a scan is not of this kind, each with its value and the range; empty if it is."""
         return [*self._modality(row), *self._plane(row), *self._spacing(row), *self._slices(row)]
 
     def _modality(self, row: ScanRow) -> list[str]:
@@ -105,11 +105,11 @@ class Expectations:
 
     @property
     def least_slices(self) -> int:
-        """That a scan must have."""
+        """The least number of slices that a scan must have."""
         return 1 if self.fewest_slices is None else math.ceil(self.fewest_slices * FEWEST_SHARE)
 
     def __str__(self) -> str:
-        """For people.
+        """Describe the kind of scan for people.
 
         Example:
             >>> print(Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60))

@@ -10,18 +10,18 @@ from typing import Any
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.calibration import describe
 from normal_guidance.clinical.scan_prediction import ScanPrediction
-from normal_guidance.clinical.strip import instance_numbers, rounded
+from normal_guidance.clinical.strip import rounded
 from normal_guidance.core.method_names import method_title
 from normal_guidance.data.problems import Problem, summarize
 from normal_guidance.presentation.html import Section, bullets, figure, page, paragraph
 
 CAUTION = (
-    "Research software, not a medical device: not for diagnosis. Attention tells where the model looked; that "
+    "Research software, not a medical device: not for diagnosis. Attention shows where the model looked, which "
     "need not be where a finding is."
 )
 
 LISTED = 50
-"""Problems that a page shows; the file has all."""
+"""A page shows at most so many problems; prediction.json has all."""
 
 
 def scan_page(
@@ -32,7 +32,7 @@ def scan_page(
     *,
     anonymize: bool = False,
 ) -> str:
-    """report.html of a scan; it needs no other file.  `problems` are those of writing its results."""
+    """Make report.html of a scan, which needs no other file.  `problems` are those of writing its results."""
     odd = [*prediction.problems, *problems]
     caption = (
         "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. The shaded "
@@ -41,7 +41,7 @@ def scan_page(
     )
     picture = [] if strip is None else [figure(strip, caption)]
     sections = [
-        Section("Key slices", [*picture, _key_slices(prediction), paragraph(_interval(prediction))]),
+        Section("Key slices", [*picture, *_key_slices(prediction)]),
         Section("Problems", [_problems(odd)] if odd else [paragraph("None.")]),
         Section("Scan", [_scan(prediction, anonymize)]),
         Section("Model", _model(bundle)),
@@ -59,31 +59,29 @@ def _verdict(prediction: ScanPrediction) -> str:
 
 
 def _evenness(prediction: ScanPrediction) -> list[str]:
-    """Attention without a peak has key slices by rule, not by finding."""
+    """A warning if the attention has no peak: key slices are then chosen by rule only."""
     even = 1 / len(prediction.row)
     if prediction.attention.max().item() > 1.01 * even:
         return []
     return [paragraph("All slices have the same attention: the key slices below say nothing.")]
 
 
-def _key_slices(prediction: ScanPrediction) -> str:
-    row, numbers = prediction.row, instance_numbers(prediction.row)
+def _key_slices(prediction: ScanPrediction) -> list[str]:
+    """The table of key slices, and a sentence about the interval."""
+    row, numbers = prediction.row, prediction.instance_numbers
     lines = []
     for rank, place in enumerate(prediction.key_slices, start=1):
         position = f"{row.positions[place]:.1f}" if row.slice_spacing is not None else "unknown"
         share = f"{100 * prediction.attention[place].item():.2f} %"
         number = "none" if numbers[place] is None else str(numbers[place])
         lines.append((str(rank), str(place + 1), number, position, share))
-    return table(("rank", "slice", "image number", "position in mm", "attention"), lines)
-
-
-def _interval(prediction: ScanPrediction) -> str:
     first, last = prediction.interval
     where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
-    return (
+    interval = (
         f"{100 * prediction.share:g} % of the attention lies in {where} of {len(prediction.row)}. Slices are counted "
         "from 1 by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber."
     )
+    return [table(("rank", "slice", "image number", "position in mm", "attention"), lines), paragraph(interval)]
 
 
 def _scan(prediction: ScanPrediction, anonymize: bool) -> str:
@@ -137,7 +135,7 @@ def _problems(problems: Sequence[Problem]) -> str:
 
 
 def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Sequence[Problem]) -> str:
-    """index.html: the scans as `summary_line` has them, in their order."""
+    """Make index.html; `lines` are those of `summary_line`, and keep their order."""
     good = [line for line in lines if line["state"] == "predicted"]
     rest = [line for line in lines if line["state"] != "predicted"]
     header = ("scan", "probability", "result", "key slices", "slices", "problems")
@@ -166,7 +164,7 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """Plain text as a table; columns of words are set flush left and broken into lines.
+    """Make a table of plain text; with `words`, cells are aligned left and wrapped.
 
     Example:
         >>> "<tr><td>1</td><td>&lt;2&gt;</td></tr>" in table(("a", "b"), [("1", "<2>")])

@@ -1,7 +1,7 @@
-"""New scans through a trained model: found, checked, decoded, encoded, and scored, one after the other.
+"""Predict new scans: find, check, decode, encode and score them, one after the other.
 
 Worker processes decode, and may die over a damaged file; the encoder and the model are loaded once.  Long scans are
-decoded in pieces and go through the encoder in batches, so a scan takes little more memory than the encoder's input.
+decoded in pieces and encoded in batches, so a scan takes little more memory than the encoder's input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.decode_in_chunks import PiecewiseDecoding
 from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem, find_scans
-from normal_guidance.clinical.scan_prediction import ScanPrediction
+from normal_guidance.clinical.scan_prediction import ScanPrediction, attention_per_head
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.data.volumes import read_volume
@@ -32,8 +32,8 @@ from normal_guidance.statistics.key_slices import KEYS, key_slices
 from normal_guidance.statistics.localization import smallest_interval
 
 SHARE = 0.5
-"""Of the attention in the interval: half of it is its core, which stays put where softmax leaves a little on each of
-hundreds of slices (`statistics.localization.SHARES`)."""
+"""Share of the attention that the interval holds.  Half of the attention is its core, which stays in place where
+softmax leaves a little on each of hundreds of slices (`statistics.localization.SHARES`)."""
 
 GO_ON = "refused; --force goes on"
 
@@ -43,11 +43,11 @@ class PredictOptions:
     """How scans are predicted.
 
     Args:
-        force: go on with scans that the model was not made for, and with those that some file of cannot be read.
+        force: also predict scans that the model was not made for, and scans with an unreadable file.
         keys: key slices, at most.
-        share: of the attention that the interval holds.
-        workers: processes that read and decode; 0: none, and a decoder that crashes ends it all.
-        timeout: seconds for a scan to be decoded.
+        share: share of the attention that the interval holds.
+        workers: processes that read and decode; with 0, a decoder that crashes ends the whole program.
+        timeout: seconds for decoding a scan.
         anonymize: keep names, ids and paths out of the results.
         batch_size: slices that go through the encoder together.
     """
@@ -79,25 +79,23 @@ def predict(
     encoder: Encoder | None = None,
     options: PredictOptions = DEFAULTS,
 ) -> Iterator[Outcome]:
-    """What the model says about each scan in the paths; first come those that it does not take, and why.
+    """Predict each scan in the paths; first come the scans that cannot be used, with the reason.
 
     Args:
         paths: DICOM folders, zip archives, NIfTI files, or folders of such.
         bundle: the model.
-        encoder: of `bundle.load_encoder`, to load it once for several calls.
-        options: how.
+        encoder: from `bundle.load_encoder`, to load it once for several calls.
+        options: how scans are predicted.
     """
-    return predict_found(_find([paths] if isinstance(paths, str | Path) else paths, options), bundle, encoder, options)
-
-
-def _find(paths: Sequence[str | Path], options: PredictOptions) -> FoundScans:
-    return find_scans(paths, workers=options.workers, any_modality=options.force, anonymize=options.anonymize)
+    several = [paths] if isinstance(paths, str | Path) else paths
+    found = find_scans(several, workers=options.workers, any_modality=options.force, anonymize=options.anonymize)
+    return predict_found(found, bundle, encoder, options)
 
 
 def predict_found(
     found: FoundScans, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
-    """The same for scans that `find_scans` found."""
+    """Predict scans that `find_scans` found, as `predict` does."""
     yield from found.unusable
     taken: list[ScanRow] = []
     notes: dict[str, list[Problem]] = {}
@@ -108,7 +106,9 @@ def predict_found(
             reason = Problem(row.scan_id, "", "unsuitable", "; ".join(reasons), GO_ON)
             yield NotPredicted(row.scan_id, reason, tuple(notes[row.scan_id]))
         else:
-            notes[row.scan_id] += [Problem(row.scan_id, "", "unsuitable", one, "told to go on") for one in reasons]
+            notes[row.scan_id] += [
+                Problem(row.scan_id, "", "unsuitable", one, "predicted because of --force") for one in reasons
+            ]
             taken.append(row)
     if not taken:
         return
@@ -117,8 +117,7 @@ def predict_found(
         machine = _machine(bundle, encoder or bundle.load_encoder(), options, pool)
         for number, encoded in machine.encode(decoding, ((number, [row]) for number, row in enumerate(taken))):
             row = taken[number]
-            odd = [anonymous_problem(one, row.scan_id) for one in encoded.problems] if options.anonymize else None
-            yield _outcome(row, found.root, encoded, odd or encoded.problems, notes[row.scan_id], bundle, options)
+            yield _outcome(row, found.root, encoded, notes[row.scan_id], bundle, options)
 
 
 def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Pool) -> Machine:
@@ -130,16 +129,16 @@ def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Po
 
 
 def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
-    """Why a scan is not one that the model was made for."""
+    """Reasons why the model was not made for a scan."""
     reasons = bundle.expects.why_not(row)
     lost = found.incomplete.get(row.scan_id, ())
     if lost:
         first = lost[0]
         where = f" ({first.file}: {first.detail})" if first.file else ""
         if len(lost) == 1:
-            reasons.append(f"1 file of it cannot be read{where}: what it shows would be missing")
+            reasons.append(f"1 of its files cannot be read{where}: what it shows would be missing")
         else:
-            reasons.append(f"{len(lost)} files of it cannot be read{where}: what they show would be missing")
+            reasons.append(f"{len(lost)} of its files cannot be read{where}: what they show would be missing")
     return reasons
 
 
@@ -147,19 +146,21 @@ def _outcome(
     row: ScanRow,
     root: Path,
     encoded: Encoded,
-    odd: Sequence[Problem],
     notes: Sequence[Problem],
     bundle: Bundle,
     options: PredictOptions,
 ) -> Outcome:
+    """The prediction for a scan whose features are there; `notes` are the problems known before."""
+    odd = encoded.problems
+    if options.anonymize:
+        odd = [anonymous_problem(one, row.scan_id) for one in odd]
     if encoded.failed:
-        reason = odd[-1]._replace(action="left out")
-        return NotPredicted(row.scan_id, reason, tuple(notes))
-    logit, heads = score(bundle, encoded.features)
-    if not math.isfinite(logit) or not heads.isfinite().all():
+        return NotPredicted(row.scan_id, odd[-1]._replace(action="left out"), tuple(notes))
+    logit, log_attention = score(bundle, encoded.features)
+    attention = attention_per_head(log_attention).mean(0)
+    if not math.isfinite(logit) or not attention.isfinite().all():
         reason = Problem(row.scan_id, "", "failed", "the model gave numbers that are not finite", "left out")
         return NotPredicted(row.scan_id, reason, (*notes, *odd))
-    attention = heads.mean(0)
     first, last = smallest_interval(attention, torch.tensor([len(row)]), options.share)
     return ScanPrediction(
         row=row,
@@ -168,8 +169,7 @@ def _outcome(
         logit=logit,
         probability=bundle.operation.calibration.probability(logit),
         threshold=bundle.threshold,
-        attention=attention,
-        head_attention=heads,
+        log_attention=log_attention,
         key_slices=key_slices(attention, options.keys, row.slice_spacing),
         interval=(int(first), int(last)),
         share=options.share,
@@ -179,8 +179,8 @@ def _outcome(
 
 @torch.no_grad()
 def score(bundle: Bundle, features: Float[Tensor, "slices features"]) -> tuple[float, Float[Tensor, "heads slices"]]:
-    """The logit of one scan, and each head's attention over its slices, which adds up to one."""
+    """The logit of one scan and the log-attention of each head over its slices, in float64."""
     stored = features.to(DTYPES[bundle.dtype])  # rounded as the training scans' features were
     rows = stored.to(next(bundle.model.parameters(), features).dtype)
     prediction = bundle.model(rows, torch.tensor([len(rows)]))
-    return prediction.logit.item(), prediction.log_attention.double().softmax(dim=-1)
+    return prediction.logit.item(), prediction.log_attention.double()

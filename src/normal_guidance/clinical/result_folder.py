@@ -1,10 +1,10 @@
-"""What `nguide predict` leaves behind.
+"""The results that `nguide predict` writes.
 
-    OUT/summary.csv, summary.json     one line a scan, those without a prediction too; model, options, versions
+    OUT/summary.csv, summary.json     one line a scan, also without a prediction; model, options, versions
     OUT/index.html                    all scans by probability
     OUT/predictions.parquet           `normal_guidance.evaluation.predictions.PREDICTIONS`; label -1, part 'new'
     OUT/manifest.parquet              files and geometry, for `nguide view`; not written for anonymous results
-    OUT/problems.csv                  what was odd
+    OUT/problems.csv                  everything that was odd
     OUT/SCAN/prediction.json          everything about a scan (`prediction_json`)
     OUT/SCAN/slices.csv               a line a slice
     OUT/SCAN/strip.png                key slices and attention curve
@@ -22,9 +22,11 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import torch
+from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.clinical.bundle import Bundle
@@ -32,30 +34,31 @@ from normal_guidance.clinical.new_scans import NotPredicted
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.predicting import Outcome
 from normal_guidance.clinical.scan_prediction import ScanPrediction
-from normal_guidance.clinical.strip import draw_strip, instance_numbers
+from normal_guidance.clinical.strip import draw_strip
 from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.models import Prediction
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, summarize, write_problems
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.files import folder_atomically, make_folder, write_atomically, write_json
-from normal_guidance.training.winners import write_table
+from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 FORMAT = 1
 """Version of prediction.json and summary.json."""
 
 PART = "new"
-"""What predictions.parquet calls scans that are in no split."""
+"""The name in predictions.parquet for the part of scans without a split."""
 
-NO_DICOM = "its headers do not allow it, or its pixels name the patient; without --anonymize, the reason is told"
-"""In anonymous results: the reason may quote the headers."""
+NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict without --anonymize to see the reason"
+"""The reason in anonymous results: the full one may quote the headers."""
 
 STATES = ("predicted", "refused", "failed")
 
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """What came of a scan: a prediction in its folder, or none; and what could not be written of it."""
+    """The outcome of a scan: a prediction and its folder, or neither; `problems` are those of writing it."""
 
     outcome: Outcome
     folder: Path | None = None
@@ -72,23 +75,23 @@ class Written:
 
 
 def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
-    """What prediction.json holds.
+    """Make the content of prediction.json.
 
     format               1
     scan_id, patient_id  the patient's is null in anonymous results
     method               a name in `METHODS`
-    logit, probability   as the model gives it, and calibrated
+    logit, probability   the model's own, and calibrated
     threshold, positive  null where no threshold was chosen
     slices               how many there are; counted from 1 along the slice normal, from the feet to the head if axial
     key_slices           slice, attention, position_mm, instance_number, file, frame; the highest attention first
-    interval             first and last slice of the shortest run that holds `share` of the attention
+    interval             first and last slice of the shortest interval that holds `share` of the attention
     attention            one number a slice, which add up to 1; `head_attention` has a list a head
     source               modality, size and spacing; the UIDs, files and description of the series unless anonymous
-    problems             kind, file, detail, action of all that was odd
+    problems             kind, file, detail and action of everything that was odd
     model                encoder, training, expectations and operating point, as bundle.json has them
     """
     row = prediction.row
-    lines = list(_slices(prediction, anonymize))
+    lines = _slices(prediction, anonymize)
     first, last = prediction.interval
     about = bundle.as_json()
     return {
@@ -123,46 +126,50 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     }
 
 
-def _slices(prediction: ScanPrediction, anonymize: bool) -> Iterable[dict[str, Any]]:
+def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]:
     """A dictionary for each slice."""
-    row, numbers = prediction.row, instance_numbers(prediction.row)
-    for place in range(len(row)):
-        where: dict[str, Any] = {"file": row.files[place], "frame": row.frames[place]}
-        yield {
+    row = prediction.row
+    return [
+        {
             "slice": place + 1,
-            "attention": prediction.attention[place].item(),
+            "attention": attention,
             "position_mm": row.positions[place] if row.slice_spacing is not None else None,
-            "instance_number": numbers[place],
-            **({} if anonymize else where),
+            "instance_number": number,
+            **({} if anonymize else {"file": row.files[place], "frame": row.frames[place]}),
         }
+        for place, (attention, number) in enumerate(
+            zip(prediction.attention.tolist(), prediction.instance_numbers, strict=True)
+        )
+    ]
 
 
 def write_scan(
     prediction: ScanPrediction, bundle: Bundle, out: str | Path, *, dicom: bool = False, anonymize: bool = False
 ) -> Written:
-    """Writes a scan's folder below `out`; what cannot be written of it is told, and the rest is there.
+    """Write a scan's folder below `out`; files that cannot be written are among the returned problems.
 
     Args:
-        prediction: the scan.
-        bundle: whose prediction it is.
+        prediction: the scan's prediction.
+        bundle: the model that made it.
         out: the folder of all results.
-        dicom: write DICOM results, too.
-        anonymize: without ids, paths and UIDs; the prediction was made with the same option.
+        dicom: also write DICOM results.
+        anonymize: leave out ids, paths and UIDs; the prediction was made with the same option.
     """
     folder = Path(out) / prediction.row.scan_id
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
-        write_json(draft / "prediction.json", prediction_json(prediction, bundle, anonymize=anonymize))
-        write_atomically(draft / "slices.csv", _slices_csv(prediction, anonymize))
         strip = draft / "strip.png"
         try:
             draw_strip(prediction, bundle.preprocessing.windows[0], strip, repair=bundle.repair)
-        except UnreadableError as error:  # it was decoded before: somebody has changed it since
+        except UnreadableError as error:  # it could be decoded before, so it has changed since
             detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
             problems.append(Problem(prediction.row.scan_id, "", "unreadable", detail, "no picture, no DICOM results"))
         if dicom and strip.exists():
             problems += _write_dicom(prediction, strip, draft / "dicom", anonymize)
+        about, slices = prediction_json(prediction, bundle, anonymize=anonymize), _slices_csv(prediction, anonymize)
         page = scan_page(prediction, bundle, strip if strip.exists() else None, problems, anonymize=anonymize)
+        write_json(draft / "prediction.json", about)
+        write_atomically(draft / "slices.csv", slices)
         write_atomically(draft / "report.html", page.encode())
     return Written(prediction, folder, tuple(problems))
 
@@ -184,15 +191,19 @@ def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: 
 def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
     first, last = prediction.interval
     rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
-    rows = []
-    for place, line in enumerate(_slices(prediction, anonymize)):
-        heads = {
-            f"attention_head_{number}": head[place].item()
-            for number, head in enumerate(prediction.head_attention, start=1)
-        }
-        several = heads if len(heads) > 1 else {}
-        rows.append({**line, **several, "key_slice": rank.get(place), "in_interval": int(first <= place <= last)})
-    return _csv(rows)
+    heads = prediction.head_attention.tolist()
+    several = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
+    return _csv(
+        [
+            {
+                **line,
+                **{name: head[place] for name, head in several.items()},
+                "key_slice": rank.get(place),
+                "in_interval": int(first <= place <= last),
+            }
+            for place, line in enumerate(_slices(prediction, anonymize))
+        ]
+    )
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -204,7 +215,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Ids come from strangers' files, and spreadsheets run text that begins like a formula."""
+    """Quote text that begins like a formula: ids come from unknown files, and spreadsheets would run it."""
     if isinstance(value, str):
         line = " ".join(value.split())
         return "'" + line if line.startswith(("=", "+", "-", "@")) else line
@@ -227,17 +238,17 @@ def write_predictions(
     about: Mapping[str, Any] | None = None,
     watch: Callable[[Written], object] = lambda written: None,
 ) -> list[Written]:
-    """Writes everything that comes of scans into a folder that is empty or not there, scan by scan as they come.
+    """Write all results into a folder that is empty or does not exist, each scan as soon as it is predicted.
 
     Args:
-        outcomes: of `predict`.
-        bundle: whose predictions they are.
+        outcomes: outcomes of `predict`.
+        bundle: the model that made them.
         out: the folder.
-        dicom: write DICOM results, too.
-        anonymize: without ids, paths and UIDs; `outcomes` were made with the same option.
+        dicom: also write DICOM results.
+        anonymize: leave out ids, paths and UIDs; `outcomes` were made with the same option.
         others: problems of files that belong to no scan.
         about: copied to summary.json.
-        watch: is told of each scan when it is written.
+        watch: receives each scan when it is written.
     """
     out = Path(out)
     check_out(out)
@@ -254,9 +265,9 @@ def write_predictions(
 
 
 def check_out(out: Path) -> None:
-    """Refuses a folder that holds something, before the work rather than after it."""
+    """Refuse a folder that is not empty, before the work rather than after it."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} is there already, and not empty; choose another folder (-o), or delete it first")
+        raise UserError(f"{out} exists and is not empty; choose another folder (-o), or delete it first")
 
 
 def _write_tables(
@@ -273,7 +284,8 @@ def _write_tables(
     write_problems(out / "problems.csv", problems)
     if lines:
         write_atomically(out / "summary.csv", _csv(lines))
-    write_table(out / "predictions.parquet", predictions_table(predictions, anonymize=anonymize))
+    tables = [_prediction_table(predictions, anonymize)] if predictions else []
+    write_predictions_table(out / PREDICTION_TABLE, tables)
     if predictions and not anonymize:
         place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
         write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
@@ -293,7 +305,7 @@ def _write_tables(
 
 
 def _by_probability(one: Written) -> tuple[int, float, str]:
-    """The most probable first; then those refused, and those that failed."""
+    """Sort key: the most probable scans first, then refused scans, then failed scans."""
     outcome = one.outcome
     if isinstance(outcome, ScanPrediction):
         return 0, -outcome.probability, outcome.row.scan_id
@@ -301,13 +313,13 @@ def _by_probability(one: Written) -> tuple[int, float, str]:
 
 
 def problems_of(one: Written) -> list[Problem]:
-    """All that was odd about a scan; why it was not predicted comes first."""
+    """All problems of a scan; the reason why it was not predicted comes first."""
     first = [one.outcome.reason] if isinstance(one.outcome, NotPredicted) else []
     return [*first, *one.outcome.problems, *one.problems]
 
 
 def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
-    """What summary.csv says about a scan."""
+    """Make a scan's line of summary.csv."""
     outcome = one.outcome
     found = outcome if isinstance(outcome, ScanPrediction) else None
     refused = outcome if isinstance(outcome, NotPredicted) else None
@@ -331,7 +343,7 @@ def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
 
 
 def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
-    """One scan for scripts: prediction.json with `state` and `folder`, or why there is none."""
+    """Describe one scan for scripts: prediction.json with `state` and `folder`, or why there is no prediction."""
     line = summary_line(one, anonymize=anonymize)
     shared = {"scan_id": line["scan_id"], "state": line["state"], "reason": line["reason"]}
     if isinstance(one.outcome, ScanPrediction):
@@ -340,18 +352,26 @@ def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> di
     return {**shared, "problems": [problem._asdict() for problem in problems_of(one)]}
 
 
-def predictions_table(predictions: Sequence[ScanPrediction], *, anonymize: bool = False) -> pa.Table:
-    """Columns of `PREDICTIONS`; `probability` is calibrated, `log_attention` is that of heads which add up to one."""
-    columns: dict[str, list[Any]] = {
-        "group": ["" for _ in predictions],
-        "part": [PART for _ in predictions],
-        "scan_id": [one.row.scan_id for one in predictions],
-        "patient_id": [one.row.scan_id if anonymize else one.row.patient_id for one in predictions],
-        "label": [UNKNOWN for _ in predictions],
-        "logit": [one.logit for one in predictions],
-        "probability": [one.probability for one in predictions],
-        "slices": [len(one.row) for one in predictions],
-        "attention": [one.attention.tolist() for one in predictions],
-        "log_attention": [one.head_attention.log().tolist() for one in predictions],
-    }
-    return pa.table([pa.array(columns[name], PREDICTIONS.field(name).type) for name in PREDICTIONS.names], PREDICTIONS)
+class _Scans(NamedTuple):
+    scan_ids: list[str]
+    patient_ids: list[str]
+    labels: Tensor
+    lengths: Tensor
+
+
+def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:
+    """Rows of predictions.parquet: `probability` is calibrated, and each head's attention adds up to one."""
+    ids = [one.row.scan_id for one in predictions]
+    scans = _Scans(
+        scan_ids=ids,
+        patient_ids=ids if anonymize else [one.row.patient_id for one in predictions],
+        labels=torch.full((len(ids),), UNKNOWN),
+        lengths=torch.tensor([len(one.row) for one in predictions]),
+    )
+    packed = Prediction(
+        logit=torch.tensor([one.logit for one in predictions]),
+        attention=torch.cat([one.attention for one in predictions]),
+        log_attention=torch.cat([one.log_attention.log_softmax(dim=-1) for one in predictions], dim=1),
+    )
+    probability = torch.tensor([one.probability for one in predictions])
+    return prediction_table(scans, packed, part=PART, probability=probability)

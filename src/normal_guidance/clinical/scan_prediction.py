@@ -1,8 +1,9 @@
-"""What a model says about one scan: everything that JSON, pictures, pages and DICOM results are made of."""
+"""The prediction for one scan, from which JSON, pictures, pages and DICOM results are made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from jaxtyping import Float
@@ -12,22 +13,32 @@ from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 
 
+def attention_per_head(log_attention: Float[Tensor, "heads slices"]) -> Float[Tensor, "heads slices"]:
+    """Attention that sums to one over the slices of one scan: TransMIL leaves a share to its class token.
+
+    Example:
+        >>> import torch
+        >>> attention_per_head(torch.tensor([[0.2, 0.6]]).log())
+        tensor([[0.2500, 0.7500]])
+    """
+    return log_attention.softmax(dim=-1)
+
+
 @dataclass(frozen=True, eq=False)
 class ScanPrediction:
-    """One scan, scored.  Slices are counted from 0, in the order of `row`, feet to head in axial scans.
+    """The prediction for one scan.  Slices are counted from 0, in the order of `row`: feet to head in axial scans.
 
     Args:
         row: the scan's ids, files and geometry, as a manifest has them; its label is meaningless here.
         root: the folder that `row.files` are relative to.
-        method: whose attention it is, a name in `METHODS`.
-        logit: as the model gives it.
+        method: a name in `METHODS`.
+        logit: the model's, not calibrated.
         probability: calibrated, if the model's bundle has a calibration.
-        threshold: of the probability; None if none was chosen.
-        attention: heads averaged, sums to one over the slices.
-        head_attention: one row a head, each sums to one.
-        key_slices: those of the highest attention, the highest first.
-        interval: first and last slice, both inside, of the shortest run that holds `share` of the attention.
-        problems: what was odd about the scan.
+        threshold: the probability from which on a scan is positive; None if none was chosen.
+        log_attention: one row a head, as the model gives it in float64; its exponential need not sum to one.
+        key_slices: the slices of the highest attention, the highest first.
+        interval: first and last slice, both included, of the shortest interval that holds `share` of the attention.
+        problems: everything that was odd about the scan.
     """
 
     row: ScanRow
@@ -36,14 +47,28 @@ class ScanPrediction:
     logit: float
     probability: float
     threshold: float | None
-    attention: Float[Tensor, "slices"]
-    head_attention: Float[Tensor, "heads slices"]
+    log_attention: Float[Tensor, "heads slices"]
     key_slices: tuple[int, ...]
     interval: tuple[int, int]
     share: float
     problems: tuple[Problem, ...] = ()
 
+    @cached_property
+    def head_attention(self) -> Float[Tensor, "heads slices"]:
+        """One row a head; each sums to one over the slices."""
+        return attention_per_head(self.log_attention)
+
+    @cached_property
+    def attention(self) -> Float[Tensor, "slices"]:
+        """The heads' mean; it sums to one."""
+        return self.head_attention.mean(0)
+
+    @property
+    def instance_numbers(self) -> list[int | None]:
+        """DICOM's number of every slice, which hospital software shows; None where there is none, as in NIfTI."""
+        return list(self.row.instance_numbers or [None] * len(self.row))
+
     @property
     def is_positive(self) -> bool | None:
-        """By the threshold; None if there is none."""
+        """Whether the probability reaches the threshold; None if there is none."""
         return None if self.threshold is None else self.probability >= self.threshold

@@ -1,6 +1,6 @@
-"""One picture of a scan's result: the key slices as the encoder saw them, and where the attention lies.
+"""One picture of a scan's result: the key slices as the encoder saw them, and the attention along the scan.
 
-It names neither patient nor scan: it is put into DICOM results, anonymous ones too.
+It names neither patient nor scan, because it is also part of anonymous DICOM results.
 """
 
 from __future__ import annotations
@@ -18,39 +18,38 @@ from torch import Tensor
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.method_names import method_title
-from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.data.windows import Window, apply_windows
 from normal_guidance.features.scan_kind import plane_of
 from normal_guidance.presentation.figure_style import GREEN, ORANGE, WIDTH, label_slices, save, styled
 
 CURVE_HEIGHT = 2.1
-"""Inches of the attention curve."""
+"""Height of the attention curve in inches."""
 
 NARROWEST = 3
-"""A strip is as wide as one of so many pictures: a single picture as wide as the page would be a poster."""
+"""A strip has room for at least so many pictures: a single one as wide as the page would be too large."""
 
 HEADS_SHOWN = 8
-"""More lines are a thicket."""
+"""With more heads, their curves are not drawn: they could not be told apart."""
 
 
 def draw_strip(prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True) -> Path:
-    """Writes strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
+    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
 
     Args:
-        prediction: the scan.
-        window: HU from black to white, as the encoder's first channel has it; None: from the darkest to the brightest.
-        path: of the picture.
+        prediction: the scan's prediction.
+        window: HU from black to white, those of the encoder's first channel; None: from the darkest to the brightest.
+        path: file of the picture.
         repair: whether known mistakes in the files are mended, as in decoding.
     """
     places = sorted(prediction.key_slices)
-    return save(
-        plot_strip(prediction, list(zip(places, _images(prediction, places, window, repair), strict=True))), path
-    )
+    images = zip(places, _images(prediction, places, window, repair), strict=True)
+    figure = plot_strip(prediction, list(images))
+    return save(figure, path)
 
 
 def _images(prediction: ScanPrediction, places: Sequence[int], window: Window | None, repair: bool) -> np.ndarray:
-    """Only the files of these slices are read."""
+    """Read these slices only."""
     row = prediction.row
     few = replace(
         row,
@@ -62,19 +61,9 @@ def _images(prediction: ScanPrediction, places: Sequence[int], window: Window | 
     return apply_windows(volume, [window])[0]
 
 
-def instance_numbers(row: ScanRow) -> list[int | None]:
-    """InstanceNumber of every slice, which hospital software shows; None where there is none, as in NIfTI.
-
-    Example:
-        >>> instance_numbers(ScanRow("A", "P", 0, None, "nifti", ("a.nii",), (0,), (0.0,), 8, 8))
-        [None]
-    """
-    return list(row.instance_numbers or [None] * len(row))
-
-
 @styled
 def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]]) -> Figure:
-    """The figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
+    """Draw the figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
     across = max(NARROWEST, len(images))
     side = WIDTH / across
     heights = [side + 0.35, CURVE_HEIGHT]
@@ -82,7 +71,7 @@ def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.
     figure.suptitle(_title(prediction), fontsize=10)
     top, bottom = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
     panels = np.atleast_1d(top.subplots(1, across))
-    numbers = instance_numbers(prediction.row)
+    numbers = prediction.instance_numbers
     darkest = min(float(image.min()) for _, image in images)
     brightest = max(float(image.max()) for _, image in images)
     for panel in panels:
@@ -108,7 +97,7 @@ def _title(prediction: ScanPrediction) -> str:
 
 
 def rounded(probability: float) -> str:
-    """Two digits, but nothing is rounded to certainty.
+    """Round to two digits, but never to 0 or 1.
 
     Example:
         >>> rounded(0.876), rounded(0.9987), rounded(0.0001)
@@ -148,5 +137,5 @@ def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
 
 
 def _bell(heads: Float[Tensor, "heads slices"]) -> Float[Tensor, "slices"]:
-    """What guidance compares attention with: of several heads, the mean of their normal references."""
+    """The normal reference that guidance compares attention with; for several heads, the mean of theirs."""
     return normal_reference(heads).mean(0)

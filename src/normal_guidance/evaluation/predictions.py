@@ -1,18 +1,26 @@
-"""What winners say about every scan, as a table: one row a scan, with its slices' attention as lists."""
+"""predictions.parquet: one row a scan, with its slices' attention as lists; its schema, its writer and its reader.
+
+Runs, studies and `nguide predict` write this file; reports, bundles and `nguide view` read it.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import Prediction
-from normal_guidance.features.store import FeatureStore
+from normal_guidance.errors import UserError
+from normal_guidance.files import write_atomically
 
 PREDICTIONS = pa.schema(
     {
@@ -28,16 +36,41 @@ PREDICTIONS = pa.schema(
         "log_attention": pa.list_(pa.list_(pa.float32())),
     }
 )
-"""`group` names the winner, empty where there is one only; `attention` is the heads' mean, `log_attention` per head.
+"""`group` names the winner, empty where there is only one; `attention` is the heads' mean, `log_attention` per head.
 
-Of the slice reference (`SliceReference`) they are the slices' probabilities and logits, and scans have no logit (NaN).
+For the slice reference (`SliceReference`), these two hold the slices' probabilities and logits, and the scans' logit is
+NaN.
 """
 
 
-def prediction_table(scans: Bags | FeatureStore, prediction: Prediction, *, part: str, group: str = "") -> pa.Table:
-    """Packed predictions for scans of one part, by one winner, as the columns of `PREDICTIONS`.
+@runtime_checkable
+class PredictedScans(Protocol):
+    """Ids, labels and lengths of the scans of a table; `Bags` and `FeatureStore` have them."""
+
+    @property
+    def scan_ids(self) -> Sequence[str]: ...
+    @property
+    def patient_ids(self) -> Sequence[str]: ...
+    @property
+    def labels(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def lengths(self) -> Int[Tensor, "scans"]: ...
+
+
+def prediction_table(
+    scans: PredictedScans,
+    prediction: Prediction,
+    *,
+    part: str,
+    group: str = "",
+    probability: Float[Tensor, "scans"] | None = None,
+) -> pa.Table:
+    """Make rows of `PREDICTIONS` from the packed prediction for scans of one part by one winner.
+
+    `probability` is the logit's sigmoid unless it is given.
 
     Example:
+        >>> from normal_guidance.core.bags import Bags
         >>> from normal_guidance.core.models import build_model
         >>> bags = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]), scan_ids=("A17", "B02"))
         >>> table = prediction_table(bags, build_model("mean", 8)(bags.features, bags.layout), part="test")
@@ -53,7 +86,7 @@ def prediction_table(scans: Bags | FeatureStore, prediction: Prediction, *, part
         "patient_id": list(scans.patient_ids),
         "label": scans.labels.cpu().numpy(),
         "logit": logit.numpy(),
-        "probability": logit.sigmoid().numpy(),
+        "probability": (logit.sigmoid() if probability is None else probability.float()).numpy(),
         "slices": lengths.numpy(),
         "attention": _lists(attention, lengths),
         "log_attention": _lists_per_head(log_attention, lengths),
@@ -63,6 +96,60 @@ def prediction_table(scans: Bags | FeatureStore, prediction: Prediction, *, part
         for name, column in columns.items()
     ]
     return pa.Table.from_arrays(arrays, schema=PREDICTIONS)
+
+
+def packed_prediction(table: pa.Table) -> Prediction:
+    """The inverse of `prediction_table`: the packed prediction in rows of one winner, all with the same heads.
+
+    Example:
+        >>> from normal_guidance.core.bags import Bags
+        >>> bags = Bags(torch.randn(3, 8), torch.tensor([1, 2]), torch.tensor([0, 1]))
+        >>> prediction = Prediction(torch.zeros(2), torch.tensor([1.0, 0.4, 0.6]), torch.randn(4, 3))
+        >>> read = packed_prediction(prediction_table(bags, prediction, part="test"))
+        >>> all(torch.equal(own, other) for own, other in zip(read, prediction, strict=True))
+        True
+    """
+    per_scan = table["log_attention"].combine_chunks()
+    heads = len(per_scan[0])
+    flat = torch.from_numpy(per_scan.flatten().flatten().to_numpy().copy())
+    scan_by_scan = flat.split([heads * slices for slices in table["slices"].to_pylist()])
+    return Prediction(
+        logit=torch.from_numpy(table["logit"].to_numpy().copy()),
+        attention=torch.from_numpy(table["attention"].combine_chunks().flatten().to_numpy().copy()),
+        log_attention=torch.cat([one.reshape(heads, -1) for one in scan_by_scan], dim=1),
+    )
+
+
+def write_predictions_table(path: Path, tables: Sequence[pa.Table]) -> None:
+    """Write rows of `PREDICTIONS`, atomically; without tables, a file without rows."""
+    table = pa.concat_tables([PREDICTIONS.empty_table(), *tables])
+    write_atomically(path, lambda file: pq.write_table(table, file))
+
+
+def read_predictions(
+    path: Path, columns: Sequence[str] = PREDICTIONS.names, *, part: str | None = None, group: str | None = None
+) -> pa.Table:
+    """Read columns of predictions.parquet, for all rows or only those of one part or one winner.
+
+    Example:
+        >>> read_predictions(Path("nowhere.parquet"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere.parquet cannot be read (...); copy the run again, or delete it and
+        start it again
+    """
+    wanted = {name: value for name, value in (("part", part), ("group", group)) if value is not None}
+    names = [name for name in PREDICTIONS.names if name in columns or name in wanted]
+    try:
+        with pa.OSFile(os.fspath(path)) as file:  # Arrow's own file: see `files.read_parquet`
+            table = pq.ParquetFile(file).read(columns=names).select(names)
+        table = table.cast(pa.schema([PREDICTIONS.field(name) for name in names]))
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); copy the run again, or delete it and start it again"
+        ) from error
+    for name, value in wanted.items():
+        table = table.filter(pc.equal(table[name], value))
+    return table.select(list(columns))
 
 
 def _lists(values: Tensor, lengths: Int[Tensor, "lists"]) -> pa.ListArray:

@@ -1,4 +1,4 @@
-"""A sweep from the data to the report in one call, in a folder that a killed run goes on from."""
+"""A sweep from the data to the report in one call; a killed run resumes from its folder."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import hashlib
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from normal_guidance import __version__
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import scan_level
 from normal_guidance.core.models import Prediction
-from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import PREDICTIONS, prediction_table
+from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
+from normal_guidance.evaluation.run_report import Run, load_run, report
 from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.features.store_files import dtype_name
-from normal_guidance.files import read_json, write_json
+from normal_guidance.files import write_json
 from normal_guidance.source_version import source_version
 from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
@@ -43,48 +41,9 @@ from normal_guidance.training.run_folder import (
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.stacked_model import initial_model
 from normal_guidance.training.sweep import Execution, Sweep, current_device, sweep
-from normal_guidance.training.winners import (
-    diverged,
-    group_names,
-    winner_file,
-    winner_model,
-    write_history,
-    write_table,
-    write_winners,
-)
+from normal_guidance.training.winners import group_names, winner_model, write_history, write_winners
 
 Data = Bags | FeatureStore
-
-NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
-"""What reading a JSON file of another shape than ours ends in."""
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
-
-    group: str
-    """Empty where the run has one group only; else the name in its files: `load_winner(folder, group)`."""
-    config: Config
-    number: int
-    epoch: int
-    val_auroc: float
-    test: Scores | None
-
-
-@dataclass(frozen=True)
-class Run:
-    """A complete run, as its folder tells it."""
-
-    folder: Path
-    winners: tuple[Selected, ...]
-    """Empty where no epoch of any configuration could be selected."""
-    note: str | None
-    """Why there are no winners."""
-    all_diverged: bool
-    seconds: float
-    """Over all starts."""
-    report: Mapping[str, Any]
 
 
 def run_sweep(
@@ -100,10 +59,10 @@ def run_sweep(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Trains all configurations, scores the winners on the test scans and writes everything to `folder`.
+    """Train all configurations, score the winners on the test scans and write everything to `folder`.
 
-    Started again with the same arguments, a killed run goes on from its last state, which is `save_epochs` epochs or
-    `save_seconds` back at most, plus the epoch it was in; a complete one is only loaded.  `options` are copied to the
+    Started again with the same arguments, a killed run resumes from its last state, which is at most `save_epochs`
+    epochs or `save_seconds` back, plus the epoch it was in; a complete run is only loaded.  `options` are copied to the
     report.
 
     Example:
@@ -137,7 +96,7 @@ def check_sweep(
     test: Data | None = None,
     execution: Execution | None = None,
 ) -> None:
-    """Refuses what `run_sweep` would refuse of a model or a folder, at once: its turn may come hours later.
+    """Refuse at once a model or a folder that `run_sweep` would refuse, perhaps hours later.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -159,49 +118,8 @@ def _identity(
     return identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
 
 
-def load_run(folder: str | Path) -> Run:
-    """A complete run from its folder.
-
-    Example:
-        >>> load_run("nowhere")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no complete run: report.json is missing; start the run again with
-        the same command
-    """
-    folder = Path(folder)
-    if not (folder / REPORT).is_file():
-        raise UserError(f"{folder} is no complete run: {REPORT} is missing; start the run again with the same command")
-    report = read_json(folder / REPORT)
-    try:
-        counts = report["configurations"]
-        return Run(
-            folder=folder,
-            winners=tuple(_selected(winner) for winner in report["winners"]),
-            note=report["note"],
-            all_diverged=counts["diverged"] == counts["trained"],
-            seconds=float(report["seconds"]["total"]),
-            report=report,
-        )
-    except NOT_OURS as error:
-        raise UserError(
-            f"{folder / REPORT} is damaged or no report ({error!r}); give the folder of a run, or copy it again"
-        ) from error
-
-
-def _selected(winner: Mapping[str, Any]) -> Selected:
-    scores: dict[str, Any] | None = winner["test"]
-    return Selected(
-        group=winner["group"],
-        config=Config(**winner["config"]),
-        number=winner["number"],
-        epoch=winner["epoch"],
-        val_auroc=winner["val_auroc"],
-        test=None if scores is None else _from_json(scores),
-    )
-
-
 def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
-    """What the scans are, and in which order: that decides which scans meet in a batch."""
+    """Identify the scans and their order, which decides which scans share a batch."""
     return {
         "scans": len(scans),
         "fingerprint": scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans}),
@@ -210,9 +128,9 @@ def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
 
 
 def features_of(scans: Data) -> dict[str, Any] | None:
-    """How a store's features were made, as the report holds it: without it, a model cannot be used on new scans.
+    """How a store's features were made, as the report holds it: a model needs this to be used on new scans.
 
-    None for bags in memory, which do not know.
+    None for bags in memory, which do not record it.
     """
     if not isinstance(scans, FeatureStore):
         return None
@@ -233,15 +151,15 @@ def _finish(
     options: dict[str, Any],
     features: Mapping[str, Any] | None,
 ) -> None:
-    """Writes what came of a sweep, the report last."""
+    """Write the results of a sweep, the report last."""
     write_history(run.path, result)
     write_winners(run.path, result, next(iter(parts.values())).width)
-    tables, scores = [PREDICTIONS.empty_table()], {}
+    tables, scores = [], {}
     for name, part, scans, prediction in _predictions(result, parts, execution):
         tables.append(prediction_table(scans, prediction, part=part, group=name))
         if part == "test":
             scores[name] = _scores(scans, prediction)
-    write_table(run.path / PREDICTION_TABLE, pa.concat_tables(tables))
+    write_predictions_table(run.path / PREDICTION_TABLE, tables)
     times = {**result.seconds, "total": state.seconds}
     written = report(
         run.identity,
@@ -260,7 +178,7 @@ def _finish(
 def _predictions(
     result: Sweep, parts: Mapping[str, Data], execution: Execution
 ) -> list[tuple[str, str, Data, Prediction]]:
-    """Group, part, scans and predictions, on the host, of every winner for every part."""
+    """Every winner's predictions for every part, on the host: group, part, scans, prediction."""
     names, made = group_names(result.configs), []
     with current_device(execution.device):
         for winner in result.winners:
@@ -273,7 +191,7 @@ def _predictions(
 
 
 def _scores(test: Data, prediction: Prediction) -> Scores:
-    """All four numbers; localization is NaN where no slice is labelled."""
+    """Compute all four scores; localization is NaN where no slice is labelled."""
     if test.slice_labels is not None:
         return score(test, prediction.slice_scores, prediction.logit)
     scans = scan_level(prediction.logit, test.labels)
@@ -285,88 +203,6 @@ def _scores(test: Data, prediction: Prediction) -> Scores:
         localized=0,
         left_out=int(test.labels.sum()),
     )
-
-
-# ----------------------------------------------------------------------------------------------------
-# The report
-# ----------------------------------------------------------------------------------------------------
-
-
-def report(
-    identity: Mapping[str, Any],
-    result: Sweep,
-    scores: Mapping[str, Scores],
-    environments: Sequence[Mapping[str, Any]],
-    *,
-    seconds: Mapping[str, float],
-    resumed: int,
-    options: Mapping[str, Any],
-    features: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Everything that someone needs who wants to believe, repeat or compare the run; a pure function, fit for JSON."""
-    names = group_names(result.configs)
-    winners = [
-        {
-            "group": (group := names[group_of(winner.config)]),
-            "number": winner.number,
-            "epoch": winner.epoch,
-            "val_auroc": winner.val_auroc,
-            "config": winner.config.as_json(),
-            "weights": f"{winner_file(group)}.safetensors",
-            "test": _for_json(scores[group]) if group in scores else None,
-        }
-        for winner in result.winners
-    ]
-    return {
-        "format": identity["format"],
-        "winners": winners,
-        "note": None if winners else _why_nothing(result),
-        "configurations": {
-            "trained": len(result.configs),
-            "selectable": int((result.best_epoch > 0).sum()),
-            "diverged": diverged(result),
-        },
-        "departures": identity["departures"],
-        "seeds": {"order": result.configs[0].seed, "weights": sorted({config.seed for config in result.configs})},
-        "data": identity["data"],
-        "features": None if features is None else dict(features),
-        "execution": {**identity["execution"], "chunks": list(result.chunks)},
-        "seconds": dict(seconds),
-        "resumed": resumed,
-        "options": dict(options),
-        "environments": [dict(one) for one in environments],
-    }
-
-
-def _why_nothing(result: Sweep) -> str:
-    """Why no epoch was selected: NaN is never selected, and the protocol may ask for training AUROC above."""
-    lost, count = diverged(result), len(result.configs)
-    reasons = [f"{lost} of {count} configurations diverged"] if lost else []
-    if lost < count:
-        reasons.insert(0, "no configuration had an epoch whose training AUROC was above its validation AUROC")
-    return f"{', '.join(reasons)}: none was selected"
-
-
-def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run was started, one entry for each distinct commit, machine or date; the first reports knew one only.
-
-    Example:
-        >>> environments_of({"environment": {"torch": "2.11.0"}, "options": {"date": "2026-11-15"}})
-        [{'date': '2026-11-15', 'torch': '2.11.0'}]
-    """
-    if "environments" in report:
-        return [dict(one) for one in report["environments"]]
-    return [{"date": report["options"].get("date"), **report["environment"]}]
-
-
-def _for_json(scores: Scores) -> dict[str, Any]:
-    """JSON has no NaN."""
-    return {name: None if value != value else value for name, value in asdict(scores).items()}
-
-
-def _from_json(scores: Mapping[str, Any]) -> Scores:
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in scores.items()}
-    return Scores(**values)
 
 
 def environment(execution: Execution) -> dict[str, Any]:

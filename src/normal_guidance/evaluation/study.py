@@ -20,8 +20,9 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.core.models import EVERY_METHOD, CenteredGaussian, Prediction
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import prediction_table
-from normal_guidance.evaluation.runs import Data, Run, environment, run_sweep
+from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
+from normal_guidance.evaluation.run_report import Run
+from normal_guidance.evaluation.runs import Data, environment, run_sweep
 from normal_guidance.evaluation.study_folder import (
     FORMS,
     LOG_DENSITY,
@@ -42,7 +43,6 @@ from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.run_folder import PREDICTION_TABLE, identity_of, is_begun
 from normal_guidance.training.stacked_model import initial_model
 from normal_guidance.training.sweep import Execution
-from normal_guidance.training.winners import write_table
 
 Watch = Callable[[SweepProgress], None]
 MakeGrid = Callable[[Config], Sequence[Config]]
@@ -367,7 +367,7 @@ def _score_untrained(study: Study, method: str, seed: int) -> None:
     predictions = dict(_untrained(study.dataset, method, test))
     scores = {form: _scores(test, prediction) for form, prediction in predictions.items()}
     chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
-    write_table(folder / PREDICTION_TABLE, prediction_table(test, chosen, part="test"))
+    write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
     content = {
         "options": options_of(study),
         "data": {"test": {"scans": len(test), "fingerprint": _fingerprint(test)}},

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from normal_guidance.evaluation.runs import load_run
+from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.study import Listener, Study, StudyData, TrainingJob, options_of
 from normal_guidance.ray_cluster import RETRIES, connected
 from normal_guidance.training.sweep import Execution

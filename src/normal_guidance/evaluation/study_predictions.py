@@ -1,4 +1,4 @@
-"""What the methods of a study said about the test scans, read from its folder and put side by side."""
+"""Predictions of a study's methods for the test scans, read from its folder and put side by side."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,11 +13,10 @@ from torch import Tensor
 from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.evaluation.predictions import packed_prediction, read_predictions
 from normal_guidance.evaluation.runs import Data
 from normal_guidance.evaluation.study import StudyData
 from normal_guidance.evaluation.study_folder import REFERENCES, StudyResult, find_results
-from normal_guidance.files import read_parquet
 from normal_guidance.statistics.localization import LocalizationMeasures, localization_measures
 from normal_guidance.statistics.split_results import SplitResults, split_results
 from normal_guidance.training.run_folder import PREDICTION_TABLE
@@ -27,16 +24,16 @@ from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 @dataclass(frozen=True, eq=False)
 class StudyPredictions:
-    """The test scans of one seed, and what each method said about them; the ceiling is called so."""
+    """The test scans of one seed, and each method's prediction for them, the ceiling's included."""
 
     seed: int
     scans: Data
     predictions: Mapping[str, Prediction]
     left_out: int = 0
-    """Scans that the scan reference has no score for: it is then not compared at scan level."""
+    """Scans without a score from the scan reference; with any, it is not compared at scan level."""
 
     def outcomes(self, methods: Sequence[str]) -> SplitResults:
-        """For statistics."""
+        """Make what the statistics compare."""
         chosen = {method: self.predictions[method] for method in methods}
         return split_results(
             self.scans,
@@ -45,7 +42,7 @@ class StudyPredictions:
         )
 
     def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> LocalizationMeasures:
-        """Hits, errors and overlaps of one method; `positions` of the slices in mm."""
+        """Hits, errors and overlaps of one method; `positions` are those of the slices in mm."""
         labels, prediction = self.scans.slice_labels, self.predictions[method]
         if labels is None:
             raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
@@ -55,14 +52,14 @@ class StudyPredictions:
 
 
 def read_study_predictions(folder: Path, dataset: StudyData) -> list[StudyPredictions]:
-    """Every seed that a study's folder has complete methods of, with those methods."""
+    """Read every seed with complete methods in a study's folder, with those methods."""
     by_seed: dict[int, list[StudyResult]] = {}
     for one in find_results(folder, dataset.name):
         if one.scores is not None and one.seed in dataset.seeds:
             by_seed.setdefault(one.seed, []).append(one)
     read = [_read_seed(dataset.draw(seed, "test"), seed, by_seed[seed]) for seed in sorted(by_seed)]
-    answers = [one for one in read if one.predictions]  # one of the two references alone says nothing
-    return [_without_ceiling_scores(one) for one in answers] if any(one.left_out for one in answers) else answers
+    seeds = [one for one in read if one.predictions]  # one of the two references alone says nothing
+    return [_without_ceiling_scores(one) for one in seeds] if any(one.left_out for one in seeds) else seeds
 
 
 def _read_seed(scans: Data, seed: int, found: Sequence[StudyResult]) -> StudyPredictions:
@@ -79,54 +76,37 @@ def _read_seed(scans: Data, seed: int, found: Sequence[StudyResult]) -> StudyPre
     return StudyPredictions(seed, scans, predictions, left_out)
 
 
-def _without_ceiling_scores(answers: StudyPredictions) -> StudyPredictions:
-    """All splits or none: statistics compare the same methods in every split."""
-    if CEILING not in answers.predictions:
-        return answers
-    ceiling = answers.predictions[CEILING]
+def _without_ceiling_scores(seed: StudyPredictions) -> StudyPredictions:
+    """Blank the ceiling's scan scores: statistics compare the same methods in every split."""
+    if CEILING not in seed.predictions:
+        return seed
+    ceiling = seed.predictions[CEILING]
     blank = ceiling._replace(logit=torch.full_like(ceiling.logit, torch.nan))
-    return replace(answers, predictions={**answers.predictions, CEILING: blank})
+    return replace(seed, predictions={**seed.predictions, CEILING: blank})
 
 
 def _shares(logit: Float[Tensor, "slices"], scans: Data) -> Float[Tensor, "slices"]:
-    """The slices' probabilities over the highest one of their scan, where all of a scan's may underflow to 0."""
+    """The slices' probabilities divided by the highest of their scan, in logs: all of them may underflow to 0."""
     logs = torch.nn.functional.logsigmoid(logit).split(scans.lengths.tolist())
     return torch.cat([(one - one.max()).exp() for one in logs])
 
 
 def read_prediction(folder: Path, scans: Data) -> Prediction:
-    """What a run said about its test scans, in the order of `scans`; a run on other scans is refused."""
-    table = _test_rows(folder)
+    """Read a run's prediction for its test scans, in the order of `scans`; a run on other scans is refused."""
+    table = read_predictions(folder / PREDICTION_TABLE, part="test")
     number_of = {scan: number for number, scan in enumerate(table["scan_id"].to_pylist())}
     if set(number_of) != set(scans.scan_ids):
         raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
     table = table.take([number_of[scan] for scan in scans.scan_ids])
     if table["slices"].to_pylist() != scans.lengths.tolist():
         raise UserError(f"{folder} was tested on scans of other lengths; delete it and start the experiment again")
-    per_scan = table["log_attention"].combine_chunks()
-    heads = len(per_scan[0])
-    flat = torch.from_numpy(per_scan.flatten().flatten().to_numpy().copy())
-    parts = flat.split((scans.lengths * heads).tolist())
-    return Prediction(
-        logit=torch.from_numpy(table["logit"].to_numpy().copy()),
-        attention=torch.from_numpy(table["attention"].combine_chunks().flatten().to_numpy().copy()),
-        log_attention=torch.cat([part.reshape(heads, -1) for part in parts], dim=1),
-    )
+    return packed_prediction(table)
 
 
 def _scan_logits(folder: Path, scans: Data) -> Float[Tensor, "scans"]:
-    """NaN for those that the run left out."""
-    table = _test_rows(folder)
+    """Read the logit of every scan; NaN for scans that the run left out."""
+    table = read_predictions(folder / PREDICTION_TABLE, ("scan_id", "logit"), part="test")
     logit_of = dict(zip(table["scan_id"].to_pylist(), table["logit"].to_pylist(), strict=True))
     if not set(logit_of) <= set(scans.scan_ids):
         raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
     return torch.tensor([logit_of.get(scan, torch.nan) for scan in scans.scan_ids])
-
-
-def _test_rows(folder: Path) -> pa.Table:
-    path = folder / PREDICTION_TABLE
-    try:
-        table = read_parquet(path).select(PREDICTIONS.names).cast(PREDICTIONS)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy the run again, or delete it and start again") from error
-    return table.filter(pc.equal(table["part"], "test"))

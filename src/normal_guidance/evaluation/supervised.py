@@ -25,7 +25,8 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.blocks import block_statistics
 from normal_guidance.core.method_names import SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import Data, Run, run_sweep
+from normal_guidance.evaluation.run_report import Run
+from normal_guidance.evaluation.runs import Data, run_sweep
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.batches import slice_labels_of
 from normal_guidance.training.config import Config, grid

@@ -14,7 +14,7 @@ from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, method_ti
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import Choice, published_choice, published_sd_kind
-from normal_guidance.evaluation.runs import NOT_OURS
+from normal_guidance.evaluation.run_report import NOT_OURS
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.evaluation.study_folder import (
     LOG_DENSITY,

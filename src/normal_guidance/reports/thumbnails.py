@@ -12,7 +12,8 @@ from normal_guidance.data.manifest import Manifest
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.data.windows import Window, apply_windows
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import NOT_OURS, Data
+from normal_guidance.evaluation.run_report import NOT_OURS
+from normal_guidance.evaluation.runs import Data
 from normal_guidance.features.store import FeatureStore
 
 COUNT = 5

@@ -1,15 +1,15 @@
-"""A run's folder: what was asked for, how far it got, and what came of it.
+"""A run's folder: its configuration, its progress and its results.
 
     lock                 held by the one process that may write
     config.json          what the run is: configurations, execution, fingerprints of the data
-    state.safetensors    how far it got; gone when the run is complete
+    state.safetensors    progress of the training; deleted when the run is complete
     history.parquet      every configuration and epoch
     best.safetensors     the winner's weights; with several groups of configurations, one file for each
     best.json            the configuration that rebuilds its model: `load_winner`
-    predictions.parquet  what the winners say about every scan (`normal_guidance.evaluation.predictions`)
+    predictions.parquet  the winners' prediction for every scan (`normal_guidance.evaluation.predictions`)
     report.json          versions, times, scores: written last, so a folder that has it is complete
 
-Every file is written atomically: whenever the process dies, the folder is one that the same command goes on from.
+Every file is written atomically: whenever the process dies, the same command resumes from the folder.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
 
 # ----------------------------------------------------------------------------------------------------
-# Whose folder it is
+# The identity of a run
 # ----------------------------------------------------------------------------------------------------
 
 
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run this run, as config.json holds it: started again with anything else, it is refused.
+    """What identifies a run, as config.json holds it; a run started again with anything else is refused.
 
     Example:
         >>> identity = identity_of([Config("ng", epochs=5)], Execution(), {"train": "8e1f"})
@@ -70,7 +70,7 @@ def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[s
 
 
 def _other_grid(configs: Sequence[Config]) -> dict[str, Any]:
-    """The axes whose values are not the paper's, and whether pairs are missing; guidance counts where there is any."""
+    """The axes whose values differ from the paper's, and missing pairs; guidance counts for guided methods only."""
     paper: dict[str, Sequence[Any]] = {"lr": LEARNING_RATES, "l1": L1_STRENGTHS}
     if configs[0].spec.guided:
         paper |= {"guidance_weight": (1.0,), "divergence": ("forward_kl",)}
@@ -85,7 +85,7 @@ def _other_grid(configs: Sequence[Config]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class RunFolder:
-    """A locked folder whose config.json says what `identity` says."""
+    """A locked folder whose config.json holds `identity`."""
 
     path: Path
     identity: Mapping[str, Any]
@@ -100,14 +100,14 @@ class RunFolder:
         save_seconds: float = SAVE_SECONDS,
         environment: Mapping[str, Any] | None = None,
     ) -> StateFile:
-        """Where the sweep keeps its state; `environment` is that of this start."""
+        """The file of the sweep's state; `environment` is that of this start."""
         run = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
         return StateFile(self.path / STATE, run, save_epochs, save_seconds, environment)
 
 
 @contextmanager
 def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[RunFolder]:
-    """Locks a folder for one run, new or begun before; any other run in it is refused.
+    """Lock a folder for one run, new or begun before; a folder of another run is refused.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -122,27 +122,27 @@ def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[RunFol
         _claim(path, identity)
         run = RunFolder(path, identity)
         if run.complete:
-            (path / STATE).unlink(missing_ok=True)  # a run killed after its report, its last act but one
+            (path / STATE).unlink(missing_ok=True)  # left over from a run killed between its report and this step
         yield run
 
 
 def _clean(folder: Path) -> None:
-    """What a killed process had begun to write: a state may be gigabytes, and nobody will ever finish it."""
+    """Delete files that a killed process began to write: a state may be gigabytes, and is never finished."""
     forget(folder, ".*.partial")
 
 
 def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Enters what the run is, once; a run that has saved something is only compared."""
+    """Write the identity, once; a run that has saved something is only compared with it."""
     if not is_begun(folder, identity):
-        # Results whose state and report are gone: nobody could tell which run they are of.
+        # Without a state or a report, results cannot be assigned to a run.
         forget(folder, *WINNERS, HISTORY_TABLE, PREDICTION_TABLE)
         write_json(folder / CONFIG, identity)
 
 
 def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the folder holds something of this run; another run in it is refused, and nothing is written.
+    """Whether the folder holds something of this run; a folder of another run is refused.  Nothing is written.
 
-    `identity` may be a part of what `identity_of` makes: only that is compared.
+    `identity` may be a part of what `identity_of` makes: only that part is compared.
 
     Example:
         >>> is_begun("nowhere", identity_of([Config("ng")], Execution(), {}))
@@ -152,7 +152,7 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
     names, path = _names_in(folder), folder / CONFIG
     if CONFIG not in names:
         if others := sorted(name for name in names if name != LOCK and not name.endswith(".partial")):
-            raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is no run; choose another folder")
+            raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
         return False
     before = read_json(path)
     if before.get("format") != FORMAT:

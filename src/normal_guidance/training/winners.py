@@ -1,4 +1,4 @@
-"""What came of a run: its history, its winners' weights, and the models that they rebuild."""
+"""The results of a run: its history, its winners' weights, and the models rebuilt from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from normal_guidance.training.sweep_state import HISTORY
 
 
 def diverged(result: Sweep) -> int:
-    """Configurations whose loss or scores left the numbers, the last epoch's scores included."""
+    """Count the configurations whose loss or scores became NaN or infinite, in the last epoch too."""
     lost = ~result.history.isfinite().all(2)
     trained = torch.arange(1, len(lost) + 1)[:, None] <= result.trained
     return int((trained & lost).any(0).sum())
@@ -57,7 +57,7 @@ def history_table(result: Sweep) -> pa.Table:
 
 
 def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
-    """A name for each group that has a winner of its own, fit for a file; empty where there is only one group.
+    """A name for each group that has its own winner, fit for a file name; empty where there is only one group.
 
     Example:
         >>> list(group_names([Config("ng", divergence=name) for name in ("forward_kl", "reverse_kl")]).values())
@@ -75,17 +75,14 @@ def winner_file(group: str) -> str:
 
 
 def write_history(folder: Path, result: Sweep) -> None:
-    """Writes history.parquet."""
-    write_table(folder / HISTORY_TABLE, history_table(result))
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    write_atomically(path, lambda file: pq.write_table(table, file))
+    """Write history.parquet."""
+    table = history_table(result)
+    write_atomically(folder / HISTORY_TABLE, lambda file: pq.write_table(table, file))
 
 
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
-    """Writes the winners' weights and what `load_winner` needs to know."""
-    forget(folder, *WINNERS)  # a start that was killed here may have had others: CUDA does not promise the same bits
+    """Write the winners' weights and what `load_winner` needs."""
+    forget(folder, *WINNERS)  # an earlier, killed start may have had others: CUDA does not promise the same bits
     names = group_names(result.configs)
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
@@ -102,7 +99,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
 
 
 def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The plain model with these weights, in their dtype, ready to predict."""
+    """Build the plain model with these weights, in their dtype, ready to predict."""
     dtype = next(iter(weights.values())).dtype
     model = initial_model(config, features).to(dtype)
     model.load_state_dict(dict(weights))
@@ -110,21 +107,18 @@ def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -
 
 
 def load_winner(folder: str | Path, group: str = "") -> nn.Module:
-    """The winner of a run as a plain model: `group` names which one, where the run has several.
+    """Load the winner of a run as a plain model; `group` names which one, where the run has several.
 
     Example:
         >>> load_winner("nowhere")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no complete run: report.json is missing; give the folder of one
+        normal_guidance.errors.UserError: nowhere is not a complete run: report.json is missing; give the folder of a
+        complete run
     """
     folder = Path(folder)
     if not (folder / REPORT).is_file():
-        raise UserError(f"{folder} is no complete run: {REPORT} is missing; give the folder of one")
-    groups = _winning_groups(folder / REPORT)
-    if group not in groups:
-        action = f"choose a group: {', '.join(groups)}" if any(groups) else "leave the group out"
-        nothing = "it selected no epoch; give a run that did"
-        raise UserError(f"{folder} has no winner {group or 'without a group'!r}: {action if groups else nothing}")
+        raise UserError(f"{folder} is not a complete run: {REPORT} is missing; give the folder of a complete run")
+    check_group(folder, _winning_groups(folder / REPORT), group)
     path = folder / f"{winner_file(group)}.json"
     about = read_json(path)
     weights, _ = read_tensors(path.with_suffix(".safetensors"))
@@ -134,8 +128,33 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
         raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
 
 
+def check_group(
+    folder: Path, groups: Sequence[str], group: str, *, note: str | None = None, choose: str = "choose a group"
+) -> None:
+    """Refuse a group that has no winner; `groups` are those of the run in `folder` that have one.
+
+    Args:
+        note: why the run has no winner at all.
+        choose: how the user names a group.
+
+    Example:
+        >>> check_group(Path("runs/ng/1"), ["forward_kl-lambda1.0-seed0", "reverse_kl-lambda1.0-seed0"], "")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: runs/ng/1 has several winners; choose a group: forward_kl-lambda1.0-seed0,
+        reverse_kl-lambda1.0-seed0
+    """
+    if group in groups:
+        return
+    if not groups:
+        raise UserError(f"{folder} has no winner: {note or 'no epoch was selected'}; give a run that has one")
+    if "" in groups:
+        raise UserError(f"{folder} has one winner and no group {group!r}; leave the group out")
+    unknown = f"no winner of group {group!r}" if group else "several winners"
+    raise UserError(f"{folder} has {unknown}; {choose}: {', '.join(groups)}")
+
+
 def _winning_groups(path: Path) -> list[str]:
-    """Groups that have a winner, by the report: files of others may lie beside it."""
+    """The groups that have a winner by the report; other files may lie beside it."""
     try:
         return [str(winner["group"]) for winner in read_json(path)["winners"]]
     except (KeyError, TypeError) as error:

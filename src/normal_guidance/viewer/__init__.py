@@ -1,1 +1,1 @@
-"""A page on this machine that shows scans beside what methods attend to; it reads and never writes."""
+"""A page on this machine that shows scans with the methods' attention; it reads and never writes."""

@@ -1,4 +1,4 @@
-"""One scan's attention as the page draws it: the curve, its heads, the fitted normal, and the slices to look at."""
+"""One scan's attention as the page draws it: the curve, its heads, the fitted normal, and the key slices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from normal_guidance.core.guidance import normal_reference
 from normal_guidance.statistics import key_slices as by_attention
 
 FLAT = 0.01
-"""Attention whose slices differ by less than this part of the highest points nowhere."""
+"""Attention is flat if its slices differ by less than this share of the highest."""
 
 DIGITS = 7
-"""What a float32 has; fewer characters go to the page."""
+"""Significant digits of a float32; the page receives no more."""
 
 
 def curve(
@@ -26,18 +26,18 @@ def curve(
     probability: float | None,
     spacing: float | None = None,
 ) -> dict[str, Any]:
-    """What the page needs of one method.
+    """Describe one method's attention for the page.
 
     Args:
-        attention: the heads' mean, or the slices' probabilities (of the slice reference), which need not sum to one.
+        attention: the heads' mean, or the slice reference's probabilities, which need not sum to one.
         heads: log-attention of each head.
-        probability: of the scan.
+        probability: the scan's probability.
         spacing: mm from slice to slice.
 
     Example:
         >>> attention = torch.tensor([0.1, 0.5, 0.05, 0.35])
-        >>> told = curve(attention, attention.log()[None], 0.75)
-        >>> told["key_slices"], told["heads"]
+        >>> drawn = curve(attention, attention.log()[None], 0.75)
+        >>> drawn["key_slices"], drawn["heads"]
         ([1, 3], [])
     """
     return {
@@ -51,7 +51,7 @@ def curve(
 
 
 def fitted_normal(attention: Float[Tensor, "slices"]) -> Float[Tensor, "slices"]:
-    """The normal with the curve's own mean and variance (eqs. 2 and 3), as high as the curve: of the same sum.
+    """The normal with the curve's own mean and variance (eqs. 2 and 3), scaled to the curve's sum.
 
     Example:
         >>> fitted_normal(torch.tensor([0.0, 0.5, 0.5, 0.0])).round(decimals=3)
@@ -64,7 +64,7 @@ def fitted_normal(attention: Float[Tensor, "slices"]) -> Float[Tensor, "slices"]
 
 
 def key_slices(attention: Float[Tensor, "slices"], spacing: float | None = None) -> list[int]:
-    """As `nguide predict` chooses them; none where all slices are about equal, as mean pooling has them.
+    """Choose key slices as `nguide predict` does; none where all slices are about equal, as in mean pooling.
 
     Example:
         >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
@@ -78,7 +78,7 @@ def key_slices(attention: Float[Tensor, "slices"], spacing: float | None = None)
 
 
 def number(value: float | None) -> float | None:
-    """For JSON, which has no NaN.
+    """Round a number for JSON, which has no NaN.
 
     Example:
         >>> number(0.1), number(float("nan"))

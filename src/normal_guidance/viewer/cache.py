@@ -1,4 +1,4 @@
-"""A cache that is bounded in bytes: whoever browses hundreds of scans keeps the last ones only."""
+"""A cache that is bounded in bytes: of hundreds of scans, only the last ones stay in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class Cache(Generic[Key, Value]):
-    """Keeps what was used last, as far as the limit goes; the newest is kept even if it is larger than that alone.
+    """Keep the values used last, up to the limit; the newest is kept even if it alone exceeds the limit.
 
     Example:
         >>> cache = Cache(limit=10, size=len)

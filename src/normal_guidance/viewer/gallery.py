@@ -1,7 +1,7 @@
-"""What the page may ask for: splits, their scans, and one scan with every method's curve.
+"""What the page can request: splits, their scans, and one scan with every method's curve.
 
-Splits and scans have numbers, and nothing else comes from the page: a number is looked up in a table, and no name or
-path that a client sends ever meets the disk.
+The page sends only the numbers of splits and scans, which are looked up in tables: no name or path from a client is
+ever used on the disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from normal_guidance import __version__
 from normal_guidance.data.manifest import Manifest, ScanRow, read_manifest
 from normal_guidance.data.windows import WINDOWS
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import NOT_OURS
+from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.evaluation.run_report import NOT_OURS
 from normal_guidance.features.store import open_store
 from normal_guidance.files import read_json
 from normal_guidance.viewer.attention_curves import curve, number, numbers
@@ -32,24 +33,23 @@ from normal_guidance.viewer.prediction_folders import (
     PredictionFolder,
     SplitPredictions,
     find_splits,
-    read_predictions,
 )
 
 TABLE_BYTES = 2**28
-"""Of predictions that stay in memory, so that the next scan of the same methods comes at once."""
+"""Bytes of predictions that stay in memory, so that the next scan of the same methods is shown at once."""
 
 ROWS = 16
-"""Scans whose files and positions stay at hand: every slice asks for them."""
+"""Scans whose files and positions stay in memory: every slice needs them."""
 
 WHOLE_SCALE = (-1024.0, 3071.0)
-"""HU that twelve bits hold: how slices look that the encoder saw without a window."""
+"""The HU of twelve bits: the window for slices that the encoder saw without one."""
 
 DIRECTIONS = (("L", "R"), ("P", "A"), ("H", "F"))
-"""What lies where x, y and z of a patient grow, and at the other end."""
+"""The directions in which x, y and z of a patient grow, and the opposite ones."""
 
 
 class NotHereError(LookupError):
-    """A number that is none of ours; the sentence goes to the page."""
+    """A number that does not exist; the page shows the message."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class _Scan:
-    """What all methods agree about."""
+    """What is the same for all methods."""
 
     scan_id: str
     patient_id: str
@@ -76,10 +76,10 @@ class Gallery:
     """The scans behind a folder's predictions.
 
     Args:
-        folder: of a study, a run, or new scans.
+        folder: folder of a study, a run, or new scans.
         splits: its predictions.
-        manifest: where the images and the slice labels are; None if nobody said.
-        encoder_windows: lowest and highest HU that the encoder told apart, one pair for each channel.
+        manifest: where the images and the slice labels are; None if unknown.
+        encoder_windows: lowest and highest HU that the encoder distinguished, one pair for each channel.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class Gallery:
         self.row = lru_cache(ROWS)(self._row)
 
     def __len__(self) -> int:
-        """Scans of all splits."""
+        """The number of scans in all splits."""
         return len(self._scans)
 
     # ----------------------------------------------------------------------------------------------------
-    # What the page asks for
+    # What the page requests
     # ----------------------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, Any]:
-        """The first thing that the page reads."""
+        """What the page reads first."""
         return {
             "title": self.folder.resolve().name,
             "version": __version__,
@@ -135,7 +135,7 @@ class Gallery:
         ]
 
     def scan(self, split: int, scan: int) -> dict[str, Any]:
-        """One scan of a split: geometry, truth, and every method's curve."""
+        """One scan of a split: geometry, slice labels, and every method's curve."""
         self._check_split(split)
         listed = self._lists[split].get(scan)
         if listed is None:
@@ -159,22 +159,22 @@ class Gallery:
         }
 
     def _row(self, scan: int) -> ScanRow:
-        """Where the slices of a scan are; raises NotHereError that says why there are none."""
+        """The scan's row of the manifest; raises NotHereError, with the reason, if there is none."""
         if not 0 <= scan < len(self._scans):
             raise NotHereError(f"there is no scan {scan}; reload the page")
         known = self._scans[scan]
         if self.manifest is None:
-            raise NotHereError("Images need the index of the scans.")
+            raise NotHereError("Images need the index of the scans: give --index.")
         place = self._place_of.get(known.scan_id)
         if place is None:
             raise NotHereError(
-                f"The index {self.manifest.root} has no scan {known.scan_id}; give the one of this study."
+                f"The index {self.manifest.root} has no scan {known.scan_id}; give the index of this study."
             )
         row = self.manifest[place]
         if len(row) != known.slices:
             raise NotHereError(
                 f"The index has {len(row)} slices of scan {known.scan_id}, the predictions have {known.slices}; "
-                "they are of different versions of it, so no image is shown."
+                "they belong to different versions of the scan, so no image is shown."
             )
         return row
 
@@ -187,14 +187,14 @@ class Gallery:
         scores: list[dict[int, float | None]] = []
         for source in split.sources:
             own: dict[int, float | None] = {}
-            for row in _rows_of(read_predictions(source.path, BRIEF), source.group).to_pylist():
+            for row in read_predictions(source.path, BRIEF, group=source.group).to_pylist():
                 scan = self._enter(row, source)
                 found.setdefault(scan, (row["part"] or "", known_label(row["label"])))
                 own[scan] = row["probability"]
             if source.scores is not None:
                 brief = read_predictions(source.scores, ("scan_id", "probability")).to_pylist()
-                told = {row["scan_id"]: row["probability"] for row in brief}
-                own = {scan: told.get(self._scans[scan].scan_id) for scan in own}
+                score_of = {row["scan_id"]: row["probability"] for row in brief}
+                own = {scan: score_of.get(self._scans[scan].scan_id) for scan in own}
             scores.append(own)
         return {
             scan: Listed(scan, part, label, tuple(own.get(scan) for own in scores))
@@ -202,7 +202,7 @@ class Gallery:
         }
 
     def _enter(self, row: dict[str, Any], source: PredictionFolder) -> int:
-        """A scan's number; scans of the same id are the same in all splits and for all methods."""
+        """The scan's number, a new one for a new id: equal ids are the same scan in all splits and for all methods."""
         scan = self._number_of.setdefault(row["scan_id"], len(self._scans))
         if scan == len(self._scans):
             self._scans.append(_Scan(row["scan_id"], row["patient_id"] or "", row["slices"]))
@@ -216,7 +216,7 @@ class Gallery:
     def _curve(
         self, source: PredictionFolder, scan: int, score: float | None, spacing: float | None
     ) -> dict[str, Any] | None:
-        """None where the method was not tested on this scan, as Centered Gaussian is on no validation scan."""
+        """The method's curve; None where it was not tested on this scan, as Centered Gaussian on validation scans."""
         table = self._table(source)
         place = pc.index(table["scan_id"], self._scans[scan].scan_id).as_py()
         if place < 0:
@@ -236,8 +236,7 @@ class Gallery:
         key = (source.path, source.group)
         table = self._tables.get(key)
         if table is None:
-            columns = ("group", "scan_id", "attention", "log_attention")
-            table = _rows_of(read_predictions(source.path, columns), source.group)
+            table = read_predictions(source.path, ("scan_id", "attention", "log_attention"), group=source.group)
             self._tables.put(key, table)
         return table
 
@@ -251,11 +250,11 @@ class Gallery:
 
     @cached_property
     def _place_of(self) -> dict[str, int]:
-        """In the manifest."""
+        """Each scan's place in the manifest, by its id."""
         return {} if self.manifest is None else {scan: place for place, scan in enumerate(self.manifest.scan_ids)}
 
     # ----------------------------------------------------------------------------------------------------
-    # About the whole
+    # About all scans
     # ----------------------------------------------------------------------------------------------------
 
     def _windows(self) -> list[dict[str, Any]]:
@@ -267,13 +266,13 @@ class Gallery:
         return [{"name": name, "title": title, "low": low, "high": high} for name, title, (low, high) in presets]
 
     def _missing(self) -> list[dict[str, str]]:
-        """What could be shown and is not, and the command that helps."""
+        """What is missing on the page, and the command that adds it."""
         command = f"nguide view {self.folder}"
         if self.manifest is None and is_anonymous(self.folder):
             return [
                 {
                     "what": "images",
-                    "why": "No images: these results are anonymous, so they do not say where the scans lie. The key "
+                    "why": "No images: these results are anonymous, so they do not say where the scans are. The key "
                     "slices are in each scan's strip.png. To look at all slices, predict without --anonymize.",
                     "command": "nguide predict SCAN --model MODEL -o OTHER",
                 }
@@ -282,8 +281,8 @@ class Gallery:
             return [
                 {
                     "what": "images",
-                    "why": "No images and no slice labels: the predictions do not say where the scans lie. Give what "
-                    "nguide index made.",
+                    "why": "No images and no slice labels: the predictions do not say where the scans are. Give the "
+                    "index that nguide index made.",
                     "command": f"{command} --index INDEX",
                 }
             ]
@@ -291,12 +290,12 @@ class Gallery:
 
 
 def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
-    """Reads what there is about the scans, and opens no scan.
+    """Read everything about the scans but the scans themselves.
 
     Args:
-        folder: of a study, a run, or new scans.
-        index: what `nguide index` made; new scans bring their own.
-        store: of the features, for the window that the encoder saw.
+        folder: folder of a study, a run, or new scans.
+        index: folder of `nguide index`; new scans have their own.
+        store: the features' store, for the window that the encoder saw.
     """
     splits = find_splits(folder)
     place = index or (folder if (folder / MANIFEST).is_file() else None)
@@ -305,7 +304,7 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
 
 
 def _encoder_windows(folder: Path, store: Path | None) -> list[tuple[float, float]]:
-    """As a store tells them, or the summary of new scans; none where nobody does."""
+    """The encoder's windows, from a store or from the summary of new scans; empty where neither has them."""
     summary = folder / SUMMARY
     if store is None and not summary.is_file():
         return []
@@ -316,17 +315,17 @@ def _encoder_windows(folder: Path, store: Path | None) -> list[tuple[float, floa
     except (*NOT_OURS, IndexError) as error:
         if store is None:
             return []
-        raise UserError(f"{store} does not say which windows its encoder saw; leave out --store") from error
+        raise UserError(f"{store} does not record the windows of its encoder; leave out --store") from error
 
 
 def is_anonymous(folder: Path) -> bool:
-    """Whether a folder is what `nguide predict --anonymize` made, which leaves out where the scans lie."""
+    """Whether `nguide predict --anonymize` made the folder, which then does not say where the scans are."""
     summary = folder / SUMMARY
     return summary.is_file() and read_json(summary).get("anonymous") is True
 
 
 def _geometry(row: ScanRow | None) -> dict[str, Any]:
-    """Of a scan whose images are there."""
+    """Size, spacing, slice labels and positions of a scan; None for each without a manifest."""
     if row is None:
         return {"image": None, "truth": None, "positions": None}
     labels = [] if row.slice_labels is None else [int(label) for label in row.slice_labels]
@@ -338,17 +337,13 @@ def _geometry(row: ScanRow | None) -> dict[str, Any]:
             "letters": letters(row.orientation),
         },
         "truth": labels if labels and min(labels) >= 0 else None,
-        # Without a spacing they are slice numbers.
+        # Without a spacing, positions are slice numbers.
         "positions": None if row.slice_spacing is None else numbers(row.positions),
     }
 
 
-def _rows_of(table: pa.Table, group: str) -> pa.Table:
-    return table.filter(pc.equal(table["group"], group))
-
-
 def known_label(label: int | None) -> int | None:
-    """Labels are 0 and 1; anything else is none.
+    """A label of 0 or 1; None for any other number.
 
     Example:
         >>> known_label(1), known_label(-1)
@@ -358,7 +353,7 @@ def known_label(label: int | None) -> int | None:
 
 
 def letters(orientation: Sequence[float] | None) -> dict[str, str] | None:
-    """What lies at the edges of a slice, from the direction cosines of its rows and columns.
+    """The letters at the edges of a slice, from the direction cosines of its rows and columns.
 
     Example:
         >>> letters((1.0, 0.0, 0.0, 0.0, 1.0, 0.0))
@@ -371,7 +366,7 @@ def letters(orientation: Sequence[float] | None) -> dict[str, str] | None:
 
 
 def _direction(cosines: Sequence[float]) -> tuple[str, str]:
-    """(Towards, from)."""
+    """The letters in and against the direction."""
     axis = max(range(3), key=lambda place: abs(cosines[place]))
     positive, negative = DIRECTIONS[axis]
     return (positive, negative) if cosines[axis] > 0 else (negative, positive)

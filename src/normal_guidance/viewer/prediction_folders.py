@@ -1,4 +1,4 @@
-"""Where a folder's predictions are: of a study, of one run, or of new scans.
+"""Find the predictions in the folder of a study, of one run, or of new scans.
 
 DIR/METHOD/SEED/predictions.parquet                a study (`nguide experiment`), or runs of `nguide sweep`
 DIR/predictions.parquet                            one run
@@ -7,95 +7,86 @@ DIR/predictions.parquet and DIR/manifest.parquet   new scans (`nguide predict`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from normal_guidance.core.method_names import CEILING, REFERENCE_TITLES, SCAN_REFERENCE, SLICE_REFERENCE, method_title
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.evaluation.runs import NOT_OURS
-from normal_guidance.evaluation.study_folder import EVERYTHING
+from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.evaluation.run_report import NOT_OURS
+from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.files import read_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 
 MANIFEST, SUMMARY = "manifest.parquet", "summary.json"
-"""Of new scans: where they lie, and what model it was."""
+"""Files beside the predictions for new scans: where the scans are, and which model predicted them."""
 
-BRIEF = ("group", "part", "scan_id", "patient_id", "label", "probability", "slices")
-"""The columns of the list of scans: a few bytes a scan."""
+BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
+"""Columns for the list of scans: a few bytes a scan."""
 
 
 @dataclass(frozen=True)
 class PredictionFolder:
-    """What one method said about the scans of one split."""
+    """One method's predictions for the scans of one split."""
 
     name: str
     title: str
     path: Path
     group: str = ""
     scores: Path | None = None
-    """Where the scans' probabilities are, if not in `path`: of the supervised reference, which is two runs."""
+    """Where the scans' probabilities are, if not in `path`: the supervised reference consists of two runs."""
 
 
 @dataclass(frozen=True)
 class SplitPredictions:
-    """Methods that were tested on the same scans; the name is a seed's number, or empty where there is one only."""
+    """Methods that were tested on the same scans; the name is the seed, or empty where there is only one split."""
 
     name: str
     sources: tuple[PredictionFolder, ...]
 
 
 def find_splits(folder: Path) -> list[SplitPredictions]:
-    """Every split of a folder, its methods in the order of the paper's tables.
+    """Find every split of a folder, its methods in the order of the paper's tables.
 
     Example:
         >>> find_splits(Path("nowhere"))
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no folder; give what nguide experiment, nguide sweep or nguide
+        normal_guidance.errors.UserError: nowhere is not a folder; give what nguide experiment, nguide sweep or nguide
         predict wrote
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder; give what nguide experiment, nguide sweep or nguide predict wrote")
+        raise UserError(f"{folder} is not a folder; give what nguide experiment, nguide sweep or nguide predict wrote")
     if (folder / PREDICTION_TABLE).is_file():
         return [SplitPredictions("", tuple(_sources_of_run(folder, _method_of(folder))))]
-    found = _find_runs(folder)
-    if not found:
+    by_seed: dict[int, dict[str, Path]] = {}
+    for method, seed, run in find_folders(folder):
+        if (run / PREDICTION_TABLE).is_file():
+            by_seed.setdefault(seed, {})[method] = run
+    if not by_seed:
         raise UserError(
-            f"{folder} holds no {PREDICTION_TABLE}, and no METHOD/SEED/{PREDICTION_TABLE} either; give what nguide "
+            f"{folder} holds neither {PREDICTION_TABLE} nor METHOD/SEED/{PREDICTION_TABLE}; give what nguide "
             "experiment, nguide sweep or nguide predict wrote, once it has ended"
         )
-    splits = [SplitPredictions(str(seed), tuple(_sources_of_seed(folder, seed, found[seed]))) for seed in sorted(found)]
+    splits = [SplitPredictions(str(seed), tuple(_sources_of_seed(runs))) for seed, runs in sorted(by_seed.items())]
     return [split for split in splits if split.sources]
 
 
-def _find_runs(folder: Path) -> dict[int, list[str]]:
-    """Methods by seed."""
-    found: dict[int, list[str]] = {}
-    for path in folder.glob(f"*/*/{PREDICTION_TABLE}"):
-        if path.parent.name.isdecimal():
-            found.setdefault(int(path.parent.name), []).append(path.parent.parent.name)
-    return found
-
-
-def _sources_of_seed(folder: Path, seed: int, methods: Sequence[str]) -> Iterator[PredictionFolder]:
-    rank = {method: number for number, method in enumerate(EVERYTHING)}
-    for method in sorted(methods, key=lambda name: (rank.get(name, len(rank)), name)):
-        run = folder / method / str(seed)
-        if method == SLICE_REFERENCE and SCAN_REFERENCE in methods:
-            scores = folder / SCAN_REFERENCE / str(seed) / PREDICTION_TABLE
+def _sources_of_seed(runs: Mapping[str, Path]) -> Iterator[PredictionFolder]:
+    """The folders of one seed by method; the two supervised references become one."""
+    for method, run in runs.items():
+        if method == SLICE_REFERENCE and SCAN_REFERENCE in runs:
+            scores = runs[SCAN_REFERENCE] / PREDICTION_TABLE
             yield PredictionFolder(CEILING, method_title(CEILING), run / PREDICTION_TABLE, scores=scores)
         elif method != SCAN_REFERENCE:  # it sees a scan as a whole, so there is no curve
             yield from _sources_of_run(run, method)
 
 
 def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
-    """One, or one for each winner."""
+    """The predictions of a run, one entry for each winner."""
     path = run / PREDICTION_TABLE
     groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
     title = method_title(method) if method in (*EVERY_METHOD, *REFERENCE_TITLES, CEILING) else method
@@ -107,7 +98,7 @@ def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
 
 
 def _method_of(folder: Path) -> str:
-    """As a run's report names it, or the summary of new scans; anything else holds the answers of some model."""
+    """The method by a run's report or by the summary of new scans; 'model' where neither names it."""
     try:
         if (folder / REPORT).is_file():
             return str(read_json(folder / REPORT)["winners"][0]["config"]["method"])
@@ -116,18 +107,3 @@ def _method_of(folder: Path) -> str:
     except (*NOT_OURS, IndexError):
         pass
     return "model"
-
-
-def read_predictions(path: Path, columns: Sequence[str] = tuple(PREDICTIONS.names)) -> pa.Table:
-    """Some columns of predictions.parquet.
-
-    Example:
-        >>> read_predictions(Path("nowhere.parquet"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere.parquet cannot be read (...); copy the run again
-    """
-    try:
-        table = pq.ParquetFile(path).read(columns=list(columns)).select(list(columns))
-        return table.cast(pa.schema([PREDICTIONS.field(name) for name in columns]))
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy the run again") from error

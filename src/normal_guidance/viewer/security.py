@@ -1,14 +1,15 @@
-"""Who may ask, and how: only this machine, only with the token, only to read.
+"""Access to the server: only from this machine, only with the token, only to read.
 
 Scans are patients' data.  The server listens on the loopback interface, which other users of the machine and every web
-page in the user's browser can reach, too.  So each request is held against four rules before anything else sees it:
+page in the user's browser can also reach.  So four rules are checked for each request before anything else sees it:
 
 1. The Host header names this server.  A foreign web page can make its own name lead to 127.0.0.1 (DNS rebinding), but
-   the browser then says that name.
-2. GET or HEAD: nothing can be written, whatever a client tries.
-3. The token, once, in the address that the command prints; after that a cookie that scripts cannot read and other
-   sites' pages cannot send.
-4. Answers may not be stored, framed, guessed at or read by other pages, and the page may load nothing from elsewhere.
+   the browser then sends that name.
+2. The method is GET or HEAD: no client can write anything.
+3. The first request has the token, in the address that the command prints; later ones have a cookie, which scripts
+   cannot read and other sites' pages cannot send.
+4. Headers keep browsers from storing, framing or sniffing answers, other pages from reading them, and the page from
+   loading anything from elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 METHODS = ("GET", "HEAD")
 
 OPEN = ("/style.css", "/icon.svg")
-"""What the login page needs; nothing in there is about anybody."""
+"""Files of the login page, which hold no data."""
 
 POLICY = "; ".join(
     [
@@ -53,7 +54,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-"""Of every answer."""
+"""Headers of every answer."""
 
 LOGIN = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>nguide view: log in</title>
@@ -76,30 +77,30 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Access:
-    """The secrets of one start of the server; they are in no file.
+    """The secrets of one start of the server, which are never written to a file.
 
     Args:
-        port: that the server listens on.
+        port: the port that the server listens on.
     """
 
     port: int
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-    """What the cookie holds: a cookie that leaks does not give the token away."""
+    """Value of the cookie, so that a leaked cookie does not reveal the token."""
 
     @property
     def url(self) -> str:
-        """To open in a browser."""
+        """The address to open in a browser."""
         return f"http://{LOOPBACK}:{self.port}/?token={self.token}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """What a browser on this machine says in the Host header."""
+        """The Host headers that a browser on this machine sends."""
         return (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}")
 
     @property
     def cookie(self) -> str:
-        """Its name; browsers send cookies to all ports of a host, and another viewer has another one."""
+        """Name of the cookie: browsers send cookies to all ports of a host, so each viewer has its own."""
         return f"nguide-{self.port}"
 
     def is_token(self, given: str) -> bool:
@@ -110,12 +111,12 @@ class Access:
 
 
 def _same(given: str, secret: str) -> bool:
-    """In a time that does not tell how much of it is right."""
+    """Compare in a time that does not reveal how much is right."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
 
 
 class Guard:
-    """Stands in front of an ASGI application and lets through what obeys the rules."""
+    """An ASGI application in front of another, which passes on only requests that obey the rules."""
 
     def __init__(self, app: App, access: Access) -> None:
         self._app, self._access = app, access
@@ -150,12 +151,12 @@ class Guard:
             await _send_login(send, 403, WRONG)
             return
         cookie = f"{access.cookie}={access.session}; Path=/; HttpOnly; SameSite=Strict"
-        # To the page itself, so that the token is gone from the address bar and the history.
+        # Redirects to the page itself, so that the token disappears from the address bar and the history.
         await _send(send, 303, "text/plain", b"", {"Location": "/", "Set-Cookie": cookie})
 
 
 def _header(scope: Scope, name: bytes) -> str:
-    """Empty where it is absent or there twice."""
+    """The value of a header; empty where it is missing or occurs twice."""
     values = [value for key, value in scope["headers"] if key == name]
     return values[0].decode("latin-1") if len(values) == 1 else ""
 
@@ -166,7 +167,7 @@ def _given_token(scope: Scope) -> str | None:
 
 
 def _cookie(scope: Scope, name: str) -> str:
-    # Never joined: the header may be there several times under HTTP/2 only.
+    # Not joined: only HTTP/2 allows several such headers.
     try:
         found = SimpleCookie(_header(scope, b"cookie")).get(name)
     except CookieError:

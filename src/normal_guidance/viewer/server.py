@@ -1,11 +1,11 @@
 """The server of `nguide view`: a few addresses to read from, and the page itself.
 
-    /api/gallery                      what there is
+    /api/gallery                      splits, methods, windows
     /api/splits/SPLIT/scans           the list of scans
     /api/splits/SPLIT/scans/SCAN      one scan with its curves
     /api/scans/SCAN/slices/PLACE      pixels: rows from the top, 16 bits each, the lower byte first
 
-All capitals are numbers.  Who may ask is decided before, by `normal_guidance.viewer.security`.
+Words in capitals are numbers.  `normal_guidance.viewer.security` checks every request first.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ FILES = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
     "/licenses.txt": ("licenses.txt", "text/plain; charset=utf-8"),
 }
-"""The page, address by address; there is no other file to ask for."""
+"""The files of the page by address; no other file can be requested."""
 
 PORT = 8765
-"""Unless it is taken, or the user wants another."""
+"""The port, unless it is taken or the user chooses another."""
 
 BACKLOG = 2048
-"""Connections that may wait, as uvicorn has it."""
+"""Connections that may wait; uvicorn's default."""
 
 READ = ["GET", "HEAD"]
 
 
 def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_bytes: int = CACHE_BYTES) -> App:
-    """The whole application, behind its guard."""
+    """Make the whole application, behind its guard."""
     page = read_page(static)
     images = SliceImages(gallery.row, gallery.manifest.root, limit=cache_bytes) if gallery.manifest else None
 
@@ -83,7 +83,7 @@ def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_byte
     @app.api_route("/api/scans/{scan}/slices/{place}", methods=READ)
     async def pixels(scan: int, place: int) -> Response:
         if images is None:
-            raise NotHereError("SliceImages need the index of the scans: nguide view DIR --index INDEX")
+            raise NotHereError("Images need the index of the scans: nguide view DIR --index INDEX")
         return Response(await images.read(scan, place), media_type="application/octet-stream")
 
     for path, (content, kind) in page.items():
@@ -92,18 +92,18 @@ def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_byte
 
 
 def read_page(static: Path) -> dict[str, tuple[bytes, str]]:
-    """Every file of the page by its address; all of it lies in memory, so that no file is opened for a client.
+    """Read every file of the page, by address: all are held in memory, so no file is opened for a client.
 
     Example:
         >>> read_page(Path("nowhere"))
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: the page is not built: nowhere/index.html is not there; run make viewer in the
-        repository (it needs node 18 or newer)
+        normal_guidance.errors.UserError: the page is not built: nowhere/index.html does not exist; run make viewer in
+        the repository (it needs node 18 or newer)
     """
     for name, _ in FILES.values():
         if not (static / name).is_file():
             raise UserError(
-                f"the page is not built: {static / name} is not there; run make viewer in the repository (it needs "
+                f"the page is not built: {static / name} does not exist; run make viewer in the repository (it needs "
                 "node 18 or newer)"
             )
     return {path: ((static / name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
@@ -117,7 +117,7 @@ def _sends(content: bytes, kind: str) -> Callable[[], Any]:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Whatever goes wrong is a sentence in JSON, and never a traceback."""
+    """Answer every error with a sentence in JSON, never with a traceback."""
 
     def answer(status: int, sentence: str) -> Response:
         return JSONResponse({"error": sentence}, status_code=status)
@@ -144,17 +144,17 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def our_mistake(_: Request, error: Exception) -> Response:
-        return answer(500, "This went wrong in the viewer; where nguide view runs, it says more.")
+        return answer(500, "The viewer failed; the terminal in which nguide view runs shows the error.")
 
 
 def open_socket(port: int | None) -> socket.socket:
-    """Listens on the loopback interface; without a wish, on the usual port or, if that is taken, on a free one."""
-    # Named, the protocol makes asyncio send small pieces at once; unnamed, every answer is 40 ms late (Nagle).
+    """Listen on the loopback interface; without `port`, on the usual port or, if that is taken, on a free one."""
+    # With the protocol named, asyncio sends small pieces at once; otherwise every answer is 40 ms late (Nagle).
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    for wish in (PORT, 0) if port is None else (port,):
+    for number in (PORT, 0) if port is None else (port,):
         with suppress(OSError):
-            listening.bind((LOOPBACK, wish))
+            listening.bind((LOOPBACK, number))
             listening.listen(BACKLOG)  # at once: until then another process could take the same port
             return listening
     listening.close()
@@ -162,11 +162,11 @@ def open_socket(port: int | None) -> socket.socket:
 
 
 def make_server(app: App) -> uvicorn.Server:
-    """Serves on the sockets that its `run` is given."""
+    """Make the server; its `run` receives the sockets."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            access_log=False,  # addresses hold the token once
+            access_log=False,  # the first address holds the token
             log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=2,
@@ -176,7 +176,7 @@ def make_server(app: App) -> uvicorn.Server:
 
 
 def serve(gallery: Gallery, port: int | None, announce: Callable[[str], object]) -> None:
-    """Serves until Ctrl-C; `announce` is given the address to open."""
+    """Serve until Ctrl-C; `announce` receives the address to open."""
     with closing(open_socket(port)) as listening:
         access = Access(listening.getsockname()[1])
         server = make_server(make_app(gallery, access))

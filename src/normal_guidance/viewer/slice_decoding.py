@@ -1,4 +1,4 @@
-"""What a worker process does for the page: the slices of one file as whole HU."""
+"""Decode the slices of one file for the page, in a worker process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.volumes import read_volume
 
 LOWEST, HIGHEST = -32768, 32767
-"""HU that 16 bits hold; what lies outside is set to them."""
+"""The HU that 16 bits hold; values outside are set to these."""
 
 
 class SliceRequest(NamedTuple):
     """Slices of one file.
 
     Args:
-        root: where the scans lie.
+        root: folder of the scans.
         row: a scan, with those slices only.
     """
 
@@ -28,16 +28,16 @@ class SliceRequest(NamedTuple):
 
 
 def decode(wanted: SliceRequest) -> Int16[np.ndarray, "slices rows columns"]:
-    """The slices, rounded: half as large as they were, and as exact as CT scanners are."""
+    """Decode slices to whole HU: half the memory, and as exact as CT scanners are."""
     hu, _ = read_volume(wanted.row, wanted.root)
     whole = np.empty(hu.shape, np.int16)
-    for place, image in enumerate(hu):  # one at a time: a scan of 2 GB has no twin in memory
+    for place, image in enumerate(hu):  # one at a time: a scan of 2 GB is not copied as a whole
         whole[place] = np.clip(np.rint(image), LOWEST, HIGHEST)
     return whole
 
 
 def prepare(kind: str) -> None:
-    """Imports what such scans need, so that the first slice does not wait for it."""
+    """Import what such scans need, so that the first slice does not wait for it."""
     if kind == "nifti":
         import normal_guidance.data.nifti
     else:

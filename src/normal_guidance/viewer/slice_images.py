@@ -1,8 +1,8 @@
-"""Slices for the page, decoded when they are asked for, in processes that may die, and kept as long as there is room.
+"""Slices for the page, decoded on request, in processes that may die, and cached up to a limit.
 
-A slice of 512 x 512 pixels is half a megabyte, its scan 150 MB or more: slices are sent one by one, and the page asks
-for those around the one it shows.  What is decoded together is what lies in one file: one slice in most DICOM series,
-all of them in NIfTI.
+A slice of 512 x 512 pixels is half a megabyte, its scan 150 MB or more: slices are sent one by one, and the page
+requests the slices around the one it shows.  A file is decoded as a whole: one slice in most DICOM series, all slices
+in NIfTI.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from normal_guidance.viewer.cache import Cache
 from normal_guidance.viewer.slice_decoding import SliceRequest, decode, prepare
 
 CACHE_BYTES = 2**29
-"""Slices that stay in memory: about 1,000 of 512 x 512 pixels."""
+"""Bytes of slices that stay in memory: about 1,000 slices of 512 x 512 pixels."""
 
 WORKERS = 2
 """Processes that decode."""
 
 PATIENCE = 120.0
-"""Seconds for one file; a decoder that needs longer hangs, and is ended."""
+"""Seconds for one file; a decoder that needs longer is ended."""
 
 FAILURE_SECONDS = 10.0
-"""How long a file that cannot be read is not tried again: somebody may bring it back meanwhile."""
+"""After so many seconds an unreadable file is tried again: it may have been restored."""
 
 FAILURE_BYTES = 1024
-"""What a failure counts in the cache."""
+"""Size of a failure in the cache."""
 
 
 class UnreadableSliceError(RuntimeError):
-    """A slice that cannot be shown; the sentence goes to the page."""
+    """A slice that cannot be shown; the page shows the message."""
 
 
 @dataclass(frozen=True, eq=False)
 class _File:
-    """The decoded slices of one file by their places in the scan; or why there are none, and since when."""
+    """The decoded slices of one file by their places in the scan; or an error, and when it happened."""
 
     slices: dict[int, np.ndarray]
     error: str | None = None
@@ -62,11 +62,11 @@ Key = tuple[int, str]
 
 
 class SliceImages:
-    """Slices by number of scan and place; everything but decoding happens in the one thread of the server's loop.
+    """Slices by scan and place; everything but decoding happens in the one thread of the server's loop.
 
     Args:
-        row_of: a scan's row of the manifest.
-        root: where the scans lie.
+        row_of: returns a scan's row of the manifest.
+        root: folder of the scans.
         limit: bytes of slices to keep.
         workers: processes that decode.
     """
@@ -82,7 +82,7 @@ class SliceImages:
         self._pools: list[Pool] = []
 
     async def read(self, scan: int, place: int) -> bytes:
-        """Pixels of a slice, rows from the top, 16 bits each, the lower byte first."""
+        """The pixels of a slice, rows from the top, 16 bits each, the lower byte first."""
         row = self._row_of(scan)
         if not 0 <= place < len(row):
             raise UnreadableSliceError(f"scan {row.scan_id} has {len(row)} slices; there is no slice {place + 1}")
@@ -92,18 +92,18 @@ class SliceImages:
         return file.slices[place].astype("<i2", copy=False).tobytes()
 
     def prepare(self, kind: str) -> None:
-        """Starts the workers, for scans of this kind; nobody waits for it."""
+        """Start the workers in the background, for scans of this kind."""
         for _ in range(self._workers):
             self._threads.submit(lambda: list(self._pool().map(prepare, [kind])))
 
     def close(self) -> None:
-        """Ends the workers, whatever they are doing."""
+        """End the workers at once."""
         for pool in self._pools:
             pool.close()
         self._threads.shutdown(cancel_futures=True)
 
     async def _file(self, scan: int, row: ScanRow, name: str) -> _File:
-        """From the cache; or decoded, once for all who wait for it."""
+        """A file from the cache, or decoded; simultaneous requests share one decoding."""
         key = (scan, name)
         known = self.cache.get(key)
         if known is not None and (known.error is None or time.monotonic() - known.since < FAILURE_SECONDS):
@@ -112,7 +112,7 @@ class SliceImages:
             loop = asyncio.get_running_loop()
             self._pending[key] = asyncio.ensure_future(loop.run_in_executor(self._threads, self._decode, row, name))
             self._pending[key].add_done_callback(lambda future: self._decoded(key, future))
-        return await asyncio.shield(self._pending[key])  # whoever goes away leaves it to the others
+        return await asyncio.shield(self._pending[key])  # a request that is cancelled does not cancel the others
 
     def _decoded(self, key: Key, future: asyncio.Future[_File]) -> None:
         del self._pending[key]
@@ -120,7 +120,7 @@ class SliceImages:
             self.cache.put(key, future.result())
 
     def _decode(self, row: ScanRow, name: str) -> _File:
-        """In a thread that has a worker process of its own, which is started anew if it dies."""
+        """Decode in this thread's own worker process, which is restarted if it dies."""
         places = [place for place, file in enumerate(row.files) if file == name]
         part = replace(
             row,

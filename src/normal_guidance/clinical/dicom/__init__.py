@@ -1,8 +1,8 @@
 """Results as DICOM objects.
 
-    source_series.py       what the headers of a scan say: whose it is, and which objects its slices are
+    source_series.py       patient, study and slices of a scan, from its headers
     anonymize.py           the same scan without its patient
-    result_headers.py      what all results have in common
+    result_headers.py      the headers that all results share
     key_objects.py         Key Object Selection: the key slices
     structured_report.py   TID 1500: probability, threshold, the attention of every slice
     capture.py             the strip as a picture
@@ -15,4 +15,4 @@ from normal_guidance.errors import UserError
 try:
     import highdicom  # noqa: F401
 except ImportError as error:
-    raise UserError("DICOM results are written with highdicom; pip install 'normal-guidance[dicom]'") from error
+    raise UserError("DICOM results need highdicom; pip install 'normal-guidance[dicom]'") from error

@@ -1,13 +1,13 @@
-"""A scan without its patient, as the Basic Application Level Confidentiality Profile has it (DICOM PS3.15 E).
+"""A scan without its patient, by the Basic Application Level Confidentiality Profile (DICOM PS3.15 E).
 
-Names, dates, numbers and descriptions are emptied or left out, and every UID is replaced, the same one always by the
-same one, by a hash with a secret that is drawn when the program starts and never stored:
+Names, dates, numbers and descriptions are emptied or left out.  Every UID is replaced by its hash with a secret that is
+drawn when the program starts and never stored:
 
 - Results of one run agree with each other: slices of one series stay in one series, scans of one study in one study,
   scans of one patient with one patient.
-- Nobody can find the original from the result, not even by trying all likely UIDs; and two runs cannot be matched.
-- A reference to a slice leads to no object in any archive.  It still tells slices apart and joins the three results;
-  the structured report lists the slices in their order, so that the n-th of it is the n-th of the scan.
+- The original cannot be found from the result, not even by trying all likely UIDs, and two runs cannot be matched.
+- A reference to a slice leads to no object in any archive.  It still distinguishes slices and connects the three
+  results; the structured report lists the slices in their order, so that its n-th slice is the n-th of the scan.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from normal_guidance import __version__
 from normal_guidance.clinical.dicom.source_series import REQUIRED, Reference, SourceSeries
 
 METHOD = f"normal-guidance {__version__}, basic profile"
-"""What the results say about how the patient was removed."""
+"""DeidentificationMethod of the results."""
 
 DUMMY_DATE, DUMMY_TIME = "19000101", "000000"
-"""In place of the date of the result, which must have one: a scan is often scored on the day it was made."""
+"""They replace the date of the result, which is required: a scan is often scored on the day it was made."""
 
 _SECRET = token_hex(32)
 
 
 def anonymize(source: SourceSeries) -> SourceSeries:
-    """The same scan under new UIDs, with a pseudonym instead of the patient.
+    """Replace the scan's UIDs, and its patient by a pseudonym.
 
     Example:
         >>> source = SourceSeries("1.2.3", "", (), {"PatientID": "4711", "PatientName": "Doe^Jane"})

@@ -1,4 +1,4 @@
-"""The strip as a secondary capture: a picture, which is all that many archives show."""
+"""The strip as a secondary capture: a picture, because many archives show nothing else."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from normal_guidance.errors import UserError
 
 
 def capture(result: Result, name: str) -> Dataset:
-    """`result.content`, a PNG file called `name`, as an image; gray where the picture is.
+    """Make an image of `result.content`, a PNG file called `name`; a gray picture becomes a gray image.
 
-    BurnedInAnnotation says whether the patient can be read in it: the strip itself names nobody, but a source whose
-    slices do is shown in it.
+    BurnedInAnnotation says whether the patient can be read in it: the strip itself names nobody, but it shows slices
+    whose pixels may.
     """
     pixels = _pixels(result.content, name)
     source = result.source
@@ -42,11 +42,11 @@ def capture(result: Result, name: str) -> Dataset:
 
 
 def _pixels(content: bytes, name: str) -> np.ndarray:
-    """Gray (rows, columns) or colour (rows, columns, 3); what is transparent becomes white."""
+    """Read a picture as gray (rows, columns) or colour (rows, columns, 3); transparent pixels become white."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
             coloured = picture.convert("RGBA")
-    except (OSError, ValueError, SyntaxError) as error:  # PIL's words for a broken PNG
+    except (OSError, ValueError, SyntaxError) as error:  # PIL's errors for a broken PNG
         raise UserError(f"{name} cannot be read as a picture ({error}); predict again") from error
     white = Image.new("RGBA", coloured.size, "white")
     values = np.asarray(Image.alpha_composite(white, coloured))[..., :3]

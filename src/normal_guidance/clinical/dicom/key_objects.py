@@ -1,4 +1,4 @@
-"""Key Object Selection: which slices to look at, as a list that viewers open (DICOM PS3.16, TID 2010)."""
+"""Key Object Selection: the list of slices to look at, for viewers to open (DICOM PS3.16, TID 2010)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from normal_guidance.clinical.dicom.result_headers import Result, evidence, obse
 
 
 def key_objects(result: Result) -> Dataset:
-    """The key slices, the one of the highest attention first; one item a slice, also of a multi-frame object."""
+    """List the key slices by descending attention, one item a slice, also in a multi-frame object."""
     chosen = [result.source.slices[number] for number in result.prediction.key_slices]
     objects = evidence(result, chosen)
     content = KeyObjectSelection(

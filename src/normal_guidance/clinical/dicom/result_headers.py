@@ -1,4 +1,4 @@
-"""What all DICOM results of a scan have in common: UIDs, equipment, the patient, and that a program made them."""
+"""The headers that all DICOM results of a scan share: UIDs, equipment, patient, and the program as their author."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from normal_guidance.clinical.dicom.source_series import REQUIRED, Reference, So
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 
 NAME = "normal-guidance"
-"""The program, as equipment, observer and algorithm."""
+"""The program's name as equipment, observer and algorithm."""
 
 NOTICE = "AI-generated, for research use only, not for diagnosis."
 
 UNICODE = "ISO_IR 192"
-"""Character set of the results: that of the source need not fit what is written here."""
+"""Character set of the results: the source's may not hold what is written here."""
 
 DATES = (
     "InstanceCreationDate",
@@ -32,15 +32,15 @@ DATES = (
     "TimeOfSecondaryCapture",
     "ContributionDateTime",
 )
-"""When a result was made, where it need not be said."""
+"""Optional attributes that say when a result was made."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is to be told about a scan, by one DICOM object in a series of its own.
+    """The content of one DICOM object about a scan, in its own series.
 
-    Its UIDs are a hash of the source's UIDs and of what is told, so that writing a result again and sending it again
-    gives no second one in the archive; only the times of writing differ.
+    Its UIDs are a hash of the source's UIDs and of the content: a result that is written and sent again is not a second
+    one in the archive; only the times of writing differ.
     """
 
     prediction: ScanPrediction
@@ -49,22 +49,22 @@ class Result:
     """SeriesDescription."""
     series_number: int
     content: bytes = b""
-    """What the object holds beside the prediction."""
+    """What the object holds in addition to the prediction."""
 
     def uid(self, purpose: str) -> str:
-        """The UID for a purpose, 'series' or 'instance' for instance."""
+        """The UID for a purpose, for example 'series' or 'instance'."""
         one = self.prediction
-        told = (
+        content = (
             (__version__, one.method, one.logit, one.probability, one.threshold, one.attention.tolist()),
             (one.key_slices, one.interval, one.share),
             (self.source.study_uid, self.source.slices, sorted(self.source.identity.items())),
             (self.title, sha256(self.content).hexdigest(), purpose),
         )
-        return str(generate_uid(entropy_srcs=[repr(told)]))
+        return str(generate_uid(entropy_srcs=[repr(content)]))
 
     @property
     def sentence(self) -> str:
-        """The scan's probability and the call, and what made them."""
+        """Probability, decision by the threshold, program and method."""
         one = self.prediction
         call = "" if one.threshold is None else f", {'' if one.is_positive else 'not '}positive by threshold"
         number = "" if one.threshold is None else f" {one.threshold:.4g}"
@@ -74,7 +74,7 @@ class Result:
         )
 
     def arguments(self) -> dict[str, Any]:
-        """What highdicom's objects ask for in common."""
+        """Arguments that all highdicom objects need."""
         return {
             "series_instance_uid": self.uid("series"),
             "series_number": self.series_number,
@@ -90,7 +90,7 @@ class Result:
         }
 
     def finish(self, dataset: Dataset) -> Dataset:
-        """Says whose result it is: in one place, so that all results of a scan say the same."""
+        """Add patient and study, the same in all results of a scan."""
         for name, value in self.source.identity.items():
             setattr(dataset, name, value)
         if self.source.anonymous:
@@ -103,7 +103,7 @@ class Result:
 
 
 def evidence(result: Result, references: Iterable[Reference]) -> list[Dataset]:
-    """The objects behind references as highdicom asks for them, without a patient, whom `Result.finish` adds."""
+    """Make the referenced objects as highdicom needs them; `Result.finish` adds the patient."""
     row, found = result.prediction.row, []
     for one in references:
         dataset = Dataset()
@@ -117,7 +117,7 @@ def evidence(result: Result, references: Iterable[Reference]) -> list[Dataset]:
 
 
 def observer(result: Result) -> ObserverContext:
-    """The program as the observer."""
+    """Name the program as the observer."""
     return ObserverContext(
         observer_type=codes.DCM.Device,
         observer_identifying_attributes=DeviceObserverIdentifyingAttributes(
@@ -130,12 +130,12 @@ def observer(result: Result) -> ObserverContext:
 
 
 def frames(reference: Reference) -> list[int] | None:
-    """As highdicom takes them."""
+    """The frame numbers of a reference, in highdicom's form."""
     return None if reference.frame is None else [reference.frame]
 
 
 def code_item(code: Any) -> Dataset:
-    """A code as an item of a sequence."""
+    """Make a code an item of a sequence."""
     item = Dataset()
     item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = code.value, code.scheme_designator, code.meaning
     return item

@@ -1,7 +1,7 @@
-"""What the headers of a scan say: whose it is, and which DICOM objects its slices are.
+"""Patient, study and DICOM objects of a scan's slices, from the headers.
 
-Results say about the patient and the study what is read here and nothing else: a `SourceSeries` holds chosen attributes
-only, as text in Unicode, so that nothing of a header can reach a result by accident.  Pixels are not read.
+Results repeat about the patient and the study only what is read here: a `SourceSeries` holds chosen attributes, as
+Unicode text, so that nothing else of a header can reach a result by accident.  Pixels are not read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from normal_guidance.data.problems import Problem, Report, UnreadableError
 from normal_guidance.errors import UserError
 
 KIND = "header"
-"""Of the problems that are found here."""
+"""Kind of the problems that are found here."""
 
 REQUIRED = (
     "PatientName",
@@ -40,16 +40,16 @@ REQUIRED = (
 """Attributes of patient and study that every object must have and that may be empty (type 2)."""
 
 OPTIONAL = ("IssuerOfPatientID", "PatientAge", "StudyDescription", "PatientIdentityRemoved", "DeidentificationMethod")
-"""Those that are repeated where the source has them."""
+"""Attributes that are repeated where the source has them."""
 
 CHECKED = {"PatientSex": ("M", "F", "O"), "PatientIdentityRemoved": ("YES", "NO")}
-"""Attributes of which only these values are right."""
+"""Attributes that allow only these values."""
 
 FREE_TEXT = ("PN", "LO", "SH")
-"""Value representations of which a wrong value, too long for instance, is kept: archives match by it."""
+"""Value representations whose invalid values, such as too long ones, are kept: archives match by them."""
 
 UNSTATED = "not stated by the source"
-"""How a source was made anonymous that only says that it was."""
+"""The method for a source that says only that it was made anonymous."""
 
 _UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
 _PICTURE = ("NumberOfFrames", "BurnedInAnnotation", "LossyImageCompression")
@@ -57,7 +57,7 @@ _PICTURE = ("NumberOfFrames", "BurnedInAnnotation", "LossyImageCompression")
 
 @dataclass(frozen=True)
 class Reference:
-    """Which DICOM object a slice is."""
+    """The DICOM object of a slice."""
 
     sop_class: str
     sop_uid: str
@@ -68,7 +68,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class SourceSeries:
-    """One scan, as its results refer to it."""
+    """A scan as its results refer to it."""
 
     study_uid: str
     frame_of_reference: str
@@ -84,11 +84,11 @@ class SourceSeries:
 
 
 def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
-    """Reads the headers of a scan's slices; what is missing or wrong is told to `report`, and written empty.
+    """Read the headers of a scan's slices; `report` receives missing and wrong attributes, which become empty.
 
     Problems name attributes, never their values.
-    Raises UserError where there is no DICOM object to refer to, or no telling which: NIfTI, missing UIDs, two slices
-    of one UID, two patients or studies.
+    Raises UserError where results would have no DICOM object to refer to, or an ambiguous one: NIfTI, missing UIDs, two
+    slices with one UID, two patients or studies.
 
     Example:
         >>> row = ScanRow("A17", "P1", 0, None, "nifti", ("A17.nii.gz",) * 2, (0, 1), (0.0, 5.0), 512, 512)
@@ -104,10 +104,10 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
         )
     headers = {file: _read_header(row.scan_id, root, file) for file in dict.fromkeys(row.files)}
     first_file, first = next(iter(headers.items()))
+    identity, says_characters = _read_identity(row.scan_id, root, first_file)
     _check_one(row.scan_id, headers, "PatientID", "patient")
     _check_one(row.scan_id, headers, "StudyInstanceUID", "study")
     _check_unique(row.scan_id, headers)
-    identity, says_characters = _read_identity(row.scan_id, root, first_file)
 
     def tell_of(detail: str, action: str) -> None:
         report(Problem(row.scan_id, first_file, KIND, detail, action))
@@ -136,10 +136,10 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
 
 @dataclass(frozen=True)
 class _Header:
-    """Of every file."""
+    """What is read from every file."""
 
     values: Mapping[str, str]
-    """Of `_UIDS`, and PatientID as it is in the file."""
+    """Values of `_UIDS`, and PatientID as it is in the file."""
     frames: int
     burned_in: bool
     lossy: bool
@@ -159,7 +159,7 @@ def _reading(scan_id: str, file: str) -> Iterator[None]:
             yield
     except UnreadableError as error:
         raise UserError(
-            f"scan {scan_id!r}: {file} cannot be read ({error.detail}), so that DICOM results cannot refer to it; "
+            f"scan {scan_id!r}: {file} cannot be read ({error.detail}), so DICOM results cannot refer to it; "
             "put the file back, or predict without DICOM results"
         ) from error
 
@@ -179,14 +179,14 @@ def _read_header(scan_id: str, root: Path, file: str) -> _Header:
     missing = [name for name in _UIDS[:4] if not values[name]]
     if missing:
         raise UserError(
-            f"scan {scan_id!r}: {file} has no {_named(missing[0])}, so that DICOM results cannot refer to it; mend the "
+            f"scan {scan_id!r}: {file} has no {_named(missing[0])}, so DICOM results cannot refer to it; mend the "
             "file, or predict without DICOM results"
         )
     return header
 
 
 def _read_identity(scan_id: str, root: Path, file: str) -> tuple[dict[str, str], bool]:
-    """The attributes of patient and study that the file has, and whether it says in which character set."""
+    """Read the file's attributes of patient and study, and whether it names its character set."""
     names = (*REQUIRED, *OPTIONAL)
     with _reading(scan_id, file):
         dataset = read_elements(locate(root, file), map(_tag, names)).dataset
@@ -195,7 +195,7 @@ def _read_identity(scan_id: str, root: Path, file: str) -> tuple[dict[str, str],
 
 
 def _decoded(dataset: Dataset, name: str) -> str:
-    """An attribute's value by the file's SpecificCharacterSet; several values are joined as in a file."""
+    """Decode an attribute's value by the file's SpecificCharacterSet; several values are joined as in a file."""
     value = dataset[name].value
     if isinstance(value, bytes):  # of unknown representation
         value = value.decode("latin-1")
@@ -209,7 +209,7 @@ def _decoded(dataset: Dataset, name: str) -> str:
 
 
 def _checked(found: Mapping[str, str], tell: Callable[[str, str], None]) -> dict[str, str]:
-    """All of `REQUIRED` and what there is of `OPTIONAL`, right or empty."""
+    """Check the attributes of `REQUIRED` and `OPTIONAL`; missing and invalid required ones become empty."""
     missing = [name for name in REQUIRED if name not in found]
     if missing:
         tell(f"no {', '.join(map(_named, missing))}", "written empty")
@@ -241,7 +241,7 @@ def _is_valid(vr: str, value: str) -> bool:
 
 
 def _check_one(scan_id: str, headers: Mapping[str, _Header], name: str, what: str) -> None:
-    """Results of several patients or studies would be filed under the first."""
+    """Refuse files that differ in an attribute: results of two patients or studies would be filed under the first."""
     values: dict[str, str] = {}
     for file, header in headers.items():
         values.setdefault(header.values[name], file)
@@ -259,7 +259,7 @@ def _check_unique(scan_id: str, headers: Mapping[str, _Header]) -> None:
     if files > 1:
         one, other = [file for file, header in headers.items() if header.values["SOPInstanceUID"] == uid][:2]
         raise UserError(
-            f"scan {scan_id!r}: {one} and {other} have the same {_named('SOPInstanceUID')}, so that DICOM results "
+            f"scan {scan_id!r}: {one} and {other} have the same {_named('SOPInstanceUID')}, so DICOM results "
             "cannot say which slice they mean; give every slice its own"
         )
 

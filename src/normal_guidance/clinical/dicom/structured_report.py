@@ -1,4 +1,4 @@
-"""The structured report: a Comprehensive SR after TID 1500 (DICOM PS3.16), which software reads.
+"""The structured report: a Comprehensive SR by TID 1500 (DICOM PS3.16), for software to read.
 
     Image Library        every object of the scan, its frame of reference
     Imaging Measurements
@@ -41,35 +41,35 @@ from normal_guidance.clinical.dicom.result_headers import NAME, NOTICE, Result, 
 from normal_guidance.clinical.dicom.source_series import Reference
 
 SCHEME = "99NGUIDE"
-"""Designator of our own codes; those that begin with 99 are private."""
+"""Designator of our own codes; designators that begin with 99 are private."""
 
 ATTENTION = CodedConcept("attention", SCHEME, "Attention of the slice")
 INTERVAL = CodedConcept("interval", SCHEME, "Attention within the interval")
 THRESHOLD = CodedConcept("threshold", SCHEME, "Threshold of the probability")
 CALL = CodedConcept("call", SCHEME, "Scan by the threshold")
-"""What DICOM has no code for."""
+"""Concepts for which DICOM has no code."""
 
 PROBABILITY = CodedConcept.from_code(codes.DCM.Probability)
 NO_UNITS = CodedConcept.from_code(codes.UCUM.NoUnits)
 SOURCE = CodedConcept.from_code(codes.SCT.Source)
-"""DICOM's own; made once, not for every slice."""
+"""Concepts with a DICOM code; made once, not for every slice."""
 
 PROCEDURES = {
     "CT": (codes.DCM.ComputedTomography, codes.LN.CTUnspecifiedBodyRegion),
     "": (codes.DCM.OtherModality, Code("363679005", "SCT", "Imaging procedure")),
 }
-"""Modality and procedure by what the headers say; the last for all others."""
+"""Modality and procedure by the headers' modality; the last entry is for all others."""
 
 
 class _Report(ComprehensiveSR):
-    """Takes the patient from `Result.finish`, as the other results do; highdicom would copy whole modules."""
+    """A report without highdicom's copy of whole modules: `Result.finish` adds the patient, as for other results."""
 
     def copy_patient_and_study_information(self, dataset: Dataset) -> None:
         pass
 
 
 def structured_report(result: Result) -> Dataset:
-    """The scan's probability and the attention of every slice, for software to read."""
+    """Report the scan's probability and the attention of every slice."""
     objects = evidence(result, {one.sop_uid: one for one in result.source.slices}.values())
     report = MeasurementReport(
         observation_context=ObservationContext(observer_device_context=observer(result)),
@@ -83,7 +83,7 @@ def structured_report(result: Result) -> Dataset:
         coding_schemes=[CodingSchemeIdentificationItem(SCHEME, name=NAME, responsible_organization=NAME)],
         **result.arguments(),
     )
-    # What has an item a slice comes last: highdicom would copy and search it all, which takes half of the time.
+    # Parts with an item per slice are added last: highdicom would copy and search them, which takes half of the time.
     *_, measurements = document.ContentSequence
     document.ContentSequence.insert(len(document.ContentSequence) - 1, _library(result, objects))
     measurements.ContentSequence.extend(_slices(result))
@@ -135,9 +135,9 @@ def _procedure(result: Result) -> tuple[Code, Code]:
 
 
 def _library(result: Result, objects: list[Dataset]) -> ContainerContentItem:
-    """All objects of the scan in one group, with what they share.
+    """List all objects of the scan in one group, with the attributes that they share.
 
-    By hand: highdicom's library refuses images without spacing or position, and repeats both for every image.
+    highdicom's own library refuses images without spacing or position, and repeats both for every image.
     """
     context, contains = RelationshipTypeValues.HAS_ACQ_CONTEXT, RelationshipTypeValues.CONTAINS
     shared = ContentSequence([CodeContentItem(codes.DCM.Modality, _procedure(result)[0], context)])

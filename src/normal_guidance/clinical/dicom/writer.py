@@ -4,8 +4,8 @@
     structured_report.dcm   Comprehensive SR after TID 1500: probability, threshold, the attention of every slice
     strip.dcm               Secondary Capture: key slices with the attention curve
 
-They belong to the source's patient and study, and are three new series of it.  Who the patient is comes from the
-headers of the scan's slices and from nowhere else.
+They belong to the source's patient and study, as three new series.  The patient is taken from the headers of the scan's
+slices only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from normal_guidance.clinical.dicom.result_headers import Result
 from normal_guidance.clinical.dicom.source_series import SourceSeries, read_source
 from normal_guidance.clinical.dicom.structured_report import structured_report
 from normal_guidance.clinical.scan_prediction import ScanPrediction
-from normal_guidance.data.problems import Report
+from normal_guidance.data.problems import Problem, Report
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder, write_atomically
 
@@ -31,35 +31,37 @@ SERIES = {
     "structured_report.dcm": (9802, "Slice scores, AI, research only"),
     "strip.dcm": (9803, "Key slices and attention curve, AI, research only"),
 }
-"""SeriesNumber and SeriesDescription of every result; the numbers are larger than those of most scanners."""
+"""SeriesNumber and SeriesDescription of every result; scanners seldom use such large numbers."""
 
 
 def write_dicom(
     prediction: ScanPrediction, strip: Path, out: Path, *, anonymize: bool = False, report: Report | None = None
 ) -> list[Path]:
-    """Writes a scan's results as DICOM into the folder `out`, and returns the files.
+    """Write a scan's results as DICOM into the folder `out`, and return the files.
 
     The same scan and prediction give the same UIDs; see `Result`.
 
     Args:
         strip: a PNG file, which must not name the patient.
-        anonymize: without anything that identifies the patient, under new UIDs; see `clinical.dicom.anonymize`.
-        report: is told what the headers lack or have wrongly, by problems that hold no value of a header; without the
-            names of files if the results are anonymous, as these often name the patient.
+        anonymize: leave out everything that identifies the patient, and use new UIDs; see `clinical.dicom.anonymize`.
+        report: receives missing and wrong attributes as problems, which hold no value of a header; in anonymous results
+            also no names of files, which often name the patient.
 
     Raises UserError where the scan has no DICOM identity (NIfTI) or an ambiguous one; nothing is written then.
     """
-    tell: Report = report or (lambda problem: None)
+
+    def tell(problem: Problem) -> None:
+        if report is not None:
+            report(problem._replace(file="") if anonymize else problem)
+
+    source = read_source(prediction.row, prediction.root, tell)
     if anonymize:
-        source = read_source(prediction.row, prediction.root, lambda problem: tell(problem._replace(file="")))
         source = _anonymous(source, prediction.row.scan_id)
-    else:
-        source = read_source(prediction.row, prediction.root, tell)
     try:
         picture = strip.read_bytes()
     except OSError as error:
         raise UserError(f"{strip} cannot be read ({error.strerror}); predict again") from error
-    with config.disable_value_validation():  # pydicom warns of values that are the source's, and told above
+    with config.disable_value_validation():  # pydicom would warn of the source's values, which are reported above
         results = _results(prediction, source, picture, strip.name)
         files = {out / name: _encoded(dataset) for name, dataset in results.items()}
     make_folder(out)
@@ -72,7 +74,7 @@ def _anonymous(source: SourceSeries, scan_id: str) -> SourceSeries:
     if source.burned_in:
         raise UserError(
             f"scan {scan_id!r}: (0028,0301) BurnedInAnnotation is YES: its pixels name the patient, and the strip "
-            "shows them; clean the pixels first, or do without --anonymize"
+            "shows them; clean the pixels first, or leave out --anonymize"
         )
     return without_patient(source)
 

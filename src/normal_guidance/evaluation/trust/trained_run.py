@@ -1,4 +1,4 @@
-"""The tests for the folder of a run: its winner, on scans that it was not trained on."""
+"""The trust tests for a run: its winner, on scans that it was not trained on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.runs import Run, Selected, load_run
+from normal_guidance.evaluation.run_report import Run, Selected, load_run
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.evaluation.trust.deletion_curves import By
 from normal_guidance.evaluation.trust.examination import Trust, examine
@@ -21,7 +21,7 @@ from normal_guidance.training.stacked_model import initial_model
 from normal_guidance.training.winners import load_winner, winner_file
 
 TESTED = ("val", "test")
-"""Parts whose scans no weights were fitted to."""
+"""Parts on which no weights were fitted."""
 
 
 def examine_run(
@@ -36,24 +36,26 @@ def examine_run(
     seed: int = 0,
     watch: Callable[[float], None] | None = None,
 ) -> Trust:
-    """Runs the four tests on a run's winner.
+    """Run the four tests on a run's winner.
 
     Args:
-        folder: of the run.
-        store: where the features lie; without it, where the run says they lay, or drawn again if they were drawn.
-        split: table of parts, if they are not the store's own; without it, the one that the run was given.
+        folder: folder of the run.
+        store: folder of the features; without it, the one that the run recorded, or drawn again if they were drawn.
+        split: table of parts, if they are not the store's own; without it, the one that the run recorded.
         part: 'test' or 'val'.
         group: which winner, where the run has several.
 
     Example:
         >>> examine_run("nowhere")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no complete run: report.json is missing; ...
+        normal_guidance.errors.UserError: nowhere is not a complete run: report.json is missing; ...
     """
     if part not in TESTED:
-        raise UserError(f"part {part!r} is none to test a model on; choose one of {', '.join(TESTED)}")
+        raise UserError(f"models are not tested on part {part!r}; choose one of {', '.join(TESTED)}")
     run = load_run(folder)
-    winner = _winner(run, group)
+    winner = run.winner(group)
+    if winner.config.on_slices:
+        raise UserError(f"{run.folder} was trained on slice labels and has no attention to test; give another run")
     scans = _scans(run, winner, store, split, part)
     model = load_winner(folder, group).to(device)
     width = int(read_json(run.folder / f"{winner_file(group)}.json")["features"])
@@ -67,19 +69,6 @@ def examine_run(
     return replace(found, notes=_notes(run, scans, part))
 
 
-def _winner(run: Run, group: str) -> Selected:
-    found = {winner.group: winner for winner in run.winners}
-    if not found:
-        raise UserError(f"{run.folder} has no winner: {run.note}; give a run that has")
-    if group not in found:
-        raise UserError(
-            f"{run.folder} has no winner {group or 'without a group'!r}; choose a group: {', '.join(found) or 'none'}"
-        )
-    if found[group].config.on_slices:
-        raise UserError(f"{run.folder} learnt slice labels and has no attention to test; give another run")
-    return found[group]
-
-
 def _scans(
     run: Run, winner: Selected, store: str | Path | None, split: str | Path | None, part: str
 ) -> Bags | FeatureStore:
@@ -90,18 +79,20 @@ def _scans(
         return drawn
     place, table = _place("store", store, options, run), _place("split", split, options, run)
     if place is None:
-        raise UserError(f"{run.folder} does not say where its features lie; give them: --store STORE")
+        raise UserError(f"{run.folder} does not say where its features are; give them: --store STORE")
     opened = open_store(place)
     return (opened if table is None else opened.with_parts(table)).part(part)
 
 
 def _place(name: str, given: str | Path | None, options: Mapping[str, Any], run: Run) -> Path | None:
-    """What was given, or what the run remembers, if that is still there."""
+    """The given path, or the one that the run recorded, if it still exists."""
     if given is not None or options.get(name) is None:
         return None if given is None else Path(given)
     remembered = Path(options[name])
     if not remembered.exists():
-        raise UserError(f"{run.folder} was trained with {remembered}, which is not there; give --{name} {name.upper()}")
+        raise UserError(
+            f"{run.folder} was trained with {remembered}, which no longer exists; give --{name} {name.upper()}"
+        )
     return remembered
 
 

@@ -1,0 +1,175 @@
+"""report.json: the result of a complete run, as it is written and read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from normal_guidance.errors import UserError
+from normal_guidance.files import read_json
+from normal_guidance.statistics.scores import Scores
+from normal_guidance.training.config import Config
+from normal_guidance.training.run_folder import REPORT
+from normal_guidance.training.selection import group_of
+from normal_guidance.training.sweep import Sweep
+from normal_guidance.training.winners import check_group, diverged, group_names, winner_file
+
+NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
+"""Errors from reading a JSON file of another shape than ours."""
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
+
+    group: str
+    """Empty where the run has one group only; else the name in its files: `load_winner(folder, group)`."""
+    config: Config
+    number: int
+    epoch: int
+    val_auroc: float
+    test: Scores | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A complete run, as its folder describes it."""
+
+    folder: Path
+    winners: tuple[Selected, ...]
+    """Empty where no epoch of any configuration could be selected."""
+    note: str | None
+    """Why there are no winners."""
+    all_diverged: bool
+    seconds: float
+    """The sum over all starts."""
+    report: Mapping[str, Any]
+
+    def winner(self, group: str = "", *, choose: str = "choose a group") -> Selected:
+        """The winner of a group; without a group, the only one."""
+        found = {winner.group: winner for winner in self.winners}
+        check_group(self.folder, list(found), group, note=self.note, choose=choose)
+        return found[group]
+
+
+def load_run(folder: str | Path) -> Run:
+    """Load a complete run from its folder.
+
+    Example:
+        >>> load_run("nowhere")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere is not a complete run: report.json is missing; start the run again
+        with the same command
+    """
+    folder = Path(folder)
+    if not (folder / REPORT).is_file():
+        raise UserError(
+            f"{folder} is not a complete run: {REPORT} is missing; start the run again with the same command"
+        )
+    report = read_json(folder / REPORT)
+    try:
+        counts = report["configurations"]
+        return Run(
+            folder=folder,
+            winners=tuple(_selected(winner) for winner in report["winners"]),
+            note=report["note"],
+            all_diverged=counts["diverged"] == counts["trained"],
+            seconds=float(report["seconds"]["total"]),
+            report=report,
+        )
+    except NOT_OURS as error:
+        raise UserError(
+            f"{folder / REPORT} is damaged or not a report ({error!r}); give the folder of a run, or copy it again"
+        ) from error
+
+
+def _selected(winner: Mapping[str, Any]) -> Selected:
+    scores: dict[str, Any] | None = winner["test"]
+    return Selected(
+        group=winner["group"],
+        config=Config(**winner["config"]),
+        number=winner["number"],
+        epoch=winner["epoch"],
+        val_auroc=winner["val_auroc"],
+        test=None if scores is None else _from_json(scores),
+    )
+
+
+def report(
+    identity: Mapping[str, Any],
+    result: Sweep,
+    scores: Mapping[str, Scores],
+    environments: Sequence[Mapping[str, Any]],
+    *,
+    seconds: Mapping[str, float],
+    resumed: int,
+    options: Mapping[str, Any],
+    features: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that is needed to check, repeat or compare the run, fit for JSON; a pure function."""
+    names = group_names(result.configs)
+    winners = [
+        {
+            "group": (group := names[group_of(winner.config)]),
+            "number": winner.number,
+            "epoch": winner.epoch,
+            "val_auroc": winner.val_auroc,
+            "config": winner.config.as_json(),
+            "weights": f"{winner_file(group)}.safetensors",
+            "test": _for_json(scores[group]) if group in scores else None,
+        }
+        for winner in result.winners
+    ]
+    return {
+        "format": identity["format"],
+        "winners": winners,
+        "note": None if winners else _why_nothing(result),
+        "configurations": {
+            "trained": len(result.configs),
+            "selectable": int((result.best_epoch > 0).sum()),
+            "diverged": diverged(result),
+        },
+        "departures": identity["departures"],
+        "seeds": {"order": result.configs[0].seed, "weights": sorted({config.seed for config in result.configs})},
+        "data": identity["data"],
+        "features": None if features is None else dict(features),
+        "execution": {**identity["execution"], "chunks": list(result.chunks)},
+        "seconds": dict(seconds),
+        "resumed": resumed,
+        "options": dict(options),
+        "environments": [dict(one) for one in environments],
+    }
+
+
+def _why_nothing(result: Sweep) -> str:
+    """Why no epoch was selected: NaN never is, and the protocol may require training AUROC above validation AUROC."""
+    lost, count = diverged(result), len(result.configs)
+    reasons = [f"{lost} of {count} configurations diverged"] if lost else []
+    if lost < count:
+        reasons.insert(0, "no configuration had an epoch whose training AUROC was above its validation AUROC")
+    return f"{', '.join(reasons)}: none was selected"
+
+
+def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where a run was started, one entry for each distinct commit, machine or date; the first reports held only one.
+
+    Example:
+        >>> environments_of({"environment": {"torch": "2.11.0"}, "options": {"date": "2026-11-15"}})
+        [{'date': '2026-11-15', 'torch': '2.11.0'}]
+    """
+    if "environments" in report:
+        return [dict(one) for one in report["environments"]]
+    return [{"date": report["options"].get("date"), **report["environment"]}]
+
+
+def _for_json(scores: Scores) -> dict[str, Any]:
+    """JSON has no NaN."""
+    return {name: None if value != value else value for name, value in asdict(scores).items()}
+
+
+def _from_json(scores: Mapping[str, Any]) -> Scores:
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in scores.items()}
+    return Scores(**values)
