@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
 
+from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.models import BEYOND
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
@@ -14,32 +14,17 @@ from normal_guidance.training.sweep import Execution, sweep
 FEATURES = 16
 
 
-class Memory:
-    """A checkpoint in memory that ends the process after its first state."""
-
-    def __init__(self) -> None:
-        self.saved: list[tuple[dict[str, Tensor], dict[str, object]]] = []
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, object]] | None:
-        return self.saved[-1] if self.saved else None
-
-    def save(self, tensors: dict[str, Tensor], about: dict[str, object]) -> None:
-        first = not self.saved
-        self.saved.append(({name: tensor.clone() for name, tensor in tensors.items()}, dict(about)))
-        if first:
-            raise KeyboardInterrupt
-
-    def due(self, epochs: int, seconds: float) -> bool:
-        return epochs >= 2
-
-
 @pytest.mark.slow(but="whole_bells_ng-slotted")
 @pytest.mark.parametrize("engine", ["packed", "slotted"])
 @pytest.mark.parametrize("method", [name for name, method in BEYOND.items() if method.guided])
 def test_a_resumed_sweep_has_the_same_bits(method: str, engine: str) -> None:
     train, val = (shifted_mean(48, seed, features=FEATURES, shift=2.0) for seed in (1, 2))
     base = Config(method, epochs=4, batch_size=16, seed=5, train_above_val=False)
-    configs, execution, memory = grid(base, lr=[0.1, 0.01], l1=[0.01]), Execution(engine=engine), Memory()
+    configs, execution, memory = (
+        grid(base, lr=[0.1, 0.01], l1=[0.01]),
+        Execution(engine=engine),
+        MemoryCheckpoint(interrupt_at=1),
+    )
     with pytest.raises(KeyboardInterrupt):
         sweep(configs, train, val, execution, checkpoint=memory)
     resumed, whole = sweep(configs, train, val, execution, checkpoint=memory), sweep(configs, train, val, execution)

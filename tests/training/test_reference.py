@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
@@ -163,31 +164,11 @@ def test_slices_are_ranked_some_configurations_at_a_time(
     assert sweep(small_grid(), train, val, EXACT).history.equal(whole.history)
 
 
-class Memory:
-    """A checkpoint in memory that ends the process after a number of states."""
-
-    def __init__(self, states: int) -> None:
-        self.saved: list[tuple[dict[str, Tensor], dict[str, object]]] = []
-        self.left = states
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, object]] | None:
-        return self.saved[-1] if self.saved else None
-
-    def save(self, tensors: dict[str, Tensor], about: dict[str, object]) -> None:
-        self.saved.append(({name: tensor.clone() for name, tensor in tensors.items()}, dict(about)))
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-    def due(self, epochs: int, seconds: float) -> bool:
-        return epochs >= 2
-
-
 @pytest.mark.parametrize("engine", ["packed", "slotted"])
 def test_a_resumed_sweep_has_the_same_bits(engine: str, train: Bags, val: Bags) -> None:
     configs, execution = small_grid(epochs=5, train_above_val=False), Execution(engine=engine)
     bags = [part.to(dtype=torch.float32) for part in (train, val)]
-    memory = Memory(states=2)
+    memory = MemoryCheckpoint(interrupt_at=2)
     with pytest.raises(KeyboardInterrupt):
         sweep(configs, *bags, execution, checkpoint=memory)
     resumed, whole = sweep(configs, *bags, execution, checkpoint=memory), sweep(configs, *bags, execution)

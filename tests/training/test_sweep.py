@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.errors import UserError
@@ -154,22 +155,6 @@ def test_too_little_memory_halves_the_chunk(train: Bags, val: Bags, monkeypatch:
     torch.testing.assert_close(result.history, sweep(configs, train, val, EXACT).history)
 
 
-class Memory:
-    """A checkpoint that keeps everything in memory."""
-
-    def __init__(self) -> None:
-        self.saved: list[tuple[dict[str, Tensor], dict[str, object]]] = []
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, object]] | None:
-        return self.saved[-1] if self.saved else None
-
-    def save(self, tensors: dict[str, Tensor], about: dict[str, object]) -> None:
-        self.saved.append(({name: tensor.clone() for name, tensor in tensors.items()}, dict(about)))
-
-    def due(self, epochs: int, seconds: float) -> bool:
-        return epochs >= 2
-
-
 @pytest.mark.parametrize("message", [None, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
 def test_memory_that_runs_out_midway_costs_the_epochs_since_the_last_state(
     message: str | None, train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +171,7 @@ def test_memory_that_runs_out_midway_costs_the_epochs_since_the_last_state(
     configs = small_grid("ng", epochs=8)
     want = sweep(configs, train, val, EXACT)
     monkeypatch.setattr(PackedEngine, "train_epoch", out_of_memory_in_epoch_6)
-    got = sweep(configs, train, val, EXACT, checkpoint=Memory())
+    got = sweep(configs, train, val, EXACT, checkpoint=MemoryCheckpoint())
     assert got.chunks == (2, 2)
     assert [size for size, _ in trained] == [4] * 6 + [2] * 4 + [2] * 4, "both halves go on behind epoch 4"
     torch.testing.assert_close(got.history, want.history)

@@ -82,7 +82,7 @@ class Layout:
 
     @classmethod
     def padded(cls, lengths: Int[Tensor, "bags"], longest: int) -> Layout:
-        """The layout of `bags x longest` padded rows; a bag's real slices come first.  The GPU is not waited for."""
+        """The layout of `bags x longest` padded rows; a bag's real slices come first.  Does not wait for the GPU."""
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         return cls(lengths=lengths, mask=mask, sizes=None, pad_index=None, unpad_index=None)
 

@@ -11,7 +11,7 @@ from normal_guidance.errors import UserError
 
 
 def bag_of_rows(lengths: Int[Tensor, "bags"], total: int | None = None) -> Int64[Tensor, "rows"]:
-    """The number of each row's bag; with the `total` of the lengths, a GPU is not waited for.
+    """The number of each row's bag; given the `total` of the lengths, it does not wait for a GPU.
 
     Example:
         >>> bag_of_rows(torch.tensor([2, 3]))

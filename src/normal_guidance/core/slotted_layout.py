@@ -3,7 +3,7 @@
 `Layout.packed` keeps its lengths in Python, so every batch is a new shape to a compiler; a padded layout computes
 bags x longest scan rows.  Here the bags of a batch lie one below the other in a fixed number of rows, the last of which
 may be unused, and the lengths are tensors.  The same compiled code and CUDA graphs then serve every batch, the cost
-grows with the slices, and the device never waits for the host.
+grows with the slices, and the host never waits for the device.
 
 Each bag begins with one free row for the class token, so that the token can be prepended without moving 378 MB of
 projected rows.  Operations that are not dense algebra on rows are in `core.ragged`: attention, products within a bag,
@@ -47,7 +47,7 @@ class SlottedLayout(Layout):
 
     @classmethod
     def of(cls, lengths: Int[Tensor, "bags"], rows: int, longest: int) -> SlottedLayout:
-        """The layout of bags with these lengths; `rows` must hold them and their tokens.  The GPU is not waited for."""
+        """The layout of bags with these lengths; `rows` must hold them and their tokens.  Does not wait for the GPU."""
         first = (lengths + 1).cumsum(0) - lengths - 1
         bag = find_bags(torch.arange(rows, device=lengths.device), lengths + 1)
         return cls.at(lengths, first, bag, longest)

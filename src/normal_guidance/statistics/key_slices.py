@@ -22,6 +22,7 @@ def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: f
     Of slices with the same attention, the one nearest to the mean position comes first.
 
     Example:
+        >>> import torch
         >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
         (2, 6)
         >>> key_slices(torch.full((9,), 1 / 9), count=3)

@@ -19,16 +19,7 @@ from torch import Tensor
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import MAX_CELLS, auroc
-from normal_guidance.training.batches import (
-    Plan,
-    Resident,
-    Scans,
-    Streamed,
-    Targets,
-    batched,
-    check_batch_size,
-    prefetch,
-)
+from normal_guidance.training.batches import Plan, Resident, Scans, Streamed, Targets, batched, prefetch
 from normal_guidance.training.stacked_model import Parameters, Stack, descend
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
@@ -333,7 +324,6 @@ def slot_numbers(
         >>> slot_numbers(lengths, 2, iter([torch.tensor([0, 1, 2, 3])]), classes=2)
         (64, 128)
     """
-    check_batch_size(len(lengths), batch_size)
     whole = len(lengths) // batch_size * batch_size
     totals = torch.cat([lengths[order[:whole]].reshape(-1, batch_size).sum(1) for order in orders])
     ascending = totals.sort().values

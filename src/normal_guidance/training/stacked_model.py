@@ -112,11 +112,6 @@ class Stack:
 
         return vmap(one)(parameters)
 
-    def _guidance(self, divergence: DivergenceName) -> NormalGuidance:
-        """Guidance of weight 1, to be multiplied by the weight of each configuration."""
-        one = self.configs[0]
-        return NormalGuidance(1.0, divergence, renormalize=one.renormalize, modes=one.modes, negatives=one.negatives)
-
     def _logit(self, prediction: Prediction) -> Tensor:
         return prediction.slice_scores if self.on_slices else prediction.logit
 
@@ -129,7 +124,11 @@ class Stack:
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
         """The loss of classification and guidance, without L1 (`descend` adds it), and the logits of the targets."""
         classify = slice_classification if self.on_slices else classification
-        guidance = [self._guidance(name) for name in self.divergences]
+        first = self.configs[0]
+        guidance = [  # of weight 1, to be multiplied by the weight of each configuration
+            NormalGuidance(1.0, name, renormalize=first.renormalize, modes=first.modes, negatives=first.negatives)
+            for name in self.divergences
+        ]
 
         def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
             prediction: Prediction = functional_call(self.skeleton, own, (features, layout))

@@ -54,7 +54,7 @@ LEAVING_SHARE = {"cuda": 0.75}
 compiles anew, which takes as long as 70 epochs of all 32 configurations of TransMIL."""
 
 SLOT_CLASSES = 3
-"""Row counts to choose from (`slot_numbers`); each costs a recorded graph."""
+"""The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,10 @@ class SweepState:
             config, epoch, val_auroc = self.configs[number], finished.best_epoch[place], finished.best_val[place]
             weights = {name: stacked[place].clone() for name, stacked in finished.best.items()}
             candidate = Winner(config, number, int(epoch), val_auroc.item(), weights)
-            winners[group_of(config)] = max(candidate, winners.get(group_of(config), candidate), key=_merit)
+            winners[group_of(config)] = max(
+                (candidate, winners.get(group_of(config), candidate)),
+                key=lambda winner: (winner.val_auroc, -winner.number),  # the first configuration wins a tie
+            )
         return replace(
             self,
             pending=(*([] if rest is None else [rest]), *self.pending[1:]),
@@ -163,11 +166,6 @@ class SweepState:
             trained=self.trained.index_copy(0, members, finished.trained),
             winners=tuple(sorted(winners.values(), key=lambda winner: winner.number)),
         )
-
-
-def _merit(winner: Winner) -> tuple[float, int]:
-    """The order of winners: by validation AUROC; the first configuration wins a tie."""
-    return winner.val_auroc, -winner.number
 
 
 class Keeper:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Operation = Callable[..., Tensor]
+Operation = Callable[..., Any]
 
 
 def dot(
@@ -213,20 +213,26 @@ stacked_pool.register_autograd(_pool_gradients, setup_context=save_tensors)
 stacked_spread.register_autograd(_spread_gradients, setup_context=save_tensors)
 
 
-def vmap_over_configurations(operation: Operation, stacked: int) -> Callable[..., tuple[Tensor, int]]:
+def vmap_over_configurations(operation: Operation, stacked: int) -> Callable[..., tuple[Any, Any]]:
     """The vmap rule of an operation whose first `stacked` arguments begin with the dimension of configurations.
 
-    The mapped dimension is merged into it.  Shared arguments are expanded without a copy: their stride is 0.
+    The mapped dimension is merged into it.  Shared arguments are expanded without a copy: their stride is 0.  Take
+    gradients outside of `vmap`: `torch.func.grad` inside it does not support custom operators (torch 2.13).
     """
 
-    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         if any(dim is not None for dim in in_dims[stacked:]):
-            raise NotImplementedError("bags (first, count) must be the same for all configurations of a vmap")
+            raise NotImplementedError(
+                "the places of bags (first, lengths) must be the same for all configurations of a vmap"
+            )
         tensors = [
             (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(0, 1)
             for value, dim in zip(arguments[:stacked], in_dims[:stacked], strict=True)
         ]
-        return operation(*tensors, *arguments[stacked:]).unflatten(0, (info.batch_size, -1)), 0
+        made = operation(*tensors, *arguments[stacked:])
+        if isinstance(made, Tensor):
+            return made.unflatten(0, (info.batch_size, -1)), 0
+        return tuple(one.unflatten(0, (info.batch_size, -1)) for one in made), (0,) * len(made)
 
     return rule
 

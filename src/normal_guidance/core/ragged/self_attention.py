@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normal_guidance.core.ragged.products import vmap_over_configurations
+
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes of the Triton kernels; float64 on a GPU uses the plain formula."""
 
@@ -207,29 +209,4 @@ def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | 
 
 
 _attend.register_autograd(_differentiate, setup_context=_save)
-
-
-def _stack(value: Tensor, dim: int | None, size: int) -> Tensor:
-    """Merge the dimension that `vmap` maps over with `configs`; shared values are repeated."""
-    value = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
-    return value.flatten(0, 1)
-
-
-@_attend.register_vmap
-def _(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    qkv: Tensor,
-    token: Tensor,
-    first: Tensor,
-    lengths: Tensor,
-    heads: int,
-    longest: int,
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """One launch for all mapped configurations.  Take gradients outside of `vmap`: `torch.func.grad` inside it does not
-    support custom operators (torch 2.13)."""
-    if in_dims[2] is not None or in_dims[3] is not None:
-        raise NotImplementedError("attend: `first` and `lengths` must be the same for all configurations")
-    size = info.batch_size
-    out, lse = _attend(_stack(qkv, in_dims[0], size), _stack(token, in_dims[1], size), first, lengths, heads, longest)
-    return (out.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)
+_attend.register_vmap(vmap_over_configurations(_attend, stacked=2))
