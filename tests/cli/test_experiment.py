@@ -103,17 +103,17 @@ def test_splits_may_be_repeated_and_grow(store, tmp_path):
 
 def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_path):
     line = refused(store, "--splits", store.parent / "splits", "--index", phantom / "index", "-o", tmp_path / "out")
-    assert "is not in the manifest; give --index the folder it was encoded from" in line
+    assert "is not in the manifest; give the folder that it was encoded from (--index)" in line
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nowhere", "nowhere is no feature store: store.json is missing; give a folder that nguide encode made"),
+        ("nowhere", "nowhere is not a feature store: store.json is missing; give a folder made by nguide encode"),
         ("STORE", "no scan of STORE is of part 'train'; give --splits FILE, a table with the columns scan_id and part"),
         ("STORE --splits nowhere.csv", "nowhere.csv cannot be read "),
-        ("STORE --splits nowhere", "nowhere: a table of parts is a .csv or .parquet file with the columns scan_id and"),
+        ("STORE --splits nowhere", "nowhere is not a .csv or .parquet file; give one with the columns scan_id and"),
         ("STORE --splits BOTH", "BOTH holds no split (.csv, .parquet); make some with nguide split"),
         ("STORE STORE STORE --splits SPLITS", "3 stores and 2 splits; give one store for all splits, or one each"),
         ("STORE --splits SPLITS --splits SPLITS", "SPLITS/split-1001.csv is given twice; give each split once"),

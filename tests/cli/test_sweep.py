@@ -195,7 +195,7 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:
-    assert "is no feature store" in sweep(tmp_path / "nowhere", code=2)
+    assert "is not a feature store" in sweep(tmp_path / "nowhere", code=2)
 
 
 def test_a_store_without_parts_needs_a_split(tmp_path: Path) -> None:

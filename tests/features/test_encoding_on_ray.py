@@ -9,7 +9,7 @@ import pytest
 from fake_scans import PREPROCESSING, contents, load, make_manifest, make_parts
 
 from normal_guidance.errors import UserError
-from normal_guidance.features.encoding import Options, encode
+from normal_guidance.features.encoding import EncodingOptions, encode
 from normal_guidance.features.encoding_machine import Setup
 from normal_guidance.features.encoding_on_ray import _needs
 from normal_guidance.ray_cluster import fits
@@ -19,7 +19,7 @@ ray = pytest.importorskip("ray", reason="RAY IS NOT INSTALLED: encoding on a clu
 
 pytestmark = quiet
 
-OPTIONS = Options(batch_size=4, unit=10, threads=1)
+OPTIONS = EncodingOptions(batch_size=4, unit=10, threads=1)
 LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3] * 3
 
 
@@ -71,15 +71,15 @@ def test_machines_that_differ_are_refused(cluster, tmp_path):
     cluster, _ = cluster
     manifest = make_manifest(tmp_path / "data", [3, 4])
     at = {"ray": cluster.address, "parts": dict.fromkeys(manifest.scan_ids, "train")}
-    with pytest.raises(UserError, match=r"^machine \S+ of the Ray cluster has other weights of tiny; copy the same to"):
+    with pytest.raises(UserError, match=r"^machine \S+ of the Ray cluster has other weights of tiny; copy the same f"):
         run(manifest, tmp_path / "weights", load=partial(fake_scans.load_by_process, os.getpid()), **at)
     with pytest.raises(UserError, match=r"none of the cluster's \d machines has 64 CPU; ask for less \(--threads"):
-        run(manifest, tmp_path / "cores", options=Options(threads=64), **at)
+        run(manifest, tmp_path / "cores", options=EncodingOptions(threads=64), **at)
 
 
 def test_what_a_task_needs():
     def setup(device, workers, threads):
-        return Setup(load, "f", "t", Options(device=device, threads=threads), workers, 60.0)
+        return Setup(load, "f", "t", EncodingOptions(device=device, threads=threads), workers, 60.0)
 
     assert _needs(setup("cpu", 8, 4)) == {"CPU": 4.0}
     assert _needs(setup("cuda", 8, 4)) == {"GPU": 1.0, "CPU": 8.0}

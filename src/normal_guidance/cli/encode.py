@@ -20,7 +20,7 @@ from normal_guidance.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.features.encoding import EncodingProgress, Outcome
+    from normal_guidance.features.encoding import EncodingProgress, EncodingResult
     from normal_guidance.features.encoding_machine import EncodingOptions
     from normal_guidance.features.preprocessing import Statistics
 
@@ -158,7 +158,7 @@ def _options(
     raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")
 
 
-def describe_outcome(outcome: Outcome) -> list[str]:
+def describe_outcome(outcome: EncodingResult) -> list[str]:
     """The closing lines: what is in the store, how fast it was, what is missing and where it says why."""
     store = outcome.store
     speed = f", {outcome.slices / outcome.seconds:,.0f} slices/s" if outcome.slices and outcome.seconds else ""

@@ -82,18 +82,18 @@ def shuffle(model: Model, scans: Scans, own: ScanPredictions, generator: torch.G
     for _ in range(SHUFFLES):
         order = moved_round(lengths, generator)
         changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        found["follows"].append(rank_correlation(own.scores, _back(changed.scores, order), lengths))
+        found["follows"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
         order = highest_first(torch.rand(len(own.scores), generator=generator), lengths, generator)
         changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        found["moves"].append(rank_correlation(own.scores, _back(changed.scores, order), lengths))
+        found["moves"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
         found["stays"].append(rank_correlation(own.scores, changed.scores, lengths))
-        apart = (_back(changed.attention, order) - own.attention).abs() / 2
+        apart = (_in_original_order(changed.attention, order) - own.attention).abs() / 2
         found["error"].append(sum_per_scan(apart, lengths))
         logits.append(changed.logit)
     return Shuffled(**{name: torch.stack(each).nanmean(0) for name, each in found.items()}, logits=tuple(logits))
 
 
-def _back(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
+def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
     """Values of reordered slices in the original order: order[p] is the slice at position p."""
     return torch.empty_like(values).index_copy(0, order, values)
 
