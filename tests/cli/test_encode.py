@@ -99,7 +99,7 @@ def test_scans_become_a_store(index, tmp_path):
 def test_scans_that_were_moved_are_found(index, tmp_path):
     (tmp_path / "scans").rename(tmp_path / "elsewhere")
     arguments = (index, *COMMON, "--normalize", "40,80", "-o", tmp_path / "store", "--workers", 0)
-    assert "is not there; say where they lie now: --root FOLDER" in run(*arguments, code=2)
+    assert "does not exist; give the folder where they lie now (--root FOLDER)" in run(*arguments, code=2)
     assert "3 scans" in run(*arguments, "--root", tmp_path / "elsewhere")
     preprocessing = open_store(tmp_path / "store").provenance["preprocessing"]
     assert (preprocessing["mean"], preprocessing["sd"], preprocessing["windows"]) == ([40.0], [80.0], [[-100.0, 300.0]])
@@ -115,7 +115,7 @@ def test_scans_that_were_moved_are_found(index, tmp_path):
         (["--split", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--device", "tpu", "--normalize", "0,1"], "--device tpu is unknown"),
         (["--precision", "int4", "--normalize", "0,1"], "--precision int4 is unknown"),
-        ([], "say which those are (--split FILE), or give the numbers (--normalize MEAN,SD)"),
+        ([], "name the training scans (--split FILE), or give the numbers (--normalize MEAN,SD)"),
     ],
 )
 def test_mistakes_are_named_and_nothing_is_written(index, tmp_path, arguments, message):

@@ -57,6 +57,6 @@ def test_export_and_import(store, tmp_path, form):
 
 
 def test_mistakes_are_named(store, tmp_path):
-    assert "is no feature store" in run("show", tmp_path, code=2)
+    assert "is not a feature store" in run("show", tmp_path, code=2)
     assert "format 'xls' is unknown" in run("export", store.folder, "-f", "xls", "-o", tmp_path / "x", code=2)
-    assert "is not there" in run("import", tmp_path / "nowhere", "-f", "npz", "-o", tmp_path / "x", code=2)
+    assert "does not exist" in run("import", tmp_path / "nowhere", "-f", "npz", "-o", tmp_path / "x", code=2)

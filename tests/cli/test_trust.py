@@ -44,7 +44,7 @@ def test_json_is_the_file(trained, tmp_path):
 
 def test_mistakes_are_one_line(trained, tmp_path):
     for words, reason in (
-        ([trained.run, "--store", tmp_path, "-o", tmp_path], "is no feature store"),
+        ([trained.run, "--store", tmp_path, "-o", tmp_path], "is not a feature store"),
         ([trained.run, "-o", tmp_path, "--by", "heads"], "--by heads is unknown; choose one of slices, attention"),
         ([trained.run, "-o", tmp_path, "--part", "train"], "models are not tested on part 'train'"),
         ([tmp_path, "-o", tmp_path / "out"], "is not a complete run"),

@@ -114,7 +114,7 @@ def test_negative_slices_alone_locate_nothing(tmp_path):
         (["store", "store"], [], None, "chest is given twice; give each split once"),
         (["store"], ["empty"], None, r"empty holds no split \(.csv, .parquet\); make some with nguide split"),
         (["store"], ["nowhere.csv"], None, "nowhere.csv cannot be read .*; give a table with the columns scan_id and"),
-        (["store"], ["splits.txt"], None, "splits.txt: a table of parts is a .csv or .parquet file"),
+        (["store"], ["splits.txt"], None, "splits.txt is not a .csv or .parquet file; give one with"),
         (["store"], ["short.csv"], None, "short.csv: scan '.*' is in the store, but has no part"),
         (["store"], ["all-train.csv"], None, "all-train.csv has no scan in part 'val'; give --split FILE"),
         (["store"], ["leaky.csv"], None, "patient 'patient-0' has scans in part 'train' and in part 'val'"),

@@ -62,7 +62,7 @@ def test_mistakes_in_a_task_are_the_user_s_own(cluster, copied, set_threads):
     )
     gone = {1001: (copied.folder / "gone", None)}
     lost = replace(copied, dataset=replace(copied.dataset, draw=replace(copied.dataset.draw, sources=gone)))
-    with pytest.raises(UserError, match=r"^\S+/gone is no feature store: store.json is missing; give a folder that"):
+    with pytest.raises(UserError, match=r"^\S+/gone is not a feature store: store.json is missing; give a folder made"):
         train_on_cluster(cluster.address, lost, [job], Listener())
     # What is nobody's mistake but ours does not pass for done either.
     broken = replace(copied, dataset=replace(copied.dataset, draw=replace(copied.dataset.draw, sources={})))

@@ -167,7 +167,7 @@ def one_npz(folder: Path, **fields) -> Path:
         ({"features": np.zeros(3, np.float32)}, r"of shape \(3,\), not \(slices, features\)"),
         ({"label": 2}, "the label is 2, not 0 or 1"),
         ({"label": [0, 1]}, "cannot reshape"),
-        ({"slice_labels": [0, 7]}, "slice labels are 0 or 1, or -1 if unknown"),
+        ({"slice_labels": [0, 7]}, "slice labels other than 0, 1 and -1 \\(unknown\\)"),
         ({"slice_labels": [0, 1, 1]}, "3 slice labels for 2 slices"),
         ({"part": "dev"}, "part 'dev' is unknown"),
         ({"features": np.full((2, 3), np.nan, np.float32)}, "features must be finite"),
@@ -218,7 +218,7 @@ def test_a_damaged_description_is_named(tmp_path):
 def test_nothing_is_overwritten(tmp_path, form):
     store = make(tmp_path)
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(UserError, match="mine is"):
+    with pytest.raises(UserError, match=r"mine (is|exists)"):
         export_store(store, tmp_path / "mine", form)
     assert (tmp_path / "mine").read_text() == "mine"
 
@@ -227,14 +227,14 @@ def test_what_cannot_be_is_refused(tmp_path):
     store = make(tmp_path)
     with pytest.raises(UserError, match="format 'matlab' is unknown; choose one of npz, hdf5, torchmil"):
         export_store(store, tmp_path / "out", "matlab")
-    with pytest.raises(UserError, match="nowhere is not there"):
+    with pytest.raises(UserError, match="nowhere does not exist"):
         import_store(tmp_path / "nowhere", tmp_path / "out", "npz")
     (tmp_path / "empty").mkdir()
     for form in ("npz", "torchmil"):
         with pytest.raises(UserError, match=f"empty holds no scan of format {form}"):
             import_store(tmp_path / "empty", tmp_path / "out", form)
     half = write_store(tmp_path / "half", store.bags().to(dtype=torch.bfloat16), provenance={})
-    with pytest.raises(UserError, match="is bfloat16, which npz has not"):
+    with pytest.raises(UserError, match="is bfloat16, which npz does not have"):
         export_store(half, tmp_path / "out", "npz")
     bag = Bags(torch.zeros(1, 2), torch.tensor([1]), torch.tensor([0]), scan_ids=("x" * 300,))
     long = write_store(tmp_path / "long", bag, provenance={})

@@ -148,11 +148,11 @@ def test_lite0_takes_three_windows_as_they_are():
 
 
 def test_lite0_refuses_other_weights(tmp_path, vit_file):
-    with pytest.raises(UserError, match="no weights of EfficientNet-Lite0"):
+    with pytest.raises(UserError, match="does not hold weights of EfficientNet-Lite0"):
         load_encoder(LITE0, weights=vit_file)
     weights = read_state_dict(find_weights(LITE0))
     del weights["_bn1.bias"]
-    with pytest.raises(UserError, match=r"no weights of EfficientNet-Lite0.*_bn1\.bias"):
+    with pytest.raises(UserError, match=r"does not hold weights of EfficientNet-Lite0.*_bn1\.bias"):
         load_encoder(LITE0, weights=save(tmp_path / "a.pth", weights))
 
 
@@ -242,12 +242,12 @@ def test_unknown_names_are_refused(name):
 
 
 def test_a_weights_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"missing.pth is no file; give the weights of vit-b16-imagenet"):
+    with pytest.raises(UserError, match=r"missing.pth is not a file; give the weights of vit-b16-imagenet"):
         load_encoder(VIT, weights=tmp_path / "missing.pth")
 
 
 def test_a_weights_file_for_a_hugging_face_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match="brings its own weights"):
+    with pytest.raises(UserError, match="has its own weights and cannot use"):
         load_encoder("microsoft/rad-dino", weights=tmp_path / "a.pth", offline=True)
 
 
@@ -279,7 +279,7 @@ def test_a_missing_package_is_named(monkeypatch, vit_file, name):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="device cuda: this machine or torch has none; use cpu"):
+    with pytest.raises(UserError, match="device cuda is not available on this machine or in this torch; use cpu"):
         load_encoder(LITE0, device="cuda", offline=True)
 
 

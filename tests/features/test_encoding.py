@@ -41,7 +41,7 @@ SAYS = {
     "s001": ("unreadable", "s001: no image"),
     "s004": ("failed", "5 slices were read, but the manifest has 6"),
     "s005": ("failed", "RuntimeError: line one line two of strange"),
-    "s008": ("failed", "pixels that are no finite numbers"),
+    "s008": ("failed", "pixels that are not finite"),
 }
 
 
@@ -214,7 +214,9 @@ def test_a_crash_and_a_hang_cost_their_scans_only(tmp_path):
 
 def test_if_all_scans_fail_there_is_no_store(tmp_path):
     manifest = make_manifest(tmp_path / "scans", [2, 3], {0: "unreadable", 1: "strange"})
-    with pytest.raises(UserError, match=r"none of the 2 scans could be encoded: see .*store.job/problems.csv; mend"):
+    with pytest.raises(
+        UserError, match=r"none of the 2 scans could be encoded; read .*store.job/problems.csv, correct"
+    ):
         run(manifest, tmp_path / "store")
     assert len(read_problems(tmp_path / "store.job" / "problems.csv")) == 2
     with pytest.raises(UserError, match=r"none of the 2 training scans could be read.*delete .*other.job and encode"):
@@ -239,7 +241,7 @@ def test_features_that_are_no_numbers_fail_their_scan(scans, tmp_path):
 def test_a_feature_too_large_for_float16_names_its_scan_and_costs_nothing(scans, tmp_path):
     large = partial(load, scale=3e4)
     with pytest.raises(
-        UserError, match=r"scan 's00\d' has a feature of size .* too large for float16; .* float32 goes"
+        UserError, match=r"scan 's00\d' has a feature of size .* too large for float16; .* float32, which"
     ):
         run(scans, tmp_path / "store", load=large, dtype=torch.float16)
     run(scans, tmp_path / "store", load=large)
@@ -373,7 +375,7 @@ def test_something_else_in_the_stores_place_is_refused(scans, tmp_path, what):
     else:
         out.mkdir()
         (out / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="store is there and is no store that nguide encode made; choose another"):
+    with pytest.raises(UserError, match="store exists and is not a store made by nguide encode; choose another"):
         run(scans, out)
     assert [file.name for file in tmp_path.iterdir()] == ["store"]
 
@@ -383,7 +385,7 @@ def test_damage_to_a_unit_is_named(scans, tmp_path):
         run(scans, tmp_path / "store", watch=stop_at("encoding", 20))
     unit = tmp_path / "store.job" / "unit-00000.safetensors"
     unit.write_bytes(unit.read_bytes()[:-3])
-    with pytest.raises(UserError, match=r"unit-00000.safetensors is damaged \(.*; delete it, and encode again"):
+    with pytest.raises(UserError, match=r"unit-00000.safetensors is damaged \(.*; delete it and encode again"):
         run(scans, tmp_path / "store")
     unit.unlink()
     run(scans, tmp_path / "store")
@@ -399,7 +401,10 @@ def test_damage_to_a_unit_is_named(scans, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"root": "nowhere"}, "the scans' folder nowhere is not there; say where they lie now: --root FOLDER"),
+        (
+            {"root": "nowhere"},
+            "the scans' folder nowhere does not exist; give the folder where they lie now \\(--root FOLDER\\)",
+        ),
         ({"preprocessing": replace(PREPROCESSING, windows=(None, None))}, "tiny takes 1 channels, but .* windows is 2"),
         ({"parts": {"other": "train"}}, r"scan 'other' is not in the manifest \(1 such scans\); make the split again"),
         ({"parts": {"s000": "train"}}, r"scan 's001' is not in the split \(9 such scans\)"),

@@ -72,7 +72,7 @@ def test_machines_that_differ_are_refused(cluster, tmp_path):
     cluster, _ = cluster
     manifest = make_manifest(tmp_path / "data", [3, 4])
     at = {"ray": cluster.address, "parts": dict.fromkeys(manifest.scan_ids, "train")}
-    with pytest.raises(UserError, match=r"^machine \S+ of the Ray cluster has other weights of tiny; copy the same to"):
+    with pytest.raises(UserError, match=r"^machine \S+ of the Ray cluster has other weights of tiny; copy the same f"):
         run(manifest, tmp_path / "weights", load=partial(fake_scans.load_by_process, os.getpid()), **at)
     with pytest.raises(UserError, match=r"none of the cluster's \d machines has 64 CPU; ask for less \(--threads"):
         run(manifest, tmp_path / "cores", options=EncodingOptions(threads=64), **at)

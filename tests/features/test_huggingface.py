@@ -281,7 +281,7 @@ def test_configurations_that_do_not_fit_are_errors(tmp_path, changes, message):
     ("preprocessor", "message"),
     [
         ({"size": 30}, "cannot encode 30 x 30 images"),
-        ({"image_mean": "gray", "image_std": 1}, "are no numbers"),
+        ({"image_mean": "gray", "image_std": 1}, "are not numbers"),
         ({"image_mean": [0.0], "image_std": [0.0]}, "cannot normalise"),
         ({"image_mean": [0.0], "image_std": [1.0, 1.0]}, "cannot normalise"),
         ({"image_mean": [], "image_std": []}, "cannot normalise"),
@@ -294,7 +294,7 @@ def test_preprocessors_that_do_not_fit_are_errors(tmp_path, preprocessor, messag
 
 def test_a_model_of_text_is_refused(tmp_path):
     text = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8))
-    with pytest.raises(UserError, match="BertModel, which takes no images"):
+    with pytest.raises(UserError, match="BertModel, which does not take images"):
         load_encoder(save(tmp_path / "model", text))
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.errors import UserError
 from normal_guidance.features.store import FeatureStore, fingerprint_of, open_store, write_store
-from normal_guidance.features.store_files import DTYPES, INDEX, Row
+from normal_guidance.features.store_files import DTYPES, INDEX, IndexRow
 
 FEATURES = 6
 
@@ -94,7 +94,7 @@ def test_the_files_are_what_other_programs_expect(tmp_path):
     write_store(tmp_path / "store", bags, provenance={"é": 1}, recipe="8e1f", shard_bytes=4 * 24)
     table = pq.read_table(tmp_path / "store" / "index.parquet")
     assert table.schema.equals(INDEX)
-    assert table.column_names == list(Row._fields)
+    assert table.column_names == list(IndexRow._fields)
     for bag, row in zip(bags, table.to_pylist(), strict=True):
         shard = load_file(tmp_path / "store" / f"features-{row['shard']:05d}.safetensors")["features"]
         features = shard[row["first_row"] : row["first_row"] + row["slices"]]
@@ -223,7 +223,7 @@ def test_a_feature_too_large_for_the_dtype_is_refused(tmp_path):
 
 @pytest.mark.parametrize("value", [torch.zeros(1), float("nan")])
 def test_provenance_that_json_cannot_hold_is_refused_before_writing(tmp_path, value):
-    with pytest.raises(UserError, match=r"provenance .* is no JSON"):
+    with pytest.raises(UserError, match=r"provenance .* is not JSON"):
         write_store(tmp_path / "store", iter(()), provenance={"value": value})
 
 
@@ -283,19 +283,19 @@ def other_tensor(**tensors):
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("store.json", Path.unlink, "store.json is missing; give a folder that nguide encode made"),
+        ("store.json", Path.unlink, "store.json is missing; give a folder made by nguide encode"),
         ("store.json", fill, r"store.json is damaged \(.*copy the store again"),
         ("store.json", change_json(format=3), "format 3, but this version of normal-guidance reads formats up to 2"),
         ("store.json", change_json(dtype="int4"), r"store.json is damaged \(KeyError\('int4'\)\)"),
-        ("store.json", change_json(features=7), "index.parquet and store.json are not of one store"),
+        ("store.json", change_json(features=7), "index.parquet and store.json do not belong together"),
         ("index.parquet", Path.unlink, r"index.parquet cannot be read \(.*No such file.*copy the store again"),
         ("index.parquet", cut, "index.parquet cannot be read"),
         ("index.parquet", change_index(lambda table: table.drop(columns="slices")), r"cannot be read \(.*slices"),
-        ("index.parquet", change_index(lambda table: table.iloc[:-1]), "are not of one store"),
-        ("index.parquet", change_index(lambda table: table.iloc[:0]), "are not of one store"),
-        ("index.parquet", change_index(swap_parts), "are not of one store"),
-        ("index.parquet", change_index(shift_rows), "scan 'train-0' does not follow the one before it"),
-        ("index.parquet", change_index(skip_a_shard), r"features-00001.safetensors holds .* by the index \(0, 6\)"),
+        ("index.parquet", change_index(lambda table: table.iloc[:-1]), "do not belong together"),
+        ("index.parquet", change_index(lambda table: table.iloc[:0]), "do not belong together"),
+        ("index.parquet", change_index(swap_parts), "do not belong together"),
+        ("index.parquet", change_index(shift_rows), "scan 'train-0' does not follow the scan before it"),
+        ("index.parquet", change_index(skip_a_shard), r"features-00001.safetensors holds .* the index needs \(0, 6\)"),
         ("features-00001.safetensors", Path.unlink, "features-00001.safetensors is missing; copy the store again"),
         ("features-00001.safetensors", cut, "features-00001.safetensors is damaged"),
         ("features-00001.safetensors", fill, "features-00001.safetensors is damaged"),
@@ -307,9 +307,14 @@ def other_tensor(**tensors):
         (
             "features-00001.safetensors",
             other_tensor(features=torch.zeros(4, 6)),
-            r"features-00001.safetensors holds \(4, 6\) numbers of float32, but by the index \(7, 6\) of float32; copy",
+            r"features-00001.safetensors holds \(4, 6\) numbers of float32, but the index needs "
+            r"\(7, 6\) of float32; copy",
         ),
-        ("features-00001.safetensors", other_tensor(features=torch.zeros(7, 6).half()), "of float16, but by the index"),
+        (
+            "features-00001.safetensors",
+            other_tensor(features=torch.zeros(7, 6).half()),
+            "of float16, but the index needs",
+        ),
         ("features-00001.safetensors", other_tensor(features=torch.zeros(7, 9)), r"holds \(7, 9\) numbers"),
     ],
 )
@@ -414,9 +419,9 @@ def test_a_choice_that_cannot_be_made_is_refused(shared):
     assert store.select(store.scans["label"] == 1).labels.tolist() == [1] * 10
     with pytest.raises(UserError, match=r"has no scan 'b' \(2 such ids\)"):
         store.select(["a-1", "b", "c"])
-    with pytest.raises(UserError, match=r"the choice from store .* has scan 'a-1' more than once"):
+    with pytest.raises(UserError, match=r"the selection from store .* has scan 'a-1' more than once"):
         store.select(["a-1", "a-1"])
-    with pytest.raises(UserError, match="a boolean choice of 2 for 20 scans"):
+    with pytest.raises(UserError, match="2 booleans for 20 scans"):
         store.select([True, False])
     with pytest.raises(IndexError):
         store.rows(torch.tensor([20]))
@@ -537,7 +542,7 @@ def test_a_split_that_does_not_fit_is_refused(tmp_path, change, message):
         ("split.csv", "scan,part\nval-0,val\n", r"split.csv has no column 'scan_id', only scan, part; add it"),
         ("split.csv", "", r"split.csv cannot be read \(No columns"),
         ("split.parquet", "no parquet", "split.parquet cannot be read"),
-        ("split.txt", "", "split.txt: a table of parts is a .csv or .parquet file"),
+        ("split.txt", "", "split.txt is not a .csv or .parquet file; give one with"),
         ("split.csv", None, "split.csv cannot be read .*No such file"),
     ],
 )

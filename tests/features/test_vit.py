@@ -219,7 +219,7 @@ def changed(**changes: Tensor | None) -> dict[str, Tensor]:
     ],
 )
 def test_other_weights_are_refused(weights, reason):
-    with pytest.raises(UserError, match=f"no weights of torchvision's vit_b_16.*{reason}"):
+    with pytest.raises(UserError, match=f"not weights of torchvision's vit_b_16.*{reason}"):
         vit_from_torchvision(weights, heads=HEADS)
 
 
@@ -229,5 +229,5 @@ def test_two_channels_are_refused():
 
 
 def test_unknown_names_of_transformers_are_an_error():
-    with pytest.raises(UserError, match="names ViT's parameters in an unknown way"):
+    with pytest.raises(UserError, match="has unknown names for ViT's parameters"):
         vit._renamed(torchvision_weights(make_weights()), LAYERS, {"blocks.0.query.weight"})

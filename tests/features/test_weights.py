@@ -105,7 +105,7 @@ def test_another_file_is_not_imported(tmp_path, known, content, reason):
 
 def test_what_is_no_file_is_not_imported(tmp_path, known):
     for path in (tmp_path, tmp_path / "missing.pth"):
-        with pytest.raises(UserError, match=f"{path} is no file; fetch http"):
+        with pytest.raises(UserError, match=f"{path} is not a file; download http"):
             import_weights(NAME, path)
 
 
@@ -132,7 +132,7 @@ def test_checking_tells_good_from_damaged_from_missing(tmp_path, known):
     )
     put(tmp_path / "cache/net.pth", b"damaged")
     assert check_weights()[-1].state == "damaged"
-    with pytest.raises(UserError, match="delete it if it is in a cache, and fetch"):
+    with pytest.raises(UserError, match="delete it if it is in a cache, and download"):
         fetch_weights(NAME)
 
 
@@ -216,7 +216,7 @@ def test_offline_asks_nobody(server, monkeypatch, how):
         fetch_weights(NAME, offline=how == "option")
     assert server.requests == 0
     assert "offline mode" in str(caught.value)
-    assert f"nguide weights import net net.pth (that puts it into {cache_folder()})" in str(caught.value)
+    assert f"nguide weights import net net.pth (this copies it to {cache_folder()})" in str(caught.value)
 
 
 def test_the_papers_weights_missing_offline_name_file_and_command():
@@ -318,5 +318,5 @@ def test_a_truncated_file_is_an_error(tmp_path):
 @pytest.mark.parametrize("content", [{}, [torch.zeros(1)], {"a": 1}, {1: torch.zeros(1)}, {"a": {"b": torch.zeros(1)}}])
 def test_what_is_no_state_dict_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "a.pth")
-    with pytest.raises(UserError, match="holds no state dict"):
+    with pytest.raises(UserError, match="does not hold a state dict"):
         read_state_dict(tmp_path / "a.pth")

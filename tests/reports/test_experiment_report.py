@@ -211,7 +211,7 @@ def test_what_is_not_complete_is_named(copied):
     shutil.rmtree(copied.folder / "sensitivity")
     write_report(copied)
     page = page_of(copied)
-    missing = "Not complete yet: ng, seed 1001, abmil, seed 2001, scan reference, seed 2001. Start the command again"
+    missing = "Not complete yet: ng, seed 1001, abmil, seed 2001, scan reference, seed 2001. Run the same command again"
     assert missing in page
     for title in ("ABMIL", "ABMIL + Normal Guidance", "Supervised reference"):
         assert f"<li>{title} is not complete on every split and is left out of the comparisons.</li>" in page
@@ -326,7 +326,7 @@ def test_a_run_that_selected_nothing_is_left_out_and_named(tmp_path):
     assert "Slice reference, seed 1001: " in page
     assert "Not complete yet" not in page
     assert "ABMIL is not complete on every split and is left out of the comparisons." in page
-    assert "Nothing is compared: that takes two methods" in page
+    assert "Nothing is compared: a comparison needs two methods" in page
 
 
 def test_nothing_selectable_is_a_user_s_error(tmp_path):
@@ -335,9 +335,7 @@ def test_nothing_selectable_is_a_user_s_error(tmp_path):
 
     study = of_one_split(tmp_path, ["mean"], some_scans())
     reproduce(study, make_grid=hopeless)
-    message = (
-        r"nothing in \S+ can be told: Mean pooling, seed 1001: .* diverged.*; train more epochs \(--epochs\) in an"
-    )
+    message = r"has nothing to report: Mean pooling, seed 1001: .* diverged.*; train more epochs \(--epochs\) in an"
     with pytest.raises(UserError, match=message):
         write_report(study)
     assert not (study.folder / "report.html").exists()
@@ -351,12 +349,12 @@ def test_nothing_trained_is_a_user_s_error(small_experiment, tmp_path):
 def test_runs_of_splits_that_were_not_given(copied):
     two, three = replace(copied.dataset, seeds=(2001,)), replace(copied.dataset, seeds=(3001,))
     experiment = evaluate(replace(copied, dataset=two, seeds=(2001,)))
-    assert [one.seed for one in experiment.answers] == [2001]
+    assert [one.seed for one in experiment.predictions] == [2001]
     assert experiment.notes == (
-        "The tables include seeds 1001, whose splits were not given this time: the comparisons, measures and attention "
-        "do not.",
+        "The tables include seeds 1001, whose splits were not given this time. The comparisons, measures and attention "
+        "leave these seeds out.",
     )
-    with pytest.raises(UserError, match=r"holds runs of splits 1001, 2001 only; give those splits, or start"):
+    with pytest.raises(UserError, match=r"holds runs of splits 1001, 2001 only; give those splits, or run"):
         evaluate(replace(copied, dataset=three, seeds=(3001,)))
 
 
@@ -428,9 +426,12 @@ def test_errors_in_mm_are_slices_times_their_spacing(small_experiment, tmp_path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"skip": 72}, r"scan 'synthetic-7-\d+' is not in the manifest; give --index the folder it was encoded from"),
-        ({"skip": 10}, r"scan 'synthetic-7-\d+' is not in the manifest; give --index the folder it was encoded from"),
-        ({"extra": 1}, r"scan 'synthetic-7-\d+' has (\d+) slices, \d+ in the manifest; encode it again"),
+        ({"skip": 72}, r"scan 'synthetic-7-\d+' is not in the manifest; give the folder that it was encoded from"),
+        ({"skip": 10}, r"scan 'synthetic-7-\d+' is not in the manifest; give the folder that it was encoded from"),
+        (
+            {"extra": 1},
+            r"scan 'synthetic-7-\d+' has (\d+) slices in the store, but \d+ in the manifest; encode it again",
+        ),
     ],
 )
 def test_a_manifest_of_other_scans_is_refused(small_experiment, tmp_path, changes, message):
@@ -445,9 +446,7 @@ def test_a_manifest_of_other_scans_is_refused(small_experiment, tmp_path, change
 
 def test_scan_files_that_are_gone_are_named(small_experiment, copied, tmp_path):
     manifest = manifest_of(small_experiment, tmp_path)
-    message = (
-        rf"scan '\S+' cannot be shown \(.*\); bring its files back to {re.escape(str(tmp_path))}, or leave out --i"
-    )
+    message = rf"scan '\S+' cannot be shown \(.*\); copy its files back to {re.escape(str(tmp_path))}, or leave out --i"
     with pytest.raises(UserError, match=message):
         write_report(copied, manifest=manifest)
 

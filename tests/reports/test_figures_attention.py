@@ -186,5 +186,5 @@ def test_scans_that_do_not_fit_are_refused():
         plot_attention([scan(methods=("abmil",)), scan("B", methods=("ng",))])
     with pytest.raises(UserError, match="method 'mine' has no colour"):
         plot_attention([scan(methods=("mine",))])
-    with pytest.raises(UserError, match="reference 'mhng' is none of the methods drawn: abmil, ng"):
+    with pytest.raises(UserError, match="reference 'mhng' is not among the methods to draw; choose one of abmil, ng"):
         plot_attention([scan(methods=("abmil", "ng"))], reference="mhng")

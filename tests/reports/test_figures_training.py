@@ -143,7 +143,7 @@ def test_what_was_not_trained_is_blank(history: pd.DataFrame):
 
 def test_several_studies_in_one_history_are_refused(history: pd.DataFrame, tmp_path: Path):
     both = pd.concat([history, history.assign(guidance_weight=10.0)])
-    with pytest.raises(UserError, match="2 studies that differ in divergence, guidance_weight, seed"):
+    with pytest.raises(UserError, match="2 groups that differ in divergence, guidance_weight, seed"):
         draw_learning_curves(both, "ng", tmp_path / "a.png")
     with pytest.raises(UserError, match="no column 'selected'"):
         plot_grid(history.drop(columns="selected"))

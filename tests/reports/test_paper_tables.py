@@ -14,7 +14,14 @@ import pytest
 from normal_guidance.core.metrics import MeanSd
 from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
-from normal_guidance.reports.paper_tables import Comparison, paper_tables, sensitivity_table
+from normal_guidance.presentation.text_tables import write_page
+from normal_guidance.reports.paper_tables import (
+    Comparison,
+    PaperTables,
+    SensitivityTable,
+    paper_tables,
+    sensitivity_table,
+)
 from normal_guidance.statistics.number_format import digits
 from normal_guidance.statistics.scores import METRICS, Scores
 
@@ -338,9 +345,13 @@ def test_json_writes_nan_as_null():
     assert data["tables"][2]["ours_sd"] is None
 
 
+def write(table: PaperTables | SensitivityTable, folder: Path, stem: str) -> list[Path]:
+    return write_page(folder, stem, table.markdown(), table.latex(), table.csv(), table.json())
+
+
 @pytest.mark.parametrize("table", [TABLES, sensitivity_table(SENSITIVITY, "head-ct")])
 def test_write(tmp_path: Path, table):
-    paths = table.write(tmp_path / "deep", "results.v1")
+    paths = write(table, tmp_path / "deep", "results.v1")
     assert [path.name for path in paths] == ["results.v1.md", "results.v1.tex", "results.v1.csv", "results.v1.json"]
     assert [path.read_text(encoding="utf-8") for path in paths] == [
         table.markdown(), table.latex(), table.csv(), table.json()
@@ -356,7 +367,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(UserError, match=r"t\.md cannot be written \(No space left on device\); choose another folder"):
-        TABLES.write(tmp_path, "t")
+        write(TABLES, tmp_path, "t")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "old")]
 
 
@@ -364,7 +375,7 @@ def test_a_file_is_no_folder(tmp_path: Path):
     (tmp_path / "out").write_text("")
     for folder in (tmp_path / "out", tmp_path / "out" / "deep"):
         with pytest.raises(UserError, match="is, or lies under, a file; name a folder"):
-            TABLES.write(folder, "t")
+            write(TABLES, folder, "t")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -429,8 +440,8 @@ def test_sensitivity_csv_and_json_agree():
     ("results", "message"),
     [
         ({"amil": GUIDED}, r"method 'amil' is unknown; choose one of .*abmil.*ceiling"),
-        ({}, "a table needs results, got none"),
-        ({"ng": {}}, "'ng' has no scores; give one a seed"),
+        ({}, "there are no results for a table; score"),
+        ({"ng": {}}, "'ng' has no scores; give one per seed"),
         ({"ng": {1: GUIDED[1001], 2: GAUSSIAN[1001]}}, "'ng' has scan_auroc for 1 of 2 seeds"),
     ],
 )
@@ -446,7 +457,7 @@ def test_mistakes_are_named(results, message):
         (
             {**SENSITIVITY, ("reverse_kl", 1.0): {1: GUIDED[1001]}},
             "ng",
-            r"\('reverse_kl', 1.0\) has seeds \[1\], not \[1, 2\]; give the same for all",
+            r"\('reverse_kl', 1.0\) has seeds \[1\], not \[1, 2\]; give the same seeds for all",
         ),
         (SENSITIVITY, "abmil", "method 'abmil' has no guidance to vary; choose one of ng, mhng"),
         (SENSITIVITY, "nng", "method 'nng' has no guidance to vary"),

@@ -215,7 +215,7 @@ def test_methods_and_seeds_fill_up_the_same_tables(tmp_path, trained):
     assert second.notes == ()
     third = run(tmp_path, "ng", seeds=(2001,))
     assert rows(third) == {**rows(second), "ng": (2001,)}
-    assert "means are over the seeds that there are" in third.notes[0]
+    assert "Their means are over the seeds that they have" in third.notes[0]
     assert third.markdown().count("| ABMIL + Normal Guidance (1 of 2 seeds) |") == 4
     lines = list(csv.DictReader(io.StringIO(third.csv())))
     assert [line["seeds"] for line in lines if line["method"] == "ng"] == ["2001"] * 4
@@ -421,7 +421,7 @@ def test_files_of_another_shape_are_named(copied, trained, file, changes):
 def test_settings_of_another_shape_are_named(tmp_path):
     reproduce_sensitivity(study(tmp_path, "ng", seeds=(1001,)), make_grid=small_sensitivity)
     change(tmp_path / "sensitivity" / "ng" / "1001" / "config.json", configs=[{}])
-    with pytest.raises(UserError, match=r"config\.json is damaged or none of ours \(KeyError"):
+    with pytest.raises(UserError, match=r"config\.json is damaged or not a run's file \(KeyError"):
         collect_sensitivity(tmp_path, "semi-synthetic", "ng")
 
 

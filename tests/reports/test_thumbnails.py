@@ -81,5 +81,5 @@ def test_scans_in_memory_have_no_window(images):
 def test_files_that_are_gone_are_named(images, tmp_path):
     moved = Images(Manifest(images.manifest.table, {**images.manifest.about, "root": str(tmp_path)}), images.scans)
     scan = images.manifest.scan_ids[0]
-    with pytest.raises(UserError, match=rf"scan '{scan}' cannot be shown \(.*is not there.*\); bring its files back"):
+    with pytest.raises(UserError, match=rf"scan '{scan}' cannot be shown \(.*is not there.*\); copy its files back"):
         moved.thumbnails(scan)

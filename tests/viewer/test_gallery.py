@@ -177,7 +177,7 @@ def test_folders_without_predictions_are_refused(tmp_path, study, manifest, phan
         open_gallery(tmp_path)
     with pytest.raises(UserError, match="run nguide index first"):
         open_gallery(study, tmp_path)
-    with pytest.raises(UserError, match="is no feature store"):
+    with pytest.raises(UserError, match="is not a feature store"):
         open_gallery(study, phantom / "index", tmp_path)
     (tmp_path / "predictions.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(UserError, match="cannot be read"):

@@ -19,7 +19,7 @@ from normal_guidance.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.features.encoding import EncodingProgress, Outcome
+    from normal_guidance.features.encoding import EncodingProgress, EncodingResult
     from normal_guidance.features.encoding_machine import EncodingOptions
     from normal_guidance.features.preprocessing import Statistics
 

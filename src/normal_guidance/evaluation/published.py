@@ -1,7 +1,7 @@
-"""The paper's own numbers, to compare ours with.
+"""The paper's published numbers, for comparison with ours.
 
-`published.json` holds the four result tables and the sensitivity analysis as printed (three digits), and what the
-authors' public notebooks show of single seeds: values and chosen hyperparameters, for the semi-synthetic set only.
+`published.json` holds the four result tables and the sensitivity analysis as printed (three digits), and the values and
+chosen hyperparameters of single seeds from the authors' public notebooks, for the semi-synthetic data only.
 
 Reference: Harvey, Loevlie, Hughes, "Normal Guidance is what Attention Needs", 2026.
 """
@@ -37,7 +37,7 @@ def published(metric: Metric, method: str, dataset: str) -> MeanSd | None:
     Example:
         >>> print(published("localization_auroc", "ng", "chest-ct"))
         0.866 ± 0.005 (population sd)
-        >>> published("scan_auroc", "centered_gaussian", "chest-ct") is None  # it scores no scans
+        >>> published("scan_auroc", "centered_gaussian", "chest-ct") is None  # it has no scan score
         True
     """
     _check_method(method)
@@ -46,10 +46,10 @@ def published(metric: Metric, method: str, dataset: str) -> MeanSd | None:
 
 
 def published_sd_kind(metric: Metric, method: str, dataset: str) -> SdKind:
-    """Which sd the paper prints in this place: `PUBLISHED_SD`, with one exception that the numbers gave away.
+    """Which sd the paper prints in a cell: `PUBLISHED_SD`, with one exception, which follows from the numbers.
 
     The scan AUROC of the Bayes oracle, .80088 .81505 .81303, has population sd .006, as printed, and sample sd .008.
-    What the ceilings of the CT sets print cannot be told.
+    Which sd the ceilings of the CT data have is unknown.
 
     Example:
         >>> published_sd_kind("scan_auroc", "mean", "semi-synthetic")
@@ -88,7 +88,7 @@ def published_choice(method: str, dataset: str, seed: int) -> Choice | None:
 def published_sensitivity(metric: Metric, dataset: str, divergence: str, weight: float) -> MeanSd | None:
     """ABMIL + Normal Guidance under another divergence or lambda (`weight`), or None where it is not printed.
 
-    The paper varies one at a time, from forward KL with lambda 1, and lambda for localization only.
+    The paper varies one of them at a time, from forward KL with lambda 1, and prints lambda for localization only.
 
     Example:
         >>> print(published_sensitivity("localization_auroc", "head-ct", "forward_kl", 10.0))
@@ -120,6 +120,6 @@ def _name_in_paper(metric: Metric) -> str:
 
 
 def _check_method(method: str) -> None:
-    # A slip of the pen must not read as "nothing was published".
+    # A typing error must not look like "nothing was published".
     if method not in (*EVERY_METHOD, CEILING):
         raise UserError(f"method {method!r} is unknown; choose one of {', '.join(EVERY_METHOD)}, {CEILING}")

@@ -48,8 +48,8 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
     Example:
         >>> stored_dataset([Path("nowhere")])
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no feature store: store.json is missing; give a folder that
-        nguide encode made
+        normal_guidance.errors.UserError: nowhere is not a feature store: store.json is missing; give a folder
+        made by nguide encode
     """
     tables: list[Path | None] = [*_tables(splits)]
     if not stores:

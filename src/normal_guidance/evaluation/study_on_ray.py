@@ -1,7 +1,7 @@
-"""The runs of a study on a Ray cluster: each is a task, and its folder is where it would be on one machine.
+"""The runs of a study on a Ray cluster: each run is a task, with the same folder as on one machine.
 
-Every machine must see the stores and the study's folder under the same path.  A machine that dies costs what its runs
-had not saved: Ray starts them again elsewhere, and they go on from their folders.
+Every machine must see the stores and the study's folder under the same path.  If a machine dies, Ray starts its runs
+again elsewhere, and they continue from what their folders hold.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from normal_guidance.training.sweep import Execution
 
 
 def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
-    """Does the jobs, as many at a time as the cluster has room for, and returns when all are done.
+    """Trains the jobs, as many at a time as the cluster has room for, and returns when all are done.
 
-    A run takes a GPU, or as many CPUs as this process uses threads.
+    A run needs a GPU, or as many CPUs as this process has threads.
     """
     if not jobs:
         return
@@ -30,7 +30,7 @@ def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], li
         import ray
 
         kind = torch.device(study.execution.device).type
-        execution = replace(study.execution, device=kind)  # which GPU of a machine is Ray's choice
+        execution = replace(study.execution, device=kind)  # Ray chooses the GPU of a machine
         needs = {"GPU": 1.0} if kind == "cuda" else {"CPU": float(_threads())}
         cluster.room(needs, "use fewer threads (OMP_NUM_THREADS)")
         remote: Any = ray.remote(
@@ -48,9 +48,9 @@ def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], li
 def _train(
     dataset: StudyData, job: TrainingJob, execution: Execution, options: Mapping[str, Any], threads: int
 ) -> None:
-    """In a process of the cluster."""
+    """Trains one job in a process of the cluster."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    torch.set_num_threads(threads)  # as many as here, so that the bits are those of this machine
+    torch.set_num_threads(threads)  # as many as on the calling machine, for the same bits
     job.run(dataset.parts(job.seed), execution, options, None)
 
 

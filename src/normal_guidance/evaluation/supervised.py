@@ -1,13 +1,13 @@
-"""The supervised references: how well linear models of the frozen embeddings do that are told the slices' labels.
+"""The supervised references: linear models of the frozen embeddings that are trained with slice labels.
 
-They are the tables' last row for CT data, where nobody knows the best possible: the slice reference (a convolution
+They are the tables' last row for CT data, where the best possible result is unknown: the slice reference (a convolution
 along the slices, then a linear layer) for localization, the scan reference (logistic regression on the mean of the
 positive slices) for scans.  Both are trained over the paper's grid by the engine that trains the methods.  The paper
-calls them ceilings, but its own methods beat them in two cells: trained by gradient descent, they bound nothing.
+calls them ceilings, but its own methods beat them in two cells: trained by gradient descent, they are not bounds.
 
-The scan reference is told the positive slices even of the test scans.  A positive scan without a slice labelled
-positive (its labels are unknown, or all negative) tells nothing to pool: it is left out of the scan reference, in every
-part, and counted.  The slice reference leaves out slices of unknown label.
+The scan reference uses the positive slices even of the test scans.  A positive scan without a slice labelled positive
+(its labels are unknown, or all negative) has nothing to pool: the scan reference leaves it out, in every part, and
+counts it.  The slice reference leaves out slices of unknown label.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def run_references(
     Args:
         protocol: how to train, and the seed; its method does not matter.
         receptive_field: R of the slice reference; the mean length of the training scans' positive blocks if left out.
-        make_grid: the configurations to train, of one; the paper's 32.
-        options: copied to both reports, which add what is particular to each.
+        make_grid: the configurations to train, from one; the paper's 32 if left out.
+        options: copied to both reports, which add the options of each reference.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -120,9 +120,15 @@ def run_slice_reference(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Trains the slice reference in a run folder; arguments as of `run_references`.
+    """Trains the slice reference in a run folder.
 
-    AUROC in its history is that of all slices of a part together, and chooses the winner.  In its predictions
+    Args:
+        protocol: how to train, and the seed; its method does not matter.
+        receptive_field: R; the mean length of the training scans' positive blocks if left out.
+        make_grid: the configurations to train, from one; the paper's 32 if left out.
+        options: copied to the report, which adds the reference's own.
+
+    AUROC in its history is that of all slices of a part together, and selects the winner.  In its predictions
     `attention` is each slice's probability, `log_attention` its logit, and scans have no logit (NaN).
     """
     config = slice_reference_config(protocol, train, receptive_field)
@@ -136,7 +142,7 @@ def run_slice_reference(
 
 
 def slice_reference_config(protocol: Config, train: Data, receptive_field: int | None = None) -> Config:
-    """The protocol for the slice reference: R is given, or the mean length of the training scans' positive blocks.
+    """The configuration of the slice reference; R is the mean length of training positive blocks, unless it is given.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -160,7 +166,7 @@ def run_scan_reference(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Trains the scan reference in a run folder; arguments as of `run_references`.
+    """Trains the scan reference in a run folder; arguments as in `run_slice_reference`.
 
     It is mean pooling of `oracle_pooled` scans, so its configurations say `mean` and its scans have one row each.
     """
@@ -189,10 +195,10 @@ def run_scan_reference(
 def oracle_pooled(scans: Data, seed: int) -> Bags:
     """Each scan as one row: the mean of its positive slices.
 
-    A negative scan borrows the slice labels of a random positive scan, resampled to its length: if it were pooled over
-    all slices, where in the body the slices lie would tell the classes apart.  Borrowed labels without a positive slice
-    are drawn again.  Positive scans without a positive slice are left out, as are negative ones (of a slice or two)
-    that no scan's labels fit.
+    A negative scan borrows the slice labels of a random positive scan, resampled to its length: if all its slices were
+    pooled, their position in the body would separate the classes.  Borrowed labels without a positive slice are drawn
+    again.  Positive scans without a positive slice are left out, as are negative scans (of one or two slices) for which
+    no positive scan's labels keep a positive slice.
 
     Only one scan's features are in memory at a time.
 
@@ -203,11 +209,13 @@ def oracle_pooled(scans: Data, seed: int) -> Bags:
         >>> oracle_pooled(bags, seed=1).features.flatten().tolist()
         [3.0, 7.0]
     """
-    dtype = torch.promote_types(scans.dtype, torch.float32)  # a mean of half-precision numbers is not one itself
+    dtype = torch.promote_types(scans.dtype, torch.float32)  # half precision would round the mean
     own = [labels == 1 for labels in slice_labels_of(scans).cpu().split(scans.lengths.tolist())]
     donors = [positive for positive in own if positive.any()]
     if not donors:
-        raise UserError(f"none of {len(own)} scans has a slice labelled positive; the scan reference needs some")
+        raise UserError(
+            f"none of {len(own)} scans has a slice labelled positive; the scan reference needs some: add slice labels"
+        )
     generator, kept, rows = torch.Generator().manual_seed(seed), [], []
     for number, label in enumerate(scans.labels.tolist()):
         positive = own[number] if label else _borrowed(donors, len(own[number]), generator)
@@ -227,9 +235,9 @@ def oracle_pooled(scans: Data, seed: int) -> Bags:
 def _borrowed(
     donors: Sequence[Bool[Tensor, "_"]], length: int, generator: torch.Generator
 ) -> Bool[Tensor, "slices"] | None:
-    """Labels of a random donor at this length, some positive; None if no donor has such.
+    """Labels of a random donor, resampled to this length, with a positive slice; None if no donor has such labels.
 
-    The first donor that fits, in random order, is as likely any of those that fit as drawing until one does.
+    Taking the first donor that fits, in random order, chooses uniformly among those that fit.
     """
     for number in torch.randperm(len(donors), generator=generator).tolist():
         labels = donors[number][resampled(len(donors[number]), length)]
@@ -239,7 +247,7 @@ def _borrowed(
 
 
 def resampled(length: int, wanted: int) -> Int[Tensor, "wanted"]:
-    """Which of `length` slices stand for `wanted` ones, evenly spread, the ends included.
+    """Numbers of `wanted` slices out of `length`, evenly spread, the ends included.
 
     Example:
         >>> resampled(5, 3).tolist(), resampled(3, 5).tolist()

@@ -1,1 +1,1 @@
-"""Features on disk: the store that training reads, memory-mapped."""
+"""Image encoders, and the feature store on disk that training reads memory-mapped."""

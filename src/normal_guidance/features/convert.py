@@ -4,9 +4,9 @@
     hdf5       one file with a group for each scan: features and slice_labels; label, patient_id, part are attributes
     torchmil   features/, labels/, inst_labels/ with a .npy for each scan, and splits.csv (bag_name, split)
 
-What one store wrote, another reads back exactly, in the same order, with the same recipe and provenance.  Files that
-other programs made need no more than features and labels.  Names of files and groups are the scans' ids, with
-characters that not every disk takes as %XX.  Nothing that is read is executed: no pickles.
+An exported store is imported exactly, in the same order, with the same recipe and provenance.  Files of other programs
+need features and labels only.  Names of files and groups are the scans' ids, with characters that some disks do not
+allow written as %XX.  Reading executes no code: pickles are not allowed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from normal_guidance.files import folder_atomically, sync, sync_folder, write_at
 ABOUT, SPLITS = "about.json", "splits.csv"
 
 NAME_BYTES = 240
-"""Longest name of a file, without its suffix: disks take 255."""
+"""Longest name of a file, without its suffix: disks allow 255 bytes."""
 
 
 class Scan(NamedTuple):
-    """One scan on its way."""
+    """One scan between a store and another format."""
 
     bag: Bag
     part: str | None
@@ -44,18 +44,18 @@ class Scan(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How a format is written and read."""
+    """The functions that write and read a format."""
 
     write: Callable[[FeatureStore, Path], None]
     read: Callable[[Path], tuple[Mapping[str, Any], Iterator[Scan]]]
-    """What the store says about its provenance, and its scans."""
+    """Returns the store's provenance and its scans."""
 
 
 def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
-    """Writes a store in another format, all or nothing; `out` must not be there yet."""
+    """Writes a store in another format, completely or not at all; `out` must not exist yet."""
     write = _format(form).write
     if store.dtype == torch.bfloat16:
-        raise UserError(f"store {store.folder} is bfloat16, which {form} has not; write it as float32 first")
+        raise UserError(f"store {store.folder} is bfloat16, which {form} does not have; write it as float32 first")
     long = [scan for scan in store.scan_ids if len(file_name(scan)) > NAME_BYTES]
     if long:
         raise UserError(f"scan id {long[0]!r} is too long for a file's name; give the scans shorter ids")
@@ -63,10 +63,10 @@ def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
 
 
 def import_store(source: str | Path, out: str | Path, form: str, *, dtype: torch.dtype | None = None) -> FeatureStore:
-    """Writes a new store from another format; scans that two encoders made are not mixed."""
+    """Writes a new store from another format; scans of two encoders are an error."""
     read = _format(form).read
     if not Path(source).exists():
-        raise UserError(f"{source} is not there; give what is to be imported as {form}")
+        raise UserError(f"{source} does not exist; give a file or folder of format {form}")
     provenance, scans = read(Path(source))
     first = next(scans, None)
     if first is None:
@@ -93,7 +93,7 @@ def _format(name: str) -> Format:
 
 
 def file_name(scan: str) -> str:
-    """A scan's id as a file's name; `unquote` is the inverse.
+    """A scan's id as a file name; `unquote` is the inverse.
 
     Example:
         >>> file_name("ID_a2.1"), file_name("../a b"), file_name("é")
@@ -104,24 +104,24 @@ def file_name(scan: str) -> str:
 
 
 def _scans(store: FeatureStore) -> Iterator[Scan]:
-    """One at a time."""
+    """The scans of a store, loaded one at a time."""
     for number, part in enumerate(store.scans["part"].tolist()):
         one = store.select([store.scan_ids[number]])
         yield Scan(one.bags()[0], part, store.recipe)
 
 
 def _labels(values: Any, where: str) -> torch.Tensor | None:
-    """Slice labels as they are read; -1 stands for those of a scan that has none."""
+    """Slice labels of one scan, checked; None if all of them are unknown (-1)."""
     if values is None:
         return None
     labels = np.asarray(values).reshape(-1)
     if not np.isin(labels, (0, 1, UNKNOWN)).all():
-        raise UserError(f"{where}: slice labels are 0 or 1, or {UNKNOWN} if unknown")
+        raise UserError(f"{where} has slice labels other than 0, 1 and {UNKNOWN} (unknown); correct them")
     return None if (labels == UNKNOWN).all() else torch.from_numpy(labels.astype(np.int64))
 
 
 def _scan(where: str, scan: str, fields: Mapping[str, Any], recipe: str = "") -> Scan:
-    """From what a file holds, checked as far as `Bags` does not."""
+    """A scan from the fields of a file, with the checks that `Bags` does not make."""
     try:
         features, label = np.asarray(fields["features"]), np.asarray(fields["label"]).reshape(())
         if features.dtype.kind != "f" or features.ndim != 2:
@@ -143,13 +143,13 @@ def _scan(where: str, scan: str, fields: Mapping[str, Any], recipe: str = "") ->
     except UserError:
         raise
     except (KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{where} cannot be imported ({error}); leave it out, or mend it") from error
+        raise UserError(f"{where} cannot be imported ({error}); correct it, or leave it out") from error
     part = fields.get("part")
     return Scan(bag, None if part is None else str(part), str(fields.get("recipe", recipe)))
 
 
 def _fields(scan: Scan) -> dict[str, Any]:
-    """What npz and HDF5 hold."""
+    """The fields of a scan in npz and HDF5."""
     bag = scan.bag
     known = {"slice_labels": None if bag.slice_labels is None else bag.slice_labels.numpy().astype(np.int8)}
     fields = {"label": bag.label, "patient_id": bag.patient_id, "part": scan.part, "recipe": scan.recipe, **known}
@@ -157,7 +157,7 @@ def _fields(scan: Scan) -> dict[str, Any]:
 
 
 def _about(folder: Path, form: str) -> dict[str, Any]:
-    """What the store was that was exported; of other programs' files nothing is known."""
+    """Provenance, recipe and order of an exported store; files of other programs have none."""
     path = folder / ABOUT
     if not path.exists():
         return {"provenance": {"imported_from": form}, "recipe": "", "order": []}
@@ -173,7 +173,7 @@ def _write_about(folder: Path, store: FeatureStore) -> None:
     write_atomically(folder / ABOUT, json.dumps(about).encode())
 
 
-def _in_order(names: list[str], order: list[str]) -> list[str]:
+def _sorted_by_order(names: list[str], order: list[str]) -> list[str]:
     place = {name: number for number, name in enumerate(order)}
     return sorted(names, key=lambda name: (place.get(name, len(place)), name))
 
@@ -194,7 +194,7 @@ def _write_npz(store: FeatureStore, out: Path) -> None:
 
 def _read_npz(source: Path) -> tuple[Mapping[str, Any], Iterator[Scan]]:
     about = _about(source, "npz")
-    names = _in_order([file.stem for file in source.glob("*.npz")], about["order"])
+    names = _sorted_by_order([file.stem for file in source.glob("*.npz")], about["order"])
 
     def scans() -> Iterator[Scan]:
         for name in names:
@@ -225,7 +225,7 @@ def _h5py() -> Any:
 def _write_hdf5(store: FeatureStore, out: Path) -> None:
     h5py = _h5py()
     if out.exists():
-        raise UserError(f"{out} is there already; choose another name, or move or delete it first")
+        raise UserError(f"{out} exists already; choose another name, or move or delete it first")
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
@@ -275,7 +275,7 @@ def _read_hdf5(source: Path) -> tuple[Mapping[str, Any], Iterator[Scan]]:
 # ----------------------------------------------------------------------------------------------------
 
 SPLIT_COLUMNS = ("bag_name", "split", "patient_id")
-"""Of splits.csv; torchmil reads the first two."""
+"""Columns of splits.csv; torchmil reads the first two."""
 
 
 def _write_torchmil(store: FeatureStore, out: Path) -> None:
@@ -300,7 +300,7 @@ def _write_torchmil(store: FeatureStore, out: Path) -> None:
 
 def _read_torchmil(source: Path) -> tuple[Mapping[str, Any], Iterator[Scan]]:
     about, rows = _about(source, "torchmil"), _read_splits(source / SPLITS)
-    names = _in_order([file.stem for file in (source / "features").glob("*.npy")], about["order"])
+    names = _sorted_by_order([file.stem for file in (source / "features").glob("*.npy")], about["order"])
     slice_labels = next((f for f in ("inst_labels", "slice_labels") if (source / f).is_dir()), None)
 
     def scans() -> Iterator[Scan]:

@@ -1,4 +1,4 @@
-"""What worker processes do with a scan: read it, and bring it to what the encoder takes."""
+"""Reads a scan and turns it into the encoder's input; runs in worker processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Reader = Callable[..., tuple[np.ndarray, list[Problem]]]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How scans are read and preprocessed; travels to worker processes.
+    """How scans are read and preprocessed; sent to worker processes.
 
     Args:
-        read: gives a scan's slices in HU, and what was odd about them.
+        read: returns a scan's slices in HU, and its problems.
         root: where the scans lie.
-        repair: whether known mistakes in the files are mended.
-        preprocessing: what the slices go through.
+        repair: whether known mistakes in the files are repaired.
+        preprocessing: from HU to the encoder's input.
     """
 
     read: Reader
@@ -34,7 +34,7 @@ class Decoding:
     preprocessing: Preprocessing
 
     def pixels(self, row: ScanRow) -> tuple[Float32[np.ndarray, "slices channels size size"], list[Problem]]:
-        """The encoder's input, and what was odd about the scan."""
+        """The encoder's input, and the scan's problems."""
         hu, problems = self._read(row)
         return self.preprocessing.apply(hu), problems
 

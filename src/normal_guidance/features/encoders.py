@@ -1,8 +1,8 @@
-"""Frozen image encoders by name: `load_encoder` gives one, `Encoder.encode` makes features of images.
+"""Frozen image encoders by name: `load_encoder` loads one, `Encoder.encode` turns images into features.
 
-Three kinds: the paper's ViT-B/16, EfficientNet-Lite0 (whose weights come in a package, so that a real encoder works
-without any network), and every vision model that Hugging Face's `AutoModel` loads.  The first two were trained on
-RGB photographs and are given one gray channel here: the filters of their first convolution are summed.
+There are three kinds: the paper's ViT-B/16, EfficientNet-Lite0 (whose weights come in a package, so that a real encoder
+works without any network), and every vision model that Hugging Face's `AutoModel` loads.  The first two were trained on
+RGB photographs and receive one gray channel here: the filters of their first convolution are summed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from normal_guidance.features.weights import (
 )
 
 VERSION = 1
-"""Of this module's arithmetic: a change that alters features raises it, and so the fingerprints."""
+"""Version of this module's arithmetic: a change that alters features raises it and changes the fingerprints."""
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -43,17 +43,17 @@ class Encoder:
     """A frozen network from images to feature vectors, on its device, in eval mode.
 
     Args:
-        name: what it was loaded as; weights of the user's own add the beginning of their sha256.
-        channels: of the images that it takes.
-        size: their rows and columns.
+        name: the name it was loaded by; with the user's own weights, the beginning of their sha256 is added.
+        channels: channels of an image.
+        size: rows and columns of an image.
         width: features per image.
         unit_range: whether the images' values are 0..1 (`Preprocessing.to_unit_range`), because the encoder normalises
             them with the mean and sd that it was trained with.  Otherwise the training scans' statistics normalise
             them (`Preprocessing.with_statistics`).
         fingerprint: sha256 of architecture, weights and `VERSION`; device and precision are not in it.
         module: the network.
-        device: where it is.
-        precision: of products and convolutions on CUDA.
+        device: where the network lies.
+        precision: precision of products and convolutions on CUDA.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Encoder:
     ) -> Float32[Tensor, "images {self.width}"]:
         """The features of images, one row each, on the CPU; the images may be on any device.
 
-        The same batch gives the same bits; the same image in another batch may differ in the last ones.
+        The same batch gives the same bits; the same image in another batch may differ in the last bits.
         """
         if images.shape[1:] != (self.channels, self.size, self.size):
             raise ValueError(
@@ -81,11 +81,11 @@ class Encoder:
             return torch.empty(0, self.width)
         with torch.inference_mode(), _arithmetic(self.device, self.precision):
             features = self.module(images.to(self.device, non_blocking=True)).float().cpu()
-        return features.clone()  # a tensor like any other: those of inference mode cannot be trained on
+        return features.clone()  # a normal tensor: training cannot use those of inference mode
 
 
-class _Loaded(NamedTuple):
-    """What the loaders of the kinds give."""
+class _LoadedNetwork(NamedTuple):
+    """A network as one of the three loaders returns it."""
 
     module: nn.Module
     size: int
@@ -97,8 +97,8 @@ class NamedEncoder(NamedTuple):
     """A row of `ENCODERS`."""
 
     description: str
-    load: Callable[[Path, int], _Loaded]
-    """From a file of weights and the number of channels."""
+    load: Callable[[Path, int], _LoadedNetwork]
+    """Takes a file of weights and the number of channels."""
 
 
 def load_encoder(
@@ -110,16 +110,16 @@ def load_encoder(
     channels: int = 1,
     offline: bool = False,
 ) -> Encoder:
-    """The encoder of a name in `ENCODERS`, of a Hugging Face id, or in a folder of Hugging Face's format.
+    """Loads the encoder of a name in `ENCODERS`, of a Hugging Face id, or in a folder of Hugging Face's format.
 
     Args:
         name: for instance "vit-b16-imagenet", "microsoft/rad-dino", "models/dinov2-base".
-        weights: a file for a name in `ENCODERS` to use instead of the published one; its hash is not checked.
+        weights: replaces the published file of a name in `ENCODERS`; its hash is not checked.
         device: "cpu", "cuda", "cuda:1".
         precision: "tf32" and "bf16" are for CUDA.
-        channels: windows of the images: one, or as many as the network was made for.  One is repeated for a Hugging
-            Face model; for the others the filters are summed, which is the same.
-        offline: make no network call; also with NGUIDE_OFFLINE=1 in the environment.
+        channels: windows of the images: one, or as many as the network was trained with.  One channel is repeated for
+            a Hugging Face model; for the others the filters are summed, which is equivalent.
+        offline: makes no network call, as does NGUIDE_OFFLINE=1 in the environment.
 
     Example:
         >>> encoder = load_encoder("efficientnet-lite0", offline=True)
@@ -132,7 +132,10 @@ def load_encoder(
         if name in ENCODERS:
             loaded, name = _load_named(name, weights, channels, offline)
         elif weights is not None:
-            raise UserError(f"{name} brings its own weights, {weights} has no use; give one of {', '.join(ENCODERS)}")
+            raise UserError(
+                f"encoder {name} has its own weights and cannot use {weights}; give one of {', '.join(ENCODERS)}, or "
+                "leave out the weights"
+            )
         else:
             loaded = _load_huggingface(name, channels, offline)
     module = loaded.module.eval().requires_grad_(False).to(device)
@@ -153,7 +156,7 @@ def load_encoder(
 
 
 def fingerprint(architecture: str, config: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """sha256 of what determines an encoder's features: its kind, its configuration, and every number in it.
+    """sha256 of everything that determines an encoder's features: architecture, configuration and every weight.
 
     Example:
         >>> one = [("a", torch.zeros(2)), ("b", torch.ones(1))]
@@ -171,7 +174,7 @@ def fingerprint(architecture: str, config: Mapping[str, Any], tensors: Iterable[
 
 
 # ----------------------------------------------------------------------------------------------------
-# The kinds
+# The three kinds
 # ----------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +187,7 @@ class _ClassToken(nn.Module):
         return self.model(pixel_values=images).last_hidden_state[:, 0]
 
 
-class _Pooled(nn.Module):
+class _MeanPooled(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model.to(memory_format=torch.channels_last)  # 1.6 times as fast on the CPU
@@ -193,56 +196,56 @@ class _Pooled(nn.Module):
         return self.model.extract_features(images).mean(dim=(2, 3))
 
 
-def _load_vit(file: Path, channels: int) -> _Loaded:
+def _load_vit(file: Path, channels: int) -> _LoadedNetwork:
     weights = torchvision_weights(read_state_dict(file), channels)
     model = build_vit(weights, HEADS)
-    # Over torchvision's names: transformers renames its own from time to time, and the features stay the same.
+    # The hash uses torchvision's names: transformers renames its own from time to time without changing features.
     print_of = fingerprint("torchvision-vit", {"heads": HEADS}, weights.items())
-    return _Loaded(_ClassToken(model), image_size(weights), unit_range=False, fingerprint=print_of)
+    return _LoadedNetwork(_ClassToken(model), image_size(weights), unit_range=False, fingerprint=print_of)
 
 
-def _load_efficientnet(file: Path, channels: int) -> _Loaded:
+def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
     try:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise UserError(f"the encoder needs efficientnet-lite-pytorch; {ENCODERS_EXTRA}") from error
     weights = read_state_dict(file)
     if "_conv_stem.weight" not in weights:
-        raise UserError(f"{file} holds no weights of EfficientNet-Lite0 (no _conv_stem.weight); give others")
+        raise UserError(f"{file} does not hold weights of EfficientNet-Lite0 (no _conv_stem.weight); give another file")
     weights["_conv_stem.weight"] = fit_channels(weights["_conv_stem.weight"], channels)
     model = EfficientNet.from_name("efficientnet-lite0", in_channels=channels)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{file} holds no weights of EfficientNet-Lite0 ({reason}); give others") from error
-    model._fc = nn.Identity()  # the classifier has no part in the features
+        raise UserError(f"{file} does not hold weights of EfficientNet-Lite0 ({reason}); give another file") from error
+    model._fc = nn.Identity()  # the features do not depend on the classifier
     print_of = fingerprint("efficientnet-lite0", {}, model.state_dict().items())
-    return _Loaded(_Pooled(model), model.input_image_size, unit_range=False, fingerprint=print_of)
+    return _LoadedNetwork(_MeanPooled(model), model.input_image_size, unit_range=False, fingerprint=print_of)
 
 
-def _load_huggingface(name: str, channels: int, offline: bool) -> _Loaded:
+def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork:
     if not (name and Path(name).is_dir()) and not _is_hub_id(name):
         raise UserError(
-            f"there is no encoder {name!r}: neither one of {', '.join(ENCODERS)}, nor a folder, nor a Hugging Face id "
-            "such as microsoft/rad-dino"
+            f"there is no encoder {name!r}; give one of {', '.join(ENCODERS)}, a folder, or a Hugging Face id such as "
+            "microsoft/rad-dino"
         )
     module, config = load_huggingface(name, channels=channels, offline=offline)
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return _Loaded(module, module.size, unit_range=True, fingerprint=fingerprint("huggingface", config, tensors))
+    return _LoadedNetwork(module, module.size, unit_range=True, fingerprint=fingerprint("huggingface", config, tensors))
 
 
 ENCODERS = {
     "vit-b16-imagenet": NamedEncoder("ViT-B/16, ImageNet-1k (torchvision's IMAGENET1K_V1), class token.", _load_vit),
     "efficientnet-lite0": NamedEncoder("EfficientNet-Lite0, ImageNet-1k, mean over the image.", _load_efficientnet),
 }
-"""The encoders with a name of their own; the names are those of `KNOWN_WEIGHTS`."""
+"""Encoders that have their own names; the names are those of `KNOWN_WEIGHTS`."""
 
 
-def _load_named(name: str, weights: Path | None, channels: int, offline: bool) -> tuple[_Loaded, str]:
+def _load_named(name: str, weights: Path | None, channels: int, offline: bool) -> tuple[_LoadedNetwork, str]:
     file = fetch_weights(name, offline=offline) if weights is None else weights
     if not file.is_file():
-        raise UserError(f"{file} is no file; give the weights of {name}, or leave them out")
+        raise UserError(f"{file} is not a file; give the weights of {name}, or leave them out")
     loaded = ENCODERS[name].load(file, channels)
     if weights is None:
         return loaded, name
@@ -269,12 +272,12 @@ def _check_device(device: str, precision: str) -> None:
     if kind != "cuda" and precision != "float32":
         raise UserError(f"precision {precision} is for CUDA, and the device is {device}; use float32")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {device}: this machine or torch has none; use cpu")
+        raise UserError(f"device {device} is not available on this machine or in this torch; use cpu")
 
 
 @contextmanager
 def _arithmetic(device: str, precision: Precision) -> Iterator[None]:
-    """Inside the block, products are computed in the precision and with the same kernels every time."""
+    """Inside the block, products have this precision, and every run uses the same kernels."""
     if torch.device(device).type != "cuda":
         yield
         return

@@ -1,11 +1,11 @@
 """From scans to a feature store: `nguide encode`, on this machine or, with `ray_cluster`, on many.
 
 Worker processes decode scans; this process runs the encoder over their slices in fixed batches, while the next ones
-are being decoded.  Consecutive scans of the manifest are packed into units, and a unit's features are kept, atomically,
-when it is done: a killed job loses the unit that it was at.  What a unit gives depends on nothing but its scans: a scan
-that cannot be decoded leaves zeros in the batch, so that the others' bits do not change, and is left out of the store.
-So the store is the same byte for byte whether or not the job was killed, for any number of workers or machines, as long
-as the encoder's arithmetic is the same; for that, the number of its threads is fixed, too.
+are being decoded.  Consecutive scans of the manifest are packed into units.  A complete unit is saved atomically, so a
+killed job loses only its current unit.  The features of a unit depend on its scans alone: a scan that cannot be decoded
+leaves zeros in the batch, so that the others' bits do not change, and is left out of the store.  So the store is the
+same byte for byte whether or not the job was killed, for any number of workers or machines, as long as the encoder's
+arithmetic is the same; for that reason the number of its threads is fixed, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from normal_guidance.features.encoding_folder import (
 from normal_guidance.features.encoding_machine import (
     LEFT_OUT,
     UNIT,
-    Encodes,
+    EncodingBackend,
     EncodingOptions,
     Load,
     Machine,
@@ -67,26 +67,26 @@ DEFAULTS = EncodingOptions()
 
 @dataclass(frozen=True)
 class EncodingProgress:
-    """How far a job is; slices of finished units and, on this machine, of finished batches."""
+    """How far a job is: slices of finished units and, on this machine, of finished batches."""
 
     stage: str
     slices: int
     of: int
     begun_with: int
-    """Slices that an earlier start had done."""
+    """Slices that an earlier start of the job had done."""
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What came of a job.
+class EncodingResult:
+    """The result of a job.
 
     Args:
         store: the features.
-        failed: how many scans are not in it, of each kind of problem.
-        problems: how many there are of each kind; the lines lie in the store's problems.csv.
-        slices: encoded by this start.
-        seconds: that it took for them.
-        complete_before: whether there was nothing left to do.
+        failed: number of scans that are not in the store, by kind of problem.
+        problems: number of problems by kind; the store's problems.csv lists them.
+        slices: slices that this start encoded.
+        seconds: time that this start took to encode them.
+        complete_before: whether the store was complete already.
     """
 
     store: FeatureStore
@@ -120,55 +120,56 @@ def encode(
     timeout: float = TIMEOUT,
     ray: str | None = None,
     watch: Watch = lambda progress: None,
-) -> Outcome:
-    """Encodes the scans of a manifest into a new store; the same call goes on with one that was killed.
+) -> EncodingResult:
+    """Encodes the scans of a manifest into a new store; the same call continues a job that was killed.
 
     Args:
         manifest: the scans.
-        load: gives the encoder.
-        out: the store, which appears when it is complete; until then there is `out`.job.
-        preprocessing: windows; the size is the encoder's.
+        load: loads the encoder.
+        out: the store, which appears when it is complete; until then the job lies in `out`.job.
+        preprocessing: the windows; the size is replaced by the encoder's.
         read: `normal_guidance.data.volumes.read_volume`.
-        statistics: what to normalise with; None: the encoder's own way, if it has one, or else the mean of the training
-            scans' means and sds.
+        statistics: mean and sd to normalise with.  If left out: those of the windows for an encoder that normalises
+            by itself (`Encoder.unit_range`), else the mean of the training scans' means and sds.
         parts: every scan's part, 'train', 'val' or 'test'.
-        root: where the scans lie, if they were moved.
-        options: how.
-        dtype: of the store; the job itself keeps float32.
-        workers: processes that decode, on Ray for each task; 0: none, and a decoder that crashes ends it all.
+        root: folder of the scans, if they were moved.
+        options: batch size, device, precision and the like.
+        dtype: dtype of the store; the job itself keeps float32.
+        workers: processes that decode (on Ray, per task).  With 0, this process decodes, and a decoder that crashes
+            ends the job.
         timeout: seconds for a scan, after which its worker is ended.
         ray: address of a Ray cluster.
-        watch: is told how far it is.
+        watch: receives the progress.
     """
     out = Path(out).absolute()
     root = Path(root or manifest.root)
     if not root.is_dir():
-        raise UserError(f"the scans' folder {root} is not there; say where they lie now: --root FOLDER")
+        raise UserError(f"the scans' folder {root} does not exist; give the folder where they lie now (--root FOLDER)")
     options = replace(options, threads=options.threads or _threads_of(recorded_identity(out)))
-    # With Ray the workers are on other machines, and where a store is there, it is probably complete.
+    # With Ray the workers run on other machines; and a store that exists is probably complete.
     with start_workers(workers, timeout, 0 if ray or out.exists() else len(manifest)) as pool:
-        # With Ray, this process only asks the encoder who it is: the machines with the devices are others.
+        # With Ray, this process needs only the encoder's fingerprint: the devices are in other machines.
         encoder = load() if ray else load(device=options.device, precision=options.precision)
-        preprocessing = _fit(preprocessing, encoder, statistics, parts)
+        preprocessing = _fit_preprocessing(preprocessing, encoder, statistics, parts)
         identity = identity_of(manifest, encoder, preprocessing, parts, options)
-        done = _complete(out, identity)
+        done = _completed_before(out, identity)
         if done is not None and not job_folder(out).exists():
             return done
         _check_scans(manifest, parts)
         setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
         with open_job(out, identity) as job:
-            done = _complete(out, identity)  # another process may just have ended
+            done = _completed_before(out, identity)  # another process may just have completed it
             if done is None:
-                plan = _Plan(manifest, parts, options, dtype, out, identity, watch)
-                with _machine(setup, encoder, pool, ray) as machine:
+                plan = _EncodingPlan(manifest, parts, options, dtype, out, identity, watch)
+                with _backend(setup, encoder, pool, ray) as machine:
                     done = _run(plan, job, machine, Decoding(read, root, options.repair, preprocessing))
             job.remove()
         return done
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
-    """What is to be done; see `encode`."""
+class _EncodingPlan:
+    """The arguments of `encode` that every step of a job needs."""
 
     manifest: Manifest
     parts: Mapping[str, str] | None
@@ -188,15 +189,15 @@ class _Plan:
         return _rows(self.manifest, self.units[unit])
 
 
-def _run(plan: _Plan, job: EncodingJob, machine: Encodes, decoding: Decoding) -> Outcome:
+def _run(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding) -> EncodingResult:
     if decoding.preprocessing.statistics is None:
-        measured = _measured(plan, job, machine, decoding)
+        measured = _measure_training_scans(plan, job, machine, decoding)
         decoding = replace(decoding, preprocessing=decoding.preprocessing.with_statistics(measured))
     begin = time.monotonic()
     slices = _encode_units(plan, job, machine, decoding)
     seconds = time.monotonic() - begin
     store, failed, problems = _assemble(plan, job, decoding.preprocessing)
-    return Outcome(store, failed, summarize(problems), slices, seconds)
+    return EncodingResult(store, failed, summarize(problems), slices, seconds)
 
 
 def _threads_of(before: Mapping[str, Any] | None) -> int:
@@ -204,10 +205,10 @@ def _threads_of(before: Mapping[str, Any] | None) -> int:
     return threads if isinstance(threads, int) else torch.get_num_threads()
 
 
-def _fit(
+def _fit_preprocessing(
     preprocessing: Preprocessing, encoder: Encoder, statistics: Statistics | None, parts: Mapping[str, str] | None
 ) -> Preprocessing:
-    """The preprocessing for this encoder; its statistics stay open if the training scans must be measured first."""
+    """The preprocessing for this encoder; its statistics stay None if the training scans must be measured first."""
     if encoder.channels != preprocessing.channels:
         raise UserError(
             f"encoder {encoder.name} takes {encoder.channels} channels, but the number of windows is "
@@ -220,11 +221,13 @@ def _fit(
         return fitted.to_unit_range()
     if parts is None:
         raise UserError(
-            f"encoder {encoder.name} takes scans normalised with the training scans' mean and sd; say which those are "
-            "(--split FILE), or give the numbers (--normalize MEAN,SD)"
+            f"encoder {encoder.name} takes scans normalised with the training scans' mean and sd; name the training "
+            "scans (--split FILE), or give the numbers (--normalize MEAN,SD)"
         )
     if "train" not in parts.values():
-        raise UserError("no scan of the split is of part 'train', so nothing says what to normalise with; give another")
+        raise UserError(
+            "no scan of the split is of part 'train', so there is no mean and sd to normalise with; give another split"
+        )
     return fitted
 
 
@@ -235,7 +238,7 @@ def identity_of(
     parts: Mapping[str, str] | None,
     options: EncodingOptions,
 ) -> dict[str, Any]:
-    """What makes a job this job, as its config.json and the store's report.json hold it."""
+    """Everything that identifies a job, as in its config.json and the store's report.json."""
     split = None if parts is None else hashlib.sha256(json.dumps(sorted(parts.items())).encode()).hexdigest()
     return {
         "format": FORMAT,
@@ -250,7 +253,7 @@ def identity_of(
 
 
 def fingerprint_manifest(manifest: Manifest) -> str:
-    """SHA-256 of the scans of a manifest, not of where they lie."""
+    """SHA-256 of the scans of a manifest, whatever folder they lie in."""
     digest = hashlib.sha256()
     for start in range(0, len(manifest), UNIT):
         table = manifest.table.slice(start, UNIT).combine_chunks()
@@ -262,23 +265,23 @@ def fingerprint_manifest(manifest: Manifest) -> str:
     return digest.hexdigest()
 
 
-def _complete(out: Path, identity: Mapping[str, Any]) -> Outcome | None:
-    """A store that is there already; anything else in its place is refused before hours of work, not after."""
+def _completed_before(out: Path, identity: Mapping[str, Any]) -> EncodingResult | None:
+    """The result of a job that is complete already; anything else at `out` is an error, before hours of work."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
     before = recorded_identity(out)
     if before is None or not (out / REPORT).exists():
-        raise UserError(f"{out} is there and is no store that nguide encode made; choose another folder (-o)")
+        raise UserError(f"{out} exists and is not a store made by nguide encode; choose another folder (-o)")
     refuse_another(out, before, identity)
     problems = read_problems(out / PROBLEMS)
     failed = read_json(out / REPORT)["failed"]
-    return Outcome(open_store(out), failed, summarize(problems), 0, 0.0, complete_before=True)
+    return EncodingResult(open_store(out), failed, summarize(problems), 0, 0.0, complete_before=True)
 
 
 def _check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
-    """What the store would refuse in the end."""
+    """Checks at the start what writing the store would reject at the end."""
     if not len(manifest):
-        raise UserError("the manifest has no scan; look at its problems.csv, and run nguide index again")
+        raise UserError("the manifest has no scan; read its problems.csv, and run nguide index again")
     if parts is not None:
         have, given = set(manifest.scan_ids), set(parts)
         for scans, problem in ((given - have, "is not in the manifest"), (have - given, "is not in the split")):
@@ -290,7 +293,7 @@ def _check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
 
 
 def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range]:
-    """Consecutive scans, packed into units of at least so many slices; the last one may have fewer.
+    """Packs consecutive scans into units of at least `at_least` slices; the last one may have fewer.
 
     Example:
         >>> plan_units([30, 40, 200, 10], at_least=64)
@@ -309,8 +312,10 @@ def _rows(manifest: Manifest, numbers: range) -> list[ScanRow]:
     return list(Manifest(manifest.table.slice(numbers.start, len(numbers)), manifest.about))
 
 
-def _measured(plan: _Plan, job: EncodingJob, machine: Encodes, decoding: Decoding) -> Statistics:
-    """The mean of the training scans' means and sds; scans that cannot be read do not count."""
+def _measure_training_scans(
+    plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding
+) -> Statistics:
+    """The mean of the training scans' means and sds, without scans that cannot be read."""
     known, parts, ids = job.statistics(), plan.parts or {}, plan.manifest.scan_ids
     training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
     length_of = dict(zip(training.scan_ids, training.lengths.tolist(), strict=True))
@@ -326,40 +331,40 @@ def _measured(plan: _Plan, job: EncodingJob, machine: Encodes, decoding: Decodin
     usable = [one for scan in training.scan_ids if (one := known[scan]) is not None]
     if not usable:
         raise UserError(
-            f"none of the {len(training)} training scans could be read, so nothing says what to normalise with; see "
-            f"whether they lie in {decoding.root}, then delete {job.path} and encode again"
+            f"none of the {len(training)} training scans could be read, so there is no mean and sd to normalise with; "
+            f"check that they lie in {decoding.root}, then delete {job.path} and encode again"
         )
     return combine_statistics(usable)
 
 
-def _encode_units(plan: _Plan, job: EncodingJob, machine: Encodes, decoding: Decoding) -> int:
-    """Encodes the units that are not done; returns how many slices they had."""
+def _encode_units(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding) -> int:
+    """Encodes the units that are not done yet; returns the number of their slices."""
     lengths, done = plan.manifest.lengths, job.units()
     sizes = [int(lengths[numbers.start : numbers.stop].sum()) for numbers in plan.units]
     finished = before = sum(sizes[number] for number in done)
     work = ((number, plan.rows(number)) for number in range(len(sizes)) if number not in done)
 
-    def tell(slices: int) -> None:
+    def report_slices(slices: int) -> None:
         plan.watch(EncodingProgress("encoding", finished + slices, sum(sizes), before))
 
-    tell(0)
-    for number, unit in machine.encode(decoding, work, tell):
+    report_slices(0)
+    for number, unit in machine.encode(decoding, work, report_slices):
         _check_range(plan.rows(number), unit, plan.dtype)
         job.save_unit(number, unit)
         finished += sizes[number]
-        tell(0)
+        report_slices(0)
     return finished - before
 
 
 def _check_range(rows: Sequence[ScanRow], unit: Encoded, dtype: torch.dtype) -> None:
-    """Before hours of encoding more; the units so far stay, so the next start goes on."""
+    """Rejects features too large for the store's dtype at once; the units so far stay for a new start."""
     if unit.features.to(dtype).isfinite().all():
         return
     for row, features in _scans_of(rows, unit):
         if not features.to(dtype).isfinite().all():
             raise UserError(
                 f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
-                f"{dtype_name(dtype)}; the same command with --dtype float32 goes on from here"
+                f"{dtype_name(dtype)}; run the same command with --dtype float32, which continues from here"
             )
 
 
@@ -373,7 +378,7 @@ def _scans_of(rows: Sequence[ScanRow], unit: Encoded) -> Iterator[tuple[ScanRow,
 
 
 @contextmanager
-def _machine(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Iterator[Encodes]:
+def _backend(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Iterator[EncodingBackend]:
     if ray is None:
         yield Machine(setup, encoder, pool)
         return
@@ -389,9 +394,9 @@ def _machine(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Ite
 
 
 def _assemble(
-    plan: _Plan, job: EncodingJob, preprocessing: Preprocessing
+    plan: _EncodingPlan, job: EncodingJob, preprocessing: Preprocessing
 ) -> tuple[FeatureStore, dict[str, int], list[Problem]]:
-    """The units become the store."""
+    """Writes the store from the units."""
     problems: list[Problem] = []
     failed: Counter[str] = Counter()
     without: set[str] = set()
@@ -406,7 +411,7 @@ def _assemble(
     left_out = failed.total()
     if left_out == len(plan.manifest):
         raise UserError(
-            f"none of the {len(plan.manifest)} scans could be encoded: see {job.path / PROBLEMS}; mend what is wrong, "
+            f"none of the {len(plan.manifest)} scans could be encoded; read {job.path / PROBLEMS}, correct the causes, "
             f"delete {job.path} and encode again"
         )
 
@@ -442,7 +447,7 @@ def _assemble(
 
 
 def recipe_of(encoder: str, preprocessing: Preprocessing, *, repair: bool) -> str:
-    """A hash of what turns scans into features: an encoder's fingerprint, the preprocessing, the repairs."""
+    """A hash of everything that turns scans into features: the encoder's fingerprint, preprocessing and repairs."""
     return hashlib.sha256(json.dumps([encoder, preprocessing.fingerprint, repair]).encode()).hexdigest()
 
 

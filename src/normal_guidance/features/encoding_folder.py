@@ -1,13 +1,13 @@
-"""The folder of an encoding that is under way: what it is, and what of it is done.
+"""The folder of an encoding in progress: what the job is, and which parts of it are done.
 
     STORE.job/
       lock                     held by the one process that may write
-      config.json              what the job is; started again as anything else, it is refused
-      statistics.jsonl         mean and sd of training scans, a line each
-      unit-00000.safetensors   the features of some consecutive scans, and what was odd about them
+      config.json              what the job is; a start with other data or options is an error
+      statistics.jsonl         mean and sd of training scans, one line each
+      unit-00000.safetensors   the features of some consecutive scans, and their problems
       problems.csv             only if no scan could be encoded
 
-It lies beside the store that it becomes, and is gone when that is complete.
+The folder lies beside the future store and is deleted when the store is complete.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from normal_guidance.files import read_json, write_atomically, write_json
 from normal_guidance.folders import difference, lock_folder
 
 FORMAT = 1
-"""Version of the layout on disk; a job of another version is refused."""
+"""Version of the layout on disk; a job of another version is an error."""
 
 CONFIG, STATISTICS, REPORT = "config.json", "statistics.jsonl", "report.json"
 
 
 class Encoded(NamedTuple):
-    """What came of a unit: some consecutive scans."""
+    """The result of encoding a unit, that is, some consecutive scans."""
 
     features: Float32[Tensor, "slices width"]
-    """Of the scans that could be encoded, one below the other."""
+    """Slices of the scans that could be encoded, scan after scan."""
     failed: list[str]
-    """The others."""
+    """Ids of the other scans."""
     problems: list[Problem]
 
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """A locked folder whose config.json says what the job is."""
+    """The folder of a job: saves and reads its units and statistics."""
 
     path: Path
 
     @property
     def begun(self) -> bool:
-        """Whether anything is done: a job that failed at once may begin again as another."""
+        """Whether anything is done; a job that failed before that may start again with other options."""
         return bool(self.units()) or (self.path / STATISTICS).exists()
 
     def units(self) -> set[int]:
@@ -64,19 +64,19 @@ class EncodingJob:
         return {int(file.stem.removeprefix("unit-")) for file in self.path.glob("unit-*.safetensors")}
 
     def save_unit(self, number: int, unit: Encoded) -> None:
-        """Keeps a unit, once and for all."""
+        """Saves a unit."""
         about = {"failed": json.dumps(unit.failed), "problems": json.dumps(unit.problems)}
         write_atomically(self._unit(number), save({"features": unit.features.contiguous()}, about))
 
     def unit(self, number: int) -> Encoded:
-        """A unit that is done."""
+        """Reads a unit that is done."""
         path = self._unit(number)
         try:
             with safe_open(path, framework="pt") as file:
                 about: dict[str, str] = file.metadata()
                 features: Tensor = file.get_tensor("features")
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} is damaged ({error}); delete it, and encode again") from error
+            raise UserError(f"{path} is damaged ({error}); delete it and encode again") from error
         problems = [Problem(*fields) for fields in json.loads(about["problems"])]
         return Encoded(features, json.loads(about["failed"]), problems)
 
@@ -95,11 +95,11 @@ class EncodingJob:
             known[scan] = None if mean is None else Statistics(tuple(mean), tuple(sd))
             whole += len(line)
         if path.exists():
-            os.truncate(path, whole)  # a process was killed in the midst of a line
+            os.truncate(path, whole)  # a killed process may have left half a line
         return known
 
     def add_statistics(self, scans: Mapping[str, Statistics | None]) -> None:
-        """Keeps the mean and sd of some scans."""
+        """Saves the mean and sd of some scans."""
         lines = [json.dumps([scan, *(one or (None, None))]) for scan, one in scans.items()]
         with (self.path / STATISTICS).open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
@@ -113,7 +113,7 @@ class EncodingJob:
 
 
 def job_folder(out: Path) -> Path:
-    """Where the job of a store lies.
+    """The folder of a store's job.
 
     Example:
         >>> job_folder(Path("stores/head"))
@@ -123,7 +123,7 @@ def job_folder(out: Path) -> Path:
 
 
 def recorded_identity(out: Path) -> dict[str, Any] | None:
-    """What the job of this store was begun as, or, where the store is complete, was; None if there is neither."""
+    """The identity of a store's job, from the store if it is complete or else from the job; None without either."""
     if (out / REPORT).exists():
         identity = read_json(out / REPORT).get("identity")
         return identity if isinstance(identity, dict) else None
@@ -133,11 +133,11 @@ def recorded_identity(out: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def open_job(out: Path, identity: Mapping[str, Any]) -> Iterator[EncodingJob]:
-    """Locks the job of a store, new or begun before; if it was begun as something else, it is refused."""
+    """Locks the job of a store, new or already begun; a job begun with another identity is an error."""
     job = EncodingJob(job_folder(out))
     with lock_folder(job.path):
         for draft in (*job.path.glob(".*.partial"), *out.parent.glob(f".{out.name}.*.partial")):
-            # What a killed process had begun to write, and nobody will ever finish.
+            # a killed process left it incomplete
             shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
         if job.begun:
             refuse_another(job.path, read_json(job.path / CONFIG), identity)
@@ -147,7 +147,7 @@ def open_job(out: Path, identity: Mapping[str, Any]) -> Iterator[EncodingJob]:
 
 
 def refuse_another(where: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses what is not the same as before, and says where it differs.
+    """Raises an error if two identities differ, and names the first difference.
 
     Example:
         >>> refuse_another(Path("head.job"), {"encoder": {"name": "a"}}, {"encoder": {"name": "b"}})

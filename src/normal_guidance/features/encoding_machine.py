@@ -1,6 +1,6 @@
-"""One machine that encodes: worker processes decode scans, the encoder takes their slices in fixed batches.
+"""Encoding on one machine: worker processes decode scans, the encoder takes their slices in fixed batches.
 
-What a unit of scans gives depends on nothing but its scans: a batch never holds slices of two units, and a scan that
+The features of a unit depend on its scans alone: a batch never holds slices of two units, and a scan that
 cannot be decoded leaves zeros in its place, so that the others' bits do not change.
 """
 
@@ -27,32 +27,33 @@ from normal_guidance.features.prefetch import in_background
 from normal_guidance.features.preprocessing import Statistics
 
 UNIT = 1024
-"""Slices of a unit, at least: what a killed job loses, and small beside the cost of keeping it."""
+"""Fewest slices of a unit: a killed job loses its unfinished units, and saving one costs little in comparison."""
 
 AHEAD_BYTES = 2**31
-"""Decoded slices that wait for the encoder take at most so much memory, but for a scan that alone takes more."""
+"""Most memory for decoded slices that wait for the encoder; one scan alone may take more."""
 
 BATCHES_AHEAD = 4
-"""Batches that lie ready for the encoder."""
+"""Batches that are prepared ahead of the encoder."""
 
 LEFT_OUT = "left out of the store"
-"""What is done about a scan that cannot be encoded."""
+"""The action, in problems.csv, for a scan that cannot be encoded."""
 
 Load = Callable[..., Encoder]
-"""Gives the encoder, called with `device` and `precision`; on Ray it travels, so it is a function of a module."""
+"""Loads the encoder, from `device` and `precision`; on Ray it is pickled, so it must be a module's function."""
 
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """How scans are encoded, beside what; with other ones, a job that was begun is refused.
+    """How scans are encoded; a job that was begun with other options is an error.
 
     Args:
-        repair: whether known mistakes in the files are mended.
+        repair: whether known mistakes in the files are repaired.
         batch_size: slices that go through the encoder together.
         device: cpu, cuda, cuda:1.
-        precision: of the encoder's arithmetic.
-        threads: of the encoder on the CPU, on which sums depend; None: those that the job was begun with, or torch's.
-        unit: slices of a unit, at least.
+        precision: precision of the encoder's arithmetic.
+        threads: threads of the encoder on the CPU, because sums depend on their number.  If left out, the number that
+            the job was begun with, or torch's.
+        unit: fewest slices of a unit.
     """
 
     repair: bool = True
@@ -65,35 +66,35 @@ class EncodingOptions:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process needs to encode, on whatever machine."""
+    """Everything that a process needs to encode, on any machine."""
 
     load: Load
     fingerprint: str
-    """The encoder's: its weights may come from a file that another machine has in another version."""
+    """The encoder's fingerprint: another machine may have another version of the file of weights."""
     torch: str
-    """Version."""
+    """torch's version."""
     options: EncodingOptions
     workers: int
     timeout: float
 
 
 @runtime_checkable
-class Encodes(Protocol):
-    """Whoever encodes: a `Machine`, or a cluster of them (`normal_guidance.features.encoding_on_ray`)."""
+class EncodingBackend(Protocol):
+    """A `Machine`, or a cluster of machines (`normal_guidance.features.encoding_on_ray`)."""
 
     def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, some at a time; None for those that cannot be read."""
 
     def encode(
-        self, decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]], tell: Callable[[int], object]
+        self, decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]], report_slices: Callable[[int], object]
     ) -> Iterator[tuple[int, Encoded]]:
-        """What comes of the numbered units; `tell` is told how many slices of the present one are done."""
+        """Encodes numbered units; `report_slices` receives the number of slices done of the current unit."""
 
 
 def start_workers(workers: int, timeout: float, scans: int) -> Pool:
-    """Processes for so many scans, which start while the encoder is loaded: both take seconds.
+    """Starts worker processes for `scans` scans while the encoder is loaded: both take seconds.
 
-    What decoding needs is imported at once, pydicom included, which nothing imports before the first DICOM file.
+    The workers import everything that decoding needs at once, including pydicom.
     """
     pool = Pool(workers, timeout)
     pool.start(scans, (Decoding.__module__, "normal_guidance.data.volumes", "normal_guidance.data.dicom_slices"))
@@ -107,7 +108,7 @@ class Machine:
         self.setup, self.encoder, self.pool = setup, encoder, pool
 
     def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
-        """Mean and sd of scans, one by one, as `Encodes` has it."""
+        """Mean and sd of scans, one at a time; None for those that cannot be read."""
         ids: deque[str] = deque()
 
         def draw() -> Iterator[ScanRow]:
@@ -122,9 +123,9 @@ class Machine:
         self,
         decoding: Decoding,
         units: Iterable[tuple[int, list[ScanRow]]],
-        tell: Callable[[int], object] = lambda slices: None,
+        report_slices: Callable[[int], object] = lambda slices: None,
     ) -> Iterator[tuple[int, Encoded]]:
-        """What comes of each unit, one after the other, as `Encodes` has it."""
+        """Encodes numbered units, one after the other; `report_slices` receives the slices done of the current one."""
         items = in_background(_batches(self.pool, decoding, units, self.setup.options.batch_size), BATCHES_AHEAD)
         threads = self.setup.options.threads or torch.get_num_threads()
         features: list[torch.Tensor] = []
@@ -135,9 +136,9 @@ class Machine:
                     if isinstance(item, np.ndarray):
                         features.append(self.encoder.encode(torch.from_numpy(item)))
                         slices += len(item)
-                        tell(slices)
+                        report_slices(slices)
                     else:
-                        yield item.number, _result(item, torch.cat(features))
+                        yield item.number, _encoded_unit(item, torch.cat(features))
                         features, slices = [], 0
             except BaseException:
                 self.pool.stop()
@@ -152,7 +153,7 @@ class Machine:
 
 @contextmanager
 def number_of_threads(count: int) -> Iterator[None]:
-    """torch's, inside a block."""
+    """Sets torch's number of threads inside a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -162,19 +163,19 @@ def number_of_threads(count: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class _End:
-    """All batches of a unit have come."""
+class _UnitEnd:
+    """Marks the end of a unit's batches."""
 
     number: int
     rows: list[ScanRow]
     outcomes: list[list[Problem] | Failure]
-    """For each scan, what was odd about it, or why there is nothing of it."""
+    """For each scan its problems, or why it could not be decoded."""
 
 
 def _batches(
     pool: Pool, decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]], batch_size: int
-) -> Iterator[np.ndarray | _End]:
-    """The encoder's input: the batches of a unit, which its scans fill one after the other, and its `_End`."""
+) -> Iterator[np.ndarray | _UnitEnd]:
+    """The encoder's input: the batches of a unit, which its scans fill one after the other, then its `_UnitEnd`."""
     shape = (decoding.preprocessing.channels, decoding.preprocessing.size, decoding.preprocessing.size)
     waiting: list[tuple[int, list[ScanRow]]] = []
 
@@ -185,22 +186,22 @@ def _batches(
 
     ahead = max(1, AHEAD_BYTES // (4 * math.prod(shape)))
     decoded = pool.map(decoding.pixels, scans(), size=len, ahead=ahead)
-    filling = _Filling(batch_size, shape)
+    cutter = _BatchCutter(batch_size, shape)
     outcomes: list[list[Problem] | Failure] = []
     for result in decoded:
         number, rows = waiting[0]
         pixels, outcome = (None, result) if isinstance(result, Failure) else result
-        yield from filling.add(pixels, len(rows[len(outcomes)]))
+        yield from cutter.add(pixels, len(rows[len(outcomes)]))
         outcomes.append(outcome)
         if len(outcomes) == len(rows):
-            yield from filling.rest()
-            yield _End(number, rows, outcomes)
+            yield from cutter.rest()
+            yield _UnitEnd(number, rows, outcomes)
             waiting.pop(0)
             outcomes = []
 
 
-class _Filling:
-    """Cuts scans into batches."""
+class _BatchCutter:
+    """Cuts consecutive scans into batches of equal size."""
 
     def __init__(self, batch_size: int, shape: tuple[int, ...]) -> None:
         self.shape = (batch_size, *shape)
@@ -218,20 +219,20 @@ class _Filling:
                 yield from self.rest()
 
     def rest(self) -> Iterator[np.ndarray]:
-        """What is not yet a batch of full size."""
+        """The last batch, which may be smaller; nothing if it is empty."""
         if self.filled:
             yield self.batch[: self.filled]
             self.batch, self.filled = np.empty(self.shape, np.float32), 0
 
 
-def _result(unit: _End, features: torch.Tensor) -> Encoded:
+def _encoded_unit(unit: _UnitEnd, features: torch.Tensor) -> Encoded:
     good, failed, problems = [], [], []
     start = 0
     for row, outcome in zip(unit.rows, unit.outcomes, strict=True):
         own = features[start : start + len(row)]
         start += len(row)
         if not isinstance(outcome, Failure) and not own.isfinite().all():
-            outcome = Failure("failed", "the encoder gave features that are no finite numbers")
+            outcome = Failure("failed", "the encoder returned features that are not finite")
         if isinstance(outcome, Failure):
             failed.append(row.scan_id)
             problems.append(Problem(row.scan_id, "", outcome.kind, outcome.detail, LEFT_OUT))

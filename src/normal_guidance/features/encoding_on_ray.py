@@ -1,8 +1,8 @@
-"""The same encoding on a Ray cluster: each unit is a task, and this process keeps what comes back.
+"""Encoding on a Ray cluster: each unit is a task, and this process saves the results.
 
-A machine that dies costs its tasks' time: Ray runs them again elsewhere.  The bytes are those of one machine, because
-a unit depends on nothing but its scans, and the machines are refused unless they have the same encoder, the same torch
-and room for the same number of threads.  All must see the scans under the same path.
+If a machine dies, Ray runs its tasks again elsewhere.  The bytes are those of one machine, because a unit depends on
+its scans alone, and every machine must have the same encoder, the same torch and room for the same number of threads.
+All machines must see the scans under the same path.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from normal_guidance.ray_cluster import RETRIES, Connection, connected
 
 @contextmanager
 def connect(address: str, setup: Setup) -> Iterator[Cluster]:
-    """Lends a cluster that runs already."""
+    """Connects to a running cluster."""
     with connected(address) as connection:
         yield Cluster(connection, setup)
 
 
 class Cluster:
-    """What `normal_guidance.features.encoding_machine.Machine` does, done by many."""
+    """Encodes as `normal_guidance.features.encoding_machine.Machine` does, on many machines."""
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
         import ray
@@ -49,15 +49,15 @@ class Cluster:
         self,
         decoding: Decoding,
         units: Iterable[tuple[int, list[ScanRow]]],
-        tell: Callable[[int], object] = lambda slices: None,
+        report_slices: Callable[[int], object] = lambda slices: None,
     ) -> Iterator[tuple[int, Encoded]]:
-        """What comes of the units, in any order."""
+        """Encodes numbered units; results come in any order, and `report_slices` is not called."""
         yield from self._run(_encode, decoding, units)
 
     def _run(
         self, function: Callable[..., Any], decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]]
     ) -> Iterator[Any]:
-        """Tasks for all machines and as many again that wait; results as they come."""
+        """Runs a task for each unit, with as many waiting as running; yields results as they come."""
         import ray
 
         # max_calls: a process keeps its encoder, also on the GPU, where Ray would end it after each task.
@@ -76,7 +76,7 @@ class Cluster:
 
 
 def _needs(setup: Setup) -> Mapping[str, float]:
-    """Of a task: cores for the encoder or, where that has a GPU, for those that feed it."""
+    """What a task needs: cores for the encoder, or a GPU and cores for the workers that decode for it."""
     if torch.device(setup.options.device).type == "cuda":
         return {"GPU": 1.0, "CPU": float(max(1, setup.workers))}
     return {"CPU": float(setup.options.threads or 1)}
@@ -97,8 +97,8 @@ def _in_units(scans: Iterable[ScanRow]) -> Iterator[list[ScanRow]]:
 # On the cluster's machines
 # ----------------------------------------------------------------------------------------------------
 
-_HERE: dict[str, Machine] = {}
-"""The encoder and the workers of the job that this process has tasks of."""
+_MACHINES: dict[str, Machine] = {}
+"""By job, the encoder and workers of this process; at most one entry."""
 
 
 def _encode(job: str, setup: Setup, decoding: Decoding, number: int, rows: list[ScanRow]) -> tuple[int, Encoded]:
@@ -114,19 +114,21 @@ def _measure(job: str, setup: Setup, decoding: Decoding, _: int, rows: list[Scan
 
 
 def _machine(job: str, setup: Setup, decoding: Decoding) -> Machine:
-    """That of this process; refused if its results could differ from those of the others."""
-    if job not in _HERE:
+    """The machine of this process; an error if its results could differ from those of the others."""
+    if job not in _MACHINES:
         import socket
 
         where = f"machine {socket.gethostname()} of the Ray cluster"
         if torch.__version__ != setup.torch:
-            raise UserError(f"{where} has torch {torch.__version__}, not {setup.torch}; install the same everywhere")
+            raise UserError(
+                f"{where} has torch {torch.__version__}, not {setup.torch}; install the same version on all machines"
+            )
         if not decoding.root.is_dir():
             raise UserError(f"{where} does not see {decoding.root}; give a path that all machines share (--root)")
         encoder = setup.load(device=setup.options.device, precision=setup.options.precision)
         if encoder.fingerprint != setup.fingerprint:
-            raise UserError(f"{where} has other weights of {encoder.name}; copy the same to all machines")
-        while _HERE:
-            _HERE.popitem()[1].close()  # of a job before
-        _HERE[job] = Machine(setup, encoder, Pool(setup.workers, setup.timeout))
-    return _HERE[job]
+            raise UserError(f"{where} has other weights of {encoder.name}; copy the same file to all machines")
+        while _MACHINES:
+            _MACHINES.popitem()[1].close()  # of an earlier job
+        _MACHINES[job] = Machine(setup, encoder, Pool(setup.workers, setup.timeout))
+    return _MACHINES[job]

@@ -1,4 +1,4 @@
-"""Work that a thread does ahead of its use."""
+"""Items made by a thread ahead of their use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 
 POLL_SECONDS = 0.2
-"""How long the thread sleeps at most before it looks whether it is still wanted."""
+"""Longest time before the thread notices that it should stop."""
 
 
 def in_background(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
-    """The same items, made by a thread ahead of their use, at most `depth` of them.
+    """Yields the same items, which a thread makes up to `depth` ahead.
 
     Example:
         >>> list(in_background(iter([1, 2, 3]), depth=1))

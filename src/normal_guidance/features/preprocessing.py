@@ -1,7 +1,7 @@
-"""From Hounsfield units to what an encoder takes: window, pad to a square, resize, normalise.
+"""From Hounsfield units to an encoder's input: window, pad to a square, resize, normalise.
 
-The order of the steps is the paper's.  Each window makes a channel.  A slice's result depends on its scan in one
-respect only: the scan's minimum fills the margins.
+The order of the steps is the paper's.  Each window makes a channel.  A slice's result depends on the rest of its scan
+in one respect only: the scan's minimum fills the margins.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from normal_guidance.data.windows import apply_windows
 from normal_guidance.errors import UserError
 
 VERSION = 1
-"""Of this module's arithmetic: a change that alters its results raises it, and so the fingerprints."""
+"""Version of this module's arithmetic: a change that alters results raises it and changes the fingerprints."""
 
 SIZE = 224
-"""Rows and columns of an image, unless the encoder wants others."""
+"""Rows and columns of an image, unless the encoder takes others."""
 
 MAX_SIDE = 8192
-"""Slices with more rows or columns are refused: CT has 512 to 2048, and a square of 65,535 would take 16 GiB."""
+"""Slices with more rows or columns are an error: CT has 512 to 2048, and a square of 65,535 would take 16 GiB."""
 
 CHUNK_BYTES = 2**26
-"""How much of a scan is padded and resized at once: bounds the memory that a long scan takes."""
+"""Bytes of a scan that are padded and resized at once, which bounds the memory for a long scan."""
 
 
 class Statistics(NamedTuple):
@@ -48,9 +48,9 @@ class Preprocessing:
     """How a scan in HU becomes an encoder's input.
 
     Args:
-        windows: lowest and highest HU of each channel; what lies outside is set to them.  None keeps all.
+        windows: lowest and highest HU of each channel; values outside are set to these.  None keeps all values.
         size: rows and columns of the result.
-        statistics: what is subtracted and what is divided by, for each channel; None leaves HU.
+        statistics: the mean to subtract and the sd to divide by, for each channel; None leaves HU.
 
     Example:
         >>> head = Preprocessing(windows=((-100.0, 300.0),), size=2)
@@ -71,11 +71,11 @@ class Preprocessing:
             raise UserError(f"{len(self.windows)} windows, size {self.size}; give at least one window and one pixel")
         for window in self.windows:
             if window is not None and not -math.inf < window[0] < window[1] < math.inf:
-                raise UserError(f"window {window[0]}:{window[1]} is empty or endless; give low:high in HU")
+                raise UserError(f"window {window[0]}:{window[1]} is empty or infinite; give low:high in HU")
         if self.statistics is not None:
             self._check(self.statistics)
         floats = tuple(None if window is None else (float(window[0]), float(window[1])) for window in self.windows)
-        object.__setattr__(self, "windows", floats)  # 300 and 300.0 are the same window, and have one fingerprint
+        object.__setattr__(self, "windows", floats)  # 300 and 300.0 must have the same fingerprint
 
     def _check(self, statistics: Statistics) -> None:
         mean, sd = statistics
@@ -83,8 +83,8 @@ class Preprocessing:
             raise UserError(f"{len(mean)} means and {len(sd)} sds for {self.channels} channels; give one of each")
         if not all(map(math.isfinite, (*mean, *sd))) or min(sd) <= 0:
             raise UserError(
-                f"mean {_words(mean)} and sd {_words(sd)} cannot normalise: the scans are constant after windowing, "
-                "or damaged; look at the scans, or choose a wider window"
+                f"mean {_comma_separated(mean)} and sd {_comma_separated(sd)} cannot normalise: the scans are constant "
+                "after windowing, or damaged; check the scans, or choose a wider window"
             )
 
     @property
@@ -94,15 +94,15 @@ class Preprocessing:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of `to_dict` as canonical JSON: tells this from any other preprocessing."""
+        """sha256 of `to_dict` as canonical JSON; differs for any other preprocessing."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def apply(
         self, hu: Float32[np.ndarray, "slices rows columns"]
     ) -> Float32[np.ndarray, "slices {self.channels} {self.size} {self.size}"]:
-        """A scan windowed, padded to a square around its centre with its minimum, resized and normalised.
+        """The scan windowed, padded around its centre to a square with its minimum, resized and normalised.
 
-        Pixels that are no finite numbers, and images too large to be slices, are an `UnreadableError`.
+        Pixels that are not finite, and images too large to be slices, raise an `UnreadableError`.
         """
         images = self._resized(hu)
         if self.statistics is not None:
@@ -119,11 +119,11 @@ class Preprocessing:
         )
 
     def with_statistics(self, statistics: Statistics) -> Preprocessing:
-        """The same, normalised with the training scans' statistics (`combine_statistics`)."""
+        """This preprocessing, normalised with the training scans' statistics (`combine_statistics`)."""
         return replace(self, statistics=statistics)
 
     def to_unit_range(self) -> Preprocessing:
-        """The same with each window mapped to 0..1: for an `Encoder.unit_range`, which normalises by itself.
+        """This preprocessing with each window mapped to 0..1, for encoders that normalise themselves (`unit_range`).
 
         Example:
             >>> Preprocessing(windows=((-100.0, 300.0),)).to_unit_range().statistics
@@ -141,7 +141,7 @@ class Preprocessing:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it; `from_dict` is the inverse."""
+        """The fields as JSON values; `from_dict` is the inverse."""
         return {
             "version": VERSION,
             "windows": [None if window is None else list(window) for window in self.windows],
@@ -152,7 +152,7 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
-        """What `to_dict` described; another version's description is refused, as the results would differ."""
+        """The preprocessing that `to_dict` described; another version is an error, as the results would differ."""
         if content.get("version") != VERSION:
             raise UserError(
                 f"the preprocessing is of version {content.get('version')!r}, this software's is {VERSION}; encode the "
@@ -172,7 +172,7 @@ class Preprocessing:
             raise UnreadableError("failed", f"{slices} slices of {rows} x {columns} pixels (at most {MAX_SIDE})")
         lowest, highest = hu.min(), hu.max()
         if not math.isfinite(lowest) or not math.isfinite(highest):
-            raise UnreadableError("failed", "pixels that are no finite numbers")
+            raise UnreadableError("failed", "pixels that are not finite")
         # Clipping is monotone: the minimum's clipped value is the minimum of the clipped scan.
         margin = torch.from_numpy(apply_windows(np.full((1, 1), lowest), self.windows))
         images = torch.empty(slices, self.channels, self.size, self.size)
@@ -183,14 +183,14 @@ class Preprocessing:
         return images
 
     def _resize(self, windowed: Tensor, margin: Tensor, side: int) -> Tensor:
-        """(slices, channels, rows, columns) centred on a square; an odd line is added below or on the right."""
+        """Centres (slices, channels, rows, columns) on a square and resizes it; an odd line goes below or right."""
         slices, channels, rows, columns = windowed.shape
         square = windowed
         if rows != columns:
             square = margin[None].expand(slices, channels, side, side).contiguous()
             top, left = (side - rows) // 2, (side - columns) // 2
             square[:, :, top : top + rows, left : left + columns] = windowed
-        # Slices as a batch of one-channel images: one memory layout, so a slice's bits do not depend on the others.
+        # As one-channel images all have the same memory layout, so a slice's bits do not depend on the others.
         flat = square.reshape(slices * channels, 1, side, side)
         resized = F.interpolate(flat, size=(self.size, self.size), mode="bilinear", antialias=True)
         return resized.view(slices, channels, self.size, self.size)
@@ -210,5 +210,5 @@ def combine_statistics(scans: Iterable[Statistics]) -> Statistics:
     return Statistics(tuple(means.mean(axis=0).tolist()), tuple(sds.mean(axis=0).tolist()))
 
 
-def _words(values: tuple[float, ...]) -> str:
+def _comma_separated(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:g}" for value in values)

@@ -1,4 +1,4 @@
-"""What kind of scans features were made of: whoever uses a model later can tell whether a new scan is such a one."""
+"""A summary of the scans behind features, so that a model's user can check whether a new scan is of the same kind."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from normal_guidance.data.geometry import normal_of
 from normal_guidance.data.manifest import Manifest
 
 SPACING_PERCENTILES = (1, 50, 99)
-"""Of the slice spacing, low, median and high: a few scans with a wrong header must not widen the range."""
+"""Percentiles for low, median and high slice spacing: a few wrong headers must not widen the range."""
 
 PLANES = ("sagittal", "coronal", "axial")
-"""By the axis of the body that slices are stacked along: left, posterior, superior."""
+"""Planes by the axis that slices are stacked along: left, posterior, superior."""
 
 
 def plane_of(orientation: Sequence[float] | None) -> str | None:
-    """The plane that slices lie in, or nearest to; None where the orientation is unknown.
+    """The plane that is nearest to the slices; None where the orientation is unknown.
 
     Example:
         >>> plane_of((1.0, 0.0, 0.0, 0.0, 0.97, -0.26)), plane_of((1.0, 0.0, 0.0, 0.0, 0.0, -1.0))
@@ -29,7 +29,7 @@ def plane_of(orientation: Sequence[float] | None) -> str | None:
 
 
 def describe_inputs(manifest: Manifest, left_out: Collection[str] = ()) -> dict[str, Any]:
-    """Counts and ranges of the scans of a manifest but for those left out; says nothing about any one of them.
+    """Counts and ranges of the scans of a manifest without those left out; no entry describes a single scan.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -57,6 +57,6 @@ def describe_inputs(manifest: Manifest, left_out: Collection[str] = ()) -> dict[
 
 
 def _range(spacings: Sequence[float]) -> dict[str, float]:
-    """In mm, to the micrometre: manifests hold float32."""
+    """Low, median and high in mm, rounded to the micrometre because manifests hold float32."""
     values = np.percentile(np.array(spacings, np.float64), SPACING_PERCENTILES).round(3).tolist()
     return dict(zip(("low", "median", "high"), values, strict=True))

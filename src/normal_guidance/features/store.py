@@ -1,9 +1,9 @@
 """The feature store: a folder of features that training reads memory-mapped, without loading it.
 
-Writing streams, one scan at a time, and the folder appears when it is complete.  Opening reads the index and the
-shards' headers; features are paged in from the disk when `FeatureStore.rows` first touches them, and stay in the
-system's cache, which all processes share.  The price: a first pass over a cold disk runs at the disk's speed.
-`normal_guidance.features.store_files` says which files the folder holds.
+Writing streams one scan at a time, and the folder appears when it is complete.  Opening reads the index and the
+shards' headers; features are read from the disk when `FeatureStore.rows` first touches them, and stay in the system's
+cache, which all processes share.  The price: a first pass over a cold disk runs at the disk's speed.
+`normal_guidance.features.store_files` describes the files of the folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from normal_guidance.features.store_files import (
     AGAIN,
     DTYPES,
     About,
-    Row,
+    IndexRow,
     dtype_name,
     fingerprint_rows,
     index_rows,
@@ -44,20 +44,20 @@ from normal_guidance.features.store_files import (
 from normal_guidance.files import folder_atomically, write_atomically
 
 SHARD_BYTES = 2**30
-"""Largest shard, unless one scan alone is larger: files that are easy to copy and to map."""
+"""Largest shard, unless one scan alone is larger: such files are easy to copy and to map."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureStore:
-    """The scans of a store, or some of them, as `open_store` gives them: everything at hand but the features.
+    """The scans of a store, or some of them; features stay on the disk until they are needed.
 
     Args:
         folder: where the store lies.
         scans: one row per scan, the columns of `INDEX`.
         width: features per slice.
-        dtype: what the features are stored in.
-        provenance: how the features were made, as `write_store` was told.
-        recipe: a hash of the encoder and the preprocessing; empty if nobody said.
+        dtype: number format of the features.
+        provenance: how the features were made, as given to `write_store`.
+        recipe: a hash of the encoder and the preprocessing; empty if unknown.
         shards: the memory-mapped features, all of them.
 
     Example:
@@ -92,7 +92,7 @@ class FeatureStore:
         _check_part(name)
         chosen = (self.scans["part"] == name).to_numpy()
         if not chosen.any():
-            raise UserError(f"store {self.folder} has no scan of part {name!r}; say which scans are: with_parts(table)")
+            raise UserError(f"store {self.folder} has no scan of part {name!r}; assign parts with with_parts(table)")
         return self._view(self.scans[chosen])
 
     def select(
@@ -100,28 +100,28 @@ class FeatureStore:
     ) -> FeatureStore:
         """The scans of the given ids, in that order, or those for which a boolean is True.
 
-        `store.select(store.scans.label == 1)` are the positive scans.
+        `store.select(store.scans.label == 1)` selects the positive scans.
         """
-        wanted = np.atleast_1d(np.asarray(chosen))  # one id is a choice, too
+        wanted = np.atleast_1d(np.asarray(chosen))  # a single id is allowed, too
         if wanted.dtype == bool:
             if wanted.shape != (len(self),):
-                raise UserError(f"a boolean choice of {len(wanted)} for {len(self)} scans; give one per scan")
+                raise UserError(f"{len(wanted)} booleans for {len(self)} scans; give one per scan")
             return self._view(self.scans[wanted])
         ids = [str(scan) for scan in wanted.tolist()]
-        _refuse_doubles(ids, f"the choice from store {self.folder}")
+        _refuse_duplicates(ids, f"the selection from store {self.folder}")
         number_of = {scan: number for number, scan in enumerate(self.scan_ids)}
         unknown = [scan for scan in ids if scan not in number_of]
         if unknown:
             raise UserError(
-                f"store {self.folder} has no scan {unknown[0]!r} ({len(unknown)} such ids); look them up in store.scans"
+                f"store {self.folder} has no scan {unknown[0]!r} ({len(unknown)} such ids); store.scans lists the ids"
             )
         return self._view(self.scans.iloc[[number_of[scan] for scan in ids]])
 
     def with_parts(self, parts: str | Path | Mapping[str, str]) -> FeatureStore:
         """The same scans with other parts, from a mapping of scan ids or a .csv or .parquet with `scan_id`, `part`.
 
-        Every scan needs its part, and all scans of a patient the same one: a model that has seen the patient in
-        training is not tested on a stranger.  The folder is left as it is.
+        Every scan needs a part, and all scans of a patient the same one: a model must not be tested on a patient that
+        it was trained on.  The folder does not change.
         """
         where = "the mapping" if isinstance(parts, Mapping) else str(parts)
         part_of = dict(parts) if isinstance(parts, Mapping) else read_parts(Path(parts))
@@ -157,7 +157,7 @@ class FeatureStore:
         return torch.cat(chosen, out=filled) if chosen else filled
 
     def bags(self) -> Bags:
-        """All scans in memory, checked as `Bags` checks them."""
+        """All scans, loaded into memory and checked by `Bags`."""
         return Bags(
             features=self.rows(torch.arange(len(self))),
             lengths=self.lengths,
@@ -168,7 +168,7 @@ class FeatureStore:
         )
 
     def damaged(self) -> list[str]:
-        """The scans whose features are not those that were written: reads all of them, and hashes them again."""
+        """The scans whose features are not those that were written; reads and hashes all features."""
         checksums = zip(self.scan_ids, self.scans["sha256"].tolist(), self._features_of, strict=True)
         return [scan for scan, sha256, features in checksums if _checksum(features) != sha256]
 
@@ -196,22 +196,22 @@ class FeatureStore:
 
     @cached_property
     def scan_ids(self) -> tuple[str, ...]:
-        """Unique names."""
+        """Unique names of the scans."""
         return tuple(self.scans["scan_id"].tolist())
 
     @cached_property
     def patient_ids(self) -> tuple[str, ...]:
-        """Who was scanned."""
+        """The patient of every scan."""
         return tuple(self.scans["patient_id"].tolist())
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells these scans from any others: see `fingerprint_of`.  No feature is read for it."""
+        """Identifies these scans (see `fingerprint_of`), without reading any feature."""
         return fingerprint_rows(index_rows(self.scans), self.width, self.dtype)
 
     @property
     def memory(self) -> int:
-        """Bytes of features, which `bags` would load."""
+        """Bytes of features that `bags` would load."""
         return int(self.lengths.sum()) * self.width * self.dtype.itemsize
 
     def __repr__(self) -> str:
@@ -234,7 +234,7 @@ class FeatureStore:
 
     @cached_property
     def _features_of(self) -> list[Float[Tensor, "_ features"]]:
-        """Every scan's slices, as views of the mapped shards: made once, so that `rows` has only to copy."""
+        """Every scan's slices as views of the mapped shards, made once, so that `rows` only copies."""
         places = zip(self.scans["shard"].tolist(), self.scans["first_row"].tolist(), self.lengths.tolist(), strict=True)
         return [self.shards[shard].narrow(0, first, slices) for shard, first, slices in places]
 
@@ -261,14 +261,13 @@ def write_store(
 
     Args:
         folder: must not exist yet, or be empty.  It appears when it is complete.
-        bags: the scans; or pairs of a part ('train', 'val', 'test' or None) and scans, as many as there are, drawn one
-            by one: a pair is let go when the next one has come.  Scan ids are unique over all of them, and no patient
-            is in two parts.
-        provenance: anything that JSON can hold, for whoever wonders where the features came from.
-        recipe: a hash of the encoder and the preprocessing, which every file of the store is marked with.
-        dtype: what to store the features in; as they are if left out.
-        shard_bytes: where to start a new file.
-        files: what else lies in the folder, by name, such as a report.
+        bags: the scans; or pairs of a part ('train', 'val', 'test' or None) and scans, drawn one by one, of which two
+            at most are in memory.  Scan ids are unique over all pairs, and no patient is in two parts.
+        provenance: how the features were made, as JSON values.
+        recipe: a hash of the encoder and the preprocessing, which every file of the store contains.
+        dtype: number format of the stored features; that of the scans if left out.
+        shard_bytes: size from which a new file is started.
+        files: contents of further files in the folder, by name, such as a report.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -293,11 +292,11 @@ def write_store(
 
 
 def fingerprint_of(bags: Mapping[str, Bags]) -> str:
-    """The fingerprint that a store written from these parts has: equal only for the same data, whatever its order.
+    """The fingerprint that a store written from these parts has: equal only for the same data, in any order.
 
     SHA-256 over the features' number and dtype and, for every scan sorted by id, its ids, label, part, slice labels
-    and the SHA-256 of its features.  One GB takes a second or two.  A store in another dtype has other features, hence
-    another fingerprint.
+    and the SHA-256 of its features.  One GB takes a second or two.  A store in another dtype has other features and
+    therefore another fingerprint.
 
     Example:
         >>> one = Bags(torch.ones(2, 3), torch.tensor([2]), torch.tensor([1]))
@@ -310,27 +309,27 @@ def fingerprint_of(bags: Mapping[str, Bags]) -> str:
 
 def _scans(
     parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None
-) -> Iterator[tuple[Row, Float[Tensor, "slices features"]]]:
-    """Every scan's row of the index, its place still open, and its features as they are stored."""
+) -> Iterator[tuple[IndexRow, Float[Tensor, "slices features"]]]:
+    """Every scan's row of the index, its shard and first row still 0, and its features in the store's dtype."""
     for part, bags in _checked(parts, dtype):
         for bag in bags:
-            features = _converted(bag, dtype or bag.features.dtype)
+            features = _features_as(bag, dtype or bag.features.dtype)
             yield _row(bag, part, features), features
 
 
 def _checked(parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None) -> Iterator[tuple[str | None, Bags]]:
-    """The parts that have scans, as they come, each checked against those before it."""
+    """Yields the parts that have scans, each checked against those before it."""
     part_of_scan: dict[str, str | None] = {}
     part_of_patient: dict[str, str] = {}
-    first: _Kind | None = None
+    first: _FeatureFormat | None = None
     for part, bags in parts:
         if part is not None:
             _check_part(part)
         if not len(bags):
             continue
-        kind = _Kind(bags.scan_ids[0], bags.features.shape[1], dtype or bags.features.dtype)
+        kind = _FeatureFormat(bags.scan_ids[0], bags.features.shape[1], dtype or bags.features.dtype)
         first = first or kind
-        _check_alike(first, kind)
+        _check_same_format(first, kind)
         doubled = [scan for scan in bags.scan_ids if scan in part_of_scan]
         if doubled:
             raise UserError(
@@ -345,8 +344,8 @@ def _checked(parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None
         raise UserError("there is no scan to store; give at least one")
 
 
-class _Kind(NamedTuple):
-    """What all scans of a store have in common, as one of them has it."""
+class _FeatureFormat(NamedTuple):
+    """The number of features and the dtype of a scan, which all scans of a store must share."""
 
     scan: str
     features: int
@@ -354,16 +353,16 @@ class _Kind(NamedTuple):
 
 
 def _check_provenance(provenance: Mapping[str, Any]) -> None:
-    """Before hours of writing, not after."""
+    """Checks provenance at the start, not after hours of writing."""
     try:
         json.dumps(dict(provenance), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"provenance {provenance!r} is no JSON ({error}); give text, numbers, lists, mappings"
+            f"provenance {provenance!r} is not JSON ({error}); give text, numbers, lists and mappings only"
         ) from error
 
 
-def _check_alike(first: _Kind, other: _Kind) -> None:
+def _check_same_format(first: _FeatureFormat, other: _FeatureFormat) -> None:
     if other.features != first.features:
         raise UserError(
             f"scan {other.scan!r} has {other.features} features, but scan {first.scan!r} has {first.features}; encode "
@@ -372,10 +371,13 @@ def _check_alike(first: _Kind, other: _Kind) -> None:
     if other.dtype != first.dtype:
         raise UserError(
             f"scan {other.scan!r} is {dtype_name(other.dtype)}, but scan {first.scan!r} is {dtype_name(first.dtype)}; "
-            "bring them to one dtype: bags.to(dtype=...)"
+            "convert them to one dtype: bags.to(dtype=...)"
         )
     if other.dtype not in DTYPES.values():
-        raise UserError(f"scan {other.scan!r} is {dtype_name(other.dtype)}; a store holds {', '.join(DTYPES)}")
+        raise UserError(
+            f"scan {other.scan!r} is {dtype_name(other.dtype)}; a store holds {', '.join(DTYPES)}: convert it "
+            "with bags.to(dtype=...)"
+        )
 
 
 def _check_part(name: str, where: str = "") -> None:
@@ -384,7 +386,7 @@ def _check_part(name: str, where: str = "") -> None:
 
 
 def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
-    """Enters the patients' parts into `part_of`, where nobody may have another part.
+    """Enters the patients' parts into `part_of`; a patient in two parts is an error.
 
     Example:
         >>> check_patients({}, ["Ann", "Ann"], ["train", "test"])
@@ -401,7 +403,7 @@ def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequ
             )
 
 
-def _converted(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
+def _features_as(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
     features = bag.features.detach().to("cpu", dtype).contiguous()
     if dtype != bag.features.dtype and not features.isfinite().all():
         raise UserError(
@@ -411,8 +413,8 @@ def _converted(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]
     return features
 
 
-def _row(bag: Bag, part: str | None, features: Float[Tensor, "slices features"]) -> Row:
-    return Row(
+def _row(bag: Bag, part: str | None, features: Float[Tensor, "slices features"]) -> IndexRow:
+    return IndexRow(
         scan_id=str(bag.scan_id),
         patient_id=str(bag.patient_id),
         label=bag.label,
@@ -435,13 +437,13 @@ def _checksum(features: Float[Tensor, "slices features"]) -> str:
 
 
 def open_store(folder: str | Path) -> FeatureStore:
-    """Opens a store: reads its index and maps its shards, once they fit together; features stay on the disk.
+    """Opens a store: reads its index, checks that its files fit together, and maps its shards.
 
     Example:
         >>> open_store("nowhere")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is no feature store: store.json is missing; give a folder that
-        nguide encode made
+        normal_guidance.errors.UserError: nowhere is not a feature store: store.json is missing; give a folder
+        made by nguide encode
     """
     folder = Path(folder)
     about = read_about(folder)
@@ -449,7 +451,7 @@ def open_store(folder: str | Path) -> FeatureStore:
     fingerprint = fingerprint_rows(index_rows(scans), about.features, about.dtype)
     if fingerprint != about.fingerprint:
         raise UserError(
-            f"{folder}: index.parquet and store.json are not of one store (fingerprints {fingerprint[:12]} and "
+            f"{folder}: index.parquet and store.json do not belong together (fingerprints {fingerprint[:12]} and "
             f"{about.fingerprint[:12]}); {AGAIN}"
         )
     shards = map_shards(folder, scans, about)
@@ -459,9 +461,9 @@ def open_store(folder: str | Path) -> FeatureStore:
 def read_parts(path: Path) -> dict[str, str]:
     """Every scan's part, from a .csv or .parquet with the columns scan_id and part."""
     if path.suffix not in (".csv", ".parquet"):
-        raise UserError(f"{path}: a table of parts is a .csv or .parquet file with the columns scan_id and part")
+        raise UserError(f"{path} is not a .csv or .parquet file; give one with the columns scan_id and part")
     try:
-        # In text, ids stay as they are written: 007 is no number, and NA is no missing value.
+        # Ids in text stay as they are written: 007 is not a number, and NA is not a missing value.
         csv = path.suffix == ".csv"
         table = pd.read_csv(path, dtype=str, keep_default_na=False) if csv else pd.read_parquet(path)
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors
@@ -470,11 +472,11 @@ def read_parts(path: Path) -> dict[str, str]:
     if missing:
         raise UserError(f"{path} has no column {missing[0]!r}, only {', '.join(map(str, table))}; add it")
     ids = [str(scan) for scan in table["scan_id"].tolist()]
-    _refuse_doubles(ids, str(path))
+    _refuse_duplicates(ids, str(path))
     return dict(zip(ids, [str(part) for part in table["part"].tolist()], strict=True))
 
 
-def _refuse_doubles(ids: Sequence[str], where: str) -> None:
+def _refuse_duplicates(ids: Sequence[str], where: str) -> None:
     seen: set[str] = set()
     for scan in ids:
         if scan in seen:

@@ -1,13 +1,12 @@
-"""The files of a feature store: what they hold, and how they are written and read.
+"""The files of a feature store: their contents, writing and reading.
 
     store.json                   format, number of features, dtype, provenance, recipe, fingerprint
-    index.parquet                one row per scan: who, label, part, where its slices lie, their checksum
+    index.parquet                one row per scan: ids, label, part, place of its slices, their checksum
     features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards; the
-                                 metadata name the recipe, too
+                                 metadata contain the recipe, too
 
 The recipe is a hash of what turned scans into features: the encoder's weights and the preprocessing.  It is the same
-in all files of a store, or they are not of one store.
-`normal_guidance.features.store` is what to use; this is what it is made of.
+in all files of a store.  `normal_guidance.features.store` is the interface; this module reads and writes its files.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ FORMAT = 2
 """Version of the layout on disk."""
 
 FORMATS = (1, 2)
-"""Versions that are read; a store of another one is refused.  Version 1 had no recipe."""
+"""Versions that can be read; any other is an error.  Version 1 had no recipe."""
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 """Number formats that features are stored in, by the name that store.json gives them."""
 
 SAFETENSORS_NAMES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
-"""What the header of a safetensors file calls them."""
+"""Their names in the header of a safetensors file."""
 
 HEADER_BYTES = 4096
-"""Room kept free for a shard's header, filled up with spaces: its features then start with a page of memory."""
+"""Bytes reserved for a shard's header, padded with spaces, so that its features start at a page of memory."""
 
 AGAIN = "copy the store again, or write it again"
-"""What helps when files are damaged or do not fit together."""
+"""The advice for files that are damaged or do not fit together."""
 
 INDEX = pa.schema(
     {
@@ -65,8 +64,8 @@ INDEX = pa.schema(
 """Columns of index.parquet; `slice_labels` and `part` may be null."""
 
 
-class Row(NamedTuple):
-    """One scan in the index, as `INDEX` has it."""
+class IndexRow(NamedTuple):
+    """One scan in the index, with the columns of `INDEX`."""
 
     scan_id: str
     patient_id: str
@@ -80,7 +79,7 @@ class Row(NamedTuple):
 
 
 class About(NamedTuple):
-    """What store.json says."""
+    """The content of store.json."""
 
     features: int
     dtype: torch.dtype
@@ -89,8 +88,8 @@ class About(NamedTuple):
     fingerprint: str
 
 
-def fingerprint_rows(rows: Iterable[Row], features: int, dtype: torch.dtype) -> str:
-    """SHA-256 of what the scans are, in any order: not of where in the store they lie."""
+def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype) -> str:
+    """SHA-256 of the scans, independent of their order and of their place in the store."""
     digest = hashlib.sha256(json.dumps([features, dtype_name(dtype)]).encode())
     for row in sorted(rows, key=lambda row: row.scan_id):
         slice_labels = None if row.slice_labels is None else row.slice_labels.tolist()
@@ -106,10 +105,10 @@ def write_about(folder: Path, about: About) -> None:
 
 
 def read_about(folder: Path) -> About:
-    """Reads store.json; the other files are read only if their format is known."""
+    """Reads store.json and checks that this version can read the store."""
     path = folder / "store.json"
     if not path.is_file():
-        raise UserError(f"{folder} is no feature store: store.json is missing; give a folder that nguide encode made")
+        raise UserError(f"{folder} is not a feature store: store.json is missing; give a folder made by nguide encode")
     try:
         fields = json.loads(path.read_bytes())
         version = fields["format"]
@@ -120,12 +119,12 @@ def read_about(folder: Path) -> About:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error!r}); {AGAIN}") from error
     raise UserError(
-        f"{path}: format {version!r}, but this version of normal-guidance reads formats up to {FORMAT}; install the "
-        "version that wrote the store, or write the store again"
+        f"{path} has format {version!r}, but this version of normal-guidance reads formats up to {FORMAT}; install "
+        "the version that wrote the store, or write the store again"
     )
 
 
-def write_index(folder: Path, rows: Iterable[Row]) -> None:
+def write_index(folder: Path, rows: Iterable[IndexRow]) -> None:
     """Writes index.parquet."""
     table = pa.Table.from_pylist([row._asdict() for row in rows], schema=INDEX)
     write_atomically(folder / "index.parquet", lambda file: pq.write_table(table, file))
@@ -143,16 +142,16 @@ def read_index(folder: Path) -> pd.DataFrame:
     return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
 
 
-def index_rows(scans: pd.DataFrame) -> list[Row]:
-    """The rows of an index that was read."""
-    return [Row(*values) for values in zip(*(scans[name].tolist() for name in Row._fields), strict=True)]
+def index_rows(scans: pd.DataFrame) -> list[IndexRow]:
+    """The rows of an index as `read_index` returns it."""
+    return [IndexRow(*values) for values in zip(*(scans[name].tolist() for name in IndexRow._fields), strict=True)]
 
 
 def write_shards(
-    folder: Path, scans: Iterable[tuple[Row, Tensor]], shard_bytes: int, recipe: str
-) -> tuple[list[Row], int, torch.dtype]:
-    """Writes all scans as they come; returns their rows, now with places, the number of features and their dtype."""
-    rows: list[Row] = []
+    folder: Path, scans: Iterable[tuple[IndexRow, Tensor]], shard_bytes: int, recipe: str
+) -> tuple[list[IndexRow], int, torch.dtype]:
+    """Writes all scans in order; returns their rows with shard and first row, the number of features and the dtype."""
+    rows: list[IndexRow] = []
     shard, end = -1, 0
     features = torch.empty(0, 0)
     with ExitStack() as opened:
@@ -172,7 +171,7 @@ def write_shards(
 def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> Iterator[BinaryIO]:
     """A safetensors file to append slices to: the header, which needs their number, is written last.
 
-    safetensors' own writer takes whole tensors, that is, a shard in memory.
+    safetensors' own writer would need a whole shard in memory.
     """
     with path.open("xb") as file:
         file.seek(HEADER_BYTES)
@@ -188,16 +187,16 @@ def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> I
 
 
 def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
-    """The bytes of contiguous features, not copied; as bytes, because NumPy has no bfloat16."""
+    """The bytes of contiguous features, not copied; NumPy has no bfloat16, so they are bytes."""
     return features.view(torch.uint8).flatten().numpy().data
 
 
 def map_shards(folder: Path, scans: pd.DataFrame, about: About) -> tuple[Tensor, ...]:
-    """The features of all shards, unread, if the files hold what the index and store.json say."""
+    """Maps the features of all shards, after checking that the files fit the index and store.json."""
     place = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
     wrong = scans["scan_id"][place != scans["first_row"]].tolist()
     if wrong:
-        raise UserError(f"{folder}: by index.parquet, scan {wrong[0]!r} does not follow the one before it; {AGAIN}")
+        raise UserError(f"{folder}: in index.parquet, scan {wrong[0]!r} does not follow the scan before it; {AGAIN}")
     slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
     return tuple(
         _map_shard(folder / _shard_name(number), (count, about.features), about)
@@ -206,7 +205,7 @@ def map_shards(folder: Path, scans: pd.DataFrame, about: About) -> tuple[Tensor,
 
 
 def _map_shard(path: Path, shape: tuple[int, int], about: About) -> Float[Tensor, "slices features"]:
-    """safetensors gives a view of the file, mapped to memory; a page is read when it is first touched."""
+    """One shard as a view of the mapped file; a page is read when it is first touched."""
     try:
         with safe_open(path, framework="pt") as file:
             shard: Tensor = file.get_tensor("features")
@@ -218,18 +217,18 @@ def _map_shard(path: Path, shape: tuple[int, int], about: About) -> Float[Tensor
     if recipe != about.recipe:
         raise UserError(
             f"{path} was made by another encoder or preprocessing than the store (recipe {recipe[:12] or 'unknown'}, "
-            f"not {about.recipe[:12] or 'unknown'}); features of two recipes do not mix: {AGAIN}"
+            f"not {about.recipe[:12] or 'unknown'}); features of two recipes must not be mixed: {AGAIN}"
         )
     if (tuple(shard.shape), shard.dtype) != (shape, about.dtype):
         raise UserError(
-            f"{path} holds {tuple(shard.shape)} numbers of {dtype_name(shard.dtype)}, but by the index {shape} of "
+            f"{path} holds {tuple(shard.shape)} numbers of {dtype_name(shard.dtype)}, but the index needs {shape} of "
             f"{dtype_name(about.dtype)}; {AGAIN}"
         )
     return shard
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As store.json has it: float32, not torch.float32."""
+    """The dtype's name in store.json: float32, not torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 

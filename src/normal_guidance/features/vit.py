@@ -1,7 +1,7 @@
-"""torchvision's Vision Transformer weights in Hugging Face's ViTModel: the same function of the image, other names.
+"""torchvision's Vision Transformer weights in Hugging Face's ViTModel: the same function under other names.
 
-The encoder of the paper is torchvision's `vit_b_16`.  Hugging Face's model computes the same, and spares users a
-second vision library whose releases are tied to torch's.
+The paper's encoder is torchvision's `vit_b_16`.  Hugging Face's model computes the same, so users need no second vision
+library whose releases are tied to torch's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from transformers import ViTModel
 
 EPS = 1e-6
-"""Of torchvision's LayerNorms; Hugging Face's default is 1e-12."""
+"""Epsilon of torchvision's LayerNorms; Hugging Face's default is 1e-12."""
 
 HEADS = 12
-"""Of ViT-B."""
+"""Attention heads of ViT-B."""
 
 ENCODERS_EXTRA = "pip install 'normal-guidance[encoders]'"
 
-# What transformers calls the parts of a layer: its releases since 5 have the first names, earlier ones the second.
+# Names of a layer's parts in transformers: releases since 5 have the first ones, earlier releases the second.
 _LAYER_NAMES = (
     {
         "layer": "layers.{}.",
@@ -63,10 +63,10 @@ def vit_from_torchvision(state_dict: Mapping[str, Tensor], *, channels: int = 1,
 
 
 def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
-    """Hugging Face's ViT with the weights that `torchvision_weights` gives."""
+    """Hugging Face's ViT with weights as `torchvision_weights` returns them."""
     try:
         from transformers import ViTConfig, ViTModel
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another torch stands in its way
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
         raise UserError(f"the encoder needs transformers ({_first_lines(error)}); {ENCODERS_EXTRA}") from error
     width, channels, patch, _ = weights["conv_proj.weight"].shape
     layers = _number_of_layers(weights)
@@ -88,12 +88,12 @@ def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
     try:
         model.load_state_dict(_renamed(weights, layers, set(model.state_dict())))
     except RuntimeError as error:
-        raise UserError(f"these are no weights of torchvision's vit_b_16 ({_first_lines(error)}); {_WHICH}") from error
+        raise UserError(f"{_NOT_VIT} ({_first_lines(error)}); {_WHICH}") from error
     return model.eval()
 
 
 def torchvision_weights(state_dict: Mapping[str, Tensor], channels: int = 1) -> dict[str, Tensor]:
-    """The weights without the classifier, with today's names, float32, and the input convolution for `channels`.
+    """The weights in float32 without the classifier, with current names and an input convolution for `channels`.
 
     Older torchvision files call a layer's two linear maps mlp.linear_1 and mlp.linear_2; newer ones mlp.0 and mlp.3.
     """
@@ -102,13 +102,13 @@ def torchvision_weights(state_dict: Mapping[str, Tensor], channels: int = 1) -> 
         for name, tensor in state_dict.items()
         if not name.startswith("heads.")
     }
-    _check(weights)
+    _check_sizes(weights)
     weights["conv_proj.weight"] = fit_channels(weights["conv_proj.weight"], channels)
     return weights
 
 
 def image_size(weights: Mapping[str, Tensor]) -> int:
-    """Rows and columns of the images that the weights were trained on: a position for each patch, one for the class."""
+    """Rows and columns of the training images: there is a position for each patch, and one for the class token."""
     patches = weights["encoder.pos_embedding"].shape[1] - 1
     return math.isqrt(patches) * weights["conv_proj.weight"].shape[-1]
 
@@ -126,6 +126,7 @@ def fit_channels(filters: Tensor, channels: int) -> Tensor:
     return filters.sum(dim=1, keepdim=True) if channels == 1 else filters
 
 
+_NOT_VIT = "these are not weights of torchvision's vit_b_16"
 _WHICH = "give torchvision's vit_b_16-c867db91.pth, or a state_dict() of its vit_b_16"
 
 
@@ -137,24 +138,23 @@ def _number_of_layers(weights: Mapping[str, Tensor]) -> int:
     return len({name.split(".")[2] for name in weights if name.startswith("encoder.layers.")})
 
 
-def _check(weights: Mapping[str, Tensor]) -> None:
-    """Enough for the sizes to be read off; `load_state_dict` checks the rest."""
+def _check_sizes(weights: Mapping[str, Tensor]) -> None:
+    """Checks the weights that sizes are read from; `load_state_dict` checks the rest."""
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     needed = ("conv_proj.weight", "class_token", "encoder.pos_embedding", _layer(0) + "mlp.0.bias")
     missing = [name for name in needed if name not in shapes]
     if missing:
-        raise UserError(f"these are no weights of torchvision's vit_b_16 (no {missing[0]}); {_WHICH}")
+        raise UserError(f"{_NOT_VIT} (no {missing[0]}); {_WHICH}")
     filters, positions = shapes["conv_proj.weight"], shapes["encoder.pos_embedding"]
     square = len(positions) == 3 and positions[1] > 1 and math.isqrt(positions[1] - 1) ** 2 == positions[1] - 1
     if len(filters) != 4 or filters[1] != 3 or filters[2] != filters[3] or not square:
         raise UserError(
-            f"these are no weights of torchvision's vit_b_16 (conv_proj.weight has the shape {filters}, "
-            f"encoder.pos_embedding {positions}); {_WHICH}"
+            f"{_NOT_VIT} (conv_proj.weight has the shape {filters}, encoder.pos_embedding {positions}); {_WHICH}"
         )
 
 
 def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> dict[str, Tensor]:
-    """torchvision's tensors under Hugging Face's names; what is not needed keeps its name, and loading refuses it."""
+    """torchvision's tensors under Hugging Face's names; any other keeps its name, and loading rejects it."""
     left = dict(weights)
     renamed = {
         "embeddings.cls_token": left.pop("class_token"),
@@ -163,7 +163,7 @@ def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> di
     modules = {"conv_proj": "embeddings.patch_embeddings.projection", "encoder.ln": "layernorm"}
     names = next((one for one in _LAYER_NAMES if one["layer"].format(0) + one["query"] + ".weight" in wanted), None)
     if names is None:
-        raise UserError(f"this release of transformers names ViT's parameters in an unknown way; {ENCODERS_EXTRA}")
+        raise UserError(f"this release of transformers has unknown names for ViT's parameters; {ENCODERS_EXTRA}")
     for number in range(layers):
         ours, theirs = names["layer"].format(number), _layer(number)
         for part, module in (
@@ -177,12 +177,12 @@ def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> di
         for kind in ("weight", "bias"):
             stacked = left.pop(f"{theirs}self_attention.in_proj_{kind}", None)
             if stacked is None or len(stacked) % 3:
-                raise UserError(f"these are no weights of torchvision's vit_b_16 (in_proj of layer {number}); {_WHICH}")
+                raise UserError(f"{_NOT_VIT} (in_proj of layer {number}); {_WHICH}")
             for part, tensor in zip(("query", "key", "value"), stacked.chunk(3), strict=True):
                 renamed[f"{ours}{names[part]}.{kind}"] = tensor
     for theirs, ours in modules.items():
         for kind in ("weight", "bias"):
-            if f"{theirs}.{kind}" in left:  # a missing one is named by `load_state_dict`
+            if f"{theirs}.{kind}" in left:  # `load_state_dict` names a missing one
                 renamed[f"{ours}.{kind}"] = left.pop(f"{theirs}.{kind}")
     return renamed | left
 

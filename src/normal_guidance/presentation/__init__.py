@@ -1,1 +1,1 @@
-"""Pages, tables and the style of figures: the forms in which results are shown, whatever the results are."""
+"""HTML pages, text tables and the style of figures, for any results."""

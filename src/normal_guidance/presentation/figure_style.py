@@ -1,4 +1,4 @@
-"""What all figures share: colours that mean the same thing everywhere, sizes that fit a report, and how they are saved.
+"""The style of all figures: colours that mean the same thing everywhere, sizes that fit a report, and saving.
 
 The paper's figures are blue, orange, green and red.  These are the same four by name, in the shades of Okabe and Ito:
 the paper's orange and green (#FF7F0E, #2CA02C) look alike to a protanope, 5 apart in CIELAB where these are 52 apart.
@@ -58,20 +58,23 @@ METHOD_COLORS = {
     "transmil_bells_ng": "#11482B",
     **dict.fromkeys((CEILING, *REFERENCE_TITLES), "#000000"),
 }
-"""Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL.  What the paper does
-not have is yellow (evidence), pink, apricot, crimson (bells) or lighter or darker than its like.  Black: references."""
+"""Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL.
+
+Methods that the paper does not have are yellow (evidence), pink, apricot or crimson (bells), or a lighter or darker
+shade of a similar method.  References are black.
+"""
 
 METHOD_MARKERS = {
     **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},
     **{name: "s" if name.startswith("transmil") else "D" for name in BEYOND},
 }
-"""Squares for TransMIL and its twins, diamonds for what else the paper does not have."""
+"""Squares for TransMIL and its variants, diamonds for the other methods that the paper does not have."""
 
 DIVERGENCE_COLORS: dict[DivergenceName, str] = {"forward_kl": GREEN, "reverse_kl": RED, "squared_error": ORANGE}
-"""As in the paper."""
+"""The same colours as in the paper."""
 
 TRUTH = "slices labelled positive"
-"""What legends call the filled slices."""
+"""The name of the filled slices in legends."""
 
 STYLE: dict[Any, object] = {
     "font.size": 9,
@@ -103,7 +106,7 @@ def styled(plot: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG or SVG, as the name ends; the folder is made, and the file is whole or not there.
+    """Writes a figure as PNG or SVG, by the end of the name; makes the folder; the file appears whole or not at all.
 
     Example:
         >>> save(Figure(), Path("attention.jpg"))
@@ -134,7 +137,7 @@ def method_color(method: str) -> str:
 
 
 def shortened(text: str, most: int = 24) -> str:
-    """The beginning and the end of a long name, as scans have them.
+    """A long name, such as a scan's, shortened to its beginning and its end.
 
     Example:
         >>> shortened("1.2.826.0.1.3680043.8.498.70124098", most=16)
@@ -146,7 +149,7 @@ def shortened(text: str, most: int = 24) -> str:
 
 
 def label_slices(panel: Axes, text: str = "slice") -> None:
-    """Names an axis of slices, which have whole numbers only.
+    """Labels an axis of slices and gives it ticks at whole numbers only.
 
     Example:
         >>> panel = Figure().subplots()
@@ -160,7 +163,7 @@ def label_slices(panel: Axes, text: str = "slice") -> None:
 
 
 def fill_truth(panel: Axes, slice_labels: Int[Tensor, "slices"]) -> None:
-    """Fills the blocks of slices labelled positive, each slice from half a slice before to half a slice behind it."""
+    """Fills the blocks of slices labelled positive; a slice reaches half a slice to either side."""
     positive = torch.nn.functional.pad((slice_labels == 1).long(), (1, 1))
     change = positive.diff()
     first, behind = (change == 1).nonzero().flatten() + 1, (change == -1).nonzero().flatten() + 1

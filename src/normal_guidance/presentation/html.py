@@ -1,4 +1,4 @@
-"""A page that needs nothing else: styles, tables and pictures are inside it, and it calls nobody."""
+"""HTML pages in one file: styles, tables and pictures are inside it, and nothing is fetched from a network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ summary { cursor: pointer; font-weight: 600; } pre { font-size: 12px; overflow-x
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and ready HTML below it."""
+    """A heading and the blocks of HTML below it."""
 
     title: str
     blocks: Sequence[str]
@@ -51,7 +51,7 @@ class Section:
 
 
 def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The whole page; `lead` are blocks above the first section.
+    """The whole page; the blocks of `lead` stand above the first section.
 
     Example:
         >>> "<h2 id=tables>Tables</h2>" in page("Study", [paragraph("a < b")], [Section("Tables", ["<p>1</p>"])])
@@ -81,7 +81,7 @@ def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
 
 
 def paragraph(text: str, *, note: bool = False) -> str:
-    """Plain text; a note is small and grey.
+    """A paragraph of plain text; a note is small and grey.
 
     Example:
         >>> paragraph("a < b", note=True)
@@ -91,18 +91,18 @@ def paragraph(text: str, *, note: bool = False) -> str:
 
 
 def findings(sentences: Iterable[tuple[str, bool]]) -> str:
-    """Sentences, those that are shown to be so with a coloured edge."""
+    """A list of sentences; those marked True, which statistics have shown, get a coloured edge."""
     items = (f"<li{' class=shown' if shown else ''}>{escape(sentence)}</li>" for sentence, shown in sentences)
     return f"<ul class=findings>{''.join(items)}</ul>"
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list."""
+    """A bulleted list of plain texts."""
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
 def figure(path: Path, caption: str) -> str:
-    """A PNG, put into the page."""
+    """A PNG, embedded in the page, with its caption."""
     data = base64.b64encode(path.read_bytes()).decode()
     return (
         f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
@@ -111,10 +111,10 @@ def figure(path: Path, caption: str) -> str:
 
 
 def details(summary: str, block: str) -> str:
-    """Folded away until it is clicked."""
+    """A block that is hidden until its summary is clicked."""
     return f"<details><summary>{escape(summary)}</summary>{block}</details>"
 
 
 def preformatted(text: str) -> str:
-    """As it is, in letters of one width."""
+    """Text with its line breaks, in a font of one width."""
     return f"<pre>{escape(text)}</pre>"

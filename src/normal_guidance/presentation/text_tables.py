@@ -1,7 +1,7 @@
-"""Tables as plain texts, and the forms they are written in: Markdown, LaTeX, HTML, CSV and JSON.
+"""Tables of plain text, written as Markdown, LaTeX, HTML, CSV and JSON.
 
 Markdown, LaTeX and HTML are for reading: three digits, like the paper's. CSV and JSON are for computing: every digit,
-one record per number, and an empty field (null) where there is nothing.
+one record per number, and an empty field (null) where there is no number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from normal_guidance.files import make_folder, write_atomically
 from normal_guidance.statistics.number_format import yes_no
 
 WIDEST = 6
-"""Columns that fit a page; LaTeX shrinks wider tables to the line."""
+"""Columns that fit a page; LaTeX shrinks wider tables to the width of the text."""
 
 LATEX_HEAD = r"% \usepackage{booktabs,graphicx}" + "\n"
 
@@ -61,7 +61,7 @@ class Grid:
     bold: frozenset[tuple[int, int]] = frozenset()
 
     def markdown(self, level: int = 3) -> str:
-        """For GitHub, under a heading of this level."""
+        """The table for GitHub, under a heading of this level."""
         lines = [list(map(_escape_markdown, self.header)), *self._marked(_escape_markdown, "**{}**")]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         sides = ["<"] + [">"] * (len(widths) - 1)
@@ -75,7 +75,7 @@ class Grid:
         return "\n".join([*head, *caption, header, f"|{'|'.join(rule)}|", *body, ""])
 
     def latex(self) -> str:
-        """With booktabs, and graphicx where it is wide."""
+        """The table for LaTeX; needs booktabs, and graphicx for wide tables."""
         header, *body = (
             " & ".join(line) + r" \\"
             for line in [list(map(_escape_latex, self.header)), *self._marked(_escape_latex, r"\textbf{{{}}}")]
@@ -132,7 +132,7 @@ def _escape_latex(text: str) -> str:
 
 
 def as_csv(records: Sequence[Mapping[str, object]]) -> str:
-    """One line per record, below the names of the first one's fields.
+    """Records as CSV: a line with the first record's field names, then one line per record.
 
     Example:
         >>> print(as_csv([{"method": "ng", "shown": True, "p": math.nan}]), end="")
@@ -155,7 +155,7 @@ def _csv_field(value: object) -> object:
 
 
 def as_json(value: Mapping[str, object]) -> str:
-    """For a file; NaN becomes null.
+    """JSON for a file; NaN becomes null.
 
     Example:
         >>> print(as_json({"p": math.nan}), end="")
@@ -167,7 +167,7 @@ def as_json(value: Mapping[str, object]) -> str:
 
 
 def _without_nan(value: object) -> object:
-    """NaN is not JSON: null takes its place."""
+    """Replaces NaN, which JSON does not have, by None."""
     if isinstance(value, Mapping):
         return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -176,7 +176,7 @@ def _without_nan(value: object) -> object:
 
 
 def write_page(folder: Path, stem: str, markdown: str, latex: str, csv: str, json: str) -> list[Path]:
-    """Writes `stem`.md, .tex, .csv and .json, each whole or not at all; the folder is made if need be."""
+    """Writes `stem`.md, .tex, .csv and .json, each whole or not at all; makes the folder if it is missing."""
     make_folder(folder)
     texts = {".md": markdown, ".tex": latex, ".csv": csv, ".json": json}
     paths = [folder / f"{stem}{suffix}" for suffix in texts]

@@ -1,1 +1,1 @@
-"""What a person looks at: tables and figures."""
+"""Tables, figures and pages that show results to a reader."""

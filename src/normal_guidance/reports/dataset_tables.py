@@ -12,7 +12,7 @@ BLOCKS = f"A block may bridge up to {GAP} negative slices."
 
 
 def description_tables(name: str, parts: Mapping[str, Description]) -> list[Grid]:
-    """Tables of one dataset, one row for each part (for instance 'all', or 'train', 'val' and 'test')."""
+    """The tables of one dataset, one row for each part (for instance 'all', or 'train', 'val' and 'test')."""
     scans = Grid(
         f"Scans of {name}",
         "",
@@ -29,7 +29,7 @@ def description_tables(name: str, parts: Mapping[str, Description]) -> list[Grid
     most = max(max(blocks.bags_by_blocks) for blocks in known.values())
     numbers = Grid(
         "Blocks in a positive scan",
-        f"Scans with so many blocks, of those with positive slices. {BLOCKS}",
+        f"How many of the scans with positive slices have so many blocks. {BLOCKS}",
         ["Part", *(f"{n} block{'s' * (n > 1)}" for n in range(1, most + 1))],
         [[part, *_shares(blocks.bags_by_blocks, most)] for part, blocks in known.items()],
     )

@@ -1,4 +1,4 @@
-"""Which differences between methods are real, as tables and sentences."""
+"""Which differences between methods are significant, as tables and sentences."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from normal_guidance.statistics.number_format import digits, p_value, signed, ye
 from normal_guidance.statistics.scores import METRICS, Metric
 
 METHOD = (
-    f"Differences are averaged over the splits. Intervals ({100 * LEVEL:g} %) and p-values are from the bootstrap over "
-    "patients, paired between methods; p-values of scan AUROC are DeLong's, for patients with several scans and in "
-    "several splits. Shown: the p-value, adjusted by Holm for all differences in this metric, is below "
-    f"{1 - LEVEL:.2g}. All of this is about the trained models at hand and other patients; how much other initial "
-    "weights would change is another question. Centered Gaussian is scored by its log-density."
+    f"Differences are averaged over the splits. Intervals ({100 * LEVEL:g} %) and p-values come from the bootstrap "
+    "over patients, paired between methods; p-values of scan AUROC come from DeLong's test, for patients with several "
+    "scans and in several splits. Shown: the p-value, adjusted by Holm for all differences in this metric, is below "
+    f"{1 - LEVEL:.2g}. The statistics are about these trained models on other patients; they do not cover other "
+    "initial weights. Centered Gaussian is scored by its log-density."
 )
 
 
@@ -35,39 +35,39 @@ class Differences:
 
     @property
     def titles(self) -> Mapping[str, str]:
-        """Of all methods that are compared."""
+        """Titles of all methods that are compared."""
         names = {name for one in self.found for name in (one.method, one.against)}
         return {name: method_title(name, self.dataset) for name in names}
 
     def sentences(self, metric: Metric) -> list[str]:
-        """Every finding in words.
+        """The differences in one metric, one sentence each.
 
         Example:
             >>> one = Difference("ng", "abmil", "scan_auroc", -0.05, -0.08, -0.02, 0.001, 0.002, 3, 3600, 3600)
             >>> Differences("chest-ct", (one,)).sentences("scan_auroc")
             ['ABMIL + Normal Guidance classifies scans worse than ABMIL: -.050 [-.080, -.020], p = .002 (Holm)']
         """
-        return [one.words(self.titles) for one in self._of(metric)]
+        return [one.words(self.titles) for one in self._in(metric)]
 
     def forest(self, metric: Metric) -> list[ForestRow]:
-        """Rows for `plot_differences`; those that could not be tested have no interval to draw."""
+        """Rows for `plot_differences`, without differences that could not be tested."""
         return [
             ForestRow(
                 f"{self.titles[one.method]} − {self.titles[one.against]}", one.estimate, one.low, one.high, one.shown
             )
-            for one in self._of(metric)
+            for one in self._in(metric)
             if one.p == one.p
         ]
 
     def grids(self) -> Iterator[Grid]:
-        """One table a metric."""
+        """One table per metric."""
         for metric in METRICS:
-            if rows := [self._row(one) for one in self._of(metric)]:
+            if rows := [self._row(one) for one in self._in(metric)]:
                 header = ["Method", "Against", "Difference", "Interval", "p (Holm)", "Shown", "Scans", "Patients"]
                 yield Grid(f"Differences in {TITLES[metric]}, {self.dataset}", METHOD, header, rows)
 
     def markdown(self) -> str:
-        """Tables, and the findings in words above them."""
+        """The tables, each followed by its differences in words."""
         parts = [f"# {self.dataset.capitalize()}: which differences are real", ""]
         for metric, grid in zip(self._metrics(), self.grids(), strict=True):
             parts += [grid.markdown(level=2), *(f"- {sentence}" for sentence in self.sentences(metric)), ""]
@@ -78,22 +78,22 @@ class Differences:
         return "\n".join([LATEX_HEAD, *(grid.latex() for grid in self.grids())])
 
     def csv(self) -> str:
-        """One line per difference and all its digits."""
+        """One line per difference, with all digits."""
         return as_csv(self._records()) if self.found else ""
 
     def json(self) -> str:
-        """As CSV."""
+        """The same records as CSV."""
         return as_json({"dataset": self.dataset, "about": METHOD, "differences": self._records()})
 
     def write(self, folder: Path, stem: str) -> list[Path]:
         """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
         return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
 
-    def _of(self, metric: Metric) -> Sequence[Difference]:
+    def _in(self, metric: Metric) -> Sequence[Difference]:
         return [one for one in self.found if one.metric == metric]
 
     def _metrics(self) -> list[Metric]:
-        return [metric for metric in METRICS if self._of(metric)]
+        return [metric for metric in METRICS if self._in(metric)]
 
     def _row(self, one: Difference) -> list[str]:
         tested = one.p == one.p
@@ -113,7 +113,7 @@ class Differences:
 
 
 def read_differences(path: Path) -> Differences:
-    """What `Differences.write` wrote as JSON, where null stands for NaN."""
+    """Reads the JSON of `Differences.write`, where null stands for NaN."""
     content = read_json(path)
     names = [one.name for one in fields(Difference)]
     found = []

@@ -43,7 +43,7 @@ from normal_guidance.training.run_folder import HISTORY_TABLE
 FIGURES = "figures"
 
 COLLAPSED = 1e-6
-"""Attention that counts as none."""
+"""Attention up to this counts as 0."""
 
 SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 """Metrics that get figures and sentences; the tables have all four."""
@@ -51,31 +51,32 @@ SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that a study's folder tells, before it is written down."""
+    """The results in a study's folder, as the page shows them."""
 
     study: Study
     results: Results
-    answers: tuple[StudyPredictions, ...]
+    predictions: tuple[StudyPredictions, ...]
+    """One entry per split."""
     differences: Differences
     measures: Measures | None
-    """None without slice labels."""
+    """None where there are no slice labels."""
     sensitivity: Mapping[str, Results]
     """By guided method."""
     parts: Mapping[str, Description]
-    """Of the first seed."""
+    """Descriptions of train, val and test of the first seed."""
     notes: tuple[str, ...]
 
 
 def experiment_page(experiment: Experiment, images: Images | None = None) -> str:
-    """Draws the figures into the study's folder and puts everything together."""
+    """Draws the figures into the study's folder and returns the page as HTML."""
     folder = experiment.study.folder / FIGURES
     make_folder(folder)
     name = experiment.study.dataset.name
-    splits = len(experiment.answers)
+    splits = len(experiment.predictions)
     lead = [
         html.paragraph(
-            f"{splits} split{'s' * (splits > 1)} of {name}: every method trained over its grid with scan labels only, "
-            "chosen by validation scan AUROC, tested once."
+            f"{splits} split{'s' * (splits > 1)} of {name}. Every method was trained over its grid with scan labels "
+            "only, selected by validation scan AUROC, and tested once."
         ),
         html.paragraph("; ".join(experiment.results.about_lines()[:3]), note=True),
     ]
@@ -102,24 +103,24 @@ def _findings(experiment: Experiment) -> Iterator[str]:
             yield html.findings((one.words(found.titles), one.shown) for one in chosen)
     if not found.found:
         yield html.paragraph(
-            "Nothing is compared: that takes two methods that are complete on every split and belong together, as a "
-            "guided method and the same model without guidance."
+            "Nothing is compared: a comparison needs two methods that are complete on every split and belong together, "
+            "such as a guided method and the same model without guidance."
         )
     if experiment.notes:
         yield html.bullets(experiment.notes)
     missing = _missing(experiment)
     if missing:
-        yield html.paragraph(f"Not complete yet: {', '.join(missing)}. Start the command again to go on.")
+        yield html.paragraph(f"Not complete yet: {', '.join(missing)}. Run the same command again to continue.")
 
 
 def _missing(experiment: Experiment) -> list[str]:
     study = experiment.study
-    complete = {(one.method, one.seed) for one in _found(study)}
+    complete = {(one.method, one.seed) for one in _complete_runs(study)}
     wanted = [(method, seed) for seed in study.seeds for method in wanted_of(study)]
     return [f"{method.replace('_', ' ')}, seed {seed}" for method, seed in wanted if (method, seed) not in complete]
 
 
-def _found(study: Study) -> list[StudyResult]:
+def _complete_runs(study: Study) -> list[StudyResult]:
     return list(find_results(study.folder, study.dataset.name))
 
 
@@ -129,13 +130,15 @@ def _data(experiment: Experiment, folder: Path) -> Iterator[str]:
         yield grid.html()
     if parts["train"].blocks is not None:
         path = draw_density({_literal(f"{name}, training scans"): parts["train"].density}, folder / "density.png")
-        yield html.figure(path, "Where in a scan its positive slices lie. Dotted: anywhere alike.")
+        yield html.figure(
+            path, "Where the positive slices lie in a scan. Dotted: the density if all positions were equally likely."
+        )
 
 
 def _tables(experiment: Experiment, folder: Path) -> Iterator[str]:
     table = experiment.results.table
     if not isinstance(table, PaperTables):
-        yield html.paragraph("Nothing has scores yet.")
+        yield html.paragraph("No method has scores yet.")
         return
     for metric in SHOWN_METRICS:
         cells = [(row, row.cells[METRICS.index(metric)]) for row in table.rows]
@@ -166,9 +169,9 @@ def _differences(experiment: Experiment, folder: Path) -> Iterator[str]:
 
 
 def _attention(experiment: Experiment, folder: Path, images: Images | None) -> Iterator[str]:
-    if not experiment.answers:
+    if not experiment.predictions:
         return
-    first = experiment.answers[0]
+    first = experiment.predictions[0]
     methods = [method for row in PANELS for method in row if method in first.predictions]
     labels = first.scans.slice_labels
     lengths = first.scans.lengths.tolist()
@@ -197,18 +200,18 @@ def _attention(experiment: Experiment, folder: Path, images: Images | None) -> I
 
 
 def _literal(text: str) -> str:
-    """For a figure's title, where dollar signs would be mathematics."""
+    """Text for a figure's title, where a plain dollar sign would start mathematics."""
     return text.replace("$", r"\$")
 
 
 def _guidance_figures(tested: StudyPredictions, number: int, start: int, length: int, folder: Path) -> Iterator[str]:
-    """What guidance would do to the unguided attention of one scan, and the heads of one scan."""
+    """Figures of one scan: where guidance would push unguided attention, and the attention of every head."""
     labels = tested.scans.slice_labels
     own = None if labels is None else labels[start : start + length]
     scan = tested.scans.scan_ids[number]
     if "abmil" in tested.predictions:
         attention = tested.predictions["abmil"].log_attention[0, start : start + length].double().softmax(0)
-        # On one slice alone it is its own normal reference, and there is nothing to push.
+        # Attention on one slice alone equals its normal reference, so no divergence pushes it.
         if (attention > COLLAPSED).sum() > 2:
             path = draw_divergences(attention, folder / "divergences.png", slice_labels=own)
             yield html.figure(path, f"Where each divergence would push ABMIL's attention on scan {scan}.")
@@ -219,7 +222,7 @@ def _guidance_figures(tested: StudyPredictions, number: int, start: int, length:
     }
     if heads:
         path = draw_heads(heads, folder / "heads.png", slice_labels=own)
-        yield html.figure(path, f"The heads' references and attention on scan {scan}.")
+        yield html.figure(path, f"References and attention of every head on scan {scan}.")
 
 
 def _sensitivity(experiment: Experiment, folder: Path) -> Iterator[str]:
@@ -240,7 +243,7 @@ def _sensitivity(experiment: Experiment, folder: Path) -> Iterator[str]:
 
 def _training(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield experiment.results.chosen_grid().html()
-    for one in _found(experiment.study):
+    for one in _complete_runs(experiment.study):
         if one.run is None:
             continue
         history = _history(one.folder / HISTORY_TABLE)
@@ -264,7 +267,7 @@ def _history(path: Path) -> pd.DataFrame:
 
 def _records(experiment: Experiment) -> Iterator[str]:
     yield html.bullets(experiment.results.about_lines())
-    for one in _found(experiment.study):
+    for one in _complete_runs(experiment.study):
         if one.run is not None:
             text = json.dumps(dict(one.run.report), indent=1, ensure_ascii=False)
             yield html.details(f"{method_title(one.method)}, seed {one.seed}: report.json", html.preformatted(text))

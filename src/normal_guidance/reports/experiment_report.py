@@ -1,11 +1,11 @@
-"""An experiment: a study trained, tested, compared and told on one page.
+"""The report of an experiment: tables, comparisons and figures of a trained study, and one page with all of them.
 
 DIR/<method>/<seed>/              runs (`normal_guidance.evaluation.study_folder`)
-DIR/tables.md .tex .csv .json     the paper's four tables, ours beside the published
+DIR/tables.md .tex .csv .json     the paper's four tables, our numbers beside the published ones
 DIR/differences.md ...            which differences are real
 DIR/measures.md ...               hits, errors and overlaps
 DIR/figures/*.png
-DIR/report.html                   all of it, in one file that needs no network
+DIR/report.html                   all of these, in one file that needs no network
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ REPORT_PAGE = "report.html"
 
 
 def write_report(study: Study, *, manifest: Manifest | None = None) -> Path:
-    """Tables, statistics, figures and the page of everything that is complete in a study's folder.
+    """Writes tables, statistics, figures and the page of all complete runs in a study's folder.  Returns the page.
 
-    With the manifest that the scans were encoded from, errors are told in millimetres, too, and figures show slices.
+    With the manifest that the scans were encoded from, errors are also given in millimetres, and figures show slices.
     """
     experiment = evaluate(study, manifest)
     experiment.results.write(study.folder, "tables")
@@ -49,21 +49,21 @@ def write_report(study: Study, *, manifest: Manifest | None = None) -> Path:
         experiment.measures.write(study.folder, "measures")
     for method, one in experiment.sensitivity.items():
         one.write(study.folder / SENSITIVITY, method)
-    images = None if manifest is None else Images(manifest, experiment.answers[0].scans)
+    images = None if manifest is None else Images(manifest, experiment.predictions[0].scans)
     path = study.folder / REPORT_PAGE
     write_atomically(path, experiment_page(experiment, images).encode())
     return path
 
 
 def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
-    """Reads what is complete and compares it."""
+    """Reads the complete runs of a study's folder and compares their methods."""
     dataset, results = study.dataset, collect(study.folder, study.dataset.name)
-    answers = read_study_predictions(study.folder, dataset)
-    if not answers:
-        raise UserError(_nothing_to_tell(study, results))
-    compared = [method for method in (*EVERY_METHOD, CEILING) if all(method in one.predictions for one in answers)]
-    found, notes = _compare(answers, compared, dataset)
-    positions = None if manifest is None else {one.seed: _positions(manifest, one.scans) for one in answers}
+    predictions = read_study_predictions(study.folder, dataset)
+    if not predictions:
+        raise UserError(_why_nothing(study, results))
+    compared = [method for method in (*EVERY_METHOD, CEILING) if all(method in one.predictions for one in predictions)]
+    found, notes = _compare(predictions, compared, dataset)
+    positions = None if manifest is None else {one.seed: _positions(manifest, one.scans) for one in predictions}
     sensitivity = {
         method: collect_sensitivity(study.folder, dataset.name, method)
         for method in EVERY_METHOD
@@ -72,12 +72,12 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
     return Experiment(
         study=study,
         results=results,
-        answers=tuple(answers),
+        predictions=tuple(predictions),
         differences=Differences(dataset.name, tuple(found)),
-        measures=_measure(answers, dataset, positions) if dataset.has_slice_labels else None,
+        measures=_measure(predictions, dataset, positions) if dataset.has_slice_labels else None,
         sensitivity=sensitivity,
-        parts={part: describe_scans(dataset.draw(answers[0].seed, part)) for part in PARTS},
-        notes=(*notes, *_more_notes(study, results, answers)),
+        parts={part: describe_scans(dataset.draw(predictions[0].seed, part)) for part in PARTS},
+        notes=(*notes, *_notes_on_data(study, results, predictions)),
     )
 
 
@@ -87,28 +87,29 @@ def check_manifest(manifest: Manifest, dataset: StudyData) -> None:
         _positions(manifest, dataset.draw(seed, "test"))
 
 
-def _nothing_to_tell(study: Study, results: Results) -> str:
+def _why_nothing(study: Study, results: Results) -> str:
+    """The error for a folder without predictions of these splits."""
     known = {one.seed for one in find_results(study.folder, study.dataset.name)}
     if known.isdisjoint(study.dataset.seeds):
         seeds = ", ".join(map(str, sorted(known)))
         return (
-            f"{study.folder} holds runs of splits {seeds} only; give those splits, or start the experiment with these"
+            f"{study.folder} holds runs of splits {seeds} only; give those splits, or run the experiment on these first"
         )
     why = results.notes[0] if results.notes else "no method is complete"
     return (
-        f"nothing in {study.folder} can be told: {why}; train more epochs (--epochs) in another folder, "
+        f"{study.folder} has nothing to report: {why}; train more epochs (--epochs) in another folder, "
         "or let every epoch be selected (--no-train-above-val)"
     )
 
 
-def _more_notes(study: Study, results: Results, answers: Sequence[StudyPredictions]) -> Iterator[str]:
-    dataset, seeds = study.dataset, {one.seed for one in answers}
+def _notes_on_data(study: Study, results: Results, predictions: Sequence[StudyPredictions]) -> Iterator[str]:
+    dataset, seeds = study.dataset, {one.seed for one in predictions}
     table = results.table
     others = sorted(set(table.seeds) - seeds) if table is not None else []
     if others:
         yield (
-            f"The tables include seeds {', '.join(map(str, others))}, whose splits were not given this time: the "
-            "comparisons, measures and attention do not."
+            f"The tables include seeds {', '.join(map(str, others))}, whose splits were not given this time. The "
+            "comparisons, measures and attention leave these seeds out."
         )
     if not dataset.has_slice_labels:
         yield "Test scans have no slice labelled positive: localization is not compared, and there is no ceiling."
@@ -117,15 +118,15 @@ def _more_notes(study: Study, results: Results, answers: Sequence[StudyPredictio
 
 
 def _compare(
-    answers: Sequence[StudyPredictions], compared: Sequence[str], dataset: StudyData
+    predictions: Sequence[StudyPredictions], compared: Sequence[str], dataset: StudyData
 ) -> tuple[list[Difference], list[str]]:
-    everyone = {method for one in answers for method in one.predictions}
+    everyone = {method for one in predictions for method in one.predictions}
     notes = [
         f"{method_title(method, dataset.name)} is not complete on every split and is left out of the comparisons."
         for method in (*EVERY_METHOD, CEILING)
         if method in everyone and method not in compared
     ]
-    left_out = sum(one.left_out for one in answers)
+    left_out = sum(one.left_out for one in predictions)
     if left_out:
         notes.append(
             f"The scan reference has no score for {left_out} test scan{'s' * (left_out > 1)} (positive without a "
@@ -135,7 +136,7 @@ def _compare(
         return [], notes
     wanted = claims(compared, CEILING if CEILING in compared else None)
     usable = [claim for claim in wanted if _is_usable(claim, dataset, bool(left_out))]
-    return differences([one.outcomes(compared) for one in answers], usable), notes
+    return differences([one.outcomes(compared) for one in predictions], usable), notes
 
 
 def _is_usable(claim: Claim, dataset: StudyData, left_out: bool) -> bool:
@@ -145,15 +146,15 @@ def _is_usable(claim: Claim, dataset: StudyData, left_out: bool) -> bool:
 
 
 def _measure(
-    answers: Sequence[StudyPredictions], dataset: StudyData, positions: Mapping[int, Float[Tensor, "slices"]] | None
+    predictions: Sequence[StudyPredictions], dataset: StudyData, positions: Mapping[int, Float[Tensor, "slices"]] | None
 ) -> Measures:
-    methods = [method for method in (*EVERY_METHOD, CEILING) if any(method in one.predictions for one in answers)]
+    methods = [method for method in (*EVERY_METHOD, CEILING) if any(method in one.predictions for one in predictions)]
     return Measures(
         dataset.name,
         {
             method: {
                 one.seed: one.measures(method, None if positions is None else positions[one.seed])
-                for one in answers
+                for one in predictions
                 if method in one.predictions
             }
             for method in methods
@@ -162,15 +163,19 @@ def _measure(
 
 
 def _positions(manifest: Manifest, scans: Data) -> Float[Tensor, "slices"]:
-    """Of every slice in mm; NaN for scans whose geometry is unknown."""
+    """The position of every slice in mm; NaN for scans whose geometry is unknown."""
     number_of = {scan: number for number, scan in enumerate(manifest.scan_ids)}
     if unknown := [scan for scan in scans.scan_ids if scan not in number_of]:
-        raise UserError(f"scan {unknown[0]!r} is not in the manifest; give --index the folder it was encoded from")
+        raise UserError(
+            f"scan {unknown[0]!r} is not in the manifest; give the folder that it was encoded from (--index)"
+        )
     parts = []
     for scan, length in zip(scans.scan_ids, scans.lengths.tolist(), strict=True):
         row = manifest[number_of[scan]]
         if len(row) != length:
-            raise UserError(f"scan {scan!r} has {length} slices, {len(row)} in the manifest; encode it again")
+            raise UserError(
+                f"scan {scan!r} has {length} slices in the store, but {len(row)} in the manifest; encode it again"
+            )
         known = row.slice_spacing is not None
         parts.append(torch.tensor(row.positions if known else [torch.nan] * length, dtype=torch.float64))
     return torch.cat(parts)

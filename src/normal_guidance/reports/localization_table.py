@@ -1,4 +1,4 @@
-"""Localization in numbers that a reader can picture, as one table of methods."""
+"""Localization as hits, errors in slices and mm, and overlaps: one table of all methods."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Measures:
-    """What `localization_measures` found: method -> seed -> measures."""
+    """The results of `localization_measures`: method -> seed -> measures."""
 
     dataset: str
     found: Mapping[str, Mapping[int, LocalizationMeasures]]
 
     def grid(self) -> Grid:
-        """For reading; measures that no scan has (mm, where positions are unknown) are left out."""
+        """The table for reading, without measures that no scan has (mm, where positions are unknown)."""
         means = {method: self._means(method) for method in self.found}
         columns = [name for name in COLUMNS if any(math.isfinite(own[name]) for own in means.values())]
         rows = [
-            [method_title(method, self.dataset), *(_shown(name, own[name]) for name in columns)]
+            [method_title(method, self.dataset), *(_cell(name, own[name]) for name in columns)]
             for method, own in means.items()
         ]
         seeds = max((len(of_seeds) for of_seeds in self.found.values()), default=0)
@@ -57,7 +57,7 @@ class Measures:
         return as_csv(self._records())
 
     def json(self) -> str:
-        """As CSV."""
+        """The same records as CSV."""
         return as_json({"dataset": self.dataset, "measures": self._records()})
 
     def write(self, folder: Path, stem: str) -> list[Path]:
@@ -79,7 +79,7 @@ class Measures:
         ]  # fmt: skip
 
 
-def _shown(name: str, value: float) -> str:
+def _cell(name: str, value: float) -> str:
     if not math.isfinite(value):
         return NOTHING
     return f"{value:.1f}" if name.startswith("peak_error") else digits(value)

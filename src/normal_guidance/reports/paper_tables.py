@@ -1,7 +1,7 @@
 """The paper's tables with our numbers beside the published ones, as Markdown, LaTeX, CSV and JSON.
 
 Markdown and LaTeX are for reading: three digits, like the paper's. CSV and JSON are for computing: every digit, one
-record per number, the same columns for every dataset, and an empty field (null) where there is nothing.
+record per number, the same columns for every dataset, and an empty field (null) where there is no number.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
@@ -18,7 +17,7 @@ from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind, mean_and_
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import published, published_sd_kind, published_seed, published_sensitivity
-from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, as_json, write_page
+from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, as_json
 from normal_guidance.statistics.number_format import NOTHING, digits, signed, thousandths, yes_no
 from normal_guidance.statistics.scores import METRICS, Metric, Scores
 
@@ -42,7 +41,7 @@ RULE = "Inside 2 sd: |difference| ≤ 2 × published sd, .0005 of rounding allow
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric of one method: ours, seed by seed, and what the paper prints (None: nothing).
+    """One metric of one method: our value of every seed, and the published mean and sd (None where there is none).
 
     Example:
         >>> printed = MeanSd(0.689, 0.015, "population")
@@ -53,7 +52,7 @@ class Comparison:
 
     metric: Metric
     values: tuple[float, ...]
-    """One a seed; empty where the method has no such score."""
+    """One per seed; empty where the method has no such score."""
     sd_kind: SdKind
     published: MeanSd | None
 
@@ -89,7 +88,7 @@ class Comparison:
 
 
 def over_seeds(values: Sequence[float], kind: SdKind) -> MeanSd:
-    """Mean and sd; one seed has no sd of either kind, for 0 would look like agreement.
+    """Mean and sd over seeds; the sd of one seed is NaN, because 0 would look like agreement.
 
     Example:
         >>> over_seeds([0.7], "population").sd
@@ -100,7 +99,7 @@ def over_seeds(values: Sequence[float], kind: SdKind) -> MeanSd:
 
 
 def mean_sd(number: MeanSd | None) -> str:
-    """As the paper prints it, "-" where there is no number.
+    """The text that the paper would print, or "-" where there is no number.
 
     Example:
         >>> mean_sd(MeanSd(0.689, 0.0151, "population")), mean_sd(over_seeds([0.689], "population")), mean_sd(None)
@@ -118,7 +117,7 @@ def mean_sd(number: MeanSd | None) -> str:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method's row in all four tables: its scores, one a seed, and its cells, one a metric of `METRICS`."""
+    """One method's row in all four tables: its scores, one per seed, and its cells, one per metric of `METRICS`."""
 
     method: str
     title: str
@@ -133,7 +132,7 @@ class PaperTables:
 
     dataset: str
     seeds: tuple[int, ...]
-    """Of all rows together."""
+    """The seeds of all rows together."""
     rows: tuple[MethodRow, ...]
 
     def markdown(self) -> str:
@@ -149,13 +148,9 @@ class PaperTables:
         return as_csv([record for record, _ in self._records()])
 
     def json(self) -> str:
-        """As CSV, with the values of every seed beside the published ones."""
+        """The same records as CSV, and the values of every seed with the published ones."""
         tables = [record | {"ours_per_seed": cell.values} for record, cell in self._records()]
         return as_json({"rule": RULE, "tables": tables, "per_seed": list(self._seed_records())})
-
-    def write(self, folder: Path, stem: str) -> list[Path]:
-        """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
-        return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
 
     def _records(self) -> Iterator[tuple[dict[str, object], Comparison]]:
         for i, metric in enumerate(METRICS):
@@ -187,7 +182,7 @@ class PaperTables:
         return Grid(f"{TITLES[metric]}, {self.dataset}", caption, header, cells)
 
     def _label(self, row: MethodRow) -> str:
-        """The title, and how many seeds are behind the row where others have more."""
+        """The title, with the number of seeds if other rows have more."""
         fewer = f" ({len(row.seeds)} of {len(self.seeds)} seeds)" if len(row.seeds) < len(self.seeds) else ""
         return f"{row.title}{fewer}"
 
@@ -266,7 +261,7 @@ def _row(method: str, of_seeds: Mapping[int, Scores], dataset: str) -> MethodRow
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One divergence with one lambda (`weight`): its cells, one a metric of `METRICS`."""
+    """One divergence with one lambda (`weight`): its cells, one per metric of `METRICS`."""
 
     divergence: DivergenceName
     weight: float
@@ -295,16 +290,12 @@ class SensitivityTable:
         return as_csv([record for record, _ in self._records()])
 
     def json(self) -> str:
-        """As CSV, with the values of every seed."""
+        """The same records as CSV, with the values of every seed."""
         tables = [record | {"ours_per_seed": cell.values} for record, cell in self._records()]
         return as_json({"rule": RULE, "tables": tables})
 
-    def write(self, folder: Path, stem: str) -> list[Path]:
-        """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
-        return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
-
     def _best(self, i: int) -> list[bool]:
-        """Which rows print the highest mean of metric i: equal in print is equal to the reader."""
+        """Which rows have the highest mean of metric i; means that print alike count as equal."""
         means = [cell.mean if (cell := row.cells[i].ours) else math.nan for row in self.rows]
         finite = [thousandths(mean) for mean in means if math.isfinite(mean)]
         return [math.isfinite(mean) and thousandths(mean) == max(finite) for mean in means]
@@ -317,7 +308,7 @@ class SensitivityTable:
                 yield key | setting | row.cells[i].record() | {"best": best, "seeds": self.seeds}, row.cells[i]
 
     def grid(self) -> Grid:
-        """One row a setting."""
+        """One row per setting."""
         header = ["Divergence", "λ"]
         rows = [[DIVERGENCE_TITLES[row.divergence], f"{row.weight:g}"] for row in self.rows]
         bold: set[tuple[int, int]] = set()
@@ -341,7 +332,7 @@ def sensitivity_table(
     """The sensitivity of a guided method: (divergence, lambda) -> seed -> `Scores`, the same seeds for all.
 
     Divergences come in the order of `DIVERGENCES`, lambda ascending. Published numbers stand beside ours for "ng" on
-    "head-ct", all that the paper has.
+    "head-ct", the only such table in the paper.
 
     Example:
         >>> scores = dict.fromkeys([1, 2], Scores(0.86, 0.74, 0.92, 0.91, localized=1480, left_out=0))
@@ -361,7 +352,7 @@ def sensitivity_table(
         if tuple(sorted(of_seeds)) != seeds:
             # Otherwise the best setting would be the one with the kindest seeds.
             raise UserError(
-                f"{setting} has seeds {sorted(of_seeds)}, not {list(seeds)}; give the same for all settings"
+                f"{setting} has seeds {sorted(of_seeds)}, not {list(seeds)}; give the same seeds for all settings"
             )
     settings = sorted(results, key=lambda setting: (order.index(setting[0]), setting[1]))
     rows = []
@@ -387,20 +378,20 @@ def _compare_setting(
 
 
 # ----------------------------------------------------------------------------------------------------
-# What comes in
+# Checks
 # ----------------------------------------------------------------------------------------------------
 
 
 def _check_results(results: Mapping[Any, Mapping[int, Scores]]) -> None:
     if not results:
-        raise UserError("a table needs results, got none; score at least one method")
+        raise UserError("there are no results for a table; score at least one method")
     for name, of_seeds in results.items():
         if not of_seeds:
-            raise UserError(f"{name!r} has no scores; give one a seed, or leave it out")
+            raise UserError(f"{name!r} has no scores; give one per seed, or leave it out")
 
 
 def _values(scores: Sequence[Scores], metric: Metric, name: str) -> tuple[float, ...]:
-    """One value a seed, or none at all where the method has no such score."""
+    """One value per seed, or none at all where the method has no such score."""
     values = [value for one in scores if (value := getattr(one, metric)) is not None]
     if values and len(values) < len(scores):
         raise UserError(f"{name!r} has {metric} for {len(values)} of {len(scores)} seeds; score all of them or none")

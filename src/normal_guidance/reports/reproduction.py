@@ -1,6 +1,6 @@
-"""The paper's tables from the data on: train what is not trained yet, then tell everything that a folder holds.
+"""The paper's tables from the data: train the runs that are missing, then write tables of all complete runs.
 
-DIR/tables.md .tex .csv .json      ours, published, difference, and what validation chose
+DIR/tables.md .tex .csv .json      our numbers, the published ones, their difference, and what validation chose
 DIR/sensitivity/<method>.md ...    the same for each divergence and lambda
 """
 
@@ -17,7 +17,7 @@ from normal_guidance.training.config import grid, sensitivity_grid
 def reproduce(
     study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
 ) -> Results:
-    """Trains what the study lacks and writes the paper's tables of everything that is complete in its folder.
+    """Trains the runs that the study lacks and writes the paper's tables of all complete runs in its folder.
 
     Example:
         >>> from pathlib import Path
@@ -49,7 +49,7 @@ def reproduce_sensitivity(
     listener: Listener | None = None,
     train: Train | None = None,
 ) -> dict[str, Results]:
-    """The same for the sensitivity to divergence and lambda, one table for each guided method of the study."""
+    """Trains and writes the sensitivity to divergence and lambda: one table for each guided method of the study."""
     for method in study.methods:
         if not EVERY_METHOD[method].guided:
             guided = ", ".join(name for name in EVERY_METHOD if EVERY_METHOD[name].guided)

@@ -1,4 +1,4 @@
-"""What came of a study, told from its folder: the paper's tables, what validation chose, and notes."""
+"""The results of a study, read from its folder: the paper's tables, what validation chose, and notes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ChosenConfiguration:
     epoch: int
     val_auroc: float
     seconds: float
-    """Of the whole run."""
+    """Training time of the whole run."""
     published: Choice | None
 
     @property
@@ -64,7 +64,7 @@ class ChosenConfiguration:
         return f"{self.divergence}, λ {self.guidance_weight:g}"
 
     def cells(self, label: str) -> list[str]:
-        """A row of the table: what the row is about, and what `CHOSEN_HEADER` lists.
+        """A row of the table: its label, then the columns of `CHOSEN_HEADER`.
 
         Example:
             >>> published = Choice(0.01, 0.1)
@@ -81,20 +81,20 @@ CHOSEN_HEADER = ("Seed", "L1", "lr", "Epoch", "Validation AUROC", "Seconds", "Pu
 
 @dataclass(frozen=True)
 class Results:
-    """Tables, choices and notes of a study, made by `collect`; `about` says what they were computed with."""
+    """Tables, choices and notes of a study, made by `collect`; `about` holds software, machines, dates and protocol."""
 
     title: str
     dataset: str
     method: str | None
-    """Whose sensitivity it is; None for the paper's four tables."""
+    """The method of a sensitivity table; None for the paper's four tables."""
     table: PaperTables | SensitivityTable | None
-    """None where nothing has scores."""
+    """None where no method has scores."""
     chosen: tuple[ChosenConfiguration, ...]
     notes: tuple[str, ...]
     about: Mapping[str, Any]
 
     def markdown(self) -> str:
-        """A page of documentation as it is."""
+        """The whole page: software and machines, tables, choices, notes."""
         head = [f"# {self.title}", "", *(f"- {line}" for line in self.about_lines()), ""]
         tables = ["## Tables", "", self.table.markdown()] if self.table else []
         chosen = [self.chosen_grid().markdown(level=2)] if self.chosen else []
@@ -102,21 +102,21 @@ class Results:
         return "\n".join([*head, *tables, *chosen, *notes])
 
     def chosen_grid(self) -> Grid:
-        """What validation chose in every run."""
+        """The configuration that validation chose in every run, as a table."""
         rows = [one.cells(one.setting if self.method else method_title(one.method)) for one in self.chosen]
         return Grid("What validation chose", "", ("Setting" if self.method else "Method", *CHOSEN_HEADER), rows)
 
     def latex(self) -> str:
-        r"""The tables for `\input`; what they were computed with stands above them as comments."""
+        r"""The tables for `\input`; software, machines and notes stand above them as comments."""
         comments = [f"% {line}" for line in (self.title, *self.about_lines(), *self.notes)]
         return "\n".join([*comments, self.table.latex() if self.table else LATEX_HEAD])
 
     def csv(self) -> str:
-        """One line per number and all its digits."""
+        """One line per number, with all digits."""
         return self.table.csv() if self.table else ""
 
     def json(self) -> str:
-        """Everything, for computing."""
+        """All numbers, choices and notes, for programs."""
         numbers = json.loads(self.table.json()) if self.table else {}
         chosen = [asdict(one) | {"published": one.published and one.published._asdict()} for one in self.chosen]
         content = {
@@ -136,7 +136,7 @@ class Results:
         return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
 
     def about_lines(self) -> list[str]:
-        """What the numbers were computed with."""
+        """Software, machine, dates, training time and protocol behind the numbers."""
         about = self.about
         return [
             f"Software: {'; '.join(about['software'])}",
@@ -148,9 +148,9 @@ class Results:
 
 
 def collect(folder: str | Path, dataset: str) -> Results:
-    """The paper's tables of every complete run of `dataset` in a study's folder, whoever asked for it.
+    """The paper's tables of every complete run of `dataset` in a study's folder.
 
-    Methods that have been run with fewer seeds than others say so in their rows.
+    A method with fewer seeds than others says so in its row.
 
     Example:
         >>> collect("nowhere", "semi-synthetic")
@@ -176,13 +176,13 @@ def collect(folder: str | Path, dataset: str) -> Results:
         method=None,
         table=table,
         chosen=tuple(_chosen(found, dataset)),
-        notes=(*_unselected(found), *_seeds_note(table), *_gaussian_note(found, dataset)),
+        notes=(*_unselected_notes(found), *_seeds_note(table), *_gaussian_note(found, dataset)),
         about=_about(found),
     )
 
 
 def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> Results:
-    """The sensitivity of a method, of every seed that is complete in a study's folder."""
+    """The sensitivity of a method to divergence and lambda, over every complete seed in a study's folder."""
     found = list(find_results(Path(folder) / SENSITIVITY, dataset, (method,)))
     if not found:
         raise UserError(f"{folder} holds no complete sensitivity run of {method} on {dataset}; run it first")
@@ -198,7 +198,7 @@ def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> Result
         method=method,
         table=sensitivity_table(complete, dataset, method) if complete else None,
         chosen=tuple(_chosen(found, dataset)),
-        notes=tuple(_left_out(sorted(_settings(found) - set(complete)), results, len(found))),
+        notes=tuple(_left_out_notes(sorted(_settings(found) - set(complete)), results, len(found))),
         about=_about(found, axes=("divergence", "guidance_weight")),
     )
 
@@ -244,11 +244,11 @@ def _settings(found: Sequence[StudyResult]) -> set[tuple[str, float]]:
         try:
             settings |= {(config["divergence"], config["guidance_weight"]) for config in read_json(path)["configs"]}
         except NOT_OURS as error:
-            raise UserError(f"{path} is damaged or none of ours ({error!r}); copy the run again") from error
+            raise UserError(f"{path} is damaged or not a run's file ({error!r}); copy the run again") from error
     return settings
 
 
-def _left_out(
+def _left_out_notes(
     settings: Sequence[tuple[str, float]], results: Mapping[tuple[str, float], Mapping[int, Scores]], seeds: int
 ) -> Iterator[str]:
     for setting in settings:
@@ -256,7 +256,7 @@ def _left_out(
         yield f"{setting[0]}, λ {setting[1]:g}: left out, no epoch could be selected for {missing} of {seeds} seeds"
 
 
-def _unselected(found: Sequence[StudyResult]) -> list[str]:
+def _unselected_notes(found: Sequence[StudyResult]) -> list[str]:
     return [
         f"{method_title(one.method)}, seed {one.seed}: {one.run.note}; the tables leave it out"
         for one in found
@@ -268,8 +268,8 @@ def _seeds_note(table: PaperTables | None) -> list[str]:
     if table is None or all(row.seeds == table.seeds for row in table.rows):
         return []
     return [
-        "Not every method has been run, or has a selected epoch, for every seed: means are over the seeds that there "
-        "are, and rows with fewer say so."
+        "Some methods lack a run or a selected epoch for some seeds. Their means are over the seeds that they have, "
+        "and their rows say how many."
     ]
 
 
@@ -289,7 +289,7 @@ def _gaussian_note(found: Sequence[StudyResult], dataset: str) -> list[str]:
 
 
 def _about(found: Sequence[StudyResult], axes: Sequence[str] = ()) -> dict[str, Any]:
-    """What the numbers were computed with; `axes` are what the study varies, no departures."""
+    """Software, machines, dates and protocol; options that the study varies (`axes`) are not departures from it."""
     runs = [one for one in found if one.run]
     departures: dict[str, dict[str, Any]] = defaultdict(dict)
     for one in runs:
@@ -311,7 +311,7 @@ def _machines(one: StudyResult) -> list[str]:
 
 
 def software(versions: Mapping[str, Any]) -> str:
-    """The code and torch of one environment, as pages name them."""
+    """The versions of this package and of torch in one environment, as pages show them."""
     commit = versions["commit"]
     where = "installed"
     if commit:
@@ -321,7 +321,7 @@ def software(versions: Mapping[str, Any]) -> str:
 
 
 def _departures_line(departures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Method -> seed -> departures; what several runs share is said once."""
+    """One line from method -> seed -> departures; departures that several runs share appear once."""
     runs_of: dict[str, list[str]] = defaultdict(list)
     for method, of_seeds in departures.items():
         texts = {seed: ", ".join(f"{name} {value}" for name, value in own.items()) for seed, own in of_seeds.items()}

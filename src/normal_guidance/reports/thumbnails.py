@@ -17,10 +17,10 @@ from normal_guidance.evaluation.runs import Data
 from normal_guidance.features.store import FeatureStore
 
 COUNT = 5
-"""Pictures of a scan, evenly spread along it."""
+"""Pictures per scan, evenly spread along it."""
 
 SIDE = 128
-"""Pixels of a picture, about."""
+"""Approximate side of a picture in pixels."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Images:
     scans: Data
 
     def thumbnails(self, scan: str) -> list[tuple[int, np.ndarray]]:
-        """(Slice from 1, image) of some slices."""
+        """Up to `COUNT` slices of a scan as (slice number from 1, image)."""
         from normal_guidance.data.volumes import read_volume
 
         row = self.manifest[self._number_of[scan]]
@@ -39,7 +39,7 @@ class Images:
             volume, _ = read_volume(row, self.manifest.root)
         except UnreadableError as error:
             raise UserError(
-                f"scan {scan!r} cannot be shown ({error}); bring its files back to {self.manifest.root}, or leave out "
+                f"scan {scan!r} cannot be shown ({error}); copy its files back to {self.manifest.root}, or leave out "
                 "--index"
             ) from error
         step = max(1, max(volume.shape[1:]) // SIDE)
@@ -48,12 +48,12 @@ class Images:
 
     @property
     def window(self) -> Sequence[Window | None]:
-        """The encoder's first channel."""
+        """The window of the encoder's first channel, as a list of one."""
         about = self.scans.provenance if isinstance(self.scans, FeatureStore) else {}
         try:
             first = about["preprocessing"]["windows"][0]
             return [None if first is None else (float(first[0]), float(first[1]))]
-        except (*NOT_OURS, IndexError):  # a store that others made says what it likes
+        except (*NOT_OURS, IndexError):  # stores of other programs may have any provenance
             return [None]
 
     @cached_property

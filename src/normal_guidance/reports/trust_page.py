@@ -1,4 +1,4 @@
-"""What the tests of a model's attention found, as a page: a table of verdicts, then each test in words and numbers."""
+"""The page on a model's attention: a table of verdicts, then each test in words and numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from normal_guidance.evaluation.trust.verdicts import TrustResult
 from normal_guidance.presentation.text_tables import Grid
 from normal_guidance.statistics.number_format import digits
 
-HEADER = ("Test", "Verdict", "Number [95 %]", "Chance", "Beside")
+HEADER = ("Test", "Verdict", "Number [95 %]", "Chance", "Control")
 
 CAPTION = (
     "{scans} scans, {positive} of them positive; scan AUROC {auroc}. A test passes or fails by its whole interval "
-    "(bootstrap over patients), and else cannot be told. No verdict needs slice labels, but where the alarm says so."
+    "(bootstrap over patients); otherwise it cannot be told. Verdicts do not use slice labels, unless the alarm says "
+    "so."
 )
 
 
 def verdict_table(found: Trust, title: str = "Can this attention be trusted?") -> Grid:
-    """One row a test.
+    """One row per test.
 
     Example:
         >>> from normal_guidance.core.models import CenteredGaussian
@@ -39,23 +40,25 @@ def verdict_table(found: Trust, title: str = "Can this attention be trusted?") -
 
 
 def trust_page(found: Trust, *, picture: str | None = None, title: str = "Can this attention be trusted?") -> str:
-    """The page as Markdown; `picture` is the file of the curves, if there are any."""
+    """The page as Markdown; `picture` is the file name of the figure with the curves."""
     shown = [f"![Scan scores by share of slices removed and kept]({picture})", ""] if picture else []
     return "\n".join([verdict_table(found, title).markdown(level=1), *shown, *map(_section, found.findings)])
 
 
 def _section(finding: TrustResult) -> str:
-    told = [
+    lines = [
         f"## {finding.title}: {finding.verdict}",
         "",
         f"{finding.meaning}",
         "",
         f"What to do: {finding.action}",
         "",
-        f"The number: {finding.measured}; {digits(finding.reference)} by chance; beside {finding.reference_words}.",
+        f"The number: {finding.measured}. Chance gives {digits(finding.reference)}.",
+        "",
+        f"Control: {finding.reference_words}.",
         "",
     ]
-    return "\n".join([*told, *_numbers(finding.more)])
+    return "\n".join([*lines, *_numbers(finding.more)])
 
 
 def _numbers(more: Mapping[str, Estimate | float]) -> list[str]:

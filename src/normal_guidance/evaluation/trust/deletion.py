@@ -148,7 +148,7 @@ def _point_away(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> tuple[st
 
 
 def _caveats(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> str:
-    """What a reader should know although the test was passed."""
+    """Limits of a passed test, as sentences."""
     caveats = ""
     if not bootstrap.estimate(curves["deletion"].gap("auroc", "random")).low > 0:
         caveats += " They are sufficient, but the model was not shown to need them: other slices hold evidence, too."

@@ -145,7 +145,7 @@ def draw_curves(
     counts = [count_slices(own, lengths, share, by, orders["attended"][0]) for share in SHARES]
     kinds: tuple[Kind, ...] = ("deletion", "insertion")
     selections = {
-        (kind, name, repeat, number): _kept(order, lengths, count, kind)
+        (kind, name, repeat, number): _slices_to_show(order, lengths, count, kind)
         for kind in kinds
         for name, several in orders.items()
         for repeat, order in enumerate(several)
@@ -175,7 +175,7 @@ def _averaged(found: Mapping[str, Varied], orders: Orders) -> dict[str, list[Var
     }
 
 
-def _kept(
+def _slices_to_show(
     order: Int64[Tensor, "slices"], lengths: Int[Tensor, "scans"], counts: Int64[Tensor, "scans"], kind: Kind
 ) -> SliceSelection:
     """The slices without the first of an order (at least one is left), or these alone, as they lie in the scan."""

@@ -89,7 +89,7 @@ def examine(
         scans: scans with labels, preferably not those that the model was trained on.  Slice labels are not needed;
             where there are some, they confirm the alarm, and the second test reports localization AUROC.
         untrained: makes the same model with untrained weights from a seed.  If left out, a module is copied and its
-            layers are reset; for any other model the second test cannot be told.
+            layers are reset; for any other model the second test is undecided.
         by: remove by share of slices or of attention.
         seed: seed of the random orders.
         watch: receives the share done of the curves, which take longest.

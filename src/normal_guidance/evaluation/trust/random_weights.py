@@ -120,7 +120,7 @@ def judge_randomizing(
         whole = bootstrap.estimate(curves["deletion"].whole_auroc)
         best = max(auroc(other.logit, scans.labels.cpu()).item() for other in others)
         more |= {"scan AUROC": whole, f"highest scan AUROC of {len(others)} untrained models": best}
-        reasons["untrained models separate positive from negative scans as well"] = _learnt(whole, best)
+        reasons["untrained models separate positive from negative scans as well"] = _has_learnt(whole, best)
         reasons["slices that untrained models attend to are worth as much"] = decide(gap)
     if scans.slice_labels is not None:
         more |= _localization(own, compared, scans)
@@ -157,7 +157,7 @@ def _differs(alike: Estimate) -> Verdict:
     return PASSES if alike.high < MOSTLY else UNDECIDED
 
 
-def _learnt(whole: Estimate, best: float) -> Verdict:
+def _has_learnt(whole: Estimate, best: float) -> Verdict:
     if whole.low > 0.5 and whole.value > best:
         return PASSES
     return FAILS if whole.high < best + LEARNT else UNDECIDED

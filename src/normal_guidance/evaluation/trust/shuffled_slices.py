@@ -2,7 +2,7 @@
 
 Shuffled slices show how much of attention is position alone, and what the order of slices is worth.  A model that looks
 at neighbours finds none of them in a shuffled scan.  So the test measures whether attention goes with the slices on
-scans that are only rotated: the scan begins at another slice, and its end is followed by its beginning.
+scans that are only shifted cyclically: the scan begins at another slice, and its end is followed by its beginning.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Shuffled:
     """What other orders of slices do to the attention of every scan, averaged over `SHUFFLES`."""
 
     follows: Float64[Tensor, "scans"]
-    """Rank correlation of attention, slice by slice, in rotated scans: 1 if position does not count."""
+    """Rank correlation of attention, slice by slice, in cyclically shifted scans: 1 if position does not count."""
     moves: Float64[Tensor, "scans"]
     """The same in shuffled scans: 1 if neighbours do not count either."""
     stays: Float64[Tensor, "scans"]
@@ -75,25 +75,25 @@ class Shuffled:
 
 
 def shuffle(model: Model, scans: Scans, own: ScanPredictions, generator: torch.Generator) -> Shuffled:
-    """Compares the model's attention to whole scans (`own`) with that to rotated and to shuffled scans."""
+    """Compares the model's attention to whole scans (`own`) with that to cyclically shifted and to shuffled scans."""
     lengths = scans.lengths.cpu()
     found: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
     logits = []
     for _ in range(SHUFFLES):
         order = moved_round(lengths, generator)
         changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        found["follows"].append(rank_correlation(own.scores, _back(changed.scores, order), lengths))
+        found["follows"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
         order = highest_first(torch.rand(len(own.scores), generator=generator), lengths, generator)
         changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        found["moves"].append(rank_correlation(own.scores, _back(changed.scores, order), lengths))
+        found["moves"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
         found["stays"].append(rank_correlation(own.scores, changed.scores, lengths))
-        apart = (_back(changed.attention, order) - own.attention).abs() / 2
+        apart = (_in_original_order(changed.attention, order) - own.attention).abs() / 2
         found["error"].append(sum_per_scan(apart, lengths))
         logits.append(changed.logit)
     return Shuffled(**{name: torch.stack(each).nanmean(0) for name, each in found.items()}, logits=tuple(logits))
 
 
-def _back(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
+def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
     """Values of reordered slices in the original order: order[p] is the slice at position p."""
     return torch.empty_like(values).index_copy(0, order, values)
 

@@ -1,4 +1,4 @@
-"""Attention along the slices of scans: what each method looks at, beside what it should have looked at."""
+"""Attention along the slices of scans: which slices each method attends to, and which are labelled positive."""
 
 from __future__ import annotations
 
@@ -34,25 +34,27 @@ ROWS = (("abmil", "smap", "ng"), ("transmil", "smtp", "mhng"))
 """Methods that share a row of panels, as in the paper."""
 
 PANELS = (*ROWS, *(tuple(name for name, one in BEYOND.items() if one.guided == guided) for guided in (False, True)))
-"""Those and, in rows of their own, what the paper does not have, without guidance and with it; any others share one
-more."""
+"""The rows of panels: the paper's, then methods that the paper does not have, without guidance and with it.
+
+Any other methods share one more row.
+"""
 
 SCANS = 4
-"""How many scans the paper shows of each dataset."""
+"""Scans per dataset that the paper shows."""
 
 CURVES_HEIGHT = 1.9
 """Inches: a row of panels with one line of legend."""
 
 LEGEND_LINE, LEGEND_LETTER, LEGEND_HEIGHT = 0.7, 0.068, 0.2
-"""Inches: what a column of the legend takes beside its names, a letter of them, and a line of the legend."""
+"""Inches that the legend needs: for the line and margins of a column, per letter of a name, and per row."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttendedScan:
-    """One scan's attention by method, with the truth and some of its slices where they are at hand.
+    """One scan's attention by method, with its slice labels and some of its slices where they are available.
 
     Args:
-        title: shortened where it is long.
+        title: the scan's name; a long one is shortened.
         attention: one number per slice, by the method's name in `METHODS`.
         slice_labels: 1 for the slices to fill.
         thumbnails: (slice number from 1, image) in the order of the slices, drawn in grey from the darkest to the
@@ -72,7 +74,7 @@ class AttendedScan:
 
     def __post_init__(self) -> None:
         if not self.attention:
-            raise UserError(f"scan {self.title!r} has no attention; give that of one method at least")
+            raise UserError(f"scan {self.title!r} has no attention; give that of at least one method")
         for method, attention in self.attention.items():
             if len(attention) != self.slices:
                 raise UserError(
@@ -81,7 +83,7 @@ class AttendedScan:
                 )
         if self.slice_labels is not None and len(self.slice_labels) != self.slices:
             raise UserError(
-                f"scan {self.title!r}: {len(self.slice_labels)} slice labels for {self.slices} slices; give one each"
+                f"scan {self.title!r}: {len(self.slice_labels)} slice labels for {self.slices} slices; give as many"
             )
         for number, _ in self.thumbnails or ():
             if not 1 <= number <= self.slices:
@@ -96,7 +98,7 @@ class AttendedScan:
 
 
 def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0) -> list[int]:
-    """Which of the candidates to show, at random and in their order; all of them where there are no more.
+    """Chooses candidates to show at random, in their order; all of them if there are no more than `count`.
 
     Example:
         >>> random_scans([3, 5, 8, 13, 21, 34])
@@ -120,20 +122,21 @@ def draw_attention(scans: Sequence[AttendedScan], path: Path, *, reference: str 
 
 @styled
 def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = None) -> Figure:
-    """Attention along the slices, one column a scan and one row for each of `PANELS`, thumbnails above, truth filled.
+    """Attention along the slices: one column per scan, one row for each of `PANELS`, thumbnails above.
 
-    Each curve is scaled to its own peak, because a narrow bell would flatten the others.  `reference` names a method
-    whose normal reference is dashed.
+    Slices labelled positive are filled.  Each curve is scaled to its peak: a narrow bell would flatten the others.
+    The normal reference of the method `reference` is dashed.
     """
     rows = _rows(scans)
     if reference is not None and reference not in scans[0].attention:
-        raise UserError(f"reference {reference!r} is none of the methods drawn: {', '.join(scans[0].attention)}")
+        drawn = ", ".join(scans[0].attention)
+        raise UserError(f"reference {reference!r} is not among the methods to draw; choose one of {drawn}")
     width = WIDTH if len(scans) > 2 else 3.6 * len(scans)
     most = max(len(scan.thumbnails or ()) for scan in scans)
     strip = 0.9 * width / len(scans) / most + 0.2 if most else 0.0  # inches: square thumbnails and their numbers
     heights = [CURVES_HEIGHT + LEGEND_HEIGHT * (_legend_lines(methods, width) - 1) for methods in rows]
     heights[0] += strip + 0.25  # titles
-    heights[-1] += 0.2  # what the x axis shows
+    heights[-1] += 0.2  # label of the x axis
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part, methods in zip(parts, rows, strict=True):
@@ -155,10 +158,10 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
 
 def _rows(scans: Sequence[AttendedScan]) -> list[list[str]]:
     if not scans:
-        raise UserError("there is no scan to draw; give one at least")
+        raise UserError("there is no scan to draw; give at least one")
     methods = list(scans[0].attention)
     for method in methods:
-        method_color(method)  # refuses a method that has none
+        method_color(method)  # an unknown method is an error
     for scan in scans:
         if set(scan.attention) != set(methods):
             raise UserError(
@@ -212,7 +215,7 @@ def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) ->
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:
-    """The most columns that fit into so many inches; matplotlib fills them one after the other.
+    """The largest number of columns that fit into a width in inches; matplotlib fills them one after the other.
 
     Example:
         >>> [legend_columns(["ABMIL", "ABMIL + Normal Guidance"], width) for width in (5.0, 2.0)]
@@ -231,7 +234,7 @@ def _legend_lines(methods: Sequence[str], width: float) -> int:
 
 
 def _draw_legend(part: SubFigure, panels: Sequence[Axes], width: float, *, with_truth: bool) -> None:
-    """What any of the panels shows, above them; the truth is explained once for all rows."""
+    """A legend of all panels, above them; the slice labels are explained in one row only."""
     entries: dict[str, Artist] = {}
     for panel in panels:
         handles, names = panel.get_legend_handles_labels()

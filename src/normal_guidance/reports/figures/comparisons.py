@@ -27,7 +27,7 @@ from normal_guidance.presentation.figure_style import (
 from normal_guidance.statistics.number_format import digits, signed
 
 SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"
-"""What legends call the three."""
+"""Their names in legends."""
 
 PUBLISHED_STYLE: dict[str, Any] = {"color": "0.35", "marker": "D", "ms": 4.5, "mfc": "white", "lw": 1.1}
 
@@ -39,11 +39,11 @@ PUBLISHED_STYLE: dict[str, Any] = {"color": "0.35", "marker": "D", "ms": 4.5, "m
 
 @dataclass(frozen=True)
 class MethodValues:
-    """One method's metric, one value a seed, and what the paper prints (None: nothing).
+    """One metric of one method: a value per seed, and the published mean and sd (None where there is none).
 
     Args:
         method: a name in `METHODS`, or "ceiling".
-        title: instead of the method's own, as "Bayes oracle" for a ceiling.
+        title: replaces the method's own title, for instance "Bayes oracle" for a ceiling.
     """
 
     method: str
@@ -66,9 +66,9 @@ def draw_methods(rows: Sequence[MethodValues], path: Path, *, metric: str = "loc
 
 @styled
 def plot_methods(rows: Sequence[MethodValues], *, metric: str = "localization AUROC") -> Figure:
-    """One row a method: a dot a seed, their mean, and the published mean ± sd just beneath."""
+    """One row per method: a dot per seed, their mean, and the published mean ± sd just below."""
     if not rows:
-        raise UserError("there is no method to draw; give the values of one at least")
+        raise UserError("there is no method to draw; give the values of at least one")
     figure = Figure(figsize=(0.78 * WIDTH, 0.9 + 0.36 * len(rows)), layout="constrained")
     panel = figure.subplots()
     for place, row in enumerate(rows):
@@ -86,12 +86,12 @@ def plot_methods(rows: Sequence[MethodValues], *, metric: str = "localization AU
     panel.grid(axis="x", color="0.9", lw=0.7)
     panel.set_axisbelow(True)
     panel.set_xlabel(metric)
-    _explain(figure, any(row.published for row in rows))
+    _draw_legend(figure, any(row.published for row in rows))
     return figure
 
 
 def _name_rows(panel: Axes, names: Sequence[str]) -> None:
-    """Names on the left, the first row on top, a thin line between rows."""
+    """Writes the names on the left, the first row on top, and draws a thin line between rows."""
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.45, -0.55)
     panel.tick_params(axis="y", length=0, labelsize=9)
@@ -100,7 +100,7 @@ def _name_rows(panel: Axes, names: Sequence[str]) -> None:
                  transform=panel.get_yaxis_transform(), zorder=0)  # fmt: skip
 
 
-def _explain(figure: Figure, is_published: bool) -> None:
+def _draw_legend(figure: Figure, is_published: bool) -> None:
     handles = [
         Line2D([], [], ls="", marker="o", ms=6, color="0.4", mec="white", label=SEED),
         Line2D([], [], ls="", marker="|", ms=11, mew=2, color="0.4", label=MEAN),
@@ -117,7 +117,7 @@ def _explain(figure: Figure, is_published: bool) -> None:
 
 @dataclass(frozen=True)
 class SettingValues:
-    """One metric of a guided method under one divergence and lambda (`weight`), one value a seed."""
+    """One metric of a guided method under one divergence and lambda (`weight`), one value per seed."""
 
     metric: str
     divergence: DivergenceName
@@ -140,10 +140,10 @@ def draw_sensitivity(rows: Sequence[SettingValues], path: Path) -> Path:
 
 @styled
 def plot_sensitivity(rows: Sequence[SettingValues]) -> Figure:
-    """One panel a metric: its mean over lambda, one line a divergence, a dot a seed and published numbers beside."""
+    """One panel per metric: its mean by lambda, a line per divergence, a dot per seed, and published numbers."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
     if not metrics:
-        raise UserError("there is no setting to draw; give the values of one divergence and lambda at least")
+        raise UserError("there is no setting to draw; give the values of at least one divergence and lambda")
     columns = min(len(metrics), 2)
     lines = math.ceil(len(metrics) / columns)
     figure = Figure(figsize=(WIDTH if columns > 1 else 0.55 * WIDTH, 0.6 + 2.6 * lines), layout="constrained")
@@ -165,7 +165,7 @@ def plot_sensitivity(rows: Sequence[SettingValues]) -> Figure:
 
 
 def _draw_settings(panel: Axes, rows: Sequence[SettingValues]) -> None:
-    """Lambdas at equal distances; divergences a little apart at each, and published numbers to the right of ours."""
+    """Lambdas at equal distances, divergences slightly apart at each, and published numbers to the right of ours."""
     weights = sorted({row.weight for row in rows})
     for number, divergence in enumerate(DIVERGENCES):
         color, aside = DIVERGENCE_COLORS[divergence], 0.12 * (number - 1)
@@ -202,7 +202,7 @@ class ForestRow:
     significant: bool
 
     def __str__(self) -> str:
-        """As a reader writes it.
+        """The estimate and its interval.
 
         Example:
             >>> print(ForestRow("NG - ABMIL", 0.135, 0.09, 0.18, True))
@@ -225,9 +225,9 @@ def draw_differences(rows: Sequence[ForestRow], path: Path, *, metric: str = "lo
 
 @styled
 def plot_differences(rows: Sequence[ForestRow], *, metric: str = "localization AUROC") -> Figure:
-    """A forest plot: one row a difference with its interval and in numbers; significant ones are filled and dark."""
+    """A forest plot: one row per difference, drawn and in numbers; significant ones are filled and dark."""
     if not rows:
-        raise UserError("there is no difference to draw; give one at least")
+        raise UserError("there is no difference to draw; give at least one")
     figure = Figure(figsize=(WIDTH, 0.95 + 0.27 * len(rows)), layout="constrained")
     panel = figure.subplots()
     panel.axvline(0, color="0.5", lw=0.9, zorder=1)

@@ -27,16 +27,16 @@ def draw_density(densities: Mapping[str, Float[np.ndarray, "bins"]], path: Path)
 
 @styled
 def plot_density(densities: Mapping[str, Float[np.ndarray, "bins"]]) -> Figure:
-    """Where in a scan the positive slices lie: density over the relative position, one panel a dataset or part."""
+    """Where in a scan the positive slices lie: density by relative position, one panel per dataset or part."""
     if not densities:
-        raise UserError("there is no density to draw; give that of one dataset at least")
+        raise UserError("there is no density to draw; give that of at least one dataset")
     figure = Figure(figsize=(min(WIDTH, 3.2 * len(densities)), 2.4), layout="constrained")
     panels = figure.subplots(1, len(densities), squeeze=False, sharey=True)[0]
     for panel, (title, density), color in zip(panels, densities.items(), cycle(COLORS), strict=False):
         edges = np.linspace(0, 1, len(density) + 1)
         panel.stairs(density, edges, fill=True, color=color, alpha=0.35)
         panel.stairs(density, edges, color=color, lw=1.4)
-        panel.axhline(1, color="0.5", lw=0.8, ls=":")  # what slices that lie anywhere alike would show
+        panel.axhline(1, color="0.5", lw=0.8, ls=":")  # slices that are equally likely everywhere
         panel.set(title=title, xlabel="slice / slices of the scan", xlim=(0, 1))
     panels[0].set_ylabel("density of positive slices")
     return figure

@@ -1,4 +1,4 @@
-"""Deletion and insertion: what the scan's score owes to the slices that attention points at."""
+"""Deletion and insertion: how much the scan's score depends on the slices that attention points at."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ LINES: dict[str, dict[str, Any]] = {
     "least attended": {"color": BLUE, "lw": 1.2, "label": "least attended"},
     "attended": {"color": GREEN, "lw": 2.2, "marker": "o", "ms": 4, "label": "most attended"},
 }
-"""In this order, so that the attended slices lie on top."""
+"""In drawing order: the line of the attended slices comes last and lies on top."""
 
 TITLES: dict[Kind, str] = {"deletion": "Slices removed", "insertion": "Slices kept, all others removed"}
 SCORES: dict[Score, str] = {"auroc": "scan AUROC", "logit": "mean logit of positive scans (sd)"}
-SHARE: dict[By, str] = {"slices": "share of a scan's slices", "attention": "as many as hold this share of attention"}
+SHARE: dict[By, str] = {
+    "slices": "share of a scan's slices",
+    "attention": "fewest slices that hold this share of attention",
+}
 
 
 def draw_trust(curves: Mapping[Kind, Curves], path: Path, *, by: By = "slices") -> Path:
@@ -34,7 +37,7 @@ def draw_trust(curves: Mapping[Kind, Curves], path: Path, *, by: By = "slices") 
 
 @styled
 def plot_trust(curves: Mapping[Kind, Curves], *, by: By = "slices") -> Figure:
-    """Four panels: scan AUROC and the logit of positive scans, slices removed and slices kept; one line an order.
+    """Four panels: scan AUROC and the logit of positive scans, slices removed and slices kept; one line per order.
 
     Attention that can be trusted is the lowest line on the left, and the highest on the right.
     """
@@ -61,7 +64,7 @@ def _draw(panel: Axes, curves: Curves, score: Score) -> None:
         if order not in lines:
             continue
         share, value = list(curves.shares), [point.value for point in lines[order]]
-        if curves.kind == "deletion":  # curves begin, or end, with the whole scan
+        if curves.kind == "deletion":  # deletion begins with the whole scan, insertion ends with it
             share, value = [0.0, *share], [whole.value, *value]
         else:
             share, value = [*share, 1.0], [*value, whole.value]

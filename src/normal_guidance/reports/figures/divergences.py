@@ -37,7 +37,7 @@ BEHAVIOUR: dict[DivergenceName, str] = {
     "reverse_kl": "mode-seeking",
     "squared_error": "mean-seeking",
 }
-"""What the paper says of each divergence."""
+"""The paper's term for each divergence."""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def draw_divergences(
 def plot_divergences(
     attention: Float[Tensor, "slices"], *, slice_labels: Int[Tensor, "slices"] | None = None
 ) -> Figure:
-    """One panel a divergence: attention, its normal reference, and an arrow on each slice for the `pull` of guidance.
+    """One panel per divergence: attention, its normal reference, and an arrow on each slice for the `pull` of guidance.
 
     Gradients of the three divergences differ in size.  In each panel the longest arrow is as long as the largest
     distance of attention from its reference; the panel says by how much arrows were stretched for that.
@@ -86,7 +86,9 @@ def plot_divergences(
     reference = normal_reference(attention[None])[0]
     farthest = (reference - attention).abs().max()
     if not 1e-9 < farthest < 1:
-        raise UserError("attention is its own normal reference (or not finite): there is no pull to draw; give another")
+        raise UserError(
+            "attention equals its normal reference or is not finite, so there is no pull to draw; give another scan's"
+        )
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     panels = figure.subplots(1, len(DIVERGENCES), sharex=True, sharey=True)
     for panel, divergence in zip(panels, DIVERGENCES, strict=True):
@@ -147,12 +149,12 @@ def draw_heads(
 def plot_heads(
     attention: Mapping[str, Float[Tensor, "heads slices"]], *, slice_labels: Int[Tensor, "slices"] | None = None
 ) -> Figure:
-    """One row a model, by its title: the normal reference of each head, its attention, and the mean of all heads.
+    """One row per model: the normal reference of each head, its attention, and the mean of all heads.
 
     Attention is divided by its sum over the slices first, as guidance does: a class token also attends to itself.
     """
     if not attention:
-        raise UserError("there are no heads to draw; give the attention of one model at least")
+        raise UserError("there are no heads to draw; give the attention of at least one model")
     figure = Figure(figsize=(WIDTH, 0.6 + 1.8 * len(attention)), layout="constrained")
     rows = figure.subplots(len(attention), 2, squeeze=False, sharex=True)
     for (left, right), (title, heads) in zip(rows, attention.items(), strict=True):
@@ -172,7 +174,7 @@ def plot_heads(
 def _draw_curves(
     panel: Axes, curves: Float[Tensor, "heads slices"], slice_labels: Int[Tensor, "slices"] | None
 ) -> None:
-    """One curve a head, and their mean: the mixture that the heads make together."""
+    """One curve per head, and their mean: the mixture that the heads form."""
     slices = np.arange(1, curves.shape[1] + 1)
     if slice_labels is not None:
         fill_truth(panel, slice_labels)

@@ -1,7 +1,7 @@
-"""How training went: learning curves of a grid and what validation chose among its configurations.
+"""Learning curves of a grid, and validation AUROC of its configurations.
 
-Both figures read a run's history.parquet as it is (`training.winners.history_table`); its column `selected` marks the
-epoch that was kept of each configuration, if any could be.
+Both figures read a run's history.parquet (`training.winners.history_table`); its column `selected` marks the epoch that
+was kept of each configuration, if any could be.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from normal_guidance.statistics.number_format import digits
 from normal_guidance.training.sweep_state import HISTORY
 
 GROUP = ["divergence", "guidance_weight", "seed"]
-"""What selection does not choose among (`training.selection.group_of`): a figure shows one of each."""
+"""Selection does not choose among these (`training.selection.group_of`): a figure shows one value of each."""
 
 TITLES = {"loss": "training loss", "train_auroc": "training AUROC", "val_auroc": "validation AUROC"}
-"""Of the columns of `HISTORY`."""
+"""Titles of the columns of `HISTORY`."""
 
 VALUE, NONE, WINNER = "value", "no selectable epoch", "winner"
-"""What a rectangle of the grid stands for: its `gid`, which SVG keeps."""
+"""Meanings of the grid's rectangles, as their `gid`, which SVG keeps."""
 
 LOG_EPOCHS = 50
-"""Beyond so many epochs the axis is logarithmic: fast and slow learning rates are then both readable."""
+"""With more epochs the axis is logarithmic, so that fast and slow learning rates are both readable."""
 
 
 def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
@@ -50,7 +50,7 @@ def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
     groups = history[GROUP].drop_duplicates()
     if len(groups) != 1:
         raise UserError(
-            f"history holds {len(groups)} studies that differ in {', '.join(GROUP)}; give the rows of one of them"
+            f"history holds {len(groups)} groups that differ in {', '.join(GROUP)}; give the rows of one of them"
         )
     return history[history["selected"]].sort_values(["val_auroc", "config"], ascending=[False, True])
 
@@ -91,7 +91,7 @@ def plot_learning_curves(history: pd.DataFrame, method: str) -> Figure:
 
 
 def _draw_curves(panel: Axes, history: pd.DataFrame, column: str, winner: pd.Series | None, color: str) -> None:
-    """A column of the history, one line a configuration; the winner comes last and so lies on top."""
+    """A column of the history, one line per configuration; the winner is drawn last, on top."""
     label = "other configurations" if winner is not None else "no configuration has a selectable epoch"
     for number, one in history.groupby("config"):
         if winner is None or number != winner["config"]:
@@ -109,7 +109,7 @@ def _draw_curves(panel: Axes, history: pd.DataFrame, column: str, winner: pd.Ser
 
 
 def _limit_loss(panel: Axes, history: pd.DataFrame, winner: pd.Series | None) -> None:
-    """A logarithmic axis that shows all of the winner; what is a thousand times the usual loss does not stretch it."""
+    """A logarithmic axis that shows the whole winner, but no other loss beyond 1,000 times the median."""
     loss = history["loss"].to_numpy()
     loss = loss[np.isfinite(loss) & (loss > 0)]
     if not len(loss):
@@ -136,14 +136,14 @@ def draw_grid(history: pd.DataFrame, path: Path) -> Path:
 def plot_grid(history: pd.DataFrame) -> Figure:
     """Validation AUROC at the kept epoch of each learning rate and L1 strength, the winner framed.
 
-    A configuration none of whose epochs could be selected is hatched; one that was not trained is blank.
+    A configuration without a selectable epoch is hatched; one that was not trained is blank.
     """
     kept = selected_epochs(history)
     configs = history.drop_duplicates("config")
     rates, strengths = sorted(configs["lr"].unique()), sorted(configs["l1"].unique())
     figure = Figure(figsize=(1.9 + 0.8 * len(strengths), 1.5 + 0.42 * len(rates)), layout="constrained")
     panel = figure.subplots()
-    # A tenth of AUROC at least, lest the colours tell differences that mean nothing.
+    # The scale spans .1 of AUROC at least, so that colours do not exaggerate small differences.
     highest = kept["val_auroc"].max() if len(kept) else 1.0
     scale = Normalize(min(highest - 0.1, kept["val_auroc"].min()) if len(kept) else 0.5, highest)
     values = dict(zip(kept["config"], kept["val_auroc"], strict=True))
@@ -166,19 +166,19 @@ def plot_grid(history: pd.DataFrame) -> Figure:
 
 
 def _draw_axes(panel: Axes, rates: Sequence[float], strengths: Sequence[float]) -> None:
-    """What rows and columns are, and white lines between the cells."""
+    """Labels of rows and columns, and white lines between the cells."""
     panel.hlines(np.arange(len(rates) + 1) - 0.5, -0.5, len(strengths) - 0.5, color="white", lw=1.2, zorder=3)
     panel.vlines(np.arange(len(strengths) + 1) - 0.5, -0.5, len(rates) - 0.5, color="white", lw=1.2, zorder=3)
     panel.set(xlim=(-0.5, len(strengths) - 0.5), ylim=(-0.5, len(rates) - 0.5))
     panel.set(xlabel="L1 strength", ylabel="learning rate")
     panel.set_title("Validation AUROC at the selected epoch", loc="left")
-    panel.set_xticks(range(len(strengths)), [_plain(strength) for strength in strengths])
-    panel.set_yticks(range(len(rates)), [_plain(rate) for rate in rates])
+    panel.set_xticks(range(len(strengths)), [_short_number(strength) for strength in strengths])
+    panel.set_yticks(range(len(rates)), [_short_number(rate) for rate in rates])
     panel.tick_params(length=0)
     panel.spines[["left", "bottom"]].set_visible(False)
 
 
-def _plain(value: float) -> str:
+def _short_number(value: float) -> str:
     return f"{value:g}".replace("e-0", "e-")
 
 
