@@ -66,7 +66,7 @@ def test_runs_in_the_repository_have_the_scores_of_their_reports(keep):
         for row in (row for row in rows if row["set"] == name and row["method"] != "centered_gaussian"):
             labels, found = keep.results_of(row)
             own = reported[row["method"], row["seed"]]
-            # TransMIL's family was kept as the mean of its heads in float32: where attention is uniform to rounding, slices tie.
+            # Of several heads the mean was kept, in float32: where attention is uniform to rounding, slices tie.
             assert np.nanmean(found.auroc) == pytest.approx(own.localization_auroc, abs=2e-3)
             assert np.nanmean(found.auprc) == pytest.approx(own.localization_auprc, abs=2e-3)
             ranked = auroc(torch.from_numpy(found.scan_scores), torch.from_numpy(labels)).item()
