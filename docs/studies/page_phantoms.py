@@ -60,7 +60,9 @@ def against(metric: Metric, pairs: Iterable[tuple[str, str]]) -> str:
 def _difference(row: dict[str, Any] | None) -> Difference | None:
     if row is None:
         return None
-    known = {name: math.nan if row[name] is None else row[name] for name in row if name not in ("layout", "sd")}
+    known: dict[str, Any] = {
+        name: math.nan if row[name] is None else row[name] for name in row if name not in ("layout", "sd")
+    }
     return Difference(**known)
 
 

@@ -86,7 +86,8 @@ def splits(*sets: str) -> list[SplitResults]:
 
 def compare(method: str, *sets: str) -> dict[tuple[str, Metric], Difference]:
     """One method against every other of these sets in localization and scan AUROC, with Holm's correction over them."""
-    tested, metrics = splits(*sets), ("localization_auroc", "scan_auroc")
+    tested = splits(*sets)
+    metrics: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
     claimed = [
         Claim(method, other, metric)
         for metric in metrics
