@@ -1,24 +1,18 @@
 """docs/replication.md: its tables are what its script measures, and its form is the same for every item."""
 
-import importlib
 import json
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from normal_guidance.evaluation.runs import run_sweep
-from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training.config import Config, grid
-from normal_guidance.training.fit import Epoch, select_epoch
-
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-RUNS = DOCS / "results" / "runs" / "semi-synthetic"
 
 PARTS = ("Paper", "Scripts", "Ours", "Measured")
 QUICK = (
@@ -38,33 +32,25 @@ QUICK = (
 )
 """Items that take less than a second each."""
 
+FROM_HISTORIES = ("selection", "heads")
+"""Tables that were computed from histories and heads of runs, which are not kept."""
+
 NUMBER = re.compile(r"[+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?")
 
 
 @pytest.fixture(scope="module")
-def script():
-    """docs/ is a folder of scripts and no package, so it is on the path only here."""
-    sys.path.insert(0, str(DOCS))
+def studies():
+    """docs/studies is a folder of scripts and not a package, so it is on the path only here."""
+    sys.path.insert(0, str(DOCS / "studies"))
     try:
-        yield importlib.import_module("measure_replication")
+        yield SimpleNamespace(make=import_module("make_page"), measured=import_module("page_replication"))
     finally:
-        sys.path.remove(str(DOCS))
+        sys.path.remove(str(DOCS / "studies"))
 
 
 @pytest.fixture(scope="module")
 def page():
     return (DOCS / "replication.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def history(script):
-    """Random AUROC of 12 configurations: filtered and unfiltered choices differ, and many values are equal."""
-    del script  # only puts docs/ on the path
-    selection = importlib.import_module("measured.selection")
-    random = np.random.default_rng(3)
-    train, val = (random.integers(50, 60, (40, 12)) / 100 for _ in range(2))
-    train[:, 5] = 0  # never above validation
-    return selection.History(train, val, random.random(12), random.random(12))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -89,8 +75,8 @@ def why_different(ours: str, theirs: str) -> str | None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_page_shows_what_the_script_measures(name, script, page):
-    assert why_different(script.SECTIONS[name](), script.written(page)[name]) is None
+def test_the_page_shows_what_is_measured(name, studies, page):
+    assert why_different(studies.measured.SECTIONS[name](), studies.make.written(page)[name]) is None
 
 
 def test_the_comparison_can_fail():
@@ -101,25 +87,10 @@ def test_the_comparison_can_fail():
     assert why_different("| 1 | 2 |", "| 1 |") == "the words differ"
 
 
-def test_every_measurement_has_its_place_once(script, page):
-    names = [name for name, _ in script.BLOCK.findall(page)]
-    assert sorted(names) == sorted([*script.SECTIONS, *script.FROM_RUNS])
+def test_every_measurement_has_its_place_once(studies, page):
+    names = [name for name, _ in studies.make.BLOCK.findall(page)]
+    assert sorted(names) == sorted([*studies.measured.SECTIONS, *FROM_HISTORIES])
     assert page.count("<!-- measured:") == len(names)
-
-
-def test_tables_are_put_where_they_belong(script):
-    page = "a\n\n<!-- measured: x -->\n\n| 1 |\n\n<!-- end -->\n\n<!-- measured: y -->\n\n| 2 |\n\n<!-- end -->\n"
-    assert script.written(page) == {"x": "| 1 |", "y": "| 2 |"}
-    assert script.written(script.put(page, "y", "| 3 |")) == {"x": "| 1 |", "y": "| 3 |"}
-
-
-def test_an_unknown_item_is_refused(script, monkeypatch, capsys):
-    for name, reason in (("clmap", "choose of order"), ("heads", "needs --runs")):
-        monkeypatch.setattr(sys, "argv", ["measure_replication.py", "--only", name])
-        with pytest.raises(SystemExit) as stop:
-            script.main()
-        assert stop.value.code == 2
-        assert reason in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -154,56 +125,19 @@ def test_contents_and_links_name_the_items(page):
 # ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("train_above_val", [True, False])
-def test_the_choice_equals_that_of_single_fits(history, train_above_val):
-    found = importlib.import_module("measured.selection").select(history, train_above_val=train_above_val)
-    best = []
-    for train, val in zip(history.train.T, history.val.T, strict=True):
-        epochs = tuple(Epoch(i + 1, 0.0, float(t), float(v)) for i, (t, v) in enumerate(zip(train, val, strict=True)))
-        best.append(select_epoch(epochs, train_above_val=train_above_val))
-    assert [epoch.val_auroc if epoch else -np.inf for epoch in best] == found.best.tolist()
-    assert (best[5] is None) == train_above_val
-    assert best[found.config].number == found.epoch
-    assert best[found.config].val_auroc == max(epoch.val_auroc for epoch in best if epoch)
-
-
-def test_patience_ends_a_configuration(script):
-    del script
-    selection = importlib.import_module("measured.selection")
-    val = np.array([[0.5], [0.6], [0.5], [0.5], [0.7]])
-    history = selection.History(np.ones_like(val), val, np.zeros(1), np.ones(1))
-    assert [selection.select(history, patience=patience).epoch for patience in (None, 3, 2)] == [5, 5, 2]
-    val = np.array([[0.5], [0.6], [0.7], [0.8]])
-    learning = selection.History(np.array([[0.4], [0.4], [0.4], [0.9]]), val, np.zeros(1), np.ones(1))
-    assert selection.select(learning, patience=2).epoch == 4
-
-
-def test_selection_reads_run_folders(script, tmp_path):
-    train, val = (shifted_mean(48, seed, features=8, shift=2.0) for seed in (1, 2))
-    configs = grid(Config("abmil", epochs=6, batch_size=16, seed=7), lr=[0.1, 0.01], l1=[0.0, 0.1])
-    run = run_sweep(tmp_path / "abmil" / "7", configs, train, val, val)
-    cells = [cell.strip() for cell in script.FROM_RUNS["selection"]([tmp_path]).splitlines()[2].split("|")]
-    assert cells[1].startswith("abmil, epochs 6, batch_size 16")
-    assert cells[2] == "7"
-    (winner,) = run.winners
-    chosen, _, area = cells[3].partition(": ")
-    assert [float(word) for word in chosen.split(", ")] == [winner.config.l1, winner.config.lr, winner.epoch]
-    assert float(area) == pytest.approx(winner.val_auroc, abs=6e-5)
-
-
-def test_the_page_shows_the_winners_of_the_runs(script, page):
-    """The rule's column, beside the run folders that the results page is made of."""
-    seen = 0
-    for line in script.written(page)["selection"].splitlines()[2:]:
+def test_the_page_shows_the_winners_of_the_runs(studies, page):
+    """The rule's column, beside the runs that the results page is made of."""
+    runs, seen = import_module("page_semi_synthetic").runs("semi-synthetic"), 0
+    for line in studies.make.written(page)["selection"].splitlines()[2:]:
         method, seed, kept = (cell.strip() for cell in line.split("|")[1:4])
-        best = RUNS / method / seed / "best.json"
-        if best.exists():
-            winner = json.loads(best.read_text())
-            chosen, _, area = kept.partition(": ")
-            expected = [winner["config"]["l1"], winner["config"]["lr"], winner["epoch"]]
-            assert [float(word) for word in chosen.split(", ")] == expected
-            assert float(area) == pytest.approx(winner["val_auroc"], abs=6e-5)
-            seen += 1
+        if (method, int(seed)) not in runs:
+            continue
+        (winner,) = json.loads(runs[method, int(seed)]["report"])["winners"]
+        chosen, _, area = kept.partition(": ")
+        expected = [winner["config"]["l1"], winner["config"]["lr"], winner["epoch"]]
+        assert [float(word) for word in chosen.split(", ")] == expected
+        assert float(area) == pytest.approx(winner["val_auroc"], abs=6e-5)
+        seen += 1
     assert seen >= 15
 
 
@@ -212,9 +146,8 @@ def test_the_page_shows_the_winners_of_the_runs(script, page):
 # ----------------------------------------------------------------------------------------------------
 
 
-def test_ties_are_broken_by_index(script):
-    del script
-    broken = importlib.import_module("measured.evaluation").broken_ties
+def test_ties_are_broken_by_index(studies):
+    broken = studies.measured.broken_ties
     scores, lengths = torch.tensor([1.0, 0.0, 1.0, 2.0, 2.0]), torch.tensor([3, 2])
     later, earlier = (broken(scores, lengths, descending=down).split([3, 2]) for down in (False, True))
     assert [part.argsort().tolist() for part in later] == [[1, 0, 2], [0, 1]]

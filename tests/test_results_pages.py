@@ -1,114 +1,209 @@
-"""The pages of docs/results say what the studies and runs in docs/results/runs say."""
+"""The pages of docs/results say what the tables in docs/results/tables say."""
 
 import importlib
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from normal_guidance.core.method_names import method_title
-from normal_guidance.evaluation.study_folder import find_results
-from normal_guidance.reports.study_tables import collect
-from normal_guidance.statistics.number_format import digits, signed
+from normal_guidance.statistics.number_format import digits
 
-DOCS = Path(__file__).parents[1] / "docs"
-RUNS = DOCS / "results/runs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+SEEDS = (1001, 2001, 3001)
 
 
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS))
-    return importlib.import_module
+@pytest.fixture(scope="module")
+def studies():
+    """docs/studies is a folder of scripts and not a package, so it is on the path only here."""
+    sys.path.insert(0, str(DOCS / "studies"))
+    try:
+        names = ("make_page", "page_beyond", "page_phantoms", "page_semi_synthetic")
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    finally:
+        sys.path.remove(str(DOCS / "studies"))
 
 
-@pytest.fixture
-def semi_synthetic(script):
-    """The blocks of the page by their names."""
-    show = script("show_semi_synthetic")
-    blocks = script("measure_replication").written(show.PAGE.read_text())
-    assert list(blocks) == list(show.SECTIONS)
-    return blocks
+def written(studies, page):
+    """The tables of a page by name."""
+    return studies.make_page.written(studies.make_page.PAGES[page].read_text(encoding="utf-8"))
 
 
-def test_the_semi_synthetic_page_is_made_of_its_runs(script, semi_synthetic):
-    assert semi_synthetic["tables"] == script("show_semi_synthetic").tables()
+def cells_of(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_semi_synthetic_differences_are_those_of_its_means(semi_synthetic):
-    """Without the bootstrap; the Gaussian has a score of its own there."""
-    means: dict[str, dict[str, float]] = {}
-    for one in json.loads(collect(RUNS / "semi-synthetic", "semi-synthetic").json())["tables"]:
-        means.setdefault(one["table"], {})[method_title(one["method"], "semi-synthetic")] = one["ours_mean"]
-    checked = 0
-    for line in semi_synthetic["differences"].splitlines()[2:]:
-        method, against, *cells = (cell.strip().strip("*") for cell in line.split("|")[1:-1])
-        if "Centered Gaussian" in (method, against):
-            continue
-        for metric, cell in zip(("localization_auroc", "localization_auprc", "scan_auroc"), cells, strict=True):
-            difference = means[metric][method] - means[metric][against]
-            assert float(cell.split()[0]) == pytest.approx(difference, abs=0.00051), line
-            checked += 1
-    assert checked == 14 * 3
+@pytest.mark.parametrize("page", ["semi-synthetic", "beyond", "phantoms"])
+def test_every_table_has_its_place_once(studies, page):
+    text = studies.make_page.PAGES[page].read_text(encoding="utf-8")
+    names = [name for name, _ in studies.make_page.BLOCK.findall(text)]
+    assert text.count("<!-- measured:") == len(names)
+    assert sorted(names) == sorted(getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS)
 
 
-def table_of_beyond(heading):
-    """Method -> cells, of the table of the page that begins with these words."""
-    page = (DOCS / "results/beyond.md").read_text().replace("**", "")
-    (lines,) = [table.splitlines()[2:] for table in page.split("\n\n") if table.startswith(heading)]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {title: cells for title, *cells in rows}
+# ----------------------------------------------------------------------------------------------------
+# Making a page
+# ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("heading", "folder", "runs"),
-    [
-        ("| Method | 1001 |", "semi-synthetic", 15),
-        ("| Method | 1001 |", "beyond", 12),
-        ("| Method, no filter |", "unfiltered", 9),
-    ],
-)
-def test_the_page_beyond_shows_what_each_run_reached(heading, folder, runs):
-    """One row a method; those of the paper that are not repeated there have none."""
-    rows, checked = table_of_beyond(heading), 0
-    for one in find_results(RUNS / folder, "semi-synthetic"):
-        title = method_title(one.method, "semi-synthetic")
-        cells = rows.get(title) or rows.get(f"{title} (our run)")
-        if cells is None or one.scores is None:
-            continue
-        checked += 1
-        reached = f"{digits(one.scores.localization_auroc)} / {digits(one.scores.scan_auroc)}"
-        assert cells[(1001, 2001, 3001).index(one.seed)] == reached, (title, one.seed)
-    assert checked == runs
+def test_tables_are_put_where_they_belong(studies):
+    page = "a\n\n<!-- measured: x -->\n\n| 1 |\n\n<!-- end -->\n\n<!-- measured: y -->\n\n| 2 |\n\n<!-- end -->\n"
+    assert studies.make_page.written(page) == {"x": "| 1 |", "y": "| 2 |"}
+    assert studies.make_page.written(studies.make_page.put(page, "y", "| 3 |")) == {"x": "| 1 |", "y": "| 3 |"}
 
 
-def test_the_phantoms_page_shows_its_studies(script):
-    show = script("show_phantoms")
-    written = script("measure_replication").written(show.PAGE.read_text())
-    assert written == {name: section() for name, section in show.SECTIONS.items()}
+def test_the_command_writes_what_it_is_asked_for(studies, monkeypatch, tmp_path, capsys):
+    page = tmp_path / "phantoms.md"
+    page.write_text("Before.\n\n<!-- measured: twins -->\n\n| old |\n\n<!-- end -->\n\nAfter.\n")
+    monkeypatch.setitem(studies.make_page.PAGES, "phantoms", page)
+    studies.make_page.main(["phantoms", "twins"])
+    assert "| old |" in page.read_text()
+    studies.make_page.main(["phantoms", "twins", "--write"])
+    made = studies.page_phantoms.SECTIONS["twins"]()
+    assert page.read_text() == f"Before.\n\n<!-- measured: twins -->\n\n{made}\n\n<!-- end -->\n\nAfter.\n"
+    assert capsys.readouterr().out == f"## twins\n\n{made}\n\n" * 2
 
 
-def test_a_method_that_was_not_tested_in_a_layout_has_a_dash(script):
-    show = script("show_phantoms")
-    rows = {line.split("|")[1].strip(): line for line in show.against(show.LOCALIZATION, show.CEILINGS).splitlines()}
-    assert rows["ABMIL"].split("|")[4].strip() == "-", "the chest study has no reference for every split"
+def test_an_unknown_table_is_refused(studies, capsys):
+    with pytest.raises(SystemExit) as stop:
+        studies.make_page.main(["phantoms", "triplets"])
+    assert stop.value.code == 2
+    assert "'triplets' is unknown; choose from localization_auroc" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------
+# semi-synthetic.md and phantoms.md
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tables", "differences", "measures"])
+def test_the_semi_synthetic_page_is_made_of_its_table(studies, name):
+    assert written(studies, "semi-synthetic")[name] == studies.page_semi_synthetic.SECTIONS[name]()
+
+
+def test_the_sensitivity_of_the_page_is_that_of_its_run(studies):
+    page = studies.make_page.PAGES["semi-synthetic"].read_text(encoding="utf-8").replace("**", "")
+    rows = [cells_of(line) for line in page[page.index("| Divergence") :].splitlines()[2:]]
+    (row,) = studies.page_semi_synthetic.runs("sensitivity").values()
+    winners = json.loads(row["report"])["winners"]
+    names = {"forward_kl": "Forward KL", "reverse_kl": "Reverse KL", "squared_error": "Squared error"}
+    for winner, cells in zip(winners, rows, strict=True):
+        config, test = winner["config"], winner["test"]
+        assert cells[:2] == [names[config["divergence"]], f"{config['guidance_weight']:g}"]
+        metrics = ("localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc")
+        assert [cell.split()[0] for cell in cells[2:]] == [digits(test[metric]) for metric in metrics]
+
+
+def test_the_phantoms_page_is_made_of_its_table(studies):
+    made = {name: section() for name, section in studies.page_phantoms.SECTIONS.items()}
+    assert written(studies, "phantoms") == made
+
+
+def test_a_method_that_was_not_tested_in_a_layout_has_a_dash(studies):
+    show = studies.page_phantoms
+    rows = {cells_of(line)[0]: line for line in show.against(show.LOCALIZATION, show.CEILINGS).splitlines()}
+    assert cells_of(rows["ABMIL"])[3] == "-", "the chest study has no reference for every split"
     assert "**-.263 [-.383, -.143], p = .005**" in rows["ABMIL"]
 
 
-@pytest.mark.parametrize(
-    ("heading", "folder", "methods"),
-    [("| Against |", "semi-synthetic", 13), ("| Method, no filter |", "unfiltered", 3)],
-)
-def test_the_page_beyond_shows_how_far_posterior_bells_are_ahead(script, heading, folder, methods):
-    """In the last two columns."""
-    rows = table_of_beyond(heading)
-    assert len(rows) == methods
-    found = script("compare_runs").compare("posterior_bells", [RUNS / folder, RUNS / "beyond"]).found
-    estimates = {(method_title(one.against, "semi-synthetic"), one.metric): signed(one.estimate) for one in found}
-    for title, cells in rows.items():
-        assert cells[-2].startswith(estimates[title, "localization_auroc"]), title
-        assert cells[-1].startswith(estimates.get((title, "scan_auroc"), "-")), title
+# ----------------------------------------------------------------------------------------------------
+# beyond.md: runs of the paper's protocol
+# ----------------------------------------------------------------------------------------------------
 
 
-def test_a_method_without_predictions_is_refused(script, tmp_path):
-    with pytest.raises(SystemExit, match="ng has no predictions for every seed"):
-        script("compare_runs").compare("ng", [tmp_path])
+@pytest.mark.parametrize(("folder", "runs"), [("semi-synthetic", 15), ("beyond", 12)])
+def test_the_page_beyond_shows_what_each_run_reached(studies, folder, runs):
+    """One row a method; those of the paper that are not repeated there have none."""
+    page = studies.make_page.PAGES["beyond"].read_text(encoding="utf-8").replace("**", "")
+    (lines,) = [part.splitlines()[2:] for part in page.split("\n\n") if part.startswith("| Method | 1001 |")]
+    rows, checked = {title: cells for title, *cells in map(cells_of, lines)}, 0
+    for (method, seed), scores in studies.page_semi_synthetic.scores(folder).items():
+        title = method_title(method, "semi-synthetic")
+        cells = rows.get(title) or rows.get(f"{title} (our run)")
+        if cells is None:
+            continue
+        checked += 1
+        reached = f"{digits(scores.localization_auroc)} / {digits(scores.scan_auroc)}"
+        assert cells[SEEDS.index(seed)] == reached, (title, seed)
+    assert checked == runs
+
+
+@pytest.mark.parametrize("name", ["ahead", "unfiltered", "about", "choice", "figure_form", "figure_data"])
+def test_the_page_beyond_is_made_of_its_tables(studies, name):
+    assert written(studies, "beyond")[name] == studies.page_beyond.SECTIONS[name]()
+
+
+# ----------------------------------------------------------------------------------------------------
+# beyond.md: the study
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_every_point_has_its_row_its_reference_and_its_results(studies):
+    beyond, shown = studies.page_beyond, set()
+    for axis in beyond.AXES:
+        points = beyond.points(axis)
+        rows = [(point.variant, point.label) for point in points]
+        assert len(set(rows)) == len(rows) > 0, axis
+        assert {(point.variant, point.against) for point in points} <= set(rows), axis
+        assert all(tuple(beyond.winners_of(point)) == SEEDS for point in points), axis
+        shown |= {(point.variant, point.job, point.weight) for point in points}
+    assert shown == set(beyond.winners()), "the table holds what no row shows"
+
+
+def test_the_published_means_and_choices_are_those_of_the_table(studies):
+    """Without the intervals, which take a minute."""
+    beyond, tables, checked = studies.page_beyond, written(studies, "beyond"), 0
+    for axis in beyond.AXES[:-1]:
+        rows = {cells_of(line)[0].strip("*"): cells_of(line)[1:] for line in tables[axis].splitlines()[2:]}
+        assert list(rows) == [point.label for point in beyond.points(axis)]
+        for point in beyond.points(axis):
+            winners, cells = beyond.winners_of(point).values(), rows[point.label]
+            mean = np.mean([np.mean(one["auroc"]) for one in winners])
+            assert float(cells[0].split()[0]) == pytest.approx(mean, abs=0.00051), point.label
+            chosen = [f"{one['lr']:g}, {one['l1']:g}".replace("0.", ".") for one in winners if one["lr"]]
+            assert cells[5] == ("; ".join(chosen) or "-"), point.label
+            checked += 1
+    assert checked == 95
+
+
+def test_one_axis_is_remade_with_its_intervals(studies):
+    assert written(studies, "beyond")["kernel"] == studies.page_beyond.SECTIONS["kernel"]()
+
+
+def test_figures_are_drawn_of_rows(studies, monkeypatch, tmp_path):
+    beyond = studies.page_beyond
+    interval = beyond.Interval(0.8, 0.7, 0.9)
+
+    def rows(axis):
+        both = dict.fromkeys(beyond.SHOWN, interval)
+        alone = {beyond.LOCALIZATION: interval}
+        return [
+            beyond.Row(point, alone if point.method in beyond.DASHES else both, {}) for point in beyond.points(axis)
+        ]
+
+    monkeypatch.setattr(beyond, "measured", rows)
+    beyond.draw(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["beyond-data.png", "beyond-forms.png"]
+    assert "| The paper's data | **Bayes oracle** | .800 [.700, .900] |" in beyond.data_tables(rows("data"))
+
+
+def test_regret_is_what_a_choice_loses(studies):
+    def winner(weight, localization, val_auroc, val_localization, **criteria):
+        known = {"weight": weight, "auroc": [localization], "val_auroc": val_auroc, "criteria": criteria}
+        return {**known, "val_localization": val_localization}
+
+    winners = [
+        winner(0.0, 0.6, val_auroc=0.9, val_localization=0.5, kept=0.1, lost=1.0),
+        winner(1.0, 0.8, val_auroc=0.7, val_localization=0.9, kept=0.3),
+        winner(10.0, 0.7, val_auroc=0.8, val_localization=0.4, kept=0.4, lost=0.0),
+    ]
+    made = studies.page_beyond.choices([winners])
+    assert {rule: (one.weight, one.regret) for rule, (one,) in made.items()} == {
+        "validation scan AUROC": (0.0, pytest.approx(0.2)),
+        "kept": (10.0, pytest.approx(0.1)),
+        "slice labels of the validation scans": (1.0, 0.0),
+    }
+    assert "| kept | 10 | .700 | .100 | .100 |" in studies.page_beyond.regret_table({"NG": made})

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,8 +19,8 @@ from normal_guidance.evaluation.supervised import (
     References,
     oracle_pooled,
     resampled,
-    run_references,
     run_scan_reference,
+    run_slice_reference,
     slice_reference_config,
 )
 from normal_guidance.features.store import write_store
@@ -150,16 +151,23 @@ def sets() -> tuple[Bags, Bags, Bags]:
     return train, val, replace(test, slice_labels=torch.cat(labels))
 
 
+def run_references(folder: Path, *sets: Bags, receptive_field: int | None = None, **options: Any) -> References:
+    """Both references, as a study trains them."""
+    common = {"make_grid": few, **options}
+    return References(
+        run_slice_reference(folder / "slice", *sets, PROTOCOL, receptive_field=receptive_field, **common),
+        run_scan_reference(folder / "scan", *sets, PROTOCOL, **common),
+    )
+
+
 @pytest.fixture(scope="module")
 def references(sets: tuple[Bags, Bags, Bags], tmp_path_factory: pytest.TempPathFactory) -> References:
     folder = tmp_path_factory.mktemp("references")
-    return run_references(folder, *sets, PROTOCOL, make_grid=few, options={"dataset": "easy"})
+    return run_references(folder, *sets, options={"dataset": "easy"})
 
 
 def test_the_row_of_the_tables_is_of_both_runs(references: References, sets: tuple[Bags, Bags, Bags]) -> None:
-    folders = [run.folder for run in (references.slices, references.scans)]
-    assert [folder.parts[-2:] for folder in folders] == [("slice_reference", "7"), ("scan_reference", "7")]
-    on_slices, on_scans = map(load_winner, folders)
+    on_slices, on_scans = (load_winner(run.folder) for run in (references.slices, references.scans))
     got, test = references.scores, sets[2]
     assert got is not None
     localizable = [bag for bag in test if bag.label and bag.slice_labels is not None]
@@ -225,12 +233,12 @@ def test_the_slice_reference_beats_guidance_and_comes_close_to_bayes(
 
 
 def test_complete_references_are_only_loaded(references: References, sets: tuple[Bags, Bags, Bags]) -> None:
-    folder = references.slices.folder.parents[1]
-    again = run_references(folder, *sets, PROTOCOL, make_grid=few, watch=lambda _: pytest.fail("it was trained again"))
+    folder = references.slices.folder.parent
+    again = run_references(folder, *sets, watch=lambda _: pytest.fail("it was trained again"))
     assert again.slices.report == references.slices.report
     assert again.scores == references.scores
     with pytest.raises(UserError, match=r"receptive_field was 12, now it is 5"):
-        run_references(folder, *sets, PROTOCOL, receptive_field=5, make_grid=few)
+        run_references(folder, *sets, receptive_field=5)
 
 
 def test_the_receptive_field_is_the_training_blocks_or_given(sets: tuple[Bags, Bags, Bags]) -> None:

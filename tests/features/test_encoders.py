@@ -16,7 +16,7 @@ from torch import Tensor
 from normal_guidance.errors import UserError
 from normal_guidance.features import encoders
 from normal_guidance.features.encoders import ENCODERS, fingerprint, load_encoder
-from normal_guidance.features.vit import HEADS, vit_from_torchvision
+from normal_guidance.features.vit import HEADS, build_vit, torchvision_weights
 from normal_guidance.features.weights import KNOWN_WEIGHTS, KnownWeights, find_weights, read_state_dict
 
 WIDTH, PATCH, SIDE = 24, 4, 3
@@ -83,7 +83,7 @@ def test_vit_gives_the_class_token(vit_file, channels):
     assert (encoder.channels, encoder.size, encoder.width) == (channels, SIDE * PATCH, WIDTH)
     assert not encoder.unit_range
     images = torch.randn(5, channels, SIDE * PATCH, SIDE * PATCH)
-    model = vit_from_torchvision(make_vit_weights(), channels=channels, heads=HEADS)
+    model = build_vit(torchvision_weights(make_vit_weights(), channels), HEADS)
     with torch.no_grad():
         expected = model(pixel_values=images).last_hidden_state[:, 0]
     torch.testing.assert_close(encoder.encode(images), expected)

@@ -14,7 +14,7 @@ from transformers import ViTConfig, ViTModel
 
 from normal_guidance.errors import UserError
 from normal_guidance.features import vit
-from normal_guidance.features.vit import torchvision_weights, vit_from_torchvision
+from normal_guidance.features.vit import build_vit, torchvision_weights
 
 WIDTH, HEADS, LAYERS, PATCH, SIDE, HIDDEN = 12, 3, 2, 4, 3, 20
 LAYER = "encoder.layers.encoder_layer_{}."
@@ -51,6 +51,10 @@ def make_weights() -> dict[str, Tensor]:
             }.items()
         }
     return {name: torch.randn(shape) * 0.5 for name, shape in shapes.items()}
+
+
+def vit_from_torchvision(weights: dict[str, Tensor], *, channels: int = 1, heads: int) -> ViTModel:
+    return build_vit(torchvision_weights(weights, channels), heads)
 
 
 def class_token(model: ViTModel, images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ try:
 except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
     pytest.skip(f"torchvision does not import: {error}", allow_module_level=True)
 
-from normal_guidance.features.vit import vit_from_torchvision
+from normal_guidance.features.vit import HEADS, build_vit, torchvision_weights
 
 TOLERANCE = 1e-5
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -48,7 +48,7 @@ def test_vit_b_16_is_torchvisions(theirs, device, channels):
     rgb = gray.repeat(1, 3, 1, 1)
     if channels == 3:
         rgb = rgb + torch.randn(rgb.shape, generator=torch.Generator().manual_seed(2)).to(device)
-    ours = vit_from_torchvision(theirs.state_dict(), channels=channels).to(device)
+    ours = build_vit(torchvision_weights(theirs.state_dict(), channels), HEADS).to(device)
     with torch.no_grad():
         expected = theirs.to(device)(rgb)
         found = ours(pixel_values=gray if channels == 1 else rgb).last_hidden_state[:, 0]

@@ -172,7 +172,7 @@ def _options(
     return EncodingOptions(repair, batch_size, device, choose_precision(precision, device), threads)
 
 
-def describe_outcome(outcome: Outcome) -> list[str]:
+def describe_outcome(outcome: EncodingResult) -> list[str]:
     """Return the closing lines: the store, the speed, and the scans that are missing."""
     store = outcome.store
     speed = f", {outcome.slices / outcome.seconds:,.0f} slices/s" if outcome.slices and outcome.seconds else ""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.blocks import block_statistics
-from normal_guidance.core.method_names import SCAN_REFERENCE, SLICE_REFERENCE
+from normal_guidance.core.method_names import SLICE_REFERENCE
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.run_report import Run
 from normal_guidance.evaluation.runs import Data, run_sweep
@@ -57,56 +57,6 @@ class References:
         return replace(on_slices, scan_auroc=on_scans.scan_auroc, scan_auprc=on_scans.scan_auprc)
 
 
-def run_references(
-    folder: str | Path,
-    train: Data,
-    val: Data,
-    test: Data,
-    protocol: Config,
-    execution: Execution | None = None,
-    *,
-    receptive_field: int | None = None,
-    make_grid: MakeGrid = grid,
-    options: Mapping[str, Any] | None = None,
-    watch: Callable[[SweepProgress], None] | None = None,
-) -> References:
-    """Trains both references, each in a run folder: `slice_reference/<seed>` and `scan_reference/<seed>`.
-
-    Args:
-        protocol: how to train, and the seed; its method does not matter.
-        receptive_field: R of the slice reference; the mean length of the training scans' positive blocks if left out.
-        make_grid: the configurations to train, from one; the paper's 32 if left out.
-        options: copied to both reports, which add the options of each reference.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> train, val, test = (shifted_mean(64, seed, features=8, shift=3.0) for seed in (1, 2, 3))
-        >>> protocol = Config("mean", epochs=20, batch_size=16, train_above_val=False)
-        >>> with TemporaryDirectory() as folder:
-        ...     references = run_references(folder, train, val, test, protocol)
-        >>> references.slices.report["options"]
-        {'reference': 'slices', 'receptive_field': 12, 'receptive_field_given': False}
-        >>> references.scores.localization_auroc > 0.9, references.scores.scan_auroc > 0.9
-        (True, True)
-    """
-    seed = str(protocol.seed)
-    common: dict[str, Any] = {"make_grid": make_grid, "options": options, "watch": watch}
-    return References(
-        slices=run_slice_reference(
-            Path(folder, SLICE_REFERENCE, seed),
-            train,
-            val,
-            test,
-            protocol,
-            execution,
-            receptive_field=receptive_field,
-            **common,
-        ),
-        scans=run_scan_reference(Path(folder, SCAN_REFERENCE, seed), train, val, test, protocol, execution, **common),
-    )
-
-
 def run_slice_reference(
     folder: str | Path,
     train: Data,
@@ -120,16 +70,30 @@ def run_slice_reference(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Trains the slice reference in a run folder.
+    """Train the slice reference in a run folder.
+
+    AUROC in its history is that of all slices of a part together, and selects the winner.  In its predictions
+    `attention` is each slice's probability, `log_attention` its logit, and scans have no logit (NaN).
 
     Args:
         protocol: how to train, and the seed; its method does not matter.
         receptive_field: R; the mean length of the training scans' positive blocks if left out.
-        make_grid: the configurations to train, from one; the paper's 32 if left out.
-        options: copied to the report, which adds the reference's own.
+        make_grid: the configurations to train, made from one; the paper's 32.
+        options: copied to the report, which adds what is particular to the reference.
 
-    AUROC in its history is that of all slices of a part together, and selects the winner.  In its predictions
-    `attention` is each slice's probability, `log_attention` its logit, and scans have no logit (NaN).
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
+        >>> train, val, test = (shifted_mean(64, seed, features=8, shift=3.0) for seed in (1, 2, 3))
+        >>> protocol = Config("mean", epochs=20, batch_size=16, train_above_val=False)
+        >>> with TemporaryDirectory() as folder:
+        ...     slices = run_slice_reference(Path(folder, "slices"), train, val, test, protocol)
+        ...     scans = run_scan_reference(Path(folder, "scans"), train, val, test, protocol)
+        >>> slices.report["options"]
+        {'reference': 'slices', 'receptive_field': 12, 'receptive_field_given': False}
+        >>> both = References(slices, scans).scores
+        >>> both.localization_auroc > 0.9, both.scan_auroc > 0.9
+        (True, True)
     """
     config = slice_reference_config(protocol, train, receptive_field)
     about = {
@@ -166,7 +130,7 @@ def run_scan_reference(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Trains the scan reference in a run folder; arguments as in `run_slice_reference`.
+    """Train the scan reference in a run folder; arguments as for `run_slice_reference`.
 
     It is mean pooling of `oracle_pooled` scans, so its configurations say `mean` and its scans have one row each.
     """

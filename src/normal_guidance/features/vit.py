@@ -52,18 +52,12 @@ _LAYER_NAMES = (
 )
 
 
-def vit_from_torchvision(state_dict: Mapping[str, Tensor], *, channels: int = 1, heads: int = HEADS) -> ViTModel:
-    """Hugging Face's ViT with the weights of torchvision's, in eval mode; the classifier is left out.
-
-    `last_hidden_state[:, 0]` is the class token after the final LayerNorm, which torchvision's `heads` takes.  With
-    one channel, the input convolution's filters are summed over RGB: a gray image then gives what it gives repeated
-    three times.  All sizes but the number of attention heads (12 for ViT-B) follow from the weights.
-    """
-    return build_vit(torchvision_weights(state_dict, channels), heads)
-
-
 def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
-    """Hugging Face's ViT with weights as `torchvision_weights` returns them."""
+    """Hugging Face's ViT with the weights that `torchvision_weights` gives, in eval mode.
+
+    `last_hidden_state[:, 0]` is the class token after the final LayerNorm, which torchvision's `heads` takes.  All
+    sizes but the number of attention heads (12 for ViT-B) follow from the weights.
+    """
     try:
         from transformers import ViTConfig, ViTModel
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
@@ -95,6 +89,8 @@ def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
 def torchvision_weights(state_dict: Mapping[str, Tensor], channels: int = 1) -> dict[str, Tensor]:
     """The weights in float32 without the classifier, with current names and an input convolution for `channels`.
 
+    With one channel, the convolution's filters are summed over RGB: a gray image then gives what it gives repeated
+    three times.
     Older torchvision files call a layer's two linear maps mlp.linear_1 and mlp.linear_2; newer ones mlp.0 and mlp.3.
     """
     weights = {

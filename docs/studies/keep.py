@@ -1,0 +1,107 @@
+"""The tables in docs/results/tables: one parquet file a study, with what its page needs and nothing else.
+
+    .venv/bin/python docs/studies/keep.py SET=FOLDER ... docs/results/tables/semi-synthetic.parquet
+
+makes one table of finished runs: a row for each run METHOD/SEED below each FOLDER, named SET.  A row holds the run's
+report (scores, chosen configuration, environment, commit), and per scan what intervals and tests are computed from:
+localization of the positive test scans, and the rank of every test scan by its score.  Ranks decide AUROC and its
+tests, and take a quarter of the room of scores.  Attention itself, weights and histories stay behind.
+
+The two other tables, beyond.parquet and phantoms.parquet, were made once from the results in docs/results/runs of
+commit 6493fd7; `page_beyond` and `page_phantoms` say what their rows are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from normal_guidance.evaluation.study import SEMI_SYNTHETIC
+from normal_guidance.evaluation.study_folder import FORMS, SCORES
+from normal_guidance.evaluation.study_predictions import StudyPredictions, read_prediction
+from normal_guidance.files import write_atomically
+from normal_guidance.statistics.split_results import MethodResults
+from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
+
+Row = Mapping[str, Any]
+
+PER_SCAN = {
+    "labels": pa.list_(pa.bool_()),
+    "auroc": pa.list_(pa.float64()),  # of the positive scans, in order
+    "auprc": pa.list_(pa.float64()),
+    "scan_rank": pa.list_(pa.uint16()),
+}
+
+RUNS = pa.schema(
+    {
+        "set": pa.string(),
+        "method": pa.string(),
+        "seed": pa.int32(),
+        "report": pa.string(),  # report.json or scores.json as it was
+        **PER_SCAN,
+        "measures": pa.map_(pa.string(), pa.float64()),  # as the report's table of hits and overlaps
+    }
+)
+
+
+def per_scan(labels: np.ndarray, found: MethodResults) -> dict[str, Any]:
+    """The columns `PER_SCAN` of one method on the test scans."""
+    positive, scores = labels.astype(bool), found.scan_scores
+    ranks = None if scores is None else np.unique(scores, return_inverse=True)[1]  # of equal scores the same
+    return {"labels": positive, "auroc": found.auroc[positive], "auprc": found.auprc[positive], "scan_rank": ranks}
+
+
+def results_of(row: Row) -> tuple[np.ndarray, MethodResults]:
+    """Labels and results, as `per_scan` took them; where a table has no AUPRC, AUROC stands in its place."""
+    labels = np.array(row["labels"], dtype=np.int64)
+    both = {name: np.full(len(labels), np.nan) for name in ("auroc", "auprc")}
+    for name, values in both.items():
+        values[labels == 1] = row.get(name) or row["auroc"]
+    ranks = row["scan_rank"]
+    return labels, MethodResults(**both, scan_scores=None if ranks is None else np.array(ranks, dtype=np.float64))
+
+
+def write(rows: Iterable[Row], schema: pa.Schema, path: Path) -> None:
+    """A table, or one part of it: `read` takes a file as well as a folder of files."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(list(rows), schema), sink, compression="zstd", compression_level=19)
+    write_atomically(path, sink.getvalue().to_pybytes())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table."""
+    return pq.read_table(path).to_pylist(maps_as_pydicts="strict")
+
+
+def run_row(name: str, run: Path) -> Row:
+    """The row of the run METHOD/SEED; without predictions, as in a sensitivity study, the report alone."""
+    method, seed = run.parent.name, int(run.name)
+    report = (run / (SCORES if method in FORMS else REPORT)).read_text(encoding="utf-8")
+    row = {"set": name, "method": method, "seed": seed, "report": report}
+    if not (run / PREDICTION_TABLE).exists():
+        return row
+    scans = SEMI_SYNTHETIC.draw(seed, "test")
+    found = StudyPredictions(seed, scans, {method: read_prediction(run, scans)})
+    measures = {measure: one.value for measure, one in found.measures(method).summary().items()}
+    results = found.outcomes([method])
+    return {**row, **per_scan(results.labels, results.methods[method]), "measures": measures}
+
+
+def main() -> None:
+    *sets, out = sys.argv[1:] or sys.exit("give SET=FOLDER, at least once, and the table to write")
+    rows = []
+    for name, folder in (one.split("=") for one in sets):
+        for path in sorted([*Path(folder).glob(f"**/{REPORT}"), *Path(folder).glob(f"**/{SCORES}")]):
+            rows.append(run_row(name, path.parent))
+            print(name, *path.parts[-3:-1])
+    write(rows, RUNS, Path(out))
+
+
+if __name__ == "__main__":
+    main()

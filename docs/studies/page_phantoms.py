@@ -1,0 +1,80 @@
+"""The tables of docs/results/phantoms.md, from docs/results/tables/phantoms.parquet.
+
+A row of that table is a mean over the splits of a layout (`against` is empty) or a tested difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import Any
+
+from keep import read
+from make_page import TABLES, difference, table
+
+from normal_guidance.core.method_names import CEILING, method_title
+from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.statistics.differences import RIVALS, TWINS, Difference
+from normal_guidance.statistics.number_format import NOTHING, digits
+from normal_guidance.statistics.scores import METRICS, Metric
+
+LAYOUTS = ("head", "chest", "abdomen")
+LOCALIZATION: Metric = "localization_auroc"
+
+
+@cache
+def rows() -> dict[tuple[str, str, str, str | None], dict[str, Any]]:
+    """By layout, metric, method and what it is compared with."""
+    return {
+        (row["layout"], row["metric"], row["method"], row["against"]): row for row in read(TABLES / "phantoms.parquet")
+    }
+
+
+def means(metric: Metric) -> str:
+    """Mean and sd of every method in each layout."""
+    methods = [method for method in (*EVERY_METHOD, CEILING) if (LAYOUTS[0], metric, method, None) in rows()]
+    return table(
+        ["Method", *LAYOUTS],
+        [[method_title(method), *(_mean(layout, metric, method) for layout in LAYOUTS)] for method in methods],
+    )
+
+
+def _mean(layout: str, metric: Metric, method: str) -> str:
+    row = rows().get((layout, metric, method, None))
+    if row is None or row["estimate"] is None:
+        return NOTHING
+    splits = f" ({row['splits']} of 3 splits)" if row["splits"] < 3 else ""
+    return f"{digits(row['estimate'])} ± {digits(row['sd'])}{splits}"
+
+
+def against(metric: Metric, pairs: Iterable[tuple[str, str]]) -> str:
+    """Differences of these pairs in each layout; those that are shown are bold."""
+    found = {pair: [_difference(rows().get((layout, metric, *pair))) for layout in LAYOUTS] for pair in pairs}
+    return table(
+        ["Method", "Against", *LAYOUTS],
+        [[*map(method_title, pair), *map(difference, own)] for pair, own in found.items() if any(own)],
+    )
+
+
+def _difference(row: dict[str, Any] | None) -> Difference | None:
+    if row is None:
+        return None
+    known: dict[str, Any] = {
+        name: math.nan if row[name] is None else row[name] for name in row if name not in ("layout", "sd")
+    }
+    return Difference(**known)
+
+
+HEADS = [method for method in EVERY_METHOD if method not in ("max", "mean")]
+GAUSSIAN = [(method, "centered_gaussian") for method in HEADS]
+PAIRS = [*TWINS.items(), *RIVALS.items()]
+CEILINGS = [(method, CEILING) for method in HEADS]
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    **{metric: partial(means, metric) for metric in METRICS if metric != "scan_auprc"},
+    "gaussian": partial(against, LOCALIZATION, GAUSSIAN),
+    "twins": partial(against, LOCALIZATION, PAIRS),
+    "scan_twins": partial(against, "scan_auroc", PAIRS),
+    "supervised": partial(against, LOCALIZATION, CEILINGS),
+}
