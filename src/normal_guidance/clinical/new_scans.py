@@ -172,8 +172,7 @@ class _NewScans:
 
     def __init__(self, root: Path, places: Sequence[str], report: Report) -> None:
         self.root, self.places, self.report = root, places, report
-        self.leaves: list[_Leaf] = []
-        self.leaf_of: dict[str, _Leaf] = {}
+        self.leaf_of: dict[str, _Leaf] = {}  # by its first file
         self.ids: dict[_Series, str] = {}
         self.series_of: dict[str, _Series] = {}
         self.first_file: dict[str, str] = {}
@@ -183,7 +182,6 @@ class _NewScans:
             files = list(self._files(place))
             for leaf in _leaves(self.root, place, files):
                 self.leaf_of[leaf.files[0]] = leaf
-                self.leaves.append(leaf)
                 yield Group("", leaf.files)
 
     def _files(self, place: str) -> Iterator[str]:
@@ -289,7 +287,7 @@ class _Naming:
     def _unlisted_archive(self, problem: Problem) -> _Series | None:
         """An archive or folder that cannot be listed, unless some of its scans were found."""
         outer = problem.file.partition("!")[0]
-        found = any(file.startswith(f"{outer}!") for leaf in self.source.leaves for file in leaf.files[:1])
+        found = any(file.startswith(f"{outer}!") for file in self.source.leaf_of)
         if problem.kind != "unreadable" or found:
             return None
         if outer not in self.unlisted:
