@@ -265,7 +265,7 @@ def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) ->
             load_run(tmp_path)
     for name in ("winners", "note", "seconds", "configurations"):
         (tmp_path / "report.json").write_text(json.dumps({k: v for k, v in run.report.items() if k != name}))
-        with pytest.raises(UserError, match=f"no report .*{name}"):
+        with pytest.raises(UserError, match=f"not a report .*{name}"):
             load_run(tmp_path)
 
 
