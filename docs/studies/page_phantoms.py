@@ -15,7 +15,7 @@ from make_page import TABLES, difference, table
 
 from normal_guidance.core.method_names import CEILING, method_title
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.statistics.differences import RIVALS, TWINS, Difference
+from normal_guidance.statistics.differences import RIVALS, COUNTERPARTS, Difference
 from normal_guidance.statistics.number_format import NOTHING, digits
 from normal_guidance.statistics.scores import METRICS, Metric
 
@@ -68,7 +68,7 @@ def _difference(row: dict[str, Any] | None) -> Difference | None:
 
 HEADS = [method for method in EVERY_METHOD if method not in ("max", "mean")]
 GAUSSIAN = [(method, "centered_gaussian") for method in HEADS]
-PAIRS = [*TWINS.items(), *RIVALS.items()]
+PAIRS = [*COUNTERPARTS.items(), *RIVALS.items()]
 CEILINGS = [(method, CEILING) for method in HEADS]
 
 SECTIONS: dict[str, Callable[[], str]] = {
