@@ -15,7 +15,7 @@ from make_page import TABLES, difference, table
 
 from normal_guidance.core.method_names import CEILING, method_title
 from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.statistics.differences import RIVALS, COUNTERPARTS, Difference
+from normal_guidance.statistics.differences import COUNTERPARTS, RIVALS, Difference
 from normal_guidance.statistics.number_format import NOTHING, digits
 from normal_guidance.statistics.scores import METRICS, Metric
 
