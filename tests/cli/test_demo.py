@@ -59,6 +59,7 @@ def commands(printed: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in joined.splitlines() if re.match(r" +(\S*/|'.*/)?nguide'? ", line)]
 
 
+@pytest.mark.slow
 def test_the_printed_commands_are_those_that_ran(done: Done) -> None:
     planned = stages(done.out, SCANS, SEED)
     assert commands(done.printed)[: len(planned)] == [list(stage.words) for stage in planned]
@@ -70,6 +71,7 @@ def test_the_printed_commands_are_those_that_ran(done: Done) -> None:
     assert "Next:" not in done.printed
 
 
+@pytest.mark.slow
 def test_the_table_is_scikit_learns(done: Done) -> None:
     labels = pd.read_csv(done.out / "scans" / "labels.csv").set_index("scan_id")
     for method in ("abmil", "ng"):
@@ -92,6 +94,7 @@ def test_the_table_is_scikit_learns(done: Done) -> None:
     assert "an illustration, not evidence" in done.printed
 
 
+@pytest.mark.slow
 def test_new_scans_are_of_other_patients_and_told_beside_the_truth(done: Done) -> None:
     new = pd.read_csv(done.out / "new" / "labels.csv")
     known = pd.read_csv(done.out / "scans" / "labels.csv")
@@ -110,6 +113,7 @@ def test_new_scans_are_of_other_patients_and_told_beside_the_truth(done: Done) -
         assert len(results) == 3
 
 
+@pytest.mark.slow
 def test_every_place_it_names_is_there(done: Done) -> None:
     listed = done.printed.partition("Results to look at\n")[2].partition("\n\n")[0].splitlines()
     assert len(listed) == 5
@@ -118,6 +122,7 @@ def test_every_place_it_names_is_there(done: Done) -> None:
         assert list(done.out.glob(str(place))), line
 
 
+@pytest.mark.slow
 def test_the_viewer_opens_with_the_printed_arguments(done: Done) -> None:
     study, new = commands(done.printed)[-2:]
     assert (study[0], study[2], study[4]) == ("view", "--index", "--store")
@@ -127,6 +132,7 @@ def test_the_viewer_opens_with_the_printed_arguments(done: Done) -> None:
     assert len(open_gallery(Path(new[1]), None, None)) == module.NEW_SCANS
 
 
+@pytest.mark.slow
 def test_started_again_it_does_what_is_missing(done: Done) -> None:
     missing = done.out / "splits" / f"split-{SEED}.csv"
     before, report = missing.read_bytes(), (done.out / "study" / "report.html").stat().st_mtime_ns
@@ -138,6 +144,7 @@ def test_started_again_it_does_what_is_missing(done: Done) -> None:
     assert closing(again.printed) == closing(done.printed)
 
 
+@pytest.mark.slow
 def test_a_page_that_is_not_built_is_told(done: Done, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(server, "STATIC", tmp_path)
     assert "Not yet: the page is not built" in run(done.out, "--scans", SCANS, "--seed", SEED).printed
@@ -149,6 +156,7 @@ def refused(out: Path, *words: object) -> str:
     return " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_other_folders_are_left_alone(done: Done, tmp_path: Path) -> None:
     assert f"holds another demo: seed was {SEED}, now it is 8" in refused(done.out, "--scans", SCANS, "--seed", 8)
     (tmp_path / "letter.txt").write_text("")

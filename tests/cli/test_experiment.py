@@ -104,7 +104,7 @@ def test_splits_may_be_repeated_and_grow(store, tmp_path):
 
 def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_path):
     line = refused(store, "--split", store.parent / "splits", "--index", phantom / "index", "-o", tmp_path / "out")
-    assert "is not in the manifest; give --index the folder it was encoded from" in line
+    assert "is not in the manifest; give the folder that it was encoded from (--index)" in line
     assert not (tmp_path / "out").exists()
 
 

@@ -200,7 +200,7 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:
-    assert "is no feature store" in sweep(tmp_path / "nowhere", "--out", tmp_path / "out", code=2)
+    assert "is not a feature store" in sweep(tmp_path / "nowhere", "--out", tmp_path / "out", code=2)
 
 
 def test_a_folder_must_be_named(store: Path) -> None:

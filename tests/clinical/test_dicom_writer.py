@@ -653,6 +653,7 @@ def without_new_uids(file: Path, secrets: set[bytes]) -> bytes:
     return content
 
 
+@pytest.mark.slow(but="single")
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_of_the_patient_is_left(scans, strip, tmp_path, kind):
     row, root = scans[kind]

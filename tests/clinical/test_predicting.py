@@ -46,6 +46,7 @@ def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
 # ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_runs_own_predictions_come_out_again(trained, bundle):
     """From the files, with nothing but the bundle: what training wrote about its validation and test scans."""
     files_of = {row.scan_id: row.files for row in trained.manifest}

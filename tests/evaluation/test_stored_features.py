@@ -107,7 +107,7 @@ def test_negative_slices_alone_locate_nothing(tmp_path):
     ("stores", "splits", "name", "message"),
     [
         ([], [], None, "no store is given; give the folder of one"),
-        (["nowhere"], [], None, "nowhere is no feature store: store.json is missing"),
+        (["nowhere"], [], None, "nowhere is not a feature store: store.json is missing"),
         (["store"], [], None, "chest has no scan in part 'train'; give --split FILE"),
         (["store", "store", "store"], ["splits"], None, "3 stores and 2 splits; give one store for all splits, or one"),
         (["store"], ["splits/split-1001.csv", "splits"], None, "split-1001.csv is given twice; give each split once"),

@@ -54,6 +54,7 @@ def test_a_cluster_gives_the_same_bytes(cluster, tmp_path, monkeypatch, set_thre
     train_study(there, make_grid=small_grid, train=partial(train_on_cluster, "nowhere:1"))
 
 
+@pytest.mark.slow
 def test_mistakes_in_a_task_are_the_user_s_own(cluster, copied, set_threads):
     """What only the process over there sees: the store is gone from its disk."""
     set_threads(1)

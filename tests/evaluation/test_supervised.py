@@ -166,6 +166,7 @@ def references(sets: tuple[Bags, Bags, Bags], tmp_path_factory: pytest.TempPathF
     return run_references(folder, *sets, options={"dataset": "easy"})
 
 
+@pytest.mark.slow
 def test_the_row_of_the_tables_is_of_both_runs(references: References, sets: tuple[Bags, Bags, Bags]) -> None:
     on_slices, on_scans = (load_winner(run.folder) for run in (references.slices, references.scans))
     got, test = references.scores, sets[2]
@@ -184,6 +185,7 @@ def test_the_row_of_the_tables_is_of_both_runs(references: References, sets: tup
     assert got.scan_auprc == pytest.approx(average_precision_score(pooled.labels, logits))
 
 
+@pytest.mark.slow
 def test_reports_and_predictions_say_what_they_are(references: References, sets: tuple[Bags, Bags, Bags]) -> None:
     assert references.slices.report["options"] == {
         "dataset": "easy",
@@ -210,6 +212,7 @@ def test_reports_and_predictions_say_what_they_are(references: References, sets:
     assert set(sets[2].scan_ids) - set(scans["scan_id"]) == {sets[2].scan_ids[int(sets[2].labels.nonzero()[0])]}
 
 
+@pytest.mark.slow
 def test_the_winner_is_chosen_by_validation_slices(references: References, sets: tuple[Bags, Bags, Bags]) -> None:
     val, (winner,) = sets[1], references.slices.winners
     logits = predict(load_winner(references.slices.folder), val).slice_scores
@@ -232,6 +235,7 @@ def test_the_slice_reference_beats_guidance_and_comes_close_to_bayes(
     assert bayes.localization_auroc - 0.04 < found < bayes.localization_auroc
 
 
+@pytest.mark.slow
 def test_complete_references_are_only_loaded(references: References, sets: tuple[Bags, Bags, Bags]) -> None:
     folder = references.slices.folder.parent
     again = run_references(folder, *sets, watch=lambda _: pytest.fail("it was trained again"))
@@ -256,5 +260,6 @@ def test_guidance_of_the_protocol_is_no_departure(sets: tuple[Bags, Bags, Bags],
     assert len(pq.read_table(tmp_path / "history.parquet")) == 32, "the paper's grid"
 
 
+@pytest.mark.slow
 def test_a_reference_that_selected_nothing_has_no_row(references: References) -> None:
     assert replace(references, scans=replace(references.scans, winners=())).scores is None

@@ -37,6 +37,7 @@ def wrong(bags):
     return examine(bayes(sign=-1), replace(bags, slice_labels=None), untrained=fresh_abmil)
 
 
+@pytest.mark.slow
 def test_attention_near_bayes_passes_everything_on_data_as_weak_as_the_papers(good):
     assert {finding.verdict for finding in good.findings} == {PASSES}
     assert good["shuffle"].number.low > 0.5
@@ -45,6 +46,7 @@ def test_attention_near_bayes_passes_everything_on_data_as_weak_as_the_papers(go
     assert "slice labels confirm it" in good["inverted"].meaning
 
 
+@pytest.mark.slow
 def test_a_model_that_uses_the_order_of_slices_loses_by_shuffling(good):
     assert good["shuffle"].more["scan AUROC lost by shuffling"].low > 0
     assert "The order of slices counts" in good["shuffle"].meaning
@@ -60,6 +62,7 @@ def test_inverted_attention_raises_the_alarm_without_slice_labels(wrong):
     assert wrong["shuffle"].verdict == PASSES  # it does come from the image
 
 
+@pytest.mark.slow
 def test_slice_labels_confirm_the_alarm(wrong, bags):
     found = judge_alarm(wrong.curves, predict_scans(bayes(sign=-1), bags), bags, wrong.bootstrap)
     assert found.verdict == FAILS
@@ -68,6 +71,7 @@ def test_slice_labels_confirm_the_alarm(wrong, bags):
     assert found.more["localization AUROC"].high < 0.2
 
 
+@pytest.mark.slow
 def test_inverting_turns_the_curves_round(good, wrong):
     for kind in ("deletion", "insertion"):
         one, other = good.curves[kind], wrong.curves[kind]

@@ -119,6 +119,7 @@ def test_without_anything_to_normalise_with_it_is_refused(scans, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_bytes(odd_scans, tmp_path):
     stores = []
     for workers in (0, 1, 2):
@@ -203,6 +204,7 @@ def test_what_was_odd_is_recorded(scans, tmp_path):
     assert unrepaired.store.recipe != outcome.store.recipe
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_cost_their_scans_only(tmp_path):
     manifest = make_manifest(tmp_path / "scans", [4, 3, 5, 2, 4, 6], {1: "crash", 3: "hang"})
     outcome = run(manifest, tmp_path / "store", workers=2, timeout=5.0)

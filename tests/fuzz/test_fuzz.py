@@ -79,6 +79,7 @@ def test_planted_defects_are_found(planted):
     assert code == 1
 
 
+@pytest.mark.slow
 def test_a_finding_says_how_to_repeat_it(planted):
     _, report, output = planted
     finding = next(finding for finding in report["findings"] if finding["of"] == "traceback")

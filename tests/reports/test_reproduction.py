@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
@@ -389,13 +388,6 @@ def test_first_reports_with_one_environment_are_still_told(copied):
         del old["environments"]
         path.write_text(json.dumps({**old, "environment": start, "options": {**old["options"], "date": date}}))
     assert collect(copied, "semi-synthetic").markdown() == (copied / "tables.md").read_text()
-
-
-def test_results_in_the_documentation_can_be_collected():
-    folder = Path(__file__).parents[2] / "docs" / "results" / "runs" / "semi-synthetic"
-    results = collect(folder, "semi-synthetic")
-    assert "ng" in rows(results)
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for date in results.about["dates"])
 
 
 @pytest.mark.parametrize(

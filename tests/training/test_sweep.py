@@ -216,6 +216,7 @@ def test_one_configuration_too_large_is_the_users_error(
         sweep(small_grid("ng"), train, val, EXACT)
 
 
+@pytest.mark.slow
 def test_each_group_has_its_winner(train: Bags, val: Bags) -> None:
     base = Config("ng", epochs=5, batch_size=16, train_above_val=False)
     configs = grid(

@@ -87,7 +87,7 @@ def test_a_file_of_many_slices_is_decoded_once(open_images, manifest, count, tmp
 def test_values_beyond_16_bits_are_clipped(manifest, monkeypatch):
     volume = np.array([[[-1e6, -0.4], [0.6, 1e6]]], np.float32)
     monkeypatch.setattr("normal_guidance.viewer.slice_decoding.read_volume", lambda row, root: (volume, []))
-    got = decode(module.Wanted(manifest.root, manifest[0]))
+    got = decode(module.SliceRequest(manifest.root, manifest[0]))
     np.testing.assert_array_equal(got, [[[-32768, 0], [1, 32767]]])
 
 

@@ -135,6 +135,7 @@ def test_dtypes() -> None:
     assert kernel.grad.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     assert_script_passes(__file__, "compiled")
 

@@ -39,7 +39,7 @@ def requirements() -> dict[str, dict[str, str]]:
 
     Example:
         >>> sorted(requirements()[""])[:3], requirements()["ray"]
-        (['jaxtyping', 'matplotlib', 'numpy'], {'ray': '2.40'})
+        (['filelock', 'jaxtyping', 'matplotlib'], {'ray': '2.40'})
     """
     root = clone()
     if root is not None:
