@@ -174,7 +174,7 @@ def variance() -> str:
 
 
 def sum_of_reference(j: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    """Of r by the density divided by its sum, which is floored at 1e-6."""
+    """The sum of r, computed as the density divided by its own sum, which is floored at 1e-6."""
     var = var.clamp_min(VARIANCE_FLOOR)
     density = (-(j - mean).square() / (2 * var)).exp() / (2 * math.pi * var).sqrt()
     return (density / density.sum(1, keepdim=True).clamp_min(1e-6)).sum(1)

@@ -14,7 +14,7 @@ LENGTHS = torch.tensor([6, 2])
 
 
 def measured(*attention: float, spacing: float | None = None):
-    """Of two scans: six slices of which the third and fourth are positive, and two of which the second is."""
+    """Two scans: six slices of which the third and fourth are positive, and two of which the second is."""
     mm = None if spacing is None else torch.full((2,), spacing)
     return localization_measures(torch.tensor(attention), LABELS, LENGTHS, spacing=mm)
 

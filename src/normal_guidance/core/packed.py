@@ -56,12 +56,18 @@ def running_sum(values: Shaped[Tensor, "rows"]) -> Shaped[Tensor, "rows_and_one"
 
 
 def sum_per_bag(values: Shaped[Tensor, "rows"], lengths: Int[Tensor, "bags"]) -> Shaped[Tensor, "bags"]:
-    """The sum of each bag's flags or whole numbers, exact: a difference of two running sums.
+    """The sum of each bag's values; flags and whole numbers are exact, as differences of two running sums.
+
+    Floating-point numbers are added within each bag: a running sum over all bags would lose their digits.
 
     Example:
         >>> sum_per_bag(torch.tensor([True, False, True, True, True]), torch.tensor([2, 3]))
         tensor([1, 3])
+        >>> sum_per_bag(torch.tensor([0.5, 0.25, 1.0]), torch.tensor([2, 1]))
+        tensor([0.7500, 1.0000])
     """
+    if values.is_floating_point():
+        return values.new_zeros(len(lengths)).index_add(0, bag_of_rows(lengths), values)
     running, stops = running_sum(values), lengths.cumsum(0)
     return running[stops] - running[stops - lengths]
 

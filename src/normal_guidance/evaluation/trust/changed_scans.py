@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor, nn
 
-from normal_guidance.core.packed import bag_of_rows
+from normal_guidance.core.packed import bag_of_rows, sum_per_bag
 from normal_guidance.errors import UserError
 from normal_guidance.training.batches import Scans
 
@@ -57,17 +57,7 @@ class SliceSelection(NamedTuple):
             >>> SliceSelection.where(torch.tensor([True, False, True]), torch.tensor([2, 1]))
             SliceSelection(slices=tensor([0, 2]), lengths=tensor([1, 1]))
         """
-        return cls(keep.nonzero().squeeze(1), sum_per_scan(keep.to(lengths.dtype), lengths))
-
-
-def sum_per_scan(values: Shaped[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Shaped[Tensor, "scans"]:
-    """The sum of the values of each scan's slices, in the values' dtype.
-
-    Example:
-        >>> sum_per_scan(torch.tensor([1, 2, 3]), torch.tensor([2, 1]))
-        tensor([3, 3])
-    """
-    return values.new_zeros(len(lengths)).index_add(0, bag_of_rows(lengths), values)
+        return cls(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
 
 
 def predict_scans(
@@ -147,7 +137,7 @@ def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPre
         raise UserError(
             "the model's attention is negative or not finite; return attention, not its logarithm or logits"
         )
-    total = sum_per_scan(attention, lengths)
+    total = sum_per_bag(attention, lengths)
     if (total <= 0).any():
         raise UserError(
             "the model's attention is 0 on all slices of a scan; return attention above 0 on at least one slice"

@@ -22,13 +22,12 @@ import torch
 from jaxtyping import Float64, Int, Int64
 from torch import Tensor
 
-from normal_guidance.core.packed import bag_of_rows, place_in_bag
+from normal_guidance.core.packed import bag_of_rows, place_in_bag, sum_per_bag
 from normal_guidance.evaluation.trust.changed_scans import (
     Model,
     ScanPredictions,
     SliceSelection,
     predict_scans,
-    sum_per_scan,
 )
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Varied
 from normal_guidance.statistics.slice_ranks import highest_first, moved_round
@@ -88,7 +87,7 @@ def count_slices(
     running = held.cumsum(0)
     before = (running - held)[lengths.cumsum(0) - lengths]
     short = running - before[bag_of_rows(lengths)] < share - ROUNDING
-    return 1 + sum_per_scan(short.long(), lengths)
+    return 1 + sum_per_bag(short, lengths)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from normal_guidance.core.packed import sum_per_bag
 from normal_guidance.evaluation.trust.changed_scans import (
     Model,
     ScanPredictions,
     SliceSelection,
     predict_scans,
-    sum_per_scan,
 )
 from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate, Varied
 from normal_guidance.evaluation.trust.verdicts import FAILS, PASSES, UNDECIDED, TrustResult, TrustTest, Verdict
@@ -88,7 +88,7 @@ def shuffle(model: Model, scans: Scans, own: ScanPredictions, generator: torch.G
         found["moves"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
         found["stays"].append(rank_correlation(own.scores, changed.scores, lengths))
         apart = (_in_original_order(changed.attention, order) - own.attention).abs() / 2
-        found["error"].append(sum_per_scan(apart, lengths))
+        found["error"].append(sum_per_bag(apart, lengths))
         logits.append(changed.logit)
     return Shuffled(**{name: torch.stack(each).nanmean(0) for name, each in found.items()}, logits=tuple(logits))
 
