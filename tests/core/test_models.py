@@ -239,7 +239,7 @@ def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, f
             torch.testing.assert_close(got[name][i], gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.slow(but="abmil")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["abmil", "smap", "smtp", "bells_ng"])
 def test_compiled_and_stacked_equals_eager(method: str) -> None:
     """Run in a separate process, because dynamo cannot trace the run-time shape checks of this one.

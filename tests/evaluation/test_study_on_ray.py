@@ -34,6 +34,7 @@ def set_threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_cluster_gives_the_same_bytes(cluster, tmp_path, monkeypatch, set_threads):
     set_threads(1)
     here = make_study(tmp_path, ["ng"])

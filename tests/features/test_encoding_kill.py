@@ -16,6 +16,8 @@ import pytest
 
 from killing import die_at, fork, run_program
 
+pytestmark = pytest.mark.slow
+
 SEED = 20261115
 KILLS = 20
 KILLS_WITH_WORKERS = 2
@@ -110,7 +112,6 @@ def seen_at_random(tmp_path_factory) -> dict[str, Any]:
     return run_program(__file__, tmp_path_factory.mktemp("kill"), "random")
 
 
-@pytest.mark.slow
 def test_jobs_killed_at_random_moments_end_the_same(seen_at_random):
     random = seen_at_random["random"]
     assert random["kills"] >= KILLS
@@ -118,7 +119,6 @@ def test_jobs_killed_at_random_moments_end_the_same(seen_at_random):
     assert all(random["same"])
 
 
-@pytest.mark.slow
 def test_jobs_with_workers_killed_at_random_moments_end_the_same(seen_at_random):
     assert any(killed for killed, _ in seen_at_random["workers"])
     assert all(same for _, same in seen_at_random["workers"])

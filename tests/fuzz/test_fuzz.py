@@ -28,10 +28,9 @@ def fuzz(*arguments: str) -> tuple[int, dict, str]:
 
 
 def test_a_sample_of_mutated_files_and_tables_finds_nothing():
-    code, report, output = fuzz("--cases", "300", "--seed", "2024", "--seconds", "30")
+    code, report, output = fuzz("--cases", "150", "--seed", "2024", "--seconds", "1800")
     assert report["findings"] == [], output
     assert code == 0
-    assert report["cases"] > 50
     kinds = {
         "header",
         "pixels",
@@ -40,9 +39,8 @@ def test_a_sample_of_mutated_files_and_tables_finds_nothing():
         "archive",
         *(f"{what} of {source}" for what in ("files", "table") for source in SOURCES),
     }
-    assert set(report["outcomes"]) <= kinds
-    if report["cases"] == 300:
-        assert set(report["outcomes"]) == kinds
+    assert report["cases"] == 150
+    assert set(report["outcomes"]) == kinds
     read = sum(counts.get("read", 0) for counts in report["outcomes"].values())
     assert 0 < read < report["cases"], "nothing, or everything, can still be read: the damage is wrong"
 

@@ -373,7 +373,7 @@ def test_the_page_names_every_start_of_every_run(copied):
     for line in (
         f"- Software: normal-guidance 9.9, commit {'a' * 12}, torch 3.0; "
         f"normal-guidance 9.9, commit {'b' * 12} with uncommitted changes, torch 3.0; "
-        f"normal-guidance 9.9, commit {'c' * 12} (as told), torch 3.0; "
+        f"normal-guidance 9.9, commit {'c' * 12} (as stated), torch 3.0; "
         "normal-guidance 9.9, installed, torch 3.0\n",
         "- Machine: H200, float32; L4, float32\n",
         "- Date: 2026-01-02 to 2026-02-01\n",

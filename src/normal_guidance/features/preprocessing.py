@@ -190,7 +190,7 @@ class Preprocessing:
             square = margin[None].expand(slices, channels, side, side).contiguous()
             top, left = (side - rows) // 2, (side - columns) // 2
             square[:, :, top : top + rows, left : left + columns] = windowed
-        # As one-channel images all have the same memory layout, so a slice's bits do not depend on the others.
+        # One-channel images all have the same memory layout, so a slice's bits do not depend on the others.
         flat = square.reshape(slices * channels, 1, side, side)
         resized = F.interpolate(flat, size=(self.size, self.size), mode="bilinear", antialias=True)
         return resized.view(slices, channels, self.size, self.size)

@@ -315,7 +315,7 @@ def software(versions: Mapping[str, Any]) -> str:
     commit = versions["commit"]
     where = "installed"
     if commit:
-        how = " (as told)" if commit.get("told") else " with uncommitted changes" if commit["dirty"] else ""
+        how = " (as stated)" if commit.get("told") else " with uncommitted changes" if commit["dirty"] else ""
         where = f"commit {commit['id'][:12]}{how}"
     return f"normal-guidance {versions['normal_guidance']}, {where}, torch {versions['torch']}"
 

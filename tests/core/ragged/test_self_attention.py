@@ -35,6 +35,8 @@ CASES = {
     "tiles": ([64, 1, 130, 63, 31], 140, 1, 96),
     "narrow tiles": ([64, 1, 65], 65, 2, 4),
 }
+SLOW_CASES = ("full tile", "tiles")
+"""Cases that the interpreter takes long for; the two others run the same kernels."""
 
 
 def problem(
@@ -112,7 +114,9 @@ def test_compiled_vmap_equals_eager() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW_CASES else ()) for case in CASES]
+)
 def test_kernels_interpreted(case: str) -> None:
     assert_script_passes(__file__, "interpreted", case, TRITON_INTERPRET="1")
 
