@@ -225,7 +225,7 @@ def about() -> str:
     rates, strengths = (", ".join(map(short, protocol[name])) for name in ("lr", "l1"))
     return "\n".join(
         [
-            f"- Software: {'; '.join(sorted({row['software'] for row in once.values()}))}",
+            f"- Software: {'; '.join(sorted({row['software'] for row in once.values()}))}".replace("told", "stated"),
             f"- Machine: {'; '.join(machines)}; date: {' to '.join(dict.fromkeys((dates[0], dates[-1])))}",
             f"- Sweeps: {len(trained)}, of {len({key[:2] for key in trained})} jobs; {spent} (h:mm:ss), "
             "all processes together",

@@ -227,12 +227,12 @@ def test_a_worker_that_is_killed_once_costs_nothing(root, tmp_path, hook):
 @pytest.mark.slow
 def test_a_file_that_hangs_costs_itself_only(root, tmp_path, hook, monkeypatch):
     hook('if name.endswith("zz.dcm"): time.sleep(1000)')
-    monkeypatch.setattr(header_reading, "PATIENCE", 2.0)
+    monkeypatch.setattr(header_reading, "PATIENCE", 10.0)
     begin = time.monotonic()
     make(root, tmp_path / "out", workers=2)
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 900, "it waited for the hang"
     (problem,) = (one for one in read_problems(tmp_path / "out/problems.csv") if one.file == "scan2/zz.dcm")
-    assert (problem.kind, problem.detail) == ("unreadable", "the process that read it did not answer within 2 s")
+    assert (problem.kind, problem.detail) == ("unreadable", "the process that read it did not answer within 10 s")
     assert counted(tmp_path / "out") == {"s0": 30, "s1": 29, "s2": 30, "s3": 30, "s4": 30}
 
 

@@ -68,6 +68,7 @@ def test_a_cluster_gives_the_same_bytes_and_survives_a_node(cluster, tmp_path):
     assert contents(tmp_path / "both") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_machines_that_differ_are_refused(cluster, tmp_path):
     cluster, _ = cluster
     manifest = make_manifest(tmp_path / "data", [3, 4])

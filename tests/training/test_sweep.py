@@ -30,6 +30,11 @@ TRAINABLE = [
     *(name for name, method in METHODS.items() if method.scores_scans),
     *(name for name, method in BEYOND.items() if method.guided),  # the loss without guidance is a part of theirs
 ]
+QUICK = (
+    "ng-streamed",
+    *(f"{name}-{kind}" for name in TRAINABLE if name != "transmil" for kind in ("packed", "slotted")),
+)
+"""What `make test` compares with the plain loop: all methods but TransMIL, a part of MHNG; one streamed."""
 EXACT = Execution(precision="float64")
 PlainLoop = Callable[[tuple[Config, ...]], list[Fit]]
 
@@ -75,6 +80,7 @@ def plain_loop(train: Bags, val: Bags) -> PlainLoop:
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.slow(but=QUICK)
 @pytest.mark.parametrize("kind", ["packed", "slotted", "streamed"])
 @pytest.mark.parametrize("method", TRAINABLE)
 def test_engines_train_as_the_plain_loop_does(
@@ -111,6 +117,7 @@ def test_a_sweep_keeps_what_the_plain_loop_keeps(
         torch.testing.assert_close(winner.weights[name], parameter.detach())
 
 
+@pytest.mark.slow(but="True")
 @pytest.mark.parametrize("train_above_val", [True, False])
 def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags) -> None:
     configs = small_grid("abmil", epochs=30, train_above_val=train_above_val)
@@ -128,6 +135,7 @@ def sweep_history(result: sweep_module.Sweep, number: int):
     return tuple(Epoch(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
 
 
+@pytest.mark.slow(but="3")
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_chunks_change_nothing(size: int, train: Bags, val: Bags) -> None:
     configs = small_grid("ng", epochs=6)
@@ -155,6 +163,7 @@ def test_too_little_memory_halves_the_chunk(train: Bags, val: Bags, monkeypatch:
     torch.testing.assert_close(result.history, sweep(configs, train, val, EXACT).history)
 
 
+@pytest.mark.slow(but="None")
 @pytest.mark.parametrize("message", [None, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
 def test_memory_that_runs_out_midway_costs_the_epochs_since_the_last_state(
     message: str | None, train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch

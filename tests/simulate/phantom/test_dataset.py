@@ -1,7 +1,6 @@
 """A dataset is the same for the same seed, complete or absent, and only its pixels reveal its labels."""
 
 import json
-import time
 from operator import attrgetter
 from pathlib import Path
 
@@ -78,15 +77,6 @@ def test_phantom_json_is_what_is_returned(tmp_path):
     assert json.loads((tmp_path / "out" / "phantom.json").read_text()) == truth
     assert truth["anatomy"] == "chest"
     assert truth["options"]["size"] == 32
-
-
-def test_a_head_scan_is_fast(tmp_path):
-    """Half a second is promised, with checks off and an idle machine; here both are on, so this is generous."""
-    write_phantom("folder", tmp_path / "warm", scans=1, **SMALL)
-    began = time.process_time()
-    truth = write_phantom("folder", tmp_path / "out", scans=4)
-    slices = sum(len(scan["files"]) for scan in truth["scans"])
-    assert (time.process_time() - began) / slices * 32 < 1.5
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):

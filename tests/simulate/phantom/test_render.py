@@ -21,6 +21,7 @@ def volumes() -> dict[str, np.ndarray]:
     return {name: render(plan(name, 1, seed=1, positive=0.0, slices=32)[0], SIZE) for name in ANATOMIES}
 
 
+@pytest.mark.slow(but="head")
 @pytest.mark.parametrize("anatomy", ANATOMIES)
 def test_a_scan_is_drawn_again_exactly(anatomy):
     one = plan(anatomy, 1, seed=2, positive=1.0, slices=14)[0]
@@ -28,6 +29,7 @@ def test_a_scan_is_drawn_again_exactly(anatomy):
     assert not np.array_equal(render(one, 48), render(replace(one, number=1), 48))
 
 
+@pytest.mark.slow(but=("head-epidural", "chest-left", "abdomen-Bowel"))
 @pytest.mark.parametrize("kind", [(name, kind) for name, one in ANATOMIES.items() for kind in one.kinds], ids="-".join)
 def test_lesions_are_in_all_slices_of_their_block_and_in_no_other(kind):
     anatomy, lesion = kind
@@ -42,6 +44,7 @@ def test_lesions_are_in_all_slices_of_their_block_and_in_no_other(kind):
         assert (change != 0).mean((1, 2)).max() < 0.15  # a small part of the picture
 
 
+@pytest.mark.slow(but="head")
 @pytest.mark.parametrize("anatomy", ANATOMIES)
 def test_contrast_is_an_option(anatomy):
     one = plan(anatomy, 1, seed=3, positive=1.0, slices=16)[0]
@@ -95,6 +98,7 @@ def test_neighbouring_slices_are_alike(volumes, anatomy):
     assert near < 0.6 * far
 
 
+@pytest.mark.slow(but="head")
 @pytest.mark.parametrize("anatomy", ANATOMIES)
 def test_patients_differ_in_size_pose_and_noise(anatomy):
     middles = [render(one, 48)[6] for one in plan(anatomy, 8, seed=5, positive=0.0, slices=12)]
