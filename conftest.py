@@ -15,10 +15,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-# Modules imported before the hook stay unchecked.  This one has no shapes to check, and drawing a scan calls it
-# 30,000 times.
-import normal_guidance.simulate.phantom.drawing
-
+# Must come before anything imports the package: modules that are already imported stay unchecked.
 install_import_hook("normal_guidance", "beartype.beartype")
 
 # pytest imports the packages above a doctest's file itself, and not by the hook, unless they are imported already.
@@ -26,6 +23,12 @@ import normal_guidance  # noqa: E402
 
 for _ in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.", onerror=lambda name: None):
     pass  # walking imports packages; one whose extra is not installed has no tests here
+
+# A canvas has no shapes to check, and drawing a scan calls it 30,000 times.
+from normal_guidance.simulate.phantom.drawing import Canvas  # noqa: E402
+
+for _name, _checked in list(vars(Canvas).items()):
+    setattr(Canvas, _name, getattr(_checked, "__wrapped__", _checked)) if callable(_checked) else None
 
 # Test processes side by side have one thread each, as have the programs that they start: where threads outnumber cores,
 # each step waits for one that is not running, and small ones take up to six times as long.

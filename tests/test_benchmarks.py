@@ -121,6 +121,7 @@ def test_the_benchmark_ends_with_one_json_line():
     assert sum(line.startswith("{") for line in table) == 0
 
 
+@pytest.mark.slow
 def test_the_benchmark_refuses_unknown_models():
     run = run_benchmark("--models abmil,nosuch")
     assert run.returncode == 2

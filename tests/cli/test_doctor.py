@@ -78,6 +78,7 @@ def test_without_extras_it_works_and_says_what_to_install(tmp_path):
     assert checks_["core"]["state"] == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_torch", "found"),
     [

@@ -204,6 +204,7 @@ def test_a_slice_that_cannot_be_decoded_fails_its_scan_only(copy, bundle, tmp_pa
     assert "0002" not in repr((hidden.reason, hidden.problems))
 
 
+@pytest.mark.slow
 def test_a_decoder_that_dies_takes_its_scan_only(copy, bundle, tmp_path, monkeypatch):
     copy("two/good", SeriesInstanceUID="1.1")
     copy("two/deadly", scan=1, SeriesInstanceUID="1.2")

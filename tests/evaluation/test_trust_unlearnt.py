@@ -46,6 +46,7 @@ def test_a_classifier_with_unlearnt_attention_fails_what_it_should(bags):
     assert found["inverted"].verdict != FAILS
 
 
+@pytest.mark.slow
 def test_attention_that_is_equal_everywhere_points_nowhere(bags):
     found = examine(with_learnt_classifier(MeanPooling(FEATURES)), bags[:400])
     assert found.scan_auroc.low > 0.6

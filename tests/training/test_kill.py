@@ -18,6 +18,8 @@ from killing import die_at, fork, run_program
 SEED = 20261007
 SAVE_EPOCHS = 3
 KILLS_PER_SWEEP = 8
+WRITES = {"every write": 1, "some writes": 3}
+"""Kinds of kills inside writes, and how many writes lie between two of them."""
 RESULTS = ("best.safetensors", "best.json", "history.parquet", "predictions.parquet")
 
 
@@ -118,13 +120,13 @@ class Killer:
             }
         return seen
 
-    def in_every_write(self) -> list[list[str]]:
-        """Kill before each fsync of a run: with the new file unfinished, or just moved into place."""
+    def in_every_write(self, step: int) -> list[list[str]]:
+        """Kill before each fsync of a run, or each `step`th: with the new file unfinished, or just moved into place."""
         self.attempt("writes-whole", "abmil", 2 * SAVE_EPOCHS)
         seen: list[list[str]] = []
         while True:
             name = f"writes-{len(seen) + 1}"
-            if not self.attempt(name, "abmil", 2 * SAVE_EPOCHS, die=(os, "fsync", len(seen) + 1)):
+            if not self.attempt(name, "abmil", 2 * SAVE_EPOCHS, die=(os, "fsync", step * len(seen) + 1)):
                 return seen  # a run has no more of them
             self.attempt(name, "abmil", 2 * SAVE_EPOCHS)
             seen.append(differences(self.folder / "writes-whole", self.folder / name))
@@ -176,7 +178,7 @@ def serve(folder: Path, kind: str) -> dict[str, Any]:
     for method, epochs, chunk in (("ng", 24, None), ("mhng", 9, 2)):
         killer.attempt(f"{method}-whole", method, epochs, chunk=chunk)
     return {
-        "writes": killer.in_every_write(),
+        "writes": killer.in_every_write(WRITES[kind]),
         "half": killer.in_a_state(),
         "tampered": killer.tampered(),
         "seldom": killer.seldom_saved(),
@@ -189,9 +191,10 @@ def serve(folder: Path, kind: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("runs")
-    return {**run_program(__file__, folder, "writes"), "folder": folder}
+    kind = "every write" if pytestconfig.getoption("--slow") else "some writes"
+    return {**run_program(__file__, folder, kind), "folder": folder, "step": WRITES[kind]}
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +247,7 @@ def test_a_run_goes_on_from_the_last_state(seen_at_random: dict[str, Any]) -> No
 
 def test_a_kill_inside_any_write_leaves_no_trace(seen: dict[str, Any]) -> None:
     files = 1 + 2 + len(RESULTS) + 1  # config.json, two states, results, report.json
-    assert len(seen["writes"]) == 2 * files  # one fsync of the file, one of its folder
+    assert len(seen["writes"]) == -(-2 * files // seen["step"])  # one fsync of the file, one of its folder
     assert not any(seen["writes"])
     assert seen["half"] == []
 
