@@ -8,8 +8,6 @@ STAMP  := $(VENV)/.installed
 export MPLBACKEND := Agg
 # As the command line sets it for itself: waiting threads must not spin on a shared machine.
 export OMP_WAIT_POLICY := passive
-# Tests start hundreds of programs; each would compile the package anew where this is set.
-export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all pytest coverage tools viewer lint types bench fuzz constraints clean

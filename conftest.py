@@ -28,7 +28,8 @@ for _ in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.", one
 from normal_guidance.simulate.phantom.drawing import Canvas  # noqa: E402
 
 for _name, _checked in list(vars(Canvas).items()):
-    setattr(Canvas, _name, getattr(_checked, "__wrapped__", _checked)) if callable(_checked) else None
+    if hasattr(_checked, "__wrapped__"):
+        setattr(Canvas, _name, _checked.__wrapped__)
 
 # Test processes side by side have one thread each, as have the programs that they start: where threads outnumber cores,
 # each step waits for one that is not running, and small ones take up to six times as long.

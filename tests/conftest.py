@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.study import Study
 from normal_guidance.reports.figures import training
 from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
+from normal_guidance.training.sweep import sweep
 from small_study import make_phantom, make_study, small_grid, small_sensitivity
 
 
@@ -28,6 +30,19 @@ def phantom(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("phantom")
     make_phantom(folder)
     return folder
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[tuple[str, int]]:
+    """(method, seed) of every sweep that really trains; the scan reference is mean pooling."""
+    counted = []
+
+    def counting(configs, *arguments, **options):
+        counted.append((configs[0].method, configs[0].seed))
+        return sweep(configs, *arguments, **options)
+
+    monkeypatch.setattr(runs, "sweep", counting)
+    return counted
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from normal_guidance.features.store import write_store
 from normal_guidance.reports.reproduction import reproduce
 from normal_guidance.reports.study_tables import collect
 from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training.sweep import sweep
 from small_study import (
     PROTOCOL,
     make_study,
@@ -29,19 +28,6 @@ from small_study import (
     some_scans,
     without_slice_labels,
 )
-
-
-@pytest.fixture
-def trained(monkeypatch) -> list[tuple[str, int]]:
-    """(method, seed) of every sweep that really trains; the scan reference is mean pooling."""
-    counted = []
-
-    def counting(configs, *arguments, **options):
-        counted.append((configs[0].method, configs[0].seed))
-        return sweep(configs, *arguments, **options)
-
-    monkeypatch.setattr(runs, "sweep", counting)
-    return counted
 
 
 def test_guides_are_left_out_where_there_is_no_guidance(tmp_path):

@@ -23,7 +23,7 @@ from normal_guidance.reports.study_tables import collect, collect_sensitivity
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import METRICS, score
 from normal_guidance.training.config import Config, grid
-from normal_guidance.training.sweep import Execution, sweep
+from normal_guidance.training.sweep import Execution
 
 HOPELESS = 1e39
 """A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
@@ -54,19 +54,6 @@ def study(folder: Path, *methods: str, seeds: tuple[int, ...] = (1001, 2001), pr
 
 def run(folder: Path, *methods: str, **options):
     return reproduce(study(folder, *methods, **options), make_grid=small_grid)
-
-
-@pytest.fixture
-def trained(monkeypatch) -> list[tuple[str, int]]:
-    """(method, seed) of every sweep that really trains."""
-    counted = []
-
-    def counting(configs, *arguments, **options):
-        counted.append((configs[0].method, configs[0].seed))
-        return sweep(configs, *arguments, **options)
-
-    monkeypatch.setattr(runs, "sweep", counting)
-    return counted
 
 
 @pytest.fixture(scope="module")

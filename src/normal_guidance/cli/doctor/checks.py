@@ -259,7 +259,7 @@ def huggingface_models() -> tuple[Path, list[str]]:
 
 
 def check_gpu(torch: Found) -> Check:
-    """Report the CUDA devices, or why there are none; without one everything works, more slowly."""
+    """Report the CUDA devices, or why there are none.  Everything works without one, only more slowly."""
     devices = torch.get("devices", [])
     if devices:
         text = "; ".join(

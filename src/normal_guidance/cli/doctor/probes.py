@@ -36,7 +36,7 @@ def probe_torch() -> dict[str, Any]:
     why = None
     if torch.version.cuda is None:
         why = "this torch was built without CUDA"
-    elif not there:  # torch warns of an old driver, and raises an error where there is none
+    elif not there:  # torch only warns of an old driver, but raises an error without any
         why = _line(warned[0].message) if warned else _error(torch.cuda.init) or "torch sees no CUDA device"
     devices = []
     for number in range(torch.cuda.device_count() if there else 0):

@@ -74,7 +74,7 @@ class AttendedScan:
 
     def __post_init__(self) -> None:
         if not self.attention:
-            raise UserError(f"scan {self.title!r} has no attention; give that of at least one method")
+            raise UserError(f"scan {self.title!r} has no attention; give the attention of at least one method")
         for method, attention in self.attention.items():
             if len(attention) != self.slices:
                 raise UserError(

@@ -29,7 +29,7 @@ def draw_density(densities: Mapping[str, Float[np.ndarray, "bins"]], path: Path)
 def plot_density(densities: Mapping[str, Float[np.ndarray, "bins"]]) -> Figure:
     """Where in a scan the positive slices lie: density by relative position, one panel per dataset or part."""
     if not densities:
-        raise UserError("there is no density to draw; give that of at least one dataset")
+        raise UserError("there is no density to draw; give the density of at least one dataset")
     figure = Figure(figsize=(min(WIDTH, 3.2 * len(densities)), 2.4), layout="constrained")
     panels = figure.subplots(1, len(densities), squeeze=False, sharey=True)[0]
     for panel, (title, density), color in zip(panels, densities.items(), cycle(COLORS), strict=False):
