@@ -69,10 +69,10 @@ class FolderScans:
     expected_files: int | None = None
 
     def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
-        if options.table is None:
-            raise UserError("the source folder needs --table FILE (.csv, .parquet) with scan_id, path and label")
         if not root.is_dir():
             raise UserError(f"{root} is not a folder; give the one that the table's paths are relative to")
+        if options.table is None:
+            raise UserError("the source folder needs --table FILE (.csv, .parquet) with scan_id, path and label")
         self.root, self.report = root.resolve(), report
         columns = _read_table(options.table)
         self.sliced = not set(SLICES).isdisjoint(columns)
