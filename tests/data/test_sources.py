@@ -729,7 +729,7 @@ def test_folder_needs_a_table_of_a_known_kind(folder):
     with pytest.raises(UserError, match=r"labels.csv is not a file; give the table of labels"):
         index("folder", folder.root, folder.root.parent / "out", table="labels.csv")
     with pytest.raises(UserError, match=r"nowhere is not a folder"):
-        index("folder", folder.root / "nowhere", folder.root.parent / "out", table="labels.csv")
+        index("folder", folder.root / "nowhere", folder.root.parent / "out")  # the first thing to mend
 
 
 def test_notations():
