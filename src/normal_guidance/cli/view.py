@@ -40,7 +40,8 @@ def view(
     gallery = open_gallery(folder, index, store)
     if not len(gallery):
         raise UserError(f"{folder}: no scan in it was predicted; its summary.csv says why")
-    say(console, f"{folder}: {len(gallery)} scans, {len(gallery.splits)} splits; images: {_images(gallery)}")
+    splits = f"{len(gallery.splits)} split{'' if len(gallery.splits) == 1 else 's'}"
+    say(console, f"{folder}: {len(gallery)} scans, {splits}; images: {_images(gallery)}")
 
     def announce(url: str) -> None:
         say(console, f"Open {url}")
