@@ -107,7 +107,7 @@ def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) 
         return PackedEngine(stack, train, val, 16, "float64")
     orders = iter([torch.arange(len(train.lengths)), *epoch_orders(train, configs)])
     slots = slot_numbers(train.lengths, 16, orders, classes=2)
-    return SlottedEngine(stack, train, val, 16, "float64", slots, compiled=False, streamed=kind == "streamed")
+    return SlottedEngine(stack, train, val, 16, "float64", slots, streamed=kind == "streamed")
 
 
 def epoch_orders(train: Scans, configs: Sequence[Config]) -> list[Tensor]:

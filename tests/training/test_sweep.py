@@ -65,7 +65,7 @@ def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) 
         return PackedEngine(stack, train, val, size, "float64")
     orders = iter([torch.arange(len(train.lengths))] + [order for order, _ in first_orders(train, configs)])
     slots = slot_numbers(train.lengths, size, orders, classes=2)
-    return SlottedEngine(stack, train, val, size, "float64", slots, compiled=False, streamed=kind == "streamed")
+    return SlottedEngine(stack, train, val, size, "float64", slots, streamed=kind == "streamed")
 
 
 def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:

@@ -75,7 +75,7 @@ class Sm(nn.Module):
         """The symmetric kernel of 2T + 1 taps, which sums to one."""
         alpha = torch.sigmoid(self.raw_alpha)
         power = alpha ** torch.arange(self.steps + 1, device=alpha.device, dtype=alpha.dtype)
-        last = F.one_hot(torch.tensor(self.steps, device=alpha.device), self.steps + 1).bool()
+        last = torch.arange(self.steps + 1, device=alpha.device) == self.steps
         return torch.where(last, power, (1 - alpha) * power) @ self.walks.to(alpha.dtype)
 
     def forward(self, rows: Rows, layout: Layout) -> Rows:
@@ -95,7 +95,8 @@ class Sm(nn.Module):
         kernel = self.kernel()
         offset = torch.arange(-self.steps, self.steps + 1, device=kernel.device)
         row = mirror(offset.expand(layout.bags, -1), layout.lengths[:, None])
-        return (F.one_hot(row, self.steps + 1).to(kernel.dtype) * kernel[:, None]).sum(1)
+        reached = row[:, :, None] == torch.arange(self.steps + 1, device=row.device)
+        return (reached.to(kernel.dtype) * kernel[:, None]).sum(1)
 
 
 def _random_walks(steps: int) -> Float[Tensor, "walks taps"]:
@@ -167,7 +168,7 @@ class PPEG(nn.Module):
             bias = conv.bias if bias is None else bias + conv.bias
         assert weight is not None
         assert bias is not None
-        identity = F.one_hot(torch.tensor(widest // 2, device=weight.device), widest).to(weight.dtype)
+        identity = (torch.arange(widest, device=weight.device) == widest // 2).to(weight.dtype)
         return weight + identity, bias
 
 

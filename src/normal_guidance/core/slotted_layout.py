@@ -86,8 +86,7 @@ class SlottedLayout(Layout):
         return (self.bag != previous) & (self.bag < self.bags)
 
     def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
-        """Padding reads the rows that follow, not one and the same row, so that the gradient scatters in parallel."""
-        return values[..., self.pad_index].movedim(-2, 0)
+        return dense.fold(values, self.starts, self.lengths, self.bag, self.pad_index).movedim(-2, 0)
 
     def with_class_token(self) -> SlottedLayout:
         """The same rows, with the class token's row counted as row 0 of its bag."""

@@ -1,7 +1,7 @@
 """Two engines that train a stack of configurations for an epoch, with the same results.
 
-`PackedEngine` runs anywhere, without a compiler.  `SlottedEngine` gives every batch the same number of rows, so that
-one compiled step, recorded as a CUDA graph, serves all of them.  Neither pads scans to the longest.
+`PackedEngine` runs anywhere.  `SlottedEngine` gives every batch the same number of rows, so that one step, recorded as
+a CUDA graph, serves all of them; it can be compiled for long trainings.  Neither pads scans to the longest.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -53,6 +52,9 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
 class Engine:
     """The state of training: parameters and momenta of all configurations, changed in place."""
 
+    step_function: Callable[..., Tensor] = staticmethod(descend)
+    compiled = False
+
     def __init__(self, stack: Stack, batch_size: int, precision: Precision) -> None:
         self.stack = stack
         self.precision = precision
@@ -66,6 +68,7 @@ class Engine:
             for name, p in self.parameters.items()
         }
         """The model's weights: the parameters themselves, or in bf16 a copy of each matrix, kept up to date."""
+        self.copies = {name: w.detach() for name, w in self.weights.items() if w.dtype != self.parameters[name].dtype}
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
         """Train on the scans in this order, whole batches only.  Return mean loss, and AUROC of logits before steps."""
@@ -82,9 +85,10 @@ class Engine:
         return auroc(logits.flatten(1), labels.flatten())
 
     def descend(self, gradients: Sequence[Tensor]) -> Float[Tensor, "configs"]:
+        """Take a step, and return the value of the L1 term before it."""
         config = self.stack.configs[0]
         with torch.no_grad():
-            penalty = descend(
+            return self.step_function(
                 self.parameters,
                 gradients,
                 self.momenta,
@@ -93,16 +97,14 @@ class Engine:
                 momentum=config.momentum,
                 clip_norm=config.clip_norm,
                 unpenalized=config.spec.unpenalized,
+                copies=self.copies,
             )
-            self.refresh()
-        return penalty
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy changed parameters to their bf16 copies."""
-        for name, weight in self.weights.items():
-            if weight.dtype != self.parameters[name].dtype:
-                weight.copy_(self.parameters[name])
+        for name, copy in self.copies.items():
+            copy.copy_(self.parameters[name])
 
 
 class PackedEngine(Engine):
@@ -144,11 +146,11 @@ class PackedEngine(Engine):
 
 
 class SlottedEngine(Engine):
-    """Trains on batches with a fixed number of rows (`SlottedLayout`); compiled, and on CUDA recorded as graphs.
+    """Trains on batches with a fixed number of rows (`SlottedLayout`), on CUDA recorded as graphs.
 
     `rows` lists the row counts to choose from, ascending: each training batch takes the first that holds it, so that
-    few rows stay unused.  Each count has its own compiled step and graph.  Features stay on the device if they fit and
-    are streamed otherwise, unless `streamed` decides.
+    few rows stay unused.  Each count has its own graph.  Features stay on the device if they fit and are streamed
+    otherwise, unless `streamed` decides.
     """
 
     def __init__(
@@ -160,12 +162,15 @@ class SlottedEngine(Engine):
         precision: Precision,
         rows: Sequence[int],
         *,
-        compiled: bool = True,
         streamed: bool | None = None,
     ) -> None:
         super().__init__(stack, batch_size, precision)
         self.streamed = streamed
         self.graphed = self.device.type == "cuda"
+        if self.graphed and precision != "float64":
+            from normal_guidance.training import descent_triton
+
+            self.step_function = descent_triton.descend
         self.rows = tuple(rows)
         self.longest = int(max(train.lengths.max(), val.lengths.max()))
         self.lengths = train.lengths.cpu()
@@ -184,16 +189,36 @@ class SlottedEngine(Engine):
         self.val = self._rows(val, val_rows)
         self.val_plan = self.val.plan(self.val_scans.to(self.device), val_rows)
         self.val_labels = self.val.directory.targets(torch.arange(len(val.lengths), device=self.device))
-        if compiled:
-            torch.compiler.reset()  # code compiled by earlier engines is useless now, and counts against torch's limit
-        wrap: Callable[[Any], Any] = partial(torch.compile, fullgraph=True) if compiled else (lambda function: function)
-        self._forward = wrap(self._losses)
-        self._finish = wrap(self._descend_and_record)
-        self._predict = wrap(self._logits)
+        self._forward: Callable[..., tuple[Tensor, Tensor]] = self._losses
+        self._predict: Callable[..., Tensor] = self._logits
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._val_logits: Tensor | None = None
         self._val_graph: torch.cuda.CUDAGraph | None = None
         self._pool: Any = None
+
+    def prepare(self) -> None:
+        """Record a step and an evaluation, so that what cannot run on this device fails here and not in training."""
+        if self.graphed:
+            self._graphs[self.rows[-1]] = self._record(self.rows[-1])
+        self.val_auroc()
+
+    def compile(self) -> None:
+        """Compile the step for the epochs that remain, which takes up to a minute.  After an error nothing is changed.
+
+        All batches then have the largest number of rows, since every other number would be compiled on its own.
+        """
+        plain = (self._forward, self._predict, self._graphs, self._val_graph, self._val_logits, self.rows)
+        torch.compiler.reset()  # code compiled by earlier engines is useless now, and counts against torch's limit
+        self._forward, self._predict = (
+            torch.compile(function, fullgraph=True, dynamic=False) for function in (self._losses, self._logits)
+        )
+        self._graphs, self._val_graph, self.rows = {}, None, self.rows[-1:]
+        try:
+            self.prepare()
+        except Exception:
+            self._forward, self._predict, self._graphs, self._val_graph, self._val_logits, self.rows = plain
+            raise
+        self.compiled = True
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
         steps, bags = self.plan.lengths.shape
@@ -234,19 +259,21 @@ class SlottedEngine(Engine):
         before = [tensor.detach().clone() for tensor in state]
         step = self.step.clone()
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._train_step(rows)
-                self.step.copy_(step)  # the next batch may need more rows, or not exist
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with self._capture(graph):
-            self._train_step(rows)
-        with torch.no_grad():
-            for tensor, value in zip(state, before, strict=True):
-                tensor.copy_(value)
-        self.refresh()
+        try:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self._train_step(rows)
+                    self.step.copy_(step)  # the next batch may need more rows, or not exist
+            torch.cuda.current_stream().wait_stream(stream)
+            with self._capture(graph):
+                self._train_step(rows)
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(state, before, strict=True):
+                    tensor.copy_(value)
+            self.refresh()
         return graph
 
     def _capture(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
@@ -259,7 +286,7 @@ class SlottedEngine(Engine):
         plan = self.plan.narrow(rows)
         loss, logits = self._forward(self.weights, self.train.table, plan, self.step)
         gradients = torch.autograd.grad(loss.sum(), list(self.weights.values()))
-        self._finish(gradients, loss.detach(), logits.detach())
+        self._descend_and_record(gradients, loss.detach(), logits.detach())
 
     def _losses(self, parameters: Parameters, table: Tensor, plan: Plan, step: Tensor) -> tuple[Tensor, Tensor]:
         source, layout, labels = plan.batch(step, self.longest)

@@ -6,9 +6,10 @@ gradient of the sum of their losses holds the gradient of each, so ordinary auto
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, Int
@@ -151,12 +152,13 @@ def descend(
     momentum: float,
     clip_norm: float,
     unpenalized: Collection[str] = (),
+    copies: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Float[Tensor, "configs"]:
     """Take one step of SGD with momentum, in place, each configuration with its own norm, clip, L1 and lr.
 
     `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all but
-    the `unpenalized` parameters.  They may have a lower precision than the parameters.  Return the value of the L1 term
-    before the step.
+    the `unpenalized` parameters.  They may have a lower precision than the parameters.  `copies` are parameters in a
+    lower precision, to be brought up to date.  Return the value of the L1 term before the step.
 
     Example:
         >>> theta, velocity = {"w": torch.tensor([[1.0], [1.0]])}, {"w": torch.zeros(2, 1)}
@@ -185,4 +187,6 @@ def descend(
         moved = momentum * velocity + column(scale, theta) * gradient
         velocity.copy_(moved)
         theta.copy_(theta - column(lr, theta) * moved)
+    for name, copy in copies.items():
+        copy.copy_(parameters[name])
     return 0.5 * l1 * size

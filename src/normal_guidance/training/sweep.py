@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -49,9 +51,17 @@ from normal_guidance.training.sweep_state import (
 WORTH_LEAVING = 50
 """Epochs that must remain for a chunk to drop its configurations out of patience and go on without them."""
 
-LEAVING_SHARE = {"cuda": 0.75}
-"""Share of a chunk that must be out of patience to be dropped, where it is not one half.  On CUDA the smaller chunk
-compiles anew, which takes as long as 70 epochs of all 32 configurations of TransMIL."""
+LEAVING_SHARE = {"plain": 0.5, "compiled": 0.75}
+"""Share of a chunk that must be out of patience to be dropped: compiled code must be compiled anew for those that stay,
+which takes as long as 70 epochs of all 32 configurations of TransMIL."""
+
+COMPILING_SECONDS, COMPILED_SHARE = 60.0, 0.7
+"""How long the compiler takes at most, and the time of a compiled step as a share of one that is only recorded (on an
+H200; LOG.md, 2026-11-17).  They decide whether the epochs that remain are worth compiling."""
+
+EngineName = Literal["packed", "recorded", "compiled"]
+
+_log = logging.getLogger(__name__)
 
 SLOT_CLASSES = 3
 """The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
@@ -64,8 +74,9 @@ class Execution:
     Args:
         device: "cpu", "cuda", "cuda:1".
         precision: of matrix products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
-        engine: "packed" runs anywhere; "slotted" gives every batch the same number of rows, for compiled code;
-            None takes slotted on CUDA and packed elsewhere.
+        engine: "packed" runs anywhere; "recorded" replays a recorded step and needs CUDA to be fast; "compiled" waits
+            up to a minute for a faster step.  None takes packed on the CPU; on CUDA it begins recorded, compiles when
+            the measured rest of the training is long enough, and goes on packed where the others cannot run.
         chunk: the most configurations to train together; halved automatically when memory runs out.
 
     Example:
@@ -75,13 +86,13 @@ class Execution:
 
     device: str = "cpu"
     precision: Precision = "float32"
-    engine: Literal["packed", "slotted"] | None = None
+    engine: EngineName | None = None
     chunk: int | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("precision", self.precision, get_args(Precision)),
-            ("engine", self.engine, ("packed", "slotted", None)),
+            ("engine", self.engine, (*get_args(EngineName), None)),
         ):
             if value not in known:
                 raise UserError(f"{name} {value!r} is unknown; choose one of {', '.join(map(str, known))}")
@@ -96,7 +107,10 @@ class Execution:
 
     @property
     def slotted(self) -> bool:
-        return self.engine == "slotted" or (self.engine is None and torch.device(self.device).type == "cuda")
+        """Whether to train in batches with a fixed number of rows: recorded or compiled."""
+        if self.engine is None:
+            return torch.device(self.device).type == "cuda"
+        return self.engine != "packed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,6 +235,7 @@ def _orders(scans: int, seed: int, state: Tensor | None = None) -> Iterator[tupl
 
 
 def _make_engine(configs: Sequence[Config], train: Scans, val: Scans, execution: Execution, seed: int) -> Engine:
+    """The engine that was asked for; without a wish, the packed one where the faster one cannot run."""
     config, device = configs[0], torch.device(execution.device)
     dtype = torch.float64 if execution.precision == "float64" else torch.float32
     stack = Stack.of(configs, train.width, device, dtype)
@@ -229,8 +244,61 @@ def _make_engine(configs: Sequence[Config], train: Scans, val: Scans, execution:
     draw = _orders(len(train.lengths), seed)
     orders = (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))
     slots = slot_numbers(train.lengths.cpu(), config.batch_size, orders, classes=SLOT_CLASSES)
-    compiled = device.type == "cuda"
-    return SlottedEngine(stack, train, val, config.batch_size, execution.precision, slots, compiled=compiled)
+    try:
+        engine = SlottedEngine(stack, train, val, config.batch_size, execution.precision, slots)
+        if execution.engine == "compiled":
+            engine.compile()
+        else:
+            engine.prepare()
+        return engine
+    except Exception as error:
+        if is_out_of_memory(error) or isinstance(error, UserError):
+            raise
+        reason = f"the {execution.engine or 'recorded'} engine cannot run {config.method} here ({describe(error)})"
+        if execution.engine is not None:
+            raise UserError(f"{reason}; leave --engine out, and another one takes over") from error
+        _log.warning("%s; the packed engine takes over, which is slower", reason)
+    release_memory()
+    return PackedEngine(stack, train, val, config.batch_size, execution.precision)
+
+
+def describe(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says, cut to a readable length.
+
+    Example:
+        >>> describe(RuntimeError("out of resources\nmore"))
+        'RuntimeError: out of resources'
+    """
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first[:200]}".removesuffix(": ")
+
+
+class _Compiler:
+    """Compiles an engine's step once, when the rest of the training takes longer than compiling would."""
+
+    def __init__(self, engine: Engine, execution: Execution) -> None:
+        wanted = execution.engine is None and isinstance(engine, SlottedEngine) and engine.graphed
+        self.engine = engine if wanted else None
+        self.begin: float | None = None
+
+    def after_epoch(self, left: int) -> None:
+        """Decide after the second epoch, because the first one also records steps; `left` is the number to come."""
+        if self.engine is None:
+            return
+        torch.cuda.synchronize()
+        if self.begin is None:
+            self.begin = time.monotonic()
+            return
+        engine, self.engine = self.engine, None
+        rest = left * (time.monotonic() - self.begin)
+        if (1 - COMPILED_SHARE) * rest < COMPILING_SECONDS:
+            return
+        try:
+            engine.compile()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            _log.warning("compiling the step failed (%s); the recorded step goes on, slower", describe(error))
 
 
 def _train_chunk(
@@ -249,7 +317,7 @@ def _train_chunk(
         restore(engine, selection, history, chunk.training)
     orders = _orders(len(train.lengths), seed, chunk.training.get("generator"))
     clock = Clock(engine.device, keeper.seconds)
-    share = LEAVING_SHARE.get(engine.device.type, 0.5)
+    compiler = _Compiler(engine, execution)
     epoch, over, generator = chunk.epoch, [False] * len(configs), torch.empty(0)
     for epoch in range(chunk.epoch + 1, config.epochs + 1):
         order, generator = next(orders)
@@ -262,12 +330,15 @@ def _train_chunk(
         clock.mark("evaluation")
         watch(epoch, selection.val)
         over = selection.over(epoch)
+        share = LEAVING_SHARE["compiled" if engine.compiled else "plain"]
         if all(over) or (sum(over) >= share * len(over) and config.epochs - epoch >= WORTH_LEAVING):
             break
         if keeper.is_due() and epoch < config.epochs:
             clock.settle()
             keeper.save(state.after(epoch, collect(engine, selection, history, generator)))
             clock.mark(None)
+        compiler.after_epoch(config.epochs - epoch)
+        clock.mark(None)
     clock.settle()
     reached = Chunk(chunk.members, epoch, collect(engine, selection, history, generator))
     staying = [] if epoch == config.epochs else [place for place, done in enumerate(over) if not done]

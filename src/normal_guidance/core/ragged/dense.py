@@ -1,8 +1,9 @@
-"""A dense layer and a gather for many configurations, with gradients that are fast to read.
+"""A dense layer and two gathers for many configurations, with gradients that are fast to read.
 
 Torch's own operations give the same results more slowly.  The gradient of `x @ W.T` is transposed, so that the step of
 SGD reads it with large strides; the gradient of taking one row of each bag is a tensor as large as all rows, almost all
-zeros, written and read again.  The backward passes here are plain torch, so a compiler fuses them.
+zeros, written and read again; the gradient of padding sorts all places.  The backward passes here are plain torch, so a
+compiler fuses them.
 """
 
 from typing import Any
@@ -125,3 +126,54 @@ def _take_first_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Non
 
 stacked_take_first.register_autograd(_take_first_gradients, setup_context=_save_places)
 stacked_take_first.register_vmap(vmap_over_configurations(stacked_take_first, stacked=1))
+
+
+def fold(
+    values: Float[Tensor, "*parts rows"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    bag: Int[Tensor, "rows"],
+    pad_index: Int[Tensor, "bags longest"],
+) -> Float[Tensor, "*parts bags longest"]:
+    """`values[..., pad_index]`, where bag b has the `lengths[b]` rows from `first[b]` on; the rest is arbitrary.
+
+    The gradient of arbitrary places is not read.
+
+    Example:
+        >>> first, lengths, bag = torch.tensor([0, 2]), torch.tensor([2, 1]), torch.tensor([0, 0, 1])
+        >>> fold(torch.tensor([1.0, 2.0, 3.0]), first, lengths, bag, torch.tensor([[0, 1], [2, 2]])).tolist()
+        [[1.0, 2.0], [3.0, 3.0]]
+    """
+    parts = values.shape[:-1]
+    folded = stacked_fold(values.reshape(-1, values.shape[-1]), first, lengths, bag, pad_index)
+    return folded.reshape(*parts, *pad_index.shape)
+
+
+@torch.library.custom_op("normal_guidance::stacked_fold", mutates_args=())
+def stacked_fold(values: Tensor, first: Tensor, lengths: Tensor, bag: Tensor, pad_index: Tensor) -> Tensor:
+    """`fold` for each configuration."""
+    return values[:, pad_index]
+
+
+@stacked_fold.register_fake
+def _(values: Tensor, first: Tensor, lengths: Tensor, bag: Tensor, pad_index: Tensor) -> Tensor:
+    return values.new_empty(values.shape[0], *pad_index.shape)
+
+
+def _save_bags(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:4])
+
+
+def _fold_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    """Each row reads the gradient of its own place."""
+    first, lengths, bag = ctx.saved_tensors
+    bags, longest = gradient.shape[1:]
+    own = bag.clamp_max(bags - 1)
+    place = torch.arange(len(bag), device=bag.device) - first[own]
+    inside = (bag < bags) & (place >= 0) & (place < lengths[own])
+    found = gradient.flatten(1)[:, torch.where(inside, own * longest + place, 0)]
+    return torch.where(inside, found, 0), None, None, None, None
+
+
+stacked_fold.register_autograd(_fold_gradients, setup_context=_save_bags)
+stacked_fold.register_vmap(vmap_over_configurations(stacked_fold, stacked=1))

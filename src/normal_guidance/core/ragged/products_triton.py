@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 TILE = 64
 """Rows of a bag that a program holds at a time; most scans of the benchmark fit."""
@@ -36,7 +37,7 @@ def dot(
     blocks = _blocks(q, m, rows)
     grid = (triton.cdiv(longest, TILE) * triton.cdiv(q, blocks["BLOCK_Q"]), bags, configurations)
     strides = (queries.stride(0), rows.stride(0))
-    _dot_kernel[grid](queries, rows, first, count, scores, *strides, longest, Q=q, M=m, **blocks)
+    launch(_dot_kernel, grid, queries, rows, first, count, scores, *strides, longest, Q=q, M=m, **blocks)
     return scores
 
 
@@ -54,7 +55,7 @@ def pool(
     blocks = _blocks(q, m, rows)
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(q, blocks["BLOCK_Q"]), bags, configurations)
     strides = (weights.stride(0), rows.stride(0))
-    _pool_kernel[grid](weights, rows, first, count, pooled, *strides, longest, Q=q, M=m, **blocks)
+    launch(_pool_kernel, grid, weights, rows, first, count, pooled, *strides, longest, Q=q, M=m, **blocks)
     return pooled
 
 
@@ -73,7 +74,7 @@ def spread(
     blocks = _blocks(min(q, SUMMED_QUERIES), m, queries)
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(longest, TILE), bags, configurations)
     strides = (weights.stride(0), queries.stride(0), out.stride(0))
-    _spread_kernel[grid](weights, queries, first, count, out, *strides, longest, Q=q, M=m, **blocks)
+    launch(_spread_kernel, grid, weights, queries, first, count, out, *strides, longest, Q=q, M=m, **blocks)
     zero_unused_rows(out, first, count)
     return out
 
@@ -85,6 +86,16 @@ def zero_unused_rows(
     configurations, rows, m = out.shape
     grid = (triton.cdiv(rows, TILE), configurations)
     _zero_unused_kernel[grid](out, first, count, out.stride(0), rows, len(first), M=m, TILE=TILE, BLOCK_M=128)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, num_stages: int, **constants: Any) -> None:
+    """Launch a kernel that loads `num_stages` tiles ahead, or fewer if shared memory does not hold them."""
+    try:
+        kernel[grid](*arguments, **constants, num_stages=num_stages)
+    except OutOfResources:
+        if num_stages == 1:
+            raise
+        launch(kernel, grid, *arguments, num_stages=num_stages - 1, **constants)
 
 
 def dense_within(stacked: Float[Tensor, "configurations *shape"]) -> Float[Tensor, "configurations *shape"]:

@@ -56,7 +56,9 @@ def _attend(
     if qkv.is_cuda and qkv.dtype in KERNEL_DTYPES:
         from normal_guidance.core.ragged import self_attention_triton
 
-        return self_attention_triton.forward(qkv, token, first, lengths, heads, longest)
+        made = self_attention_triton.forward(qkv, token, first, lengths, heads, longest)
+        if made is not None:
+            return made
     return reference_forward(qkv, token, first, lengths, heads, longest)
 
 
@@ -76,7 +78,9 @@ def _attend_backward(
     if qkv.is_cuda and qkv.dtype in KERNEL_DTYPES:
         from normal_guidance.core.ragged import self_attention_triton
 
-        return self_attention_triton.backward(grad, qkv, token, out, lse, first, lengths, heads, longest)
+        made = self_attention_triton.backward(grad, qkv, token, out, lse, first, lengths, heads, longest)
+        if made is not None:
+            return made
     return reference_backward(grad, qkv, token, lse, first, lengths, heads, longest)
 
 

@@ -17,6 +17,7 @@ Offsets fit 32 bits within a configuration and need 64 across them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, no_type_check
@@ -26,11 +27,18 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from normal_guidance.core.packed import find_bags
 
 BLOCK = 64
-"""Rows of a tile: the number that one warp group of Hopper multiplies at a time."""
+"""Rows of a tile, if they fit: the number that one warp group of Hopper multiplies at a time."""
+
+SMALLEST_BLOCK = 16
+"""The fewest rows that tensor cores multiply."""
+
+TILES_HELD = 7
+"""Tiles of a head's rows in the shared memory of the greediest kernel, the backward pass of one tile; measured."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Converts exponents to base 2, the base of the hardware's exponential."""
@@ -47,20 +55,30 @@ class _Plan:
     constants: dict[str, Any]
 
     @classmethod
-    def make(cls, qkv: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int) -> _Plan:
+    def make(
+        cls, qkv: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int, most: int = BLOCK
+    ) -> _Plan | None:
+        """The plan with tiles of at most `most` rows, or None if the card cannot hold the smallest tiles."""
         configs, rows, width = qkv.shape
         # Full float32 products run outside the tensor cores, from registers, which a larger tile would overflow.
         full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-        block = min(BLOCK // 2 if full else BLOCK, max(16, triton.next_power_of_2(longest + 1)))
+        block = min(
+            BLOCK // 2 if full else BLOCK,
+            max(SMALLEST_BLOCK, triton.next_power_of_2(longest + 1)),
+            _largest_block(qkv, width // (3 * heads)),
+            most,
+        )
+        if block < SMALLEST_BLOCK:
+            return None
         single = longest < block
         tiles = len(first) if single else len(first) + rows // block
         d = width // (3 * heads)
-        wide = max(16, triton.next_power_of_2(d) // 2)
+        wide, narrow = _widths(d)
         constants = {
             "HEADS": heads,
             "D": d,
             "WIDE": wide,
-            "NARROW": max(16, triton.next_power_of_2(max(1, d - wide))),
+            "NARROW": narrow,
             "SCALE": 1 / sqrt(d),
             "BLOCK": block,
             "SINGLE": single,
@@ -71,6 +89,21 @@ class _Plan:
         # With one tile per bag no table is needed; `first` fills its arguments and is not read.
         table = (first, first) if single else _tile_table(lengths, tiles, block)
         return cls((heads, tiles, configs), (first, lengths, *table), constants)
+
+
+def _widths(d: int) -> tuple[int, int]:
+    """The widths of the two parts of a head's columns."""
+    wide = max(16, triton.next_power_of_2(d) // 2)
+    return wide, max(16, triton.next_power_of_2(max(1, d - wide)))
+
+
+def _largest_block(qkv: Tensor, d: int) -> int:
+    """The most rows of a tile, a power of two, that the card's shared memory holds; 0 if it holds no tile."""
+    if not qkv.is_cuda:  # Triton's interpreter
+        return BLOCK
+    memory = torch.cuda.get_device_properties(qkv.device).shared_memory_per_block_optin
+    rows = memory // (TILES_HELD * sum(_widths(d)) * qkv.element_size())
+    return 1 << rows.bit_length() - 1 if rows else 0
 
 
 def _tile_table(
@@ -88,16 +121,20 @@ def forward(
     lengths: Int[Tensor, "bags"],
     heads: int,
     longest: int,
-) -> tuple[Float[Tensor, "configs rows features"], Float[Tensor, "configs heads rows"]]:
-    """Output, and the log-sum-exp of the scores for `backward`, undefined in unused rows."""
+) -> tuple[Float[Tensor, "configs rows features"], Float[Tensor, "configs heads rows"]] | None:
+    """Output, and the log-sum-exp of the scores for `backward`, undefined in unused rows; None if no tile fits."""
     qkv, token, first, lengths = (x.contiguous() for x in (qkv, token, first, lengths))
     configs, rows, width = qkv.shape
     out = qkv.new_empty(configs, rows, width // 3)
     lse = qkv.new_empty(configs, heads, rows, dtype=torch.float32)
-    plan = _Plan.make(qkv, first, lengths, heads, longest)
-    with torch.cuda.device_of(qkv):
+
+    def run(plan: _Plan) -> None:
         kernel = _single_forward_kernel if plan.constants["SINGLE"] else _forward_kernel
         kernel[plan.grid](qkv, token, out, lse, *plan.places, rows, len(first), **plan.constants)
+
+    with torch.cuda.device_of(qkv):
+        if not _run_with_tiles_that_fit(run, qkv, first, lengths, heads, longest):
+            return None
         _zero_unused(out, first, lengths)
     return out, lse
 
@@ -112,23 +149,39 @@ def backward(
     lengths: Int[Tensor, "bags"],
     heads: int,
     longest: int,
-) -> tuple[Float[Tensor, "configs rows three_features"], Float[Tensor, "configs three_features"]]:
-    """Gradients of `qkv` and `token`."""
+) -> tuple[Float[Tensor, "configs rows three_features"], Float[Tensor, "configs three_features"]] | None:
+    """Gradients of `qkv` and `token`; None if no tile fits."""
     grad, qkv, token, first, lengths = (x.contiguous() for x in (grad, qkv, token, first, lengths))
     rows, bags = qkv.shape[1], len(first)
     dqkv = torch.empty_like(qkv)
     dtoken = token.new_empty(len(token), bags, token.shape[1], dtype=torch.float32)
-    plan = _Plan.make(qkv, first, lengths, heads, longest)
-    given, made, where = (grad, qkv, token, lse), (dqkv, dtoken), (*plan.places, rows, bags)
-    with torch.cuda.device_of(qkv):
+
+    def run(plan: _Plan) -> None:
+        given, made, where = (grad, qkv, token, lse), (dqkv, dtoken), (*plan.places, rows, bags)
         if plan.constants["SINGLE"]:
             _backward_kernel[plan.grid](*given, *made, *where, **plan.constants)
         else:
             delta = torch.empty_like(lse)
             _backward_queries_kernel[plan.grid](*given, out, delta, *made, *where, **plan.constants)
             _backward_keys_kernel[plan.grid](*given, delta, *made, *where, **plan.constants)
+
+    with torch.cuda.device_of(qkv):
+        if not _run_with_tiles_that_fit(run, qkv, first, lengths, heads, longest):
+            return None
         _zero_unused(dqkv, first, lengths)
     return dqkv, dtoken.sum(1).to(token.dtype)
+
+
+def _run_with_tiles_that_fit(run: Callable[[_Plan], None], *problem: Any) -> bool:
+    """Run with the largest tiles that the card holds; False if it holds none."""
+    most = BLOCK
+    while (plan := _Plan.make(*problem, most)) is not None:
+        try:
+            run(plan)
+            return True
+        except OutOfResources:  # the compiler needs more than was estimated
+            most = plan.constants["BLOCK"] // 2
+    return False
 
 
 def _zero_unused(values: Tensor, first: Tensor, lengths: Tensor) -> None:

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.ragged.products_triton import dense_within, precision_of, zero_unused_rows
+from normal_guidance.core.ragged.products_triton import dense_within, launch, precision_of, zero_unused_rows
 
 TILE = 32
 """Rows that a program computes: with a halo of 10 it reads 52, which fit the 64 of a tensor-core tile."""
@@ -33,7 +33,8 @@ def smooth(
     grid = (triton.cdiv(longest, TILE), len(first), configurations)
     strides = (rows.stride(0), kernel.stride(0), out.stride(0))
     blocks = _blocks(kernel.shape[1], rows)
-    _smooth_kernel[grid](rows, kernel, first, count, out, *strides, F=features, TRANSPOSED=transposed, **blocks)
+    arguments = (rows, kernel, first, count, out, *strides)
+    launch(_smooth_kernel, grid, *arguments, F=features, TRANSPOSED=transposed, **blocks)
     zero_unused_rows(out, first, count)
     return out
 
@@ -52,7 +53,8 @@ def kernel_gradient(
     grid = (triton.cdiv(longest, TILE), len(first), configurations)
     parts = rows.new_empty(configurations, grid[0] * grid[1], taps, dtype=torch.float32)
     strides = (gradient.stride(0), rows.stride(0))
-    _kernel_gradient_kernel[grid](gradient, rows, first, count, parts, *strides, F=features, **_blocks(taps, rows))
+    arguments = (gradient, rows, first, count, parts, *strides)
+    launch(_kernel_gradient_kernel, grid, *arguments, F=features, **_blocks(taps, rows))
     return parts.sum(1)
 
 
