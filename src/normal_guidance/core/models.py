@@ -240,7 +240,11 @@ class TransMIL(nn.Module):
     def __init__(self, features: int = FEATURES, heads: int = 8, *, smooth: bool = False, bells: bool = False) -> None:
         super().__init__()
         if features % heads:
-            raise UserError(f"TransMIL: features ({features}) must be a multiple of heads ({heads})")
+            near = [width for width in (features - features % heads, features - features % heads + heads) if width]
+            raise UserError(
+                f"TransMIL: {features} features cannot be divided among {heads} heads; "
+                f"use an encoder with a multiple of {heads}, as {' or '.join(map(str, near))}"
+            )
         self.class_token = nn.Parameter(torch.randn(1, features))
         self.block1 = SelfAttention(features, heads)
         self.ppeg = PPEG(features)

@@ -1,4 +1,4 @@
-"""What the tests of the ragged operations share: parts of a test file run as a script, and checks that they end with.
+"""What the tests of the Triton kernels share: parts of a test file run as a script, and checks that they end with.
 
 Dynamo cannot trace a process whose shapes are checked, and Triton cannot change its mode once imported.
 """
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ def assert_script_passes(file: str, *arguments: str, **environment: str) -> None
     """Run a part of a test file in a new process, which must succeed and print its largest error."""
     run = subprocess.run(
         [sys.executable, file, *arguments],
-        env=os.environ | environment,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)} | environment,
         capture_output=True,
         text=True,
         timeout=HANGS,

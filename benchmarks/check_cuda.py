@@ -1,0 +1,209 @@
+"""Every method on CUDA against the CPU in float32: widths x precisions x lengths of scans; a table, then one JSON line.
+
+    python benchmarks/check_cuda.py [--methods ng,mhng] [--widths 768,1280] [--precisions tf32] [--lengths 20-60] ...
+
+A case trains two configurations for some steps by `training.sweep` as users call it, so whatever engine takes over
+counts, and compares the loss of every step after the first with the CPU's: it depends on all gradients before it.
+`tolerance` is absolute, on losses of about .7.  "took over" counts the cases in which the packed engine had to.  The
+methods with eight heads must refuse the width 1,001 and name the widths beside it that work.
+
+Groups of a width and a length run side by side in `--jobs` processes.  A case that fails is named with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any, get_args
+
+import torch
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.method_names import SLICE_REFERENCE
+from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.errors import UserError
+from normal_guidance.training.config import Config, grid
+from normal_guidance.training.engine import Precision
+from normal_guidance.training.sweep import EngineName, Execution, sweep
+from normal_guidance.training.sweep_state import HISTORY
+from report import machine, names
+
+WIDTHS = (64, 192, 384, 768, 1000, 1001, 1024, 1280, 1536, 2048)
+TOLERANCE: dict[str, float] = {"float64": 1e-4, "float32": 1e-4, "tf32": 5e-3, "bf16": 3e-2}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Scans of `shortest` to `longest` slices: both lengths occur."""
+
+    shortest: int
+    longest: int
+    scans: int
+    batch_size: int
+
+    def draw(self, scans: int, generator: torch.Generator) -> torch.Tensor:
+        lengths = torch.randint(self.shortest, self.longest + 1, (scans,), generator=generator)
+        lengths[0], lengths[-1] = self.longest, self.shortest
+        return lengths
+
+
+LENGTHS = {
+    "1-5": Lengths(1, 5, 24, 12),
+    "20-60": Lengths(20, 60, 24, 12),
+    "20-400": Lengths(20, 400, 12, 6),
+    "1000-5000": Lengths(1000, 5000, 2, 1),
+}
+TRAINABLE = [*(name for name, method in EVERY_METHOD.items() if method.scores_scans), SLICE_REFERENCE]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one case gave."""
+
+    method: str
+    width: int
+    lengths: str
+    precision: str
+    difference: float
+    """The largest difference of a loss; NaN where nothing was trained."""
+    took_over: str
+    """What the sweep said when the packed engine took over."""
+    failed: str
+    seconds: float
+
+
+class Said(logging.Handler):
+    """Keeps what the sweep logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def make_scans(lengths: Lengths, width: int, scans: int, seed: int) -> Bags:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = lengths.draw(scans, generator)
+    labels = torch.arange(scans) % 2
+    features = torch.randn(int(sizes.sum()), width, generator=generator)
+    return Bags(features, sizes, labels, slice_labels=labels.repeat_interleave(sizes))
+
+
+def losses(method: str, train: Bags, val: Bags, batch_size: int, execution: Execution) -> torch.Tensor:
+    """The mean loss of every epoch but the first; an epoch is one or two steps."""
+    field = 11 if method == SLICE_REFERENCE else None
+    base = Config(method, epochs=2, batch_size=batch_size, receptive_field=field)
+    return sweep(grid(base, lr=[0.1, 0.01], l1=[0.01]), train, val, execution).history[1:, :, HISTORY.index("loss")]
+
+
+def check_group(
+    width: int, lengths: str, methods: Sequence[str], precisions: Sequence[Precision], device: str, engine: str | None
+) -> list[Outcome]:
+    """All methods and precisions on scans of one width and length."""
+    torch.set_num_threads(4)
+    said, log = Said(), logging.getLogger("normal_guidance")
+    log.addHandler(said)
+    log.propagate = False
+    shape, found = LENGTHS[lengths], []
+    train, val = (make_scans(shape, width, max(2, scans), seed) for seed, scans in ((1, shape.scans), (2, 2)))
+    for method in methods:
+        try:
+            want = losses(method, train, val, shape.batch_size, Execution("cpu"))
+        except UserError as error:
+            neighbours = [str(width - width % 8), str(width - width % 8 + 8)]
+            wrong = "" if width % 8 and all(name in str(error) for name in neighbours) else f"refused: {error}"
+            found.append(Outcome(method, width, lengths, "refused", float("nan"), "", wrong, 0.0))
+            continue
+        for precision in precisions:
+            said.lines.clear()
+            start, difference, failed = time.perf_counter(), float("nan"), ""
+            try:
+                got = losses(method, train, val, shape.batch_size, Execution(device, precision, engine))
+                difference = (got - want).abs().max().item()
+                if not difference < TOLERANCE[precision]:
+                    failed = f"the loss is off by {difference:.1e}"
+            except Exception as error:
+                failed = f"{type(error).__name__}: {error}"[:300]
+            took_over = said.lines[0] if said.lines else ""
+            seconds = time.perf_counter() - start
+            found.append(Outcome(method, width, lengths, precision, difference, took_over, failed, seconds))
+    return found
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Check every method on CUDA against the CPU.")
+    parser.add_argument("--methods", type=names(TRAINABLE), default=TRAINABLE)
+    parser.add_argument("--widths", type=names(map(str, WIDTHS)), default=list(map(str, WIDTHS)))
+    parser.add_argument("--precisions", type=names(get_args(Precision)), default=["float32", "tf32", "bf16"])
+    parser.add_argument("--lengths", type=names(LENGTHS), default=list(LENGTHS))
+    parser.add_argument("--engine", choices=get_args(EngineName), help="else the sweep chooses")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--commit", help="to report where the code has come without its repository")
+    return parser.parse_args(arguments)
+
+
+def line(outcomes: Sequence[Outcome]) -> str:
+    """The cases of one method and precision."""
+    differences = [one.difference for one in outcomes if one.difference == one.difference]
+    worst = f"{max(differences):.1e}" if differences else "-"
+    took_over, failed = (sum(bool(getattr(one, field)) for one in outcomes) for field in ("took_over", "failed"))
+    first = outcomes[0]
+    return f"{first.method:<20}{first.precision:<10}{len(outcomes):>6}{worst:>10}{took_over:>11}{failed:>8}"
+
+
+def main(arguments: list[str]) -> int:
+    options = parse_arguments(arguments)
+    about = machine(options.device, options.commit)
+    print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
+    begin, found = time.perf_counter(), []
+    # The longest first: a group that begins last should be short.
+    groups = [(int(width), lengths) for lengths in reversed(options.lengths) for width in reversed(options.widths)]
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        waiting = {
+            pool.submit(
+                check_group, *group, options.methods, options.precisions, options.device, options.engine
+            ): group
+            for group in groups
+        }
+        for done in as_completed(waiting):
+            outcomes = done.result()
+            found += outcomes
+            failed = [one for one in outcomes if one.failed]
+            width, lengths = waiting[done]
+            slowest = max(outcomes, key=lambda one: one.seconds)
+            print(
+                f"{time.perf_counter() - begin:5.0f} s  {width} features, {lengths} slices: {len(outcomes)} cases, "
+                f"{len(failed)} failed; slowest {slowest.method} {slowest.precision} {slowest.seconds:.1f} s",
+                flush=True,
+            )
+            for one in failed:
+                print(f"FAILED {one.method} {one.width} {one.lengths} {one.precision}: {one.failed}", flush=True)
+            for text in sorted({one.took_over for one in outcomes if one.took_over}):
+                print(f"  {text}", flush=True)
+    print(f"\n{'method':<20}{'precision':<10}{'cases':>6}{'worst':>10}{'took over':>11}{'failed':>8}")
+    for method in options.methods:
+        for precision in (*options.precisions, "refused"):
+            cases = [one for one in found if (one.method, one.precision) == (method, precision)]
+            if cases:
+                print(line(cases))
+    bad = [asdict(one) for one in found if one.failed]
+    print(f"{'met   ' if not bad else 'MISSED'}  nothing fails: {len(found)} cases, {len(bad)} failed")
+    report: dict[str, Any] = {"benchmark": "check_cuda", "machine": about, "options": vars(options)}
+    report |= {"cases": len(found), "failed": bad, "tolerance": TOLERANCE}
+    report["took_over"] = sum(bool(one.took_over) for one in found)
+    print(json.dumps(report | {"seconds": round(time.perf_counter() - begin, 1)}))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
