@@ -52,10 +52,12 @@ from normal_guidance.training.engine import (
     matrix_precision,
     row_dtype,
     slot_numbers,
+    synchronize,
 )
+from normal_guidance.training.execution import SLOT_CLASSES, EngineName, Execution
 from normal_guidance.training.selection import Selection
 from normal_guidance.training.stacked_model import Stack
-from normal_guidance.training.sweep import SLOT_CLASSES, EngineName, Execution, Sweep, sweep
+from normal_guidance.training.sweep import Sweep, sweep
 from normal_guidance.training.sweep_state import HISTORY
 from report import machine, names
 
@@ -121,11 +123,6 @@ def timed_on_device(device: torch.device, run: Callable[[], object]) -> float:
     end.record()
     torch.cuda.synchronize(device)
     return begin.elapsed_time(end) / 1000
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # ----------------------------------------------------------------------------------------------------

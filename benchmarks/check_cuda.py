@@ -31,7 +31,8 @@ from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import Precision
-from normal_guidance.training.sweep import EngineName, Execution, sweep
+from normal_guidance.training.execution import EngineName, Execution
+from normal_guidance.training.sweep import sweep
 from normal_guidance.training.sweep_state import HISTORY
 from report import machine, names
 
@@ -170,9 +171,7 @@ def main(arguments: list[str]) -> int:
     groups = [(int(width), lengths) for lengths in reversed(options.lengths) for width in reversed(options.widths)]
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         waiting = {
-            pool.submit(
-                check_group, *group, options.methods, options.precisions, options.device, options.engine
-            ): group
+            pool.submit(check_group, *group, options.methods, options.precisions, options.device, options.engine): group
             for group in groups
         }
         for done in as_completed(waiting):

@@ -21,8 +21,8 @@ from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.features.store import open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import departures
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.progress import SweepProgress
-from normal_guidance.training.sweep import Execution
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
 
@@ -70,7 +70,7 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
     assert report["options"]["seeds"] == "0,3"
     own = {"store", "methods", "seeds", "out", "save_epochs", "save_minutes"}
     training = {"lr", "l1", "renormalize", "modes", "negatives", "warmup", "epochs", "batch_size", "train_above_val"}
-    assert report["options"].keys() == own | training | {"device", "precision"}  # those that were given
+    assert report["options"].keys() == own | training | {"device", "precision", "engine"}  # those that were given
     assert report["departures"]["train_above_val"] is False
     before = (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns
     assert rows(sweep(*arguments)) == rows(output)
@@ -92,7 +92,8 @@ def test_all_runs_are_looked_at_before_the_first(store: Path, tmp_path: Path) ->
         provenance={},
     )
     message = sweep(narrow.folder, "--methods", "abmil,transmil", "--out", tmp_path / "b", *QUICK, code=2)
-    assert message == "error: TransMIL: features (12) must be a multiple of heads (8)\n"
+    assert message.startswith("error: TransMIL: 12 features cannot be divided among 8 heads; use an encoder with")
+    assert message.endswith("as 8 or 16\n")
     assert {path.name for path in tmp_path.iterdir()} == {"ng", "narrow"}
     assert [path.name for path in (tmp_path / "ng").iterdir()] == ["1"]
 

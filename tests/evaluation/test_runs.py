@@ -25,8 +25,8 @@ from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score
 from normal_guidance.training.checkpoint import StateFile
 from normal_guidance.training.config import Config, grid
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import predict
-from normal_guidance.training.sweep import Execution
 from normal_guidance.training.winners import load_winner
 
 Sets = tuple[Bags, Bags, Bags]
@@ -322,7 +322,7 @@ def test_what_cannot_be_trained_is_refused_before_its_turn(
     with pytest.raises(UserError, match=r"execution\.chunk was None, now it is 1"):
         check_sweep(tmp_path / "begun", begun, *sets, Execution(chunk=1))
     narrow = shifted_mean(16, seed=1, features=12)
-    with pytest.raises(UserError, match=r"features \(12\) must be a multiple of heads \(8\)"):
+    with pytest.raises(UserError, match=r"12 features cannot be divided among 8 heads"):
         check_sweep(tmp_path / "new", [Config("smtp")], narrow, narrow)
     with pytest.raises(UserError, match="no configuration to train"):
         check_sweep(tmp_path / "new", [], *sets)

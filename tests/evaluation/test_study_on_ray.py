@@ -11,7 +11,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.study import Listener, TrainingJob, jobs_of, train_study
 from normal_guidance.evaluation.study_on_ray import train_on_cluster
 from normal_guidance.training.config import grid
-from normal_guidance.training.sweep import Execution
+from normal_guidance.training.execution import Execution
 from small_cluster import quiet, started
 from small_study import make_study, small_grid
 

@@ -23,7 +23,7 @@ from normal_guidance.reports.study_tables import collect, collect_sensitivity
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import METRICS, score
 from normal_guidance.training.config import Config, grid
-from normal_guidance.training.sweep import Execution
+from normal_guidance.training.execution import Execution
 
 HOPELESS = 1e39
 """A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
@@ -278,7 +278,7 @@ def test_models_are_built_before_anything_trains(tmp_path, trained):
         return shifted_mean(60, seed + PARTS.index(part), features=12)
 
     one = replace(study(tmp_path, "mean", "transmil"), dataset=replace(TINY, draw=narrow))
-    with pytest.raises(UserError, match=r"features \(12\) must be a multiple of heads \(8\)"):
+    with pytest.raises(UserError, match=r"12 features cannot be divided among 8 heads"):
         reproduce(one, make_grid=small_grid)
     assert trained == []
     assert list(tmp_path.iterdir()) == []

@@ -7,15 +7,16 @@ from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.models import BEYOND
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import fit
 from normal_guidance.training.stacked_model import Stack, descend
-from normal_guidance.training.sweep import Execution, sweep
+from normal_guidance.training.sweep import sweep
 
 FEATURES = 16
 
 
 @pytest.mark.slow(but="whole_bells_ng-slotted")
-@pytest.mark.parametrize("engine", ["packed", "slotted"])
+@pytest.mark.parametrize("engine", ["packed", "recorded"])
 @pytest.mark.parametrize("method", [name for name, method in BEYOND.items() if method.guided])
 def test_a_resumed_sweep_has_the_same_bits(method: str, engine: str) -> None:
     train, val = (shifted_mean(48, seed, features=FEATURES, shift=2.0) for seed in (1, 2))

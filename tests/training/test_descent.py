@@ -6,9 +6,9 @@ import sys
 
 import pytest
 import torch
-from in_a_process import assert_script_passes, let_interpreter_loop
 from torch import Tensor
 
+from in_a_process import assert_script_passes, let_interpreter_loop
 from normal_guidance.training.stacked_model import descend
 
 CONFIGS = 3

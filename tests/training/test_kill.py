@@ -87,7 +87,7 @@ class Killer:
         from normal_guidance.evaluation.runs import run_sweep
         from normal_guidance.training.checkpoint import StateFile
         from normal_guidance.training.config import Config, grid
-        from normal_guidance.training.sweep import Execution
+        from normal_guidance.training.execution import Execution
 
         base = Config(method, epochs=epochs, batch_size=8, patience=patience, train_above_val=False)
 

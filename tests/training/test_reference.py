@@ -15,14 +15,14 @@ from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training import sweep as sweep_module
-from normal_guidance.training.batches import Scans
+from normal_guidance.training.batches import Scans, draw_orders
 from normal_guidance.training.config import Config, departures, grid
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import fit
 from normal_guidance.training.run_folder import identity_of
 from normal_guidance.training.stacked_model import Stack
-from normal_guidance.training.sweep import Execution, sweep
+from normal_guidance.training.sweep import sweep
 
 FEATURES = 6
 EXACT = Execution(precision="float64")
@@ -111,13 +111,13 @@ def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) 
 
 
 def epoch_orders(train: Scans, configs: Sequence[Config]) -> list[Tensor]:
-    orders = sweep_module._orders(len(train.lengths), configs[0].seed)
+    orders = draw_orders(len(train.lengths), configs[0].seed)
     return [next(orders)[0] for _ in range(configs[0].epochs)]
 
 
 @pytest.mark.slow(but="slotted-12")
 @pytest.mark.parametrize("width", [1, 4, 12, 15])
-@pytest.mark.parametrize("kind", ["packed", "slotted", "streamed"])
+@pytest.mark.parametrize("kind", ["packed", "recorded", "streamed"])
 def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bags, val: Bags) -> None:
     configs = small_grid(width)
     engine = make_engine(kind, configs, train, val)
@@ -132,7 +132,7 @@ def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bag
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("engine", ["packed", "slotted"])
+@pytest.mark.parametrize("engine", ["packed", "recorded"])
 def test_a_sweep_keeps_what_the_plain_loop_keeps(engine: str, train: Bags, val: Bags) -> None:
     configs = small_grid(epochs=12)
     fits = [fit(config, train, val) for config in configs]
@@ -164,7 +164,7 @@ def test_slices_are_ranked_some_configurations_at_a_time(
     assert sweep(small_grid(), train, val, EXACT).history.equal(whole.history)
 
 
-@pytest.mark.parametrize("engine", ["packed", "slotted"])
+@pytest.mark.parametrize("engine", ["packed", "recorded"])
 def test_a_resumed_sweep_has_the_same_bits(engine: str, train: Bags, val: Bags) -> None:
     configs, execution = small_grid(epochs=5, train_above_val=False), Execution(engine=engine)
     bags = [part.to(dtype=torch.float32) for part in (train, val)]
@@ -197,7 +197,7 @@ class Sealed:
         raise AssertionError("slice labels were read")
 
 
-@pytest.mark.parametrize("engine", ["packed", "slotted"])
+@pytest.mark.parametrize("engine", ["packed", "recorded"])
 @pytest.mark.parametrize("method", [name for name, method in EVERY_METHOD.items() if method.scores_scans])
 def test_no_method_reads_slice_labels(method: str, engine: str) -> None:
     train, val = (Sealed(shifted_mean(20, seed, features=8)) for seed in (1, 2))

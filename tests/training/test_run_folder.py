@@ -21,9 +21,10 @@ from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import checkpoint
 from normal_guidance.training.checkpoint import StateFile
 from normal_guidance.training.config import Config, grid
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.run_folder import identity_of, is_begun, open_run
 from normal_guidance.training.selection import group_of
-from normal_guidance.training.sweep import Execution, Sweep, sweep
+from normal_guidance.training.sweep import Sweep, sweep
 from normal_guidance.training.winners import (
     diverged,
     group_names,
@@ -145,7 +146,9 @@ def test_another_run_is_refused(tmp_path: Path, other: dict[str, Any], message: 
         begin(tmp_path, other)
 
 
-@pytest.mark.parametrize("execution", [Execution(chunk=1), Execution(precision="float64"), Execution(engine="slotted")])
+@pytest.mark.parametrize(
+    "execution", [Execution(chunk=1), Execution(precision="float64"), Execution(engine="recorded")]
+)
 def test_another_execution_is_refused(tmp_path: Path, execution: Execution) -> None:
     begin(tmp_path, identity_of([Config("ng")], Execution(), {}))
     with pytest.raises(UserError, match=r"execution\.\w+ was"):

@@ -15,14 +15,15 @@ from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import sweep as sweep_module
-from normal_guidance.training.batches import Scans, batched, pool_scans, prefetch
+from normal_guidance.training.batches import Scans, batched, draw_orders, pool_scans, prefetch
 from normal_guidance.training.config import Config, departures, grid, sensitivity_grid
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import Fit, fit, select_epoch
 from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.selection import Selection
 from normal_guidance.training.stacked_model import Stack
-from normal_guidance.training.sweep import Execution, sweep
+from normal_guidance.training.sweep import sweep
 from normal_guidance.training.sweep_state import collect, restore
 
 FEATURES = 16
@@ -32,7 +33,7 @@ TRAINABLE = [
 ]
 QUICK = (
     "ng-streamed",
-    *(f"{name}-{kind}" for name in TRAINABLE if name != "transmil" for kind in ("packed", "slotted")),
+    *(f"{name}-{kind}" for name in TRAINABLE if name != "transmil" for kind in ("packed", "recorded")),
 )
 """What `make test` compares with the plain loop: all methods but TransMIL, a part of MHNG; one streamed."""
 EXACT = Execution(precision="float64")
@@ -69,7 +70,7 @@ def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) 
 
 
 def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
-    orders = sweep_module._orders(len(train.lengths), configs[0].seed)
+    orders = draw_orders(len(train.lengths), configs[0].seed)
     return [next(orders) for _ in range(configs[0].epochs)]
 
 
@@ -81,7 +82,7 @@ def plain_loop(train: Bags, val: Bags) -> PlainLoop:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.slow(but=QUICK)
-@pytest.mark.parametrize("kind", ["packed", "slotted", "streamed"])
+@pytest.mark.parametrize("kind", ["packed", "recorded", "streamed"])
 @pytest.mark.parametrize("method", TRAINABLE)
 def test_engines_train_as_the_plain_loop_does(
     method: str, kind: str, train: Bags, val: Bags, plain_loop: PlainLoop
@@ -100,7 +101,7 @@ def test_engines_train_as_the_plain_loop_does(
 
 @pytest.mark.slow(but="ng-slotted")
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("engine", ["packed", "slotted"])
+@pytest.mark.parametrize("engine", ["packed", "recorded"])
 @pytest.mark.parametrize("method", ["mean", "max", "ng"])
 def test_a_sweep_keeps_what_the_plain_loop_keeps(
     method: str, engine: str, train: Bags, val: Bags, plain_loop: PlainLoop
@@ -148,14 +149,14 @@ def test_chunks_change_nothing(size: int, train: Bags, val: Bags) -> None:
 
 
 def test_too_little_memory_halves_the_chunk(train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = sweep_module._make_engine
+    make = sweep_module.choose_engine
 
     def small_device(configs: Sequence[Config], *rest: object) -> Engine:
         if len(configs) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return make(configs, *rest)
 
-    monkeypatch.setattr(sweep_module, "_make_engine", small_device)
+    monkeypatch.setattr(sweep_module, "choose_engine", small_device)
     configs = small_grid("ng")
     result = sweep(configs, train, val, EXACT)
     assert result.chunks == (2, 2)
@@ -191,16 +192,16 @@ def test_other_errors_are_not_taken_for_want_of_memory(train: Bags, val: Bags, m
     def broken(*_: object) -> Engine:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(sweep_module, "_make_engine", broken)
+    monkeypatch.setattr(sweep_module, "choose_engine", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         sweep(small_grid("ng"), train, val, EXACT)
 
 
-@pytest.mark.parametrize("engine", ["packed", "slotted"])
+@pytest.mark.parametrize("engine", ["packed", "recorded"])
 def test_a_finished_engine_is_freed_before_the_next(engine: str, train: Bags, val: Bags) -> None:
     made: list[weakref.ref[Engine]] = []
     alive: list[int] = []
-    make = sweep_module._make_engine
+    make = sweep_module.choose_engine
 
     def count(*arguments: object) -> Engine:
         alive.append(sum(one() is not None for one in made))
@@ -209,7 +210,7 @@ def test_a_finished_engine_is_freed_before_the_next(engine: str, train: Bags, va
         return engine
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_module, "_make_engine", count)
+        patch.setattr(sweep_module, "choose_engine", count)
         sweep(small_grid("ng", epochs=1), train, val, replace(EXACT, engine=engine, chunk=1))
     assert alive == [0, 0, 0, 0]
 
@@ -220,7 +221,7 @@ def test_one_configuration_too_large_is_the_users_error(
     def no_memory(*_: object) -> Engine:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(sweep_module, "_make_engine", no_memory)
+    monkeypatch.setattr(sweep_module, "choose_engine", no_memory)
     with pytest.raises(UserError, match="batch size"):
         sweep(small_grid("ng"), train, val, EXACT)
 

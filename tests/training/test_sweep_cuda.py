@@ -10,8 +10,9 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import SlottedEngine, matrix_precision, slot_numbers
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.stacked_model import Stack
-from normal_guidance.training.sweep import Execution, sweep
+from normal_guidance.training.sweep import sweep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -31,6 +31,7 @@ FORMATS = ("npz", "hdf5", "torchmil")
 DTYPES = ("float16", "float32")
 DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
+ENGINES = ("auto", "packed", "recorded", "compiled")
 
 Complete = Callable[[str], list[str]]
 """Maps the text typed so far to its completions."""

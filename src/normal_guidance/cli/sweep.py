@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from normal_guidance.evaluation.run_report import Run, Selected
     from normal_guidance.features.store import FeatureStore
     from normal_guidance.training.config import Config
-    from normal_guidance.training.sweep import Execution
+    from normal_guidance.training.execution import Execution
 
 
 def _above_zero(minutes: float) -> float:

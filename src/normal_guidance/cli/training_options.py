@@ -14,13 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
-from normal_guidance.cli.completion import BEYOND, DEVICES, DIVERGENCES, METHODS, NEGATIVES, PRECISIONS, one_of, some_of
+from normal_guidance.cli.completion import (
+    BEYOND,
+    DEVICES,
+    DIVERGENCES,
+    ENGINES,
+    METHODS,
+    NEGATIVES,
+    PRECISIONS,
+    one_of,
+    some_of,
+)
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from normal_guidance.core.models import Method
     from normal_guidance.training.config import Config
-    from normal_guidance.training.sweep import Execution
+    from normal_guidance.training.execution import EngineName, Execution
 
 T = TypeVar("T")
 
@@ -140,6 +150,15 @@ class TrainingOptions:
     ] = True
     device: Device = None
     precision: Precision = "auto"
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="auto (the one that ends first, by measurement), packed (any device, no preparation), recorded or "
+            "compiled (a minute of preparation, the fastest steps).",
+            autocompletion=one_of(ENGINES),
+            rich_help_panel=COMPUTING,
+        ),
+    ] = "auto"
     chunk: Annotated[
         int | None,
         typer.Option(
@@ -186,7 +205,7 @@ class TrainingOptions:
 
     def execution(self) -> Execution:
         """Return where and how to compute."""
-        return choose_execution(self.device, self.precision, self.chunk)
+        return choose_execution(self.device, self.precision, self.chunk, self.engine)
 
     def check_guidance(self, methods: Sequence[str], *more: str) -> None:
         """Refuse options of guidance where none of the methods is guided; `more` are such options of the command.
@@ -301,7 +320,7 @@ def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def choose_execution(device: str | None, precision: str, chunk: int | None = None) -> Execution:
+def choose_execution(device: str | None, precision: str, chunk: int | None = None, engine: str = "auto") -> Execution:
     """Return where and how to compute; a device that the machine lacks is an error.
 
     Example:
@@ -310,7 +329,7 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
     """
     import torch
 
-    from normal_guidance.training.sweep import Execution
+    from normal_guidance.training.execution import Execution
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -322,7 +341,26 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
     if index >= there:
         others = f"cuda:0 to cuda:{there - 1}" if kind == "cuda" and there else "cpu"
         raise UserError(f"--device {device}: this machine or torch has none; use {others}")
-    return Execution(device, choose_precision(precision, device), chunk=chunk)
+    return Execution(device, choose_precision(precision, device), choose_engine(engine, device), chunk)
+
+
+def choose_engine(engine: str, device: str) -> EngineName | None:
+    """Return the engine that was asked for, or None for 'auto'.
+
+    Example:
+        >>> choose_engine("packed", "cpu"), choose_engine("auto", "cuda")
+        ('packed', None)
+    """
+    match engine:
+        case "auto":
+            return None
+        case "packed":
+            return "packed"
+        case "recorded" | "compiled" as chosen:
+            if not device.startswith("cuda"):
+                raise UserError(f"--engine {engine} is for CUDA; on {device} use auto or packed")
+            return chosen
+    raise UserError(f"--engine {engine} is unknown; choose one of {', '.join(ENGINES)}")
 
 
 def choose_precision(precision: str, device: str) -> Literal["float32", "tf32", "bf16"]:

@@ -86,6 +86,7 @@ class SlottedLayout(Layout):
         return (self.bag != previous) & (self.bag < self.bags)
 
     def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
+        assert self.pad_index is not None
         return dense.fold(values, self.starts, self.lengths, self.bag, self.pad_index).movedim(-2, 0)
 
     def with_class_token(self) -> SlottedLayout:

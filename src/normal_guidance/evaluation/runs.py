@@ -27,6 +27,7 @@ from normal_guidance.source_version import source_version
 from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import Config, check_together
+from normal_guidance.training.execution import Execution, current_device
 from normal_guidance.training.fit import predict
 from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.run_folder import (
@@ -40,7 +41,7 @@ from normal_guidance.training.run_folder import (
 )
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.stacked_model import initial_model
-from normal_guidance.training.sweep import Execution, Sweep, current_device, sweep
+from normal_guidance.training.sweep import Sweep, sweep
 from normal_guidance.training.winners import group_names, winner_model, write_history, write_winners
 
 Data = Bags | FeatureStore
@@ -103,7 +104,8 @@ def check_sweep(
         >>> scans = shifted_mean(4, seed=1, features=12)
         >>> check_sweep("nowhere", [Config("transmil")], scans, scans)
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: TransMIL: features (12) must be a multiple of heads (8)
+        normal_guidance.errors.UserError: TransMIL: 12 features cannot be divided among 8 heads; use an encoder with a
+        multiple of 8, as 8 or 16
     """
     identity = _identity(configs, train, val, test, execution or Execution())
     initial_model(configs[0], train.width)

@@ -38,11 +38,11 @@ from normal_guidance.files import make_folder, write_json
 from normal_guidance.simulate.semi_synthetic import SEEDS, bayes_scan_scores, bayes_slice_scores, semi_synthetic_part
 from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.config import Config, grid
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import predict
 from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.run_folder import PREDICTION_TABLE, identity_of, is_begun
 from normal_guidance.training.stacked_model import initial_model
-from normal_guidance.training.sweep import Execution
 
 Watch = Callable[[SweepProgress], None]
 MakeGrid = Callable[[Config], Sequence[Config]]

@@ -16,7 +16,7 @@ import torch
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.study import Listener, Study, StudyData, TrainingJob, options_of
 from normal_guidance.ray_cluster import RETRIES, connected
-from normal_guidance.training.sweep import Execution
+from normal_guidance.training.execution import Execution
 
 
 def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:

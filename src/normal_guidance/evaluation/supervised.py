@@ -30,8 +30,8 @@ from normal_guidance.evaluation.runs import Data, run_sweep
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.batches import slice_labels_of
 from normal_guidance.training.config import Config, grid
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.progress import SweepProgress
-from normal_guidance.training.sweep import Execution
 
 MakeGrid = Callable[[Config], Sequence[Config]]
 

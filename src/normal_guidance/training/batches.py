@@ -90,6 +90,16 @@ def check_batch_size(scans: int, batch_size: int) -> None:
         raise UserError(f"{scans} training scans do not fill one batch of {batch_size}; use a smaller batch size")
 
 
+def draw_orders(scans: int, seed: int, state: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the order of the scans in every epoch, and the generator's state after drawing it."""
+    generator = torch.Generator().manual_seed(seed)
+    if state is not None:
+        generator.set_state(state)
+    while True:
+        order = torch.randperm(scans, generator=generator)
+        yield order, generator.get_state()
+
+
 def pool_scans(scans: Scans, pool: Callable[[Tensor], Tensor]) -> Bags:
     """Reduce each scan to one row by a pooling without parameters; the rest of the model is logistic regression.
 

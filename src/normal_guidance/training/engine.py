@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,9 @@ EVALUATION_BATCH = 256
 ROW_QUANTUM = 64
 """Row counts are rounded up to a multiple of this, which matrix units need to run at full speed."""
 
+MOST_NUMBERS = 2**31 - 1
+"""Queries, keys and values of a batch at most: the kernels count them in 32 bits within a configuration."""
+
 RESIDENT_SHARE = 0.6
 """Share of the device's free memory that features may take; larger ones are streamed."""
 
@@ -47,6 +51,12 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all that a device was given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Engine:
@@ -114,17 +124,32 @@ class PackedEngine(Engine):
         super().__init__(stack, batch_size, precision)
         self.train, self.val = train, val
         self.train_targets, self.val_targets = (Targets(part, on_slices=stack.on_slices) for part in (train, val))
+        self.steps = len(train.lengths) // batch_size
+
+    def time_step(self) -> float:
+        """Seconds of a step on the first batch, without the step of SGD; nothing is changed."""
+        batch = torch.arange(self.batch_size)
+        begin = time.perf_counter()
+        for _ in range(2):  # the first one also loads libraries
+            synchronize(self.device)
+            begin = time.perf_counter()
+            for _, rows, layout in self._read(self.train, [batch]):
+                self._gradients(batch, rows, layout)
+            synchronize(self.device)
+        return time.perf_counter() - begin
+
+    def _gradients(self, batch: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        labels = self.train_targets.of(batch).to(self.device)
+        loss, logits = self.stack.losses(self.weights, rows, layout, labels)
+        return loss.detach(), logits.detach(), torch.autograd.grad(loss.sum(), list(self.weights.values()))
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
-        batches = order[: len(order) // self.batch_size * self.batch_size].split(self.batch_size)
+        batches = order[: self.steps * self.batch_size].split(self.batch_size)
         losses, logits = [], []
         for batch, rows, layout in self._read(self.train, batches):
-            labels = self.train_targets.of(batch).to(self.device)
-            loss, logit = self.stack.losses(self.weights, rows, layout, labels)
-            gradients = torch.autograd.grad(loss.sum(), list(self.weights.values()))
-            penalty = self.descend(gradients)
-            losses.append(loss.detach() + penalty)
-            logits.append(logit.detach())
+            loss, logit, gradients = self._gradients(batch, rows, layout)
+            losses.append(loss + self.descend(gradients))
+            logits.append(logit)
         labels = self.train_targets.of(torch.cat(batches)).to(self.device)
         return torch.stack(losses).mean(0), self.auroc(torch.cat(logits, 1), labels)
 
@@ -172,6 +197,8 @@ class SlottedEngine(Engine):
 
             self.step_function = descent_triton.descend
         self.rows = tuple(rows)
+        if 3 * self.rows[-1] * train.width > MOST_NUMBERS:
+            raise RuntimeError(f"its kernels cannot count batches of {self.rows[-1]} slices x {train.width} features")
         self.longest = int(max(train.lengths.max(), val.lengths.max()))
         self.lengths = train.lengths.cpu()
         self.train = self._rows(train, self.rows[-1])
@@ -209,9 +236,8 @@ class SlottedEngine(Engine):
         """
         plain = (self._forward, self._predict, self._graphs, self._val_graph, self._val_logits, self.rows)
         torch.compiler.reset()  # code compiled by earlier engines is useless now, and counts against torch's limit
-        self._forward, self._predict = (
-            torch.compile(function, fullgraph=True, dynamic=False) for function in (self._losses, self._logits)
-        )
+        self._forward = torch.compile(self._losses, fullgraph=True, dynamic=False)
+        self._predict = torch.compile(self._logits, fullgraph=True, dynamic=False)
         self._graphs, self._val_graph, self.rows = {}, None, self.rows[-1:]
         try:
             self.prepare()

@@ -30,8 +30,8 @@ from normal_guidance.files import read_json, write_json
 from normal_guidance.folders import LOCK, difference, lock_folder
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import L1_STRENGTHS, LEARNING_RATES, Config, departures
+from normal_guidance.training.execution import Execution
 from normal_guidance.training.selection import group_of
-from normal_guidance.training.sweep import Execution
 
 FORMAT = 1
 """Version of the layout on disk; a folder of another version is refused."""

@@ -9,14 +9,9 @@ The results equal those of `training.fit`, one configuration at a time; `tests/t
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import logging
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float64, Int64
@@ -24,19 +19,19 @@ from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.errors import UserError
-from normal_guidance.training.batches import Scans, check_batch_size, pool_scans, slice_labels_of
+from normal_guidance.training.batches import Scans, check_batch_size, draw_orders, pool_scans, slice_labels_of
 from normal_guidance.training.config import Config, check_together
-from normal_guidance.training.engine import (
-    Engine,
-    PackedEngine,
-    Precision,
-    SlottedEngine,
-    matrix_precision,
-    slot_numbers,
+from normal_guidance.training.engine import matrix_precision
+from normal_guidance.training.execution import (
+    Compiler,
+    Execution,
+    choose_engine,
+    current_device,
+    is_out_of_memory,
+    release_memory,
 )
 from normal_guidance.training.progress import Clock, SweepProgress, Watch
 from normal_guidance.training.selection import Selection, Winner
-from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep_state import (
     HISTORY,
     Checkpoint,
@@ -54,63 +49,6 @@ WORTH_LEAVING = 50
 LEAVING_SHARE = {"plain": 0.5, "compiled": 0.75}
 """Share of a chunk that must be out of patience to be dropped: compiled code must be compiled anew for those that stay,
 which takes as long as 70 epochs of all 32 configurations of TransMIL."""
-
-COMPILING_SECONDS, COMPILED_SHARE = 60.0, 0.7
-"""How long the compiler takes at most, and the time of a compiled step as a share of one that is only recorded (on an
-H200; LOG.md, 2026-11-17).  They decide whether the epochs that remain are worth compiling."""
-
-EngineName = Literal["packed", "recorded", "compiled"]
-
-_log = logging.getLogger(__name__)
-
-SLOT_CLASSES = 3
-"""The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
-
-
-@dataclass(frozen=True)
-class Execution:
-    """Where and how to compute; results differ in rounding at most.
-
-    Args:
-        device: "cpu", "cuda", "cuda:1".
-        precision: of matrix products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
-        engine: "packed" runs anywhere; "recorded" replays a recorded step and needs CUDA to be fast; "compiled" waits
-            up to a minute for a faster step.  None takes packed on the CPU; on CUDA it begins recorded, compiles when
-            the measured rest of the training is long enough, and goes on packed where the others cannot run.
-        chunk: the most configurations to train together; halved automatically when memory runs out.
-
-    Example:
-        >>> Execution(device="cpu").slotted
-        False
-    """
-
-    device: str = "cpu"
-    precision: Precision = "float32"
-    engine: EngineName | None = None
-    chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("precision", self.precision, get_args(Precision)),
-            ("engine", self.engine, (*get_args(EngineName), None)),
-        ):
-            if value not in known:
-                raise UserError(f"{name} {value!r} is unknown; choose one of {', '.join(map(str, known))}")
-        try:
-            torch.device(self.device)
-        except RuntimeError as error:
-            raise UserError(f"device {self.device!r} is unknown; give cpu, cuda or cuda:1") from error
-        if self.precision in ("tf32", "bf16") and torch.device(self.device).type != "cuda":
-            raise UserError(f"precision {self.precision} is for CUDA; on {self.device} use float32")
-        if self.chunk is not None and self.chunk < 1:
-            raise UserError(f"chunk is {self.chunk}; train at least 1 configuration at a time")
-
-    @property
-    def slotted(self) -> bool:
-        """Whether to train in batches with a fixed number of rows: recorded or compiled."""
-        if self.engine is None:
-            return torch.device(self.device).type == "cuda"
-        return self.engine != "packed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,32 +122,6 @@ def sweep(
     )
 
 
-def current_device(device: str) -> contextlib.AbstractContextManager[object]:
-    """Within the context, CUDA streams, events and graphs belong to this device, even if it is not the first."""
-    return torch.cuda.device(device) if torch.device(device).type == "cuda" else contextlib.nullcontext()
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error, or one that it followed from, says that memory ran out, in torch's or a library's words.
-
-    Example:
-        >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
-        (True, False)
-    """
-    if error is None:
-        return False
-    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    found = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
-    return found or is_out_of_memory(error.__context__)
-
-
-def release_memory() -> None:
-    """Free finished engines: compiled code makes them refer to themselves, so only the collector finds them."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def _check_scans(config: Config, train: Scans, val: Scans) -> None:
     check_batch_size(len(train.lengths), config.batch_size)
     if train.width != val.width:
@@ -224,83 +136,6 @@ def _check_scans(config: Config, train: Scans, val: Scans) -> None:
             )
 
 
-def _orders(scans: int, seed: int, state: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the order of the scans in every epoch, and the generator's state after drawing it."""
-    generator = torch.Generator().manual_seed(seed)
-    if state is not None:
-        generator.set_state(state)
-    while True:
-        order = torch.randperm(scans, generator=generator)
-        yield order, generator.get_state()
-
-
-def _make_engine(configs: Sequence[Config], train: Scans, val: Scans, execution: Execution, seed: int) -> Engine:
-    """The engine that was asked for; without a wish, the packed one where the faster one cannot run."""
-    config, device = configs[0], torch.device(execution.device)
-    dtype = torch.float64 if execution.precision == "float64" else torch.float32
-    stack = Stack.of(configs, train.width, device, dtype)
-    if not execution.slotted:
-        return PackedEngine(stack, train, val, config.batch_size, execution.precision)
-    draw = _orders(len(train.lengths), seed)
-    orders = (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))
-    slots = slot_numbers(train.lengths.cpu(), config.batch_size, orders, classes=SLOT_CLASSES)
-    try:
-        engine = SlottedEngine(stack, train, val, config.batch_size, execution.precision, slots)
-        if execution.engine == "compiled":
-            engine.compile()
-        else:
-            engine.prepare()
-        return engine
-    except Exception as error:
-        if is_out_of_memory(error) or isinstance(error, UserError):
-            raise
-        reason = f"the {execution.engine or 'recorded'} engine cannot run {config.method} here ({describe(error)})"
-        if execution.engine is not None:
-            raise UserError(f"{reason}; leave --engine out, and another one takes over") from error
-        _log.warning("%s; the packed engine takes over, which is slower", reason)
-    release_memory()
-    return PackedEngine(stack, train, val, config.batch_size, execution.precision)
-
-
-def describe(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says, cut to a readable length.
-
-    Example:
-        >>> describe(RuntimeError("out of resources\nmore"))
-        'RuntimeError: out of resources'
-    """
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first[:200]}".removesuffix(": ")
-
-
-class _Compiler:
-    """Compiles an engine's step once, when the rest of the training takes longer than compiling would."""
-
-    def __init__(self, engine: Engine, execution: Execution) -> None:
-        wanted = execution.engine is None and isinstance(engine, SlottedEngine) and engine.graphed
-        self.engine = engine if wanted else None
-        self.begin: float | None = None
-
-    def after_epoch(self, left: int) -> None:
-        """Decide after the second epoch, because the first one also records steps; `left` is the number to come."""
-        if self.engine is None:
-            return
-        torch.cuda.synchronize()
-        if self.begin is None:
-            self.begin = time.monotonic()
-            return
-        engine, self.engine = self.engine, None
-        rest = left * (time.monotonic() - self.begin)
-        if (1 - COMPILED_SHARE) * rest < COMPILING_SECONDS:
-            return
-        try:
-            engine.compile()
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            _log.warning("compiling the step failed (%s); the recorded step goes on, slower", describe(error))
-
-
 def _train_chunk(
     state: SweepState, train: Scans, val: Scans, execution: Execution, keeper: Keeper, watch: Watch
 ) -> tuple[Finished, Chunk | None]:
@@ -308,16 +143,16 @@ def _train_chunk(
     chunk = state.pending[0]
     configs = [state.configs[number] for number in chunk.members]
     config, seed = configs[0], state.configs[0].seed
-    engine = _make_engine(configs, train, val, execution, seed)
+    engine = choose_engine(configs, train, val, execution, seed, config.epochs - chunk.epoch)
     selection = Selection(engine.parameters, config.train_above_val, config.patience)
     history = torch.full(
         (config.epochs, len(configs), len(HISTORY)), math.nan, dtype=torch.float64, device=engine.device
     )
     if chunk.training:
         restore(engine, selection, history, chunk.training)
-    orders = _orders(len(train.lengths), seed, chunk.training.get("generator"))
+    orders = draw_orders(len(train.lengths), seed, chunk.training.get("generator"))
     clock = Clock(engine.device, keeper.seconds)
-    compiler = _Compiler(engine, execution)
+    compiler = Compiler(engine, execution)
     epoch, over, generator = chunk.epoch, [False] * len(configs), torch.empty(0)
     for epoch in range(chunk.epoch + 1, config.epochs + 1):
         order, generator = next(orders)

@@ -101,7 +101,7 @@ def _largest_block(qkv: Tensor, d: int) -> int:
     """The most rows of a tile, a power of two, that the card's shared memory holds; 0 if it holds no tile."""
     if not qkv.is_cuda:  # Triton's interpreter
         return BLOCK
-    memory = torch.cuda.get_device_properties(qkv.device).shared_memory_per_block_optin
+    memory = torch.cuda.get_device_properties(qkv.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     rows = memory // (TILES_HELD * sum(_widths(d)) * qkv.element_size())
     return 1 << rows.bit_length() - 1 if rows else 0
 
@@ -172,10 +172,12 @@ def backward(
     return dqkv, dtoken.sum(1).to(token.dtype)
 
 
-def _run_with_tiles_that_fit(run: Callable[[_Plan], None], *problem: Any) -> bool:
+def _run_with_tiles_that_fit(
+    run: Callable[[_Plan], None], qkv: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int
+) -> bool:
     """Run with the largest tiles that the card holds; False if it holds none."""
     most = BLOCK
-    while (plan := _Plan.make(*problem, most)) is not None:
+    while (plan := _Plan.make(qkv, first, lengths, heads, longest, most)) is not None:
         try:
             run(plan)
             return True

@@ -1,0 +1,188 @@
+"""Where and how a sweep computes: device, precision, and the engine, which a measurement chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from normal_guidance.errors import UserError
+from normal_guidance.training.batches import Scans, draw_orders
+from normal_guidance.training.config import Config
+from normal_guidance.training.engine import Engine, PackedEngine, Precision, SlottedEngine, slot_numbers, synchronize
+from normal_guidance.training.stacked_model import Stack
+
+EngineName = Literal["packed", "recorded", "compiled"]
+
+RECORDING_SECONDS = 8.0
+"""How long it takes at most to prepare the recorded step, on a card that never ran the method (H200; LOG.md,
+2026-11-17).  Less work than this goes to the packed engine."""
+
+COMPILING_SECONDS, COMPILED_SHARE = 60.0, 0.75
+"""How long the compiler takes at most, and the time of a compiled step as a share of a recorded one (likewise).  They
+decide whether the epochs that remain are worth compiling."""
+
+SLOT_CLASSES = 3
+"""The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how to compute; results differ in rounding at most.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1".
+        precision: of matrix products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
+        engine: "packed" runs anywhere; "recorded" replays a recorded step and needs CUDA to be fast; "compiled" waits
+            up to a minute for a faster step.  None takes packed on the CPU, and on CUDA what ends first by a
+            measurement of its own steps: packed for little work, else recorded, and compiled for what remains of long
+            work.  Packed also takes over where the others cannot run.
+        chunk: the most configurations to train together; halved automatically when memory runs out.
+
+    Example:
+        >>> Execution(device="cpu").slotted
+        False
+    """
+
+    device: str = "cpu"
+    precision: Precision = "float32"
+    engine: EngineName | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("precision", self.precision, get_args(Precision)),
+            ("engine", self.engine, (*get_args(EngineName), None)),
+        ):
+            if value not in known:
+                raise UserError(f"{name} {value!r} is unknown; choose one of {', '.join(map(str, known))}")
+        try:
+            torch.device(self.device)
+        except RuntimeError as error:
+            raise UserError(f"device {self.device!r} is unknown; give cpu, cuda or cuda:1") from error
+        if self.precision in ("tf32", "bf16") and torch.device(self.device).type != "cuda":
+            raise UserError(f"precision {self.precision} is for CUDA; on {self.device} use float32")
+        if self.chunk is not None and self.chunk < 1:
+            raise UserError(f"chunk is {self.chunk}; train at least 1 configuration at a time")
+
+    @property
+    def slotted(self) -> bool:
+        """Whether to train in batches with a fixed number of rows: recorded or compiled."""
+        if self.engine is None:
+            return torch.device(self.device).type == "cuda"
+        return self.engine != "packed"
+
+
+def current_device(device: str) -> contextlib.AbstractContextManager[object]:
+    """Within the context, CUDA streams, events and graphs belong to this device, even if it is not the first."""
+    return torch.cuda.device(device) if torch.device(device).type == "cuda" else contextlib.nullcontext()
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the error, or one that it followed from, says that memory ran out, in torch's or a library's words.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
+        (True, False)
+    """
+    if error is None:
+        return False
+    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    found = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+    return found or is_out_of_memory(error.__context__)
+
+
+def release_memory() -> None:
+    """Free finished engines: compiled code makes them refer to themselves, so only the collector finds them."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def choose_engine(
+    configs: Sequence[Config], train: Scans, val: Scans, execution: Execution, seed: int, epochs: int
+) -> Engine:
+    """The engine that was asked for; without a wish, the one that ends first, or packed where the others cannot run."""
+    config, device = configs[0], torch.device(execution.device)
+    dtype = torch.float64 if execution.precision == "float64" else torch.float32
+    stack = Stack.of(configs, train.width, device, dtype)
+    packed = PackedEngine(stack, train, val, config.batch_size, execution.precision)
+    if not execution.slotted or (execution.engine is None and _is_little_work(packed, epochs)):
+        return packed
+    del packed
+    draw = draw_orders(len(train.lengths), seed)
+    orders = (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))
+    slots = slot_numbers(train.lengths.cpu(), config.batch_size, orders, classes=SLOT_CLASSES)
+    try:
+        engine = SlottedEngine(stack, train, val, config.batch_size, execution.precision, slots)
+        if execution.engine == "compiled":
+            engine.compile()
+        else:
+            engine.prepare()
+        return engine
+    except Exception as error:
+        if is_out_of_memory(error) or isinstance(error, UserError):
+            raise
+        reason = f"the {execution.engine or 'recorded'} engine cannot run {config.method} here ({describe(error)})"
+        if execution.engine is not None:
+            raise UserError(f"{reason}; leave --engine out, and another one takes over") from error
+        _log.warning("%s; the packed engine takes over, which is slower", reason)
+    release_memory()
+    return PackedEngine(stack, train, val, config.batch_size, execution.precision)
+
+
+def _is_little_work(packed: PackedEngine, epochs: int) -> bool:
+    """Whether the packed engine would end all its epochs before another one is ready."""
+    try:
+        return epochs * packed.steps * packed.time_step() < RECORDING_SECONDS
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    release_memory()
+    return False
+
+
+def describe(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says, cut to a readable length.
+
+    Example:
+        >>> describe(RuntimeError("out of resources"))
+        'RuntimeError: out of resources'
+    """
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first[:200]}".removesuffix(": ")
+
+
+class Compiler:
+    """Compiles an engine's step once, when the rest of the training takes longer than compiling would."""
+
+    def __init__(self, engine: Engine, execution: Execution) -> None:
+        self.engine = engine if execution.engine is None and isinstance(engine, SlottedEngine) else None
+        self.begin: float | None = None
+
+    def after_epoch(self, left: int) -> None:
+        """Decide after the second epoch, because the first one also records steps; `left` is the number to come."""
+        if self.engine is None:
+            return
+        synchronize(self.engine.device)
+        if self.begin is None:
+            self.begin = time.monotonic()
+            return
+        engine, self.engine = self.engine, None
+        rest = left * (time.monotonic() - self.begin)
+        if (1 - COMPILED_SHARE) * rest < COMPILING_SECONDS:
+            return
+        try:
+            engine.compile()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            _log.warning("compiling the step failed (%s); the recorded step goes on, slower", describe(error))
