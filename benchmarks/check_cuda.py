@@ -4,7 +4,7 @@
 
 A case trains two configurations for some steps by `training.sweep` as users call it, so whatever engine takes over
 counts, and compares the loss of every step after the first with the CPU's: it depends on all gradients before it.
-`tolerance` is absolute, on losses of about .7.  "took over" counts the cases in which the packed engine had to.  The
+Differences are relative to losses above 1, as those with a large L1 term are.  "took over" counts the cases in which the packed engine had to.  The
 methods with eight heads must refuse the width 1,001 and name the widths beside it that work.
 
 Groups of a width and a length run side by side in `--jobs` processes.  A case that fails is named with its reason.
@@ -73,7 +73,7 @@ class Outcome:
     lengths: str
     precision: str
     difference: float
-    """The largest difference of a loss; NaN where nothing was trained."""
+    """The largest difference of a loss, relative to losses above 1; NaN where nothing was trained."""
     took_over: str
     """What the sweep said when the packed engine took over."""
     failed: str
@@ -129,7 +129,7 @@ def check_group(
             start, difference, failed = time.perf_counter(), float("nan"), ""
             try:
                 got = losses(method, train, val, shape.batch_size, Execution(device, precision, engine))
-                difference = (got - want).abs().max().item()
+                difference = ((got - want).abs() / want.abs().clamp_min(1.0)).max().item()
                 if not difference < TOLERANCE[precision]:
                     failed = f"the loss is off by {difference:.1e}"
             except Exception as error:

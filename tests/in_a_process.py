@@ -7,10 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="TRITON IS NOT INSTALLED: THE CUDA KERNELS ARE NOT TESTED HERE"
+)
 
 HANGS = 3600
 """Seconds after which a script hangs, on however slow a machine."""

@@ -1,14 +1,13 @@
 """The step of SGD as two Triton kernels equals the step in torch; `interpreted` runs in a process of its own."""
 
 import contextlib
-import importlib.util
 import sys
 
 import pytest
 import torch
 from torch import Tensor
 
-from in_a_process import assert_script_passes, let_interpreter_loop
+from in_a_process import assert_script_passes, let_interpreter_loop, needs_cuda, needs_triton
 from normal_guidance.training.stacked_model import descend
 
 CONFIGS = 3
@@ -57,12 +56,12 @@ def interpreted() -> None:
     print(f"largest difference {worst:.1e}")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_the_fused_step_equals_the_plain_one_in_tritons_interpreter() -> None:
     assert_script_passes(__file__, "interpreted", TRITON_INTERPRET="1")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@needs_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_fused_step_equals_the_plain_one_on_cuda(dtype: torch.dtype) -> None:
     assert largest_difference(dtype, "cuda") < 1e-2

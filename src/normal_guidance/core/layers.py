@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from normal_guidance.core.layout import SMOOTHING_BLOCK, Layout, mirror, take_rows
 from normal_guidance.core.ragged.convolution import depthwise as ragged_depthwise
 from normal_guidance.core.ragged.dense import project, with_bias
+from normal_guidance.core.ragged.scoring import project_columns, tanh_scores
 from normal_guidance.core.ragged.self_attention import attend as ragged_attend
 from normal_guidance.core.ragged.smoothing import smooth as ragged_smooth
 from normal_guidance.core.slotted_layout import SlottedLayout
@@ -42,6 +43,27 @@ def matvec(
     if torch.compiler.is_compiling():
         return (matrix * vector[..., None, :]).sum(-1)
     return (matrix.to(vector.dtype) @ vector[..., None]).squeeze(-1)
+
+
+def hidden_scores(
+    layer: nn.Linear, vector: Float[Tensor, "hidden"], rows: Rows, layout: Layout
+) -> Float[Tensor, "rows"]:
+    """ABMIL's score of every row, v . tanh(W x + b), in the vector's dtype."""
+    if isinstance(layout, SlottedLayout):
+        return tanh_scores(project_columns(rows, layer.weight.to(rows.dtype)), layer.bias, vector)
+    return matvec(torch.tanh(linear(layer, rows)).to(vector.dtype), vector)
+
+
+def projected_scores(
+    projected: Float[Tensor, "rows hidden"],
+    bias: Float[Tensor, "hidden"],
+    vector: Float[Tensor, "hidden"],
+    layout: Layout,
+) -> Float[Tensor, "rows"]:
+    """`hidden_scores` of rows that are projected already."""
+    if isinstance(layout, SlottedLayout):
+        return tanh_scores(projected.mT, bias, vector)
+    return matvec(torch.tanh(projected + bias).to(vector.dtype), vector)
 
 
 class Sm(nn.Module):

@@ -21,7 +21,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from normal_guidance.core.bells import WindowAttention, centered
-from normal_guidance.core.layers import PPEG, ClassAttention, SelfAttention, Sm, SpectralLinear, linear, matvec
+from normal_guidance.core.layers import (
+    PPEG,
+    ClassAttention,
+    SelfAttention,
+    Sm,
+    SpectralLinear,
+    hidden_scores,
+    projected_scores,
+)
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.errors import UserError
 
@@ -180,8 +188,7 @@ class ABMIL(nn.Module):
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
-        hidden = torch.tanh(linear(self.hidden, rows))
-        scores = matvec(hidden.to(self.score.weight.dtype), self.score.weight[0]) + self.score.bias
+        scores = hidden_scores(self.hidden, self.score.weight[0], rows, layout) + self.score.bias
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
         if self.bells is None:
             return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
@@ -215,9 +222,8 @@ class SmAP(nn.Module):
         width = projected.shape[1]
         unused = rows.new_zeros(len(rows), -(width + 1) % 4)  # matrix units load a multiple of 4 faster
         smooth = self.sm(torch.cat([projected, evidence[:, None], unused], dim=1), layout)
-        hidden = torch.tanh(smooth[:, :width] + self.hidden.bias)
-        weight = self.score.normalized_weight()
-        scores = matvec(hidden.to(weight.dtype), weight[0]) + self.score.bias
+        vector = self.score.normalized_weight()[0]
+        scores = projected_scores(smooth[:, :width], self.hidden.bias, vector, layout) + self.score.bias
         return _attend_and_classify(scores, smooth[:, width], self.classifier.bias, layout)
 
 

@@ -5,23 +5,23 @@ some tests start in a process of their own: `compiled [cuda]` or, with TRITON_IN
 """
 
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn.functional as F
-from in_a_process import assert_compiled_equals_eager, assert_script_passes, let_interpreter_loop
 from torch import Tensor
 from torch.func import vmap
 
+from in_a_process import (
+    assert_compiled_equals_eager,
+    assert_script_passes,
+    let_interpreter_loop,
+    needs_cuda,
+    needs_triton,
+)
 from normal_guidance.core.layers import PPEG
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.ragged.convolution import depthwise, stacked_depthwise, stacked_depthwise_backward
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="TRITON IS NOT INSTALLED: THE CUDA KERNELS ARE NOT TESTED HERE"
-)
 
 LENGTHS, LONGEST, TAPS, UNUSED = [2, 1, 70, 3, 1, 9, 4, 3], 72, 7, 5
 """Adjacent bags shorter than the kernel, and one of several chunks; 106 rows do not fill whole tiles."""

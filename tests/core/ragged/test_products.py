@@ -6,14 +6,19 @@ some tests start in a process of their own: `compiled [cuda]` or, with TRITON_IN
 
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 
 import pytest
 import torch
-from in_a_process import assert_compiled_equals_eager, assert_script_passes, let_interpreter_loop
 from torch import Tensor
 from torch.func import vmap
 
+from in_a_process import (
+    assert_compiled_equals_eager,
+    assert_script_passes,
+    let_interpreter_loop,
+    needs_cuda,
+    needs_triton,
+)
 from normal_guidance.core.ragged.products import (
     dot,
     pool,
@@ -21,11 +26,6 @@ from normal_guidance.core.ragged.products import (
     stacked_dot,
     stacked_pool,
     stacked_spread,
-)
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="TRITON IS NOT INSTALLED: THE CUDA KERNELS ARE NOT TESTED HERE"
 )
 
 ROWS, LONGEST = 93, 72

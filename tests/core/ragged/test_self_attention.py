@@ -5,24 +5,17 @@ and pytest alone: `pytest --noconftest tests/core/ragged/test_self_attention.py`
 cannot carry run-time shape checks, so those tests start this file as a script.
 """
 
-import importlib.util
 import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from in_a_process import assert_script_passes, let_interpreter_loop
 from torch import Tensor
 from torch.func import vmap
 
+from in_a_process import assert_script_passes, let_interpreter_loop, needs_cuda, needs_triton
 from normal_guidance.core.ragged import self_attention
 from normal_guidance.core.ragged.self_attention import attend
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="TRITON KERNELS NOT TESTED: triton is missing; pip install triton runs them in its interpreter",
-)
 
 CONFIGS, UNUSED = 2, 5
 GARBAGE = 1e4

@@ -6,22 +6,22 @@ some tests start in a process of their own: `compiled [cuda]` or, with TRITON_IN
 
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 import torch
-from in_a_process import assert_compiled_equals_eager, assert_script_passes, let_interpreter_loop
 from torch import Tensor
 from torch.func import vmap
 
+from in_a_process import (
+    assert_compiled_equals_eager,
+    assert_script_passes,
+    let_interpreter_loop,
+    needs_cuda,
+    needs_triton,
+)
 from normal_guidance.core.layers import Sm
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.ragged.smoothing import smooth, stacked_kernel_gradient, stacked_smooth
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="TRITON IS NOT INSTALLED: THE CUDA KERNELS ARE NOT TESTED HERE"
-)
 
 ROWS, LONGEST, T = 93, 72, 10
 FIRST, COUNT = [5, 0, 80, 2, 90], [70, 1, 5, 2, 0]
