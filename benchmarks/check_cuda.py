@@ -4,8 +4,9 @@
 
 A case trains two configurations for some steps by `training.sweep` as users call it, so whatever engine takes over
 counts, and compares the loss of every step after the first with the CPU's: it depends on all gradients before it.
-Differences are relative to losses above 1, as those with a large L1 term are.  "took over" counts the cases in which the packed engine had to.  The
-methods with eight heads must refuse the width 1,001 and name the widths beside it that work.
+Differences are relative to losses above 1, as those with a large L1 term are.  No case counts as little work, which the
+packed engine would do; "took over" counts the cases in which it had to.  The methods with eight heads must refuse the
+width 1,001 and name the widths beside it that work.
 
 Groups of a width and a length run side by side in `--jobs` processes.  A case that fails is named with its reason.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.method_names import SLICE_REFERENCE
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
+from normal_guidance.training import execution
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import Precision
 from normal_guidance.training.execution import EngineName, Execution
@@ -99,18 +102,25 @@ def make_scans(lengths: Lengths, width: int, scans: int, seed: int) -> Bags:
     return Bags(features, sizes, labels, slice_labels=labels.repeat_interleave(sizes))
 
 
-def losses(method: str, train: Bags, val: Bags, batch_size: int, execution: Execution) -> torch.Tensor:
+def losses(method: str, train: Bags, val: Bags, batch_size: int, how: Execution) -> torch.Tensor:
     """The mean loss of every epoch but the first; an epoch is one or two steps."""
     field = 11 if method == SLICE_REFERENCE else None
     base = Config(method, epochs=2, batch_size=batch_size, receptive_field=field)
-    return sweep(grid(base, lr=[0.1, 0.01], l1=[0.01]), train, val, execution).history[1:, :, HISTORY.index("loss")]
+    return sweep(grid(base, lr=[0.1], l1=[0.0, 0.001]), train, val, how).history[1:, :, HISTORY.index("loss")]
 
 
 def check_group(
-    width: int, lengths: str, methods: Sequence[str], precisions: Sequence[Precision], device: str, engine: str | None
+    width: int,
+    lengths: str,
+    methods: Sequence[str],
+    precisions: Sequence[Precision],
+    device: str,
+    engine: EngineName | None,
+    threads: int,
 ) -> list[Outcome]:
     """All methods and precisions on scans of one width and length."""
-    torch.set_num_threads(4)
+    torch.set_num_threads(threads)
+    execution.RECORDING_SECONDS = 0.0
     said, log = Said(), logging.getLogger("normal_guidance")
     log.addHandler(said)
     log.propagate = False
@@ -148,7 +158,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--lengths", type=names(LENGTHS), default=list(LENGTHS))
     parser.add_argument("--engine", choices=get_args(EngineName), help="else the sweep chooses")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--commit", help="to report where the code has come without its repository")
     return parser.parse_args(arguments)
 
@@ -169,11 +179,10 @@ def main(arguments: list[str]) -> int:
     begin, found = time.perf_counter(), []
     # The longest first: a group that begins last should be short.
     groups = [(int(width), lengths) for lengths in reversed(options.lengths) for width in reversed(options.widths)]
+    threads = max(1, (os.cpu_count() or 1) // options.jobs)
+    how = (options.methods, options.precisions, options.device, options.engine, threads)
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        waiting = {
-            pool.submit(check_group, *group, options.methods, options.precisions, options.device, options.engine): group
-            for group in groups
-        }
+        waiting = {pool.submit(check_group, *group, *how): group for group in groups}
         for done in as_completed(waiting):
             outcomes = done.result()
             found += outcomes

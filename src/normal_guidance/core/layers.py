@@ -397,8 +397,9 @@ class SpectralLinear(nn.Linear):
 
 def _leading_vector(gram: Float[Tensor, "n n"], squarings: int) -> Float[Tensor, "n"]:
     """The eigenvector of a positive semi-definite matrix's largest eigenvalue, by repeated squaring."""
-    for _ in range(squarings):
-        gram = gram / gram.norm().clamp_min(torch.finfo(gram.dtype).tiny)
+    for number in range(squarings):
+        if number % 3 == 0:  # often enough: the largest eigenvalue, at least n**-.5 then, does not vanish in between
+            gram = gram / gram.norm().clamp_min(torch.finfo(gram.dtype).tiny)
         gram = gram @ gram
     # Every column is now a multiple of the eigenvector: take the longest.
     longest = torch.arange(len(gram), device=gram.device) == gram.diagonal().argmax()

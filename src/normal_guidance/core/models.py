@@ -217,11 +217,10 @@ class SmAP(nn.Module):
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
-        projected = F.linear(rows, self.hidden.normalized_weight().to(rows.dtype))
-        evidence = rows @ self.classifier.weight[0].to(rows.dtype)
-        width = projected.shape[1]
-        unused = rows.new_zeros(len(rows), -(width + 1) % 4)  # matrix units load a multiple of 4 faster
-        smooth = self.sm(torch.cat([projected, evidence[:, None], unused], dim=1), layout)
+        width = self.hidden.out_features
+        unused = self.classifier.weight.new_zeros(-(width + 1) % 4, rows.shape[1])  # matrix units load 4 at a time
+        weight = torch.cat([self.hidden.normalized_weight(), self.classifier.weight, unused])
+        smooth = self.sm(F.linear(rows, weight.to(rows.dtype)), layout)
         vector = self.score.normalized_weight()[0]
         scores = projected_scores(smooth[:, :width], self.hidden.bias, vector, layout) + self.score.bias
         return _attend_and_classify(scores, smooth[:, width], self.classifier.bias, layout)

@@ -44,7 +44,9 @@ def gradients(
     inner = torch.empty_like(columns)
     block = _block(hidden)
     blocks = triton.cdiv(rows, block["BLOCK"])
-    parts = columns.new_empty(2, configurations, blocks, hidden, dtype=torch.float32)
+    bias_parts, vector_parts = (
+        columns.new_empty(configurations, blocks, hidden, dtype=torch.float32) for _ in range(2)
+    )
     with torch.cuda.device_of(columns):
         _gradients_kernel[(blocks, configurations)](
             gradient.contiguous(),
@@ -52,16 +54,15 @@ def gradients(
             bias.contiguous(),
             vector.contiguous(),
             inner,
-            parts[0],
-            parts[1],
+            bias_parts,
+            vector_parts,
             *columns.stride(),
             *inner.stride(),
             rows,
             HIDDEN=hidden,
             **block,
         )
-    d_bias, d_vector = parts.sum(2).unbind()
-    return inner, d_bias.to(bias.dtype), d_vector.to(vector.dtype)
+    return inner, bias_parts.sum(1).to(bias.dtype), vector_parts.sum(1).to(vector.dtype)
 
 
 def _block(hidden: int) -> dict[str, int]:
