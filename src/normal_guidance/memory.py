@@ -1,8 +1,11 @@
-"""Keeps freed memory in the process for its next use."""
+"""Memory: what the machine has, what this process took, and keeping what was freed for its next use."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 _LARGEST = 2**30
@@ -20,3 +23,47 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):  # not glibc
         return False
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def peak_bytes(device: str) -> int:
+    """Return the most memory that was taken so far: on CUDA of the card, else by this process.
+
+    Example:
+        >>> peak_bytes("cpu") > 2**20
+        True
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_reserved(device)
+    import resource  # Windows has none
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def machine_memory() -> tuple[int, int | None]:
+    """Return the bytes that a program may use, and those that are free or reclaimable, where the system reports them.
+
+    Example:
+        >>> total, free = machine_memory()
+        >>> 0 < free <= total
+        True
+    """
+    lines = (line.split() for line in (read_line("/proc/meminfo") or "").splitlines())
+    known = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if len(words) > 1}
+    total = known.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = known.get("MemAvailable")
+    limit = read_line("/sys/fs/cgroup/memory.max") or "max"
+    if limit != "max" and int(limit) < total:
+        total = int(limit)
+        used = int(read_line("/sys/fs/cgroup/memory.current") or 0)
+        free = max(0, total - used) if free is None else min(free, max(0, total - used))
+    return total, free
+
+
+def read_line(file: str) -> str | None:
+    """Return the text of one of the system's own files, or None where there is none."""
+    try:
+        return Path(file).read_text().strip()
+    except OSError:
+        return None

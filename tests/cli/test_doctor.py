@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from normal_guidance import __version__
+from normal_guidance import __version__, memory
 from normal_guidance.cli import app
 from normal_guidance.cli.doctor import checks, machine, packages, probes
 from normal_guidance.cli.doctor.checks import Check, Diagnosis
@@ -218,11 +218,12 @@ def test_a_container_has_less_than_its_machine(monkeypatch):
         "/sys/fs/cgroup/memory.current": str(2**28),
         "/proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nHugePages_Total: 0",
     }
-    monkeypatch.setattr(machine, "_read", files.get)
+    for module in (machine, memory):
+        monkeypatch.setattr(module, "read_line", files.get)
     assert machine.usable_cores() == 0.5
-    assert machine.memory() == (2**30, 2**30 - 2**28)
+    assert memory.machine_memory() == (2**30, 2**30 - 2**28)
     del files["/sys/fs/cgroup/memory.max"]
-    assert machine.memory() == (2**34, 2**33)
+    assert memory.machine_memory() == (2**34, 2**33)
 
 
 def test_the_viewers_page(monkeypatch, tmp_path):

@@ -79,6 +79,24 @@ def test_from_features_to_the_page(phantom, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
+def test_a_dry_run_estimates_every_method_and_writes_nothing(store, tmp_path):
+    splits = ("--split", store.parent / "splits")
+    options = (store, *splits, "--methods", "mean,ng", "--sensitivity", *QUICK, "--out", tmp_path / "out", "--dry-run")
+    result = invoke(*options, "--json")
+    assert result.exit_code == 0, result.output
+    methods = {one["method"]: (one["runs"], one["configs"]) for one in json.loads(result.stdout)["methods"]}
+    runs = len(list((store.parent / "splits").iterdir()))
+    assert methods == {
+        "mean": (runs, 32),
+        "ng": (runs, 32),
+        "slice_reference": (runs, 32),
+        "scan_reference": (runs, 32),
+        "ng, sensitivity": (runs, 288),
+    }
+    assert not (tmp_path / "out").exists()
+    assert "not the cluster auto; leave out --ray" in refused(*options, "--ray", "auto")
+
+
 def test_splits_may_be_repeated_and_grow(store, tmp_path):
     first, second = sorted((store.parent / "splits").iterdir())
     options = ("--methods", "mean", *QUICK, "--out", tmp_path / "out")

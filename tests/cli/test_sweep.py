@@ -47,6 +47,32 @@ def rows(output: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
 
 
+def test_a_dry_run_estimates_and_writes_nothing(store: Path, tmp_path: Path) -> None:
+    arguments = (store, "-o", tmp_path / "out", "--methods", "mean,ng", "--seeds", "0,3", *QUICK, "--dry-run")
+    output = sweep(*arguments)
+    assert "72 scans, " in output
+    assert "3 batches x 2 epochs" in output
+    found = rows(output)
+    assert [row[:4] for row in found] == [["mean", "2", "2", "packed"], ["ng", "2", "2", "packed"]]
+    assert "Nothing was written." in output
+    document = json.loads(sweep(*arguments, "--json"))
+    assert [one["method"] for one in document["methods"]] == ["mean", "ng"]
+    assert document["total_s"] == pytest.approx(sum(one["runs"] * one["total_s"] for one in document["methods"]))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("fast", "--engine fast is unknown; choose one of auto, packed, recorded, compiled"),
+        ("compiled", "--engine compiled is for CUDA; on cpu use auto or packed"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_an_error(given: str, said: str, store: Path, tmp_path: Path) -> None:
+    output = sweep(store, "-o", tmp_path, *QUICK, "--engine", given, code=2)
+    assert said in " ".join(output.split())
+
+
 def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
     arguments = (store, "--methods", "abmil,ng", "--seeds", "0,3", "--out", tmp_path, "--no-train-above-val", *QUICK)
     output = sweep(*arguments)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json
+from normal_guidance.cli.training_estimate import DryRun, print_estimates
 from normal_guidance.cli.training_options import COMPUTING, TrainingOptions, methods_option, with_training_options
+from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from normal_guidance.data.manifest import Manifest
@@ -64,6 +66,7 @@ def experiment(
             rich_help_panel=COMPUTING,
         ),
     ] = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every method on every split, and the supervised references; test, compare, and write report.html.
@@ -78,9 +81,10 @@ def experiment(
     from normal_guidance.cli.reproduce import choose_methods, make_listener, show_page
     from normal_guidance.core.models import EVERY_METHOD
     from normal_guidance.evaluation.stored_features import stored_dataset
-    from normal_guidance.evaluation.study import Study
+    from normal_guidance.evaluation.study import Study, study_jobs
+    from normal_guidance.evaluation.study_estimate import estimate_study
     from normal_guidance.reports.experiment_report import write_report
-    from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
+    from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity, sensitivity_jobs
     from normal_guidance.training.config import grid_of_method, sensitivity_grid
 
     names = choose_methods(methods, sensitivity=False)
@@ -99,11 +103,18 @@ def experiment(
     manifest = _manifest(index, data)
     console, train = make_console(stderr=as_json), _cluster(ray)
     listener = make_listener(console)
-    results = reproduce(study, make_grid=partial(grid_of_method, **axes), listener=listener, train=train)
-    if sensitivity:
-        guided = tuple(name for name in names if EVERY_METHOD[name].guided)
-        make_grid = partial(sensitivity_grid, **{axis: axes[axis] for axis in axes if axis in ("lr", "l1")})
-        reproduce_sensitivity(replace(study, methods=guided), make_grid=make_grid, listener=listener, train=train)
+    make_grid = partial(grid_of_method, **axes)
+    guided = tuple(name for name in names if EVERY_METHOD[name].guided) if sensitivity else ()
+    varied = partial(sensitivity_grid, **{axis: axes[axis] for axis in axes if axis in ("lr", "l1")})
+    if dry_run:
+        if ray is not None:
+            raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
+        jobs = study_jobs(study, make_grid) + sensitivity_jobs(replace(study, methods=guided), varied)
+        print_estimates(estimate_study(study, jobs), console, as_json)
+        return
+    results = reproduce(study, make_grid=make_grid, listener=listener, train=train)
+    if guided:
+        reproduce_sensitivity(replace(study, methods=guided), make_grid=varied, listener=listener, train=train)
     page = write_report(study, manifest=manifest)
     if as_json:
         print_json(json.loads(results.json()))

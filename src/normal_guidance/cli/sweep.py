@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json
+from normal_guidance.cli.training_estimate import DryRun, print_estimates
 from normal_guidance.cli.training_options import (
     TrainingOptions,
     methods_option,
@@ -56,6 +57,7 @@ def sweep(
         float,
         typer.Option(callback=_above_zero, help="Save it also after so many minutes."),
     ] = 5.0,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Train methods on stored features, all configurations of the grid at once, and score the winners on the test part.
@@ -70,6 +72,9 @@ def sweep(
     training.check_guidance(names)
     parts = open_parts(store, split)
     console = make_console(stderr=as_json)
+    if dry_run:
+        _estimate(console, out, grids, parts, execution, as_json)
+        return
     given = {"store": store, "split": split, "methods": methods, "seeds": seeds, "out": out, **asdict(training)}
     given |= {"save_epochs": save_epochs, "save_minutes": save_minutes}
     saving = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
@@ -79,6 +84,26 @@ def sweep(
         return
     console.print(_table(runs, scored=parts[2] is not None))
     say(console, f"Runs: {out}")
+
+
+def _estimate(
+    console: Console,
+    out: Path,
+    grids: Mapping[tuple[str, int], tuple[Config, ...]],
+    parts: tuple[FeatureStore, FeatureStore, FeatureStore | None],
+    execution: Execution,
+    as_json: bool,
+) -> None:
+    """Print what the runs would take; the seeds of a method take equally long."""
+    from normal_guidance.evaluation.runs import check_sweep
+    from normal_guidance.training.estimate import estimate_sweep
+
+    for (method, seed), configs in grids.items():
+        check_sweep(out / method / str(seed), configs, *parts, execution)
+    methods = list(dict.fromkeys(method for method, _ in grids))
+    grids_of = {method: [configs for (name, _), configs in grids.items() if name == method] for method in methods}
+    found = [(estimate_sweep(same[0], *parts[:2], execution), len(same)) for same in grids_of.values()]
+    print_estimates(found, console, as_json)
 
 
 def _run_all(

@@ -261,10 +261,13 @@ def train_study(
     study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
 ) -> None:
     """Train and score what the study's folder lacks: its methods, and the oracle or both supervised references."""
-    wanted = wanted_of(study)
-    trained = [method for method in wanted if method not in FORMS]
-    untrained = [method for method in wanted if method in FORMS]
-    train_jobs(study, jobs_of(study, trained, make_grid), listener, train, untrained)
+    untrained = [method for method in wanted_of(study) if method in FORMS]
+    train_jobs(study, study_jobs(study, make_grid), listener, train, untrained)
+
+
+def study_jobs(study: Study, make_grid: MakeGrid = grid) -> list[TrainingJob]:
+    """Return the jobs of everything in a study that is trained."""
+    return jobs_of(study, [method for method in wanted_of(study) if method not in FORMS], make_grid)
 
 
 def wanted_of(study: Study) -> list[str]:

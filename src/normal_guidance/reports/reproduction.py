@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.study import Listener, MakeGrid, Study, Train, jobs_of, train_jobs, train_study
+from normal_guidance.evaluation.study import (
+    Listener,
+    MakeGrid,
+    Study,
+    Train,
+    TrainingJob,
+    jobs_of,
+    train_jobs,
+    train_study,
+)
 from normal_guidance.evaluation.study_folder import SENSITIVITY
 from normal_guidance.reports.study_tables import Results, collect, collect_sensitivity
 from normal_guidance.training.config import grid, sensitivity_grid
@@ -54,9 +63,13 @@ def reproduce_sensitivity(
         if not EVERY_METHOD[method].guided:
             guided = ", ".join(name for name in EVERY_METHOD if EVERY_METHOD[name].guided)
             raise UserError(f"method {method!r} has no guidance to vary; choose among {guided}")
-    folder = study.folder / SENSITIVITY
-    train_jobs(study, jobs_of(study, study.methods, make_grid, folder, f"{SENSITIVITY} of "), listener, train)
+    train_jobs(study, sensitivity_jobs(study, make_grid), listener, train)
     results = {method: collect_sensitivity(study.folder, study.dataset.name, method) for method in study.methods}
     for method, one in results.items():
-        one.write(folder, method)
+        one.write(study.folder / SENSITIVITY, method)
     return results
+
+
+def sensitivity_jobs(study: Study, make_grid: MakeGrid = sensitivity_grid) -> list[TrainingJob]:
+    """The jobs of the study's methods with every divergence and lambda."""
+    return jobs_of(study, study.methods, make_grid, study.folder / SENSITIVITY, f"{SENSITIVITY} of ")

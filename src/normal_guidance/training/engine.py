@@ -138,6 +138,20 @@ class PackedEngine(Engine):
             synchronize(self.device)
         return time.perf_counter() - begin
 
+    def saved_bytes(self) -> int:
+        """Memory of all that the forward pass of the first batch keeps for the gradients."""
+        batch, found = torch.arange(self.batch_size), 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal found
+            found += tensor.nbytes
+            return tensor
+
+        for _, rows, layout in self._read(self.train, [batch]):
+            with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+                self.stack.losses(self.weights, rows, layout, self.train_targets.of(batch).to(self.device))
+        return found
+
     def _gradients(self, batch: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         labels = self.train_targets.of(batch).to(self.device)
         loss, logits = self.stack.losses(self.weights, rows, layout, labels)

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import torch
 
 from normal_guidance.errors import UserError
+from normal_guidance.memory import machine_memory
 from normal_guidance.training.batches import Scans, draw_orders
 from normal_guidance.training.config import Config
 from normal_guidance.training.engine import Engine, PackedEngine, Precision, SlottedEngine, slot_numbers, synchronize
@@ -27,6 +28,12 @@ RECORDING_SECONDS = 8.0
 COMPILING_SECONDS, COMPILED_SHARE = 60.0, 0.75
 """How long the compiler takes at most, and the time of a compiled step as a share of a recorded one (likewise).  They
 decide whether the epochs that remain are worth compiling."""
+
+MEMORY_SHARE = 0.6
+"""Share of the free memory that training on the CPU may take: the system ends a process that takes too much."""
+
+COPIES = 5
+"""Weights, momenta, gradients, those of the best epoch, and one for the step."""
 
 SLOT_CLASSES = 3
 """The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
@@ -107,6 +114,25 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution: Execution) -> int:
+    """The most configurations to train together: as many as asked for, on the CPU at most what its memory holds.
+
+    A card says when its memory runs out, and the chunk is then halved; a machine ends the process.
+    """
+    wanted = min(execution.chunk or len(configs), len(configs))
+    free = machine_memory()[1]
+    if torch.device(execution.device).type != "cpu" or free is None or wanted == 1:
+        return wanted
+    dtype = torch.float64 if execution.precision == "float64" else torch.float32
+    stack = Stack.of(configs[:1], train.width, "cpu", dtype)
+    one = PackedEngine(stack, train, val, configs[0].batch_size, execution.precision)
+    weights = sum(value.nbytes for value in one.parameters.values())
+    fits = int(MEMORY_SHARE * free / (COPIES * weights + one.saved_bytes()))
+    if fits < wanted:
+        _log.warning("memory holds %d of %d configurations together; they are trained in parts", max(1, fits), wanted)
+    return max(1, min(wanted, fits))
+
+
 def choose_engine(
     configs: Sequence[Config], train: Scans, val: Scans, execution: Execution, seed: int, epochs: int
 ) -> Engine:
@@ -161,6 +187,17 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:200]}".removesuffix(": ")
 
 
+def compiled_seconds(rest: float) -> float | None:
+    """The time of work that takes `rest` seconds recorded, if it is compiled first; None where that would not be less.
+
+    Example:
+        >>> compiled_seconds(1000.0), compiled_seconds(100.0)
+        (810.0, None)
+    """
+    compiled = COMPILING_SECONDS + COMPILED_SHARE * rest
+    return compiled if compiled < rest else None
+
+
 class Compiler:
     """Compiles an engine's step once, when the rest of the training takes longer than compiling would."""
 
@@ -177,8 +214,7 @@ class Compiler:
             self.begin = time.monotonic()
             return
         engine, self.engine = self.engine, None
-        rest = left * (time.monotonic() - self.begin)
-        if (1 - COMPILED_SHARE) * rest < COMPILING_SECONDS:
+        if compiled_seconds(left * (time.monotonic() - self.begin)) is None:
             return
         try:
             engine.compile()

@@ -27,6 +27,7 @@ from normal_guidance.training.execution import (
     Execution,
     choose_engine,
     current_device,
+    fitting_chunk,
     is_out_of_memory,
     release_memory,
 )
@@ -93,11 +94,11 @@ def sweep(
     """
     check_together(configs)
     execution = execution or Execution()
-    _check_scans(configs[0], train, val)
+    check_scans(configs[0], train, val)
     pool = configs[0].spec.pool
     if pool is not None:
         train, val = pool_scans(train, pool), pool_scans(val, pool)
-    state = SweepState.begin(configs, execution.chunk)
+    state = SweepState.begin(configs, fitting_chunk(configs, train, val, execution))
     keeper = Keeper(checkpoint)
     state = keeper.resume(state)
     with matrix_precision(execution.precision), current_device(execution.device):
@@ -122,7 +123,8 @@ def sweep(
     )
 
 
-def _check_scans(config: Config, train: Scans, val: Scans) -> None:
+def check_scans(config: Config, train: Scans, val: Scans) -> None:
+    """Refuse scans that no run can be trained on."""
     check_batch_size(len(train.lengths), config.batch_size)
     if train.width != val.width:
         raise UserError(f"training scans have {train.width} features, validation scans {val.width}; encode both alike")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from normal_guidance import __version__
 from normal_guidance.cli.doctor import packages
-from normal_guidance.cli.doctor.machine import GIB, disk, in_gib, memory, usable_cores
+from normal_guidance.cli.doctor.machine import GIB, disk, in_gib, usable_cores
 from normal_guidance.cli.doctor.packages import (
     GONE,
     clone,
@@ -33,6 +33,7 @@ from normal_guidance.cli.doctor.packages import (
     version_of,
     wrong_packages,
 )
+from normal_guidance.memory import machine_memory
 from normal_guidance.source_version import source_version
 
 EXTRAS = {
@@ -292,7 +293,7 @@ def check_machine() -> Iterator[Check]:
     """Report cores, memory, and free space on the disks that are written to."""
     from normal_guidance.features.weights import cache_folder
 
-    cores, (total, free) = usable_cores(), memory()
+    cores, (total, free) = usable_cores(), machine_memory()
     yield Check("cpu", "ok", f"{cores:g} cores ({platform.machine()})", details={"cores": cores})
     room = "" if free is None else f", {in_gib(free)} free"
     yield Check("memory", "ok", f"{in_gib(total)}{room}", details={"bytes": total, "free": free})

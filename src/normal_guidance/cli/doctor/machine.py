@@ -1,10 +1,12 @@
-"""The cores, memory and disk that a program may use; in a container, less than the machine has."""
+"""The cores and the disk that a program may use; in a container, less than the machine has."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
+
+from normal_guidance.memory import read_line
 
 GIB = 2**30
 
@@ -17,28 +19,8 @@ def usable_cores() -> float:
         True
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    quota, _, period = (read_line("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
     return float(cores) if quota == "max" else min(float(cores), int(quota) / int(period))
-
-
-def memory() -> tuple[int, int | None]:
-    """Return total bytes, and available bytes (free or reclaimable) where the system reports them.
-
-    Example:
-        >>> total, free = memory()
-        >>> 0 < free <= total
-        True
-    """
-    lines = (line.split() for line in (_read("/proc/meminfo") or "").splitlines())
-    known = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if len(words) > 1}
-    total = known.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = known.get("MemAvailable")
-    limit = _read("/sys/fs/cgroup/memory.max") or "max"
-    if limit != "max" and int(limit) < total:
-        total = int(limit)
-        used = int(_read("/sys/fs/cgroup/memory.current") or 0)
-        free = max(0, total - used) if free is None else min(free, max(0, total - used))
-    return total, free
 
 
 def disk(folder: Path) -> tuple[Path, int, bool]:
@@ -60,10 +42,3 @@ def in_gib(size: int) -> str:
         ('1.5 GiB', '200 GiB')
     """
     return f"{size / GIB:.1f} GiB" if size < 100 * GIB else f"{size / GIB:.0f} GiB"
-
-
-def _read(file: str) -> str | None:
-    try:
-        return Path(file).read_text().strip()
-    except OSError:
-        return None

@@ -1,0 +1,28 @@
+"""Sizes and times in the words of the commands."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+def size_text(count: int) -> str:
+    """Return bytes in the largest unit that fits.
+
+    Example:
+        >>> size_text(288), size_text(5 * 2**20), size_text(3 * 2**40)
+        ('288 bytes', '5.0 MiB', '3,072.0 GiB')
+    """
+    for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:,.1f} {name}"
+    return f"{count} bytes"
+
+
+def time_text(seconds: float) -> str:
+    """Return seconds as hours, minutes and seconds.
+
+    Example:
+        >>> time_text(3723.4)
+        '1:02:03'
+    """
+    return str(timedelta(seconds=round(seconds)))
