@@ -202,6 +202,25 @@ def test_the_gpu_or_why_not(monkeypatch, torch, nvidia, state, found, fix):
     assert bool(fix) == bool(check.fix)
 
 
+@pytest.mark.parametrize(
+    ("triton", "capability", "state", "found"),
+    [
+        ("3.6.0", "9.0", "ok", "Triton 3.6.0; kept in /caches/triton and /caches/inductor"),
+        (None, "9.0", "none", "Triton is not installed; training on the card uses the packed engine"),
+        ("3.6.0", "7.5", "none", "T4 has capability 7.5; training on the card uses the packed engine"),
+    ],
+)
+def test_the_kernels_of_a_card_and_their_place(monkeypatch, triton, capability, state, found):
+    monkeypatch.setattr(checks, "version_of", lambda package: triton)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/caches/triton")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/caches/inductor")
+    card = {"name": "T4", "bytes": 2**34, "capability": capability}
+    (check,) = checks.check_kernels({"cuda": "13.0", "devices": [card], "why": None})
+    assert check.state == state
+    assert check.found.startswith(found)
+    assert list(checks.check_kernels({"cuda": None, "devices": [], "why": "no card"})) == []
+
+
 def test_a_full_or_closed_disk_is_told(monkeypatch):
     def states() -> dict[str, str]:
         return {check.name: check.state for check in checks.check_machine() if check.name.startswith("disk")}

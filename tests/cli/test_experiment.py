@@ -77,8 +77,6 @@ def test_from_features_to_the_page(phantom, tmp_path):
     assert missing == f"error: {tmp_path / 'manifest.parquet'} is not there; run nguide index first\n"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unrendered")
 def test_a_dry_run_estimates_every_method_and_writes_nothing(store, tmp_path):
     splits = ("--split", store.parent / "splits")
     options = (store, *splits, "--methods", "mean,ng", "--sensitivity", *QUICK, "--out", tmp_path / "out", "--dry-run")
@@ -97,6 +95,8 @@ def test_a_dry_run_estimates_every_method_and_writes_nothing(store, tmp_path):
     assert "not the cluster auto; leave out --ray" in refused(*options, "--ray", "auto")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unrendered")
 def test_splits_may_be_repeated_and_grow(store, tmp_path):
     first, second = sorted((store.parent / "splits").iterdir())
     options = ("--methods", "mean", *QUICK, "--out", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The compiled engine on a GPU trains like the plain one on the CPU; also runs without conftest."""
+"""The recorded and the compiled engine on a GPU train like the packed one on the CPU; also runs without conftest."""
 
 import time
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.training import execution
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import SlottedEngine, matrix_precision, slot_numbers
 from normal_guidance.training.execution import Execution
@@ -19,6 +20,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 FEATURES = 64
 TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "bf16": 3e-2}
 """Absolute tolerance of the loss after three epochs."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed engine would do these tests."""
+    monkeypatch.setattr(execution, "RECORDING_SECONDS", 0.0)
 
 
 def scans() -> tuple[Bags, Bags]:
@@ -51,6 +58,35 @@ def test_a_gpu_trains_as_the_cpu_does(method: str, precision: str) -> None:
     got = sweep(configs(method), train, val, Execution("cuda", precision))
     assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
     assert (got.history[:, :, 2] - want.history[:, :, 2]).abs().max() < 10 * TOLERANCE[precision]
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "engine"),
+    [
+        ("ng", "tf32", "compiled"),
+        ("smap", "float32", "compiled"),
+        ("mhng", "bf16", "compiled"),
+        ("transmil_bells_ng", "bf16", "compiled"),
+        ("smtp", "tf32", "packed"),
+    ],
+)
+def test_an_engine_that_was_asked_for_trains_as_the_cpu_does(method: str, precision: str, engine: str) -> None:
+    train, val = scans()
+    want = sweep(configs(method), train, val)
+    got = sweep(configs(method), train, val, Execution("cuda", precision, engine))
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+
+
+def test_a_step_is_compiled_while_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, val = scans()
+    want = sweep(configs("ng", epochs=5), train, val)
+    monkeypatch.setattr(execution, "COMPILING_SECONDS", 0.0)
+    compiled: list[SlottedEngine] = []
+    compile_step = SlottedEngine.compile
+    monkeypatch.setattr(SlottedEngine, "compile", lambda engine: (compiled.append(engine), compile_step(engine)))
+    got = sweep(configs("ng", epochs=5), train, val, Execution("cuda", "float32"))
+    assert [engine.compiled for engine in compiled] == [True]
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("width", [11, 12])

@@ -5,6 +5,7 @@ Nothing heavy is imported here: `normal_guidance.cli.doctor.probes` imports pack
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,6 +48,9 @@ EXTRAS = {
 
 PROBE_SECONDS = 60.0
 """Time limit of an import; a network disk may need some seconds."""
+
+KERNELS_NEED = 8.0
+"""The compute capability that the recorded and the compiled engine need."""
 
 LOW_DISK = 5 * GIB
 """Less free space than this is reported: the features of 20,000 scans need about as much."""
@@ -122,6 +127,7 @@ def examine() -> Diagnosis:
         check_codecs(found["codecs"]),
         *check_weights(encoders_ready=extras[1].state == "ok"),
         check_gpu(torch),
+        *check_kernels(torch),
         *check_machine(),
         *check_viewer(node),
     ]
@@ -278,6 +284,31 @@ def check_gpu(torch: Found) -> Check:
     return Check(
         "gpu", "broken", f"there is one, but {torch['why']}", "training and encoding fast", again, details=torch
     )
+
+
+def check_kernels(torch: Found) -> Iterator[Check]:
+    """Report whether the fast engines can run on a card, and where they keep what they compiled."""
+    if not torch.get("devices"):
+        return
+    triton, old = version_of("triton"), [one for one in torch["devices"] if float(one["capability"]) < KERNELS_NEED]
+    caches = kernel_caches()
+    kept = " and ".join(map(str, caches.values()))
+    if triton and not old:
+        yield Check("gpu kernels", "ok", f"Triton {triton}; kept in {kept}", details={"triton": triton, **caches})
+        return
+    why = "Triton is not installed" if not triton else f"{old[0]['name']} has capability {old[0]['capability']}"
+    found = f"{why}; training on the card uses the packed engine, which is several times slower"
+    yield Check("gpu kernels", "none", found, fix="" if triton else pip_install("triton"), details={"triton": triton})
+
+
+def kernel_caches() -> dict[str, str]:
+    """Return the folders in which Triton and torch's compiler keep kernels, so that they are compiled once."""
+    user = re.sub(r"[\\/:*?\"<>|]", "_", getpass.getuser())
+    places = {
+        "kernels": ("TRITON_CACHE_DIR", Path(os.environ.get("TRITON_HOME", Path.home())) / ".triton" / "cache"),
+        "compiled": ("TORCHINDUCTOR_CACHE_DIR", Path(tempfile.gettempdir()) / f"torchinductor_{user}"),
+    }
+    return {name: os.environ.get(variable) or str(place) for name, (variable, place) in places.items()}
 
 
 def _has_nvidia() -> bool:
