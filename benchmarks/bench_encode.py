@@ -86,7 +86,7 @@ def time_decoding(manifest: Manifest, preprocessing: Preprocessing) -> tuple[flo
     images, begin = [], time.perf_counter()
     for row in manifest:
         volume, _ = read_volume(row, manifest.root)
-        images.append(torch.from_numpy(preprocessing.apply(volume)))
+        images.append(preprocessing.apply(torch.from_numpy(volume)))
     return time.perf_counter() - begin, images
 
 

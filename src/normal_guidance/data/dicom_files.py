@@ -105,8 +105,8 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
 def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
     """The elements of a plain file; None for any other, and for a damaged one, which pydicom reads.
 
-    A plain file is explicit little endian, its tags ascend, and uncompressed pixels end it.  Most CT slices are: this is
-    five times as fast as `dcmread`, and the pixels are not copied.
+    A plain file is explicit little endian, its tags ascend, and uncompressed pixels end it.  This is several times as
+    fast as `dcmread`, and the pixels are not copied.
     """
     if content[128:132] != b"DICM":
         return None

@@ -339,7 +339,7 @@ def _may_wrap(image: _Image, slope: float, intercept: float) -> bool:
 def _is_exact(bounds: tuple[int, int], slope: float, intercept: float) -> bool:
     """Whether HU of stored values between the bounds are whole numbers that int16 holds."""
     ends = [slope * bound + intercept for bound in bounds]
-    return slope.is_integer() and intercept.is_integer() and -(2**15) <= min(ends) and max(ends) < 2**15
+    return slope.is_integer() and intercept.is_integer() and min(ends) >= -(2**15) and max(ends) < 2**15
 
 
 def _write_hu(hu: np.ndarray, pixels: Integer[np.ndarray, "rows columns"], slope: float, intercept: float) -> None:

@@ -1,7 +1,7 @@
 """From scans to a feature store: `nguide encode`, on this machine or, with `ray_cluster`, on many.
 
-Worker processes decode scans; this process runs the encoder over their slices in fixed batches, while the next ones
-are being decoded.  Consecutive scans of the manifest are packed into units.  A complete unit is saved atomically, so a
+Worker processes read scans; this process runs the encoder over their slices in fixed batches, while the next ones
+are being read.  Consecutive scans of the manifest are packed into units.  A complete unit is saved atomically, so a
 killed job loses only its current unit.  The features of a unit depend on its scans alone: a scan that cannot be decoded
 leaves zeros in the batch, so that the others' bits do not change, and is left out of the store.  So the store is the
 same byte for byte whether or not the job was killed, for any number of workers or machines, as long as the encoder's
@@ -49,6 +49,7 @@ from normal_guidance.features.encoding_machine import (
     UNIT,
     EncodingBackend,
     EncodingOptions,
+    Inputs,
     Load,
     Machine,
     Setup,
@@ -162,7 +163,7 @@ def encode(
             if done is None:
                 plan = _EncodingPlan(manifest, parts, options, dtype, out, identity, watch)
                 with _backend(setup, encoder, pool, ray) as machine:
-                    done = _run(plan, job, machine, Decoding(read, root, options.repair, preprocessing))
+                    done = _run(plan, job, machine, Inputs(Decoding(read, root, options.repair), preprocessing))
             job.remove()
         return done
 
@@ -189,14 +190,14 @@ class _EncodingPlan:
         return _rows(self.manifest, self.units[unit])
 
 
-def _run(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding) -> EncodingResult:
-    if decoding.preprocessing.statistics is None:
-        measured = _measure_training_scans(plan, job, machine, decoding)
-        decoding = replace(decoding, preprocessing=decoding.preprocessing.with_statistics(measured))
+def _run(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs) -> EncodingResult:
+    if inputs.preprocessing.statistics is None:
+        measured = _measure_training_scans(plan, job, machine, inputs)
+        inputs = inputs._replace(preprocessing=inputs.preprocessing.with_statistics(measured))
     begin = time.monotonic()
-    slices = _encode_units(plan, job, machine, decoding)
+    slices = _encode_units(plan, job, machine, inputs)
     seconds = time.monotonic() - begin
-    store, failed, problems = _assemble(plan, job, decoding.preprocessing)
+    store, failed, problems = _assemble(plan, job, inputs.preprocessing)
     return EncodingResult(store, failed, summarize(problems), slices, seconds)
 
 
@@ -313,7 +314,7 @@ def _rows(manifest: Manifest, numbers: range) -> list[ScanRow]:
 
 
 def _measure_training_scans(
-    plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding
+    plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs
 ) -> Statistics:
     """The mean of the training scans' means and sds, without scans that cannot be read."""
     known, parts, ids = job.statistics(), plan.parts or {}, plan.manifest.scan_ids
@@ -323,7 +324,7 @@ def _measure_training_scans(
     slices = before = sum(length_of[scan] for scan in known)
     left = training.take(number for number, scan in enumerate(training.scan_ids) if scan not in known)
     plan.watch(EncodingProgress("statistics", slices, of, before))
-    for measured in machine.measure(decoding, left):
+    for measured in machine.measure(inputs, left):
         job.add_statistics(measured)
         known |= measured
         slices += sum(length_of[scan] for scan in measured)
@@ -332,12 +333,12 @@ def _measure_training_scans(
     if not usable:
         raise UserError(
             f"none of the {len(training)} training scans could be read, so there is no mean and sd to normalise with; "
-            f"check that they lie in {decoding.root}, then delete {job.path} and encode again"
+            f"check that they lie in {inputs.decoding.root}, then delete {job.path} and encode again"
         )
     return combine_statistics(usable)
 
 
-def _encode_units(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding) -> int:
+def _encode_units(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs) -> int:
     """Encodes the units that are not done yet; returns the number of their slices."""
     lengths, done = plan.manifest.lengths, job.units()
     sizes = [int(lengths[numbers.start : numbers.stop].sum()) for numbers in plan.units]
@@ -348,7 +349,7 @@ def _encode_units(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBacken
         plan.watch(EncodingProgress("encoding", finished + slices, sum(sizes), before))
 
     report_slices(0)
-    for number, unit in machine.encode(decoding, work, report_slices):
+    for number, unit in machine.encode(inputs, work, report_slices):
         _check_range(plan.rows(number), unit, plan.dtype)
         job.save_unit(number, unit)
         finished += sizes[number]
