@@ -260,7 +260,11 @@ def _largest_bytes(row: ScanRow) -> int:
 def _on_device(hu: np.ndarray, device: str) -> Tensor:
     slices = torch.from_numpy(hu)
     if torch.device(device).type == "cuda":
-        slices = slices.pin_memory()  # so that the copy runs beside the encoder
+        # From pinned memory the copy runs beside this thread.  numpy fills it, because torch's threads would wait for
+        # each other where workers keep all cores busy.
+        pinned = torch.empty(slices.shape, dtype=slices.dtype, pin_memory=True)
+        pinned.numpy()[...] = hu
+        slices = pinned
     return slices.to(device, non_blocking=True)
 
 
