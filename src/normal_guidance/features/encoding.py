@@ -151,12 +151,12 @@ def encode(
     with start_workers(workers, timeout, 0 if ray or out.exists() else len(manifest)) as pool:
         # With Ray, this process needs only the encoder's fingerprint: the devices are in other machines.
         encoder = load() if ray else load(device=options.device, precision=options.precision)
-        preprocessing = _fit_preprocessing(preprocessing, encoder, statistics, parts)
+        preprocessing = fit_preprocessing(preprocessing, encoder, statistics, parts)
         identity = identity_of(manifest, encoder, preprocessing, parts, options)
         done = _completed_before(out, identity)
         if done is not None and not job_folder(out).exists():
             return done
-        _check_scans(manifest, parts)
+        check_scans(manifest, parts)
         setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
         with open_job(out, identity) as job:
             done = _completed_before(out, identity)  # another process may just have completed it
@@ -206,7 +206,7 @@ def _threads_of(before: Mapping[str, Any] | None) -> int:
     return threads if isinstance(threads, int) else torch.get_num_threads()
 
 
-def _fit_preprocessing(
+def fit_preprocessing(
     preprocessing: Preprocessing, encoder: Encoder, statistics: Statistics | None, parts: Mapping[str, str] | None
 ) -> Preprocessing:
     """The preprocessing for this encoder; its statistics stay None if the training scans must be measured first."""
@@ -279,7 +279,7 @@ def _completed_before(out: Path, identity: Mapping[str, Any]) -> EncodingResult 
     return EncodingResult(open_store(out), failed, summarize(problems), 0, 0.0, complete_before=True)
 
 
-def _check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
+def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
     """Checks at the start what writing the store would reject at the end."""
     if not len(manifest):
         raise UserError("the manifest has no scan; read its problems.csv, and run nguide index again")
