@@ -431,6 +431,13 @@ def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path)
     table = scans.table.set_column(2, "label", [[0] * len(scans)]).cast(scans.table.schema)
     with pytest.raises(UserError, match="scan 's001' is labelled negative but has 1 positive slices"):
         run(Manifest(table, scans.about), tmp_path / "store")
+    short = [
+        None if row.slice_labels is None else row.slice_labels[: len(row) - (row.scan_id == "s003")] for row in scans
+    ]
+    place = scans.table.column_names.index("slice_labels")
+    table = scans.table.set_column(place, "slice_labels", [short]).cast(scans.table.schema)
+    with pytest.raises(UserError, match="scan 's003': 0 slice labels for 1 slices; run nguide index again"):
+        run(Manifest(table, scans.about), tmp_path / "store")
     with pytest.raises(UserError, match="the manifest has no scan"):
         run(scans.take([]), tmp_path / "store")
 

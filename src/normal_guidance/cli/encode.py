@@ -112,7 +112,6 @@ def encode(
     from normal_guidance.data.windows import parse_windows
     from normal_guidance.features.encoders import load_encoder
     from normal_guidance.features.encoding import encode as run
-    from normal_guidance.features.encoding_estimate import estimate_encoding
     from normal_guidance.features.preprocessing import Preprocessing
     from normal_guidance.features.store import read_parts
     from normal_guidance.features.store_files import DTYPES
@@ -136,6 +135,8 @@ def encode(
     if dry_run:
         if ray is not None:
             raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
+        from normal_guidance.features.encoding_estimate import estimate_encoding
+
         _print_estimate(estimate_encoding(manifest, load, out, **arguments), out, console, as_json)
         return
     with _watch(console) as watch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import shutil
 import sys
 import time
@@ -203,6 +202,8 @@ def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int)
 def _peak_bytes(device: str) -> int:
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_reserved(device)
+    import resource  # Windows has none
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

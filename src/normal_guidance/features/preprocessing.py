@@ -113,8 +113,8 @@ class Preprocessing:
         for start in range(0, slices, step):
             images[start : start + step] = self._resized(hu[start : start + step], lowest)
         if self.statistics is not None:
-            mean, sd = (torch.tensor(values, device=hu.device)[:, None, None] for values in self.statistics)
-            images.sub_(mean).div_(sd)
+            for channel, mean, sd in zip(images.unbind(1), *self.statistics, strict=True):
+                channel.sub_(mean).div_(sd)  # by numbers: copying them to a card would wait for all of its work
         return images
 
     def with_statistics(self, statistics: Statistics) -> Preprocessing:
