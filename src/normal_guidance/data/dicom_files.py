@@ -24,7 +24,7 @@ from normal_guidance.errors import UserError
 try:
     from pydicom import Dataset as Dataset  # for the modules that build on this one
     from pydicom import dcmread
-    from pydicom.dataelem import RawDataElement
+    from pydicom.dataelem import DataElement, RawDataElement
     from pydicom.tag import BaseTag
     from pydicom.uid import UID
 except ImportError as error:
@@ -110,7 +110,7 @@ def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
     """
     if content[128:132] != b"DICM":
         return None
-    found: dict[BaseTag, RawDataElement] = {}
+    found: dict[BaseTag, DataElement | RawDataElement] = {}
     place, before, syntax = 132, 0, b""
     try:
         while before != PIXELS:

@@ -10,7 +10,7 @@ cannot be decoded leaves zeros in its place, so that the others' bits do not cha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -141,7 +141,7 @@ class Machine:
         inputs: Inputs,
         units: Iterable[tuple[int, list[ScanRow]]],
         report_slices: Callable[[int], object] = lambda slices: None,
-    ) -> Iterator[tuple[int, Encoded]]:
+    ) -> Generator[tuple[int, Encoded], None, None]:
         """Encodes numbered units, one after the other; `report_slices` receives the slices done of the current one."""
         batches = _batches(self.pool, inputs, self.encoder.device, units, self.setup.options.batch_size)
         items = in_background(batches, BATCHES_AHEAD)
