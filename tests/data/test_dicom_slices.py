@@ -248,6 +248,19 @@ def test_a_plain_file_that_is_cut_is_not_read(cut):
     assert dicom_files._read_plain(content[:-cut], frozenset(pixels._TAGS)) is None
 
 
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
+    content = bytearray(saved(image(np.arange(16, dtype=np.int16).reshape(4, 4))))
+    for place, value in changes:
+        content[128 + int(place * (len(content) - 129))] = value
+    plain = dicom_files._read_plain(bytes(content), frozenset(pixels._TAGS))
+    if plain is not None:
+        with dicom_files.refusing():  # it warns of much
+            slow = pydicom.dcmread(io.BytesIO(content), force=True, specific_tags=list(pixels._TAGS))
+        for tag in pixels._TAGS:
+            assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow, tag)
+
+
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ExplicitVRBigEndian])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32])
 def test_other_widths(syntax, dtype):
