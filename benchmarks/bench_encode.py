@@ -3,14 +3,17 @@
     python benchmarks/bench_encode.py [--device cpu|cuda] [--encoder vit-b16|efficientnet-lite0] [--scans 8] ...
 
 Phantom head scans are written as uncompressed DICOM of 512 x 512 pixels, indexed and encoded into a store: reading,
-decoding, windowing, resizing, encoding, writing, all that the call does but for loading the encoder, which the bare
+windowing, resizing, encoding, writing, all that the call does but for loading the encoder, which the bare
 encoder has done before, too.  That one is given the same batches, preprocessed beforehand.  Both run in turns.
-`decode` is what one worker alone reads and prepares.  vit-b16 has random weights, which are as fast as others.
+`read` is what one worker alone reads.  vit-b16 has random weights, which are as fast as others.
 
 "Once workers run" leaves out the seconds before the first encoded batch, in which the workers start: a job of a
-minute feels them, one of an hour does not.  (Head CT of the paper has 752,803 slices: --copies 3200.)
+minute feels them, one of an hour does not.  (Head CT of the paper has 752,803 slices: --copies 3200.)  They are stated
+from the call on, and without those in which the encoder is loaded; on the CPU, encoding that batch is most of them.
 
-Goal: the stage reaches at least .9 of the bare encoder's slices per second.
+--busy 6 shows whether the stage starves beside other programs: six processes keep the cores busy all the time.
+
+Goals: the stage reaches at least .9 of the bare encoder's slices per second; the first batch comes within 2 s.
 """
 
 from __future__ import annotations
@@ -20,14 +23,18 @@ import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does
 
 import torch
 from safetensors.torch import save_file
@@ -43,7 +50,7 @@ from normal_guidance.memory import keep_freed_memory
 from normal_guidance.simulate.phantom.dataset import write_phantom
 from report import machine
 
-GOAL = 0.9
+GOAL, FIRST_BATCH_GOAL = 0.9, 2.0
 WINDOW = (-100.0, 300.0)
 STATISTICS = Statistics((0.0,), (100.0,))
 
@@ -81,13 +88,15 @@ def make_scans(folder: Path, scans: int) -> Manifest:
     return read_manifest(folder / "index")
 
 
-def time_decoding(manifest: Manifest, preprocessing: Preprocessing) -> tuple[float, list[torch.Tensor]]:
-    """Seconds that one process needs for all scans, and the images."""
-    images, begin = [], time.perf_counter()
+def time_reading(manifest: Manifest, preprocessing: Preprocessing, device: str) -> tuple[float, list[torch.Tensor]]:
+    """Seconds in which one process reads all scans, and their images."""
+    images, seconds = [], 0.0
     for row in manifest:
+        begin = time.perf_counter()
         volume, _ = read_volume(row, manifest.root)
-        images.append(torch.from_numpy(preprocessing.apply(volume)))
-    return time.perf_counter() - begin, images
+        seconds += time.perf_counter() - begin
+        images.append(preprocessing.apply(torch.from_numpy(volume).to(device)).cpu())
+    return seconds, images
 
 
 def time_encoder(encoder: Encoder, images: torch.Tensor, batch_size: int, slices: int) -> float:
@@ -119,6 +128,18 @@ def _whole_batches(images: torch.Tensor, batch_size: int) -> torch.Tensor:
     return torch.cat([images, images[: -len(images) % batch_size]])
 
 
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Other programs that want the cores."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
 def steady_rate(seen: list[tuple[float, int]]) -> float:
     """Slices per second from the first encoded batch on: without the start of the workers, which a long job forgets."""
     encoded = [(at, slices) for at, slices in seen if slices]
@@ -137,6 +158,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2, help="of the encoder on the CPU")
+    parser.add_argument("--busy", type=int, default=0, help="processes that keep the cores busy beside it")
     parser.add_argument("--commit", help="to report where the code has come without its repository")
     return parser.parse_args(arguments)
 
@@ -169,55 +191,70 @@ def main(arguments: list[str]) -> int:
         preprocessing = Preprocessing(windows=(WINDOW,), size=encoder.size, statistics=STATISTICS)
         manifest = make_scans(folder, options.scans)
         slices = int(manifest.lengths.sum()) * options.copies
-        seconds, images = time_decoding(manifest, preprocessing)
-        decoding = seconds * options.copies
-        batches = _whole_batches(torch.cat(images), options.batch_size)
-        time_encoder(encoder, batches, options.batch_size, 2 * options.batch_size)  # to warm up
-        settings = EncodingOptions(batch_size=options.batch_size, device=options.device, precision=options.precision)
-        bare, whole, loading, steady = [], [], [], []
-        for turn in range(options.repeats):
-            bare.append(time_encoder(encoder, batches, options.batch_size, slices))
-            begin, seen, timed = time.perf_counter(), [], TimedLoad(load)
-            encode(
-                copied(manifest, options.copies),
-                timed,
-                folder / f"store-{turn}",
-                preprocessing=Preprocessing(windows=(WINDOW,)),
-                read=read_volume,
-                statistics=STATISTICS,
-                options=settings,
-                workers=options.workers,
-                watch=lambda progress, seen=seen: seen.append((time.perf_counter(), progress.slices)),
+        with busy(options.busy):
+            seconds, images = time_reading(manifest, preprocessing, options.device)
+            reading = seconds * options.copies
+            batches = _whole_batches(torch.cat(images), options.batch_size)
+            time_encoder(encoder, batches, options.batch_size, 2 * options.batch_size)  # to warm up
+            settings = EncodingOptions(
+                batch_size=options.batch_size, device=options.device, precision=options.precision
             )
-            whole.append(time.perf_counter() - begin - timed.seconds)
-            loading.append(timed.seconds)
-            steady.append(steady_rate(seen))
-            print(
-                f"turn {turn}: bare {bare[-1]:.2f} s, stage {whole[-1]:.2f} s, loading {loading[-1]:.2f} s", flush=True
-            )
+            bare, whole, loading, steady, first = [], [], [], [], []
+            for turn in range(options.repeats):
+                bare.append(time_encoder(encoder, batches, options.batch_size, slices))
+                begin, seen, timed = time.perf_counter(), [], TimedLoad(load)
+                encode(
+                    copied(manifest, options.copies),
+                    timed,
+                    folder / f"store-{turn}",
+                    preprocessing=Preprocessing(windows=(WINDOW,)),
+                    read=read_volume,
+                    statistics=STATISTICS,
+                    options=settings,
+                    workers=options.workers,
+                    watch=lambda progress, seen=seen: seen.append((time.perf_counter(), progress.slices)),
+                )
+                whole.append(time.perf_counter() - begin - timed.seconds)
+                loading.append(timed.seconds)
+                steady.append(steady_rate(seen))
+                first.append(next(at for at, done in seen if done) - begin)
+                print(
+                    f"turn {turn}: bare {bare[-1]:.2f} s, stage {whole[-1]:.2f} s, loading {loading[-1]:.2f} s, "
+                    f"first batch after {first[-1]:.2f} s",
+                    flush=True,
+                )
     rates = {
         "bare encoder": slices / statistics.median(bare),
         "whole stage": slices / statistics.median(whole),
         "once workers run": statistics.median(steady),
-        "decode, one process": slices / decoding,
+        "read, one process": slices / reading,
     }
     for name, rate in rates.items():
         print(f"{name:<22}{rate:>10.1f} slices/s")
     share = rates["whole stage"] / rates["bare encoder"]
-    print(f"{'met   ' if share >= GOAL else 'MISSED'}  share of the bare encoder's rate at least {GOAL}: {share:.3f}")
+    late = statistics.median(at - load for at, load in zip(first, loading, strict=True))
+    print(f"{'first batch':<22}{statistics.median(first):>10.2f} s after the call, {late:.2f} s without loading")
+    print(f"{_met(share >= GOAL)}  share of the bare encoder's rate at least {GOAL}: {share:.3f}")
+    print(f"{_met(late <= FIRST_BATCH_GOAL)}  first batch within {FIRST_BATCH_GOAL} s, without loading: {late:.2f}")
     report = {
         "benchmark": "encode",
         "machine": about,
         "options": vars(options),
         "slices": slices,
         "slices_per_s": rates,
+        "share": share,
+        "bare_s": bare,
+        "stage_s": whole,
+        "loading_s": loading,
+        "first_batch_s": first,
+        "met": share >= GOAL and late <= FIRST_BATCH_GOAL,
     }
-    print(
-        json.dumps(
-            {**report, "share": share, "bare_s": bare, "stage_s": whole, "loading_s": loading, "met": share >= GOAL}
-        )
-    )
+    print(json.dumps(report))
     return 0
+
+
+def _met(met: bool) -> str:
+    return "met   " if met else "MISSED"
 
 
 if __name__ == "__main__":

@@ -252,6 +252,29 @@ def test_the_index_benchmark_reports_every_step():
 
 
 # ----------------------------------------------------------------------------------------------------
+# Encoding
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_encoding_benchmark_reports_rates_and_the_first_batch():
+    options = "--encoder efficientnet-lite0 --scans 1 --batch-size 8 --repeats 1 --workers 1 --busy 1 --commit abc1234"
+    run = run_benchmark(options, "bench_encode.py")
+    assert run.returncode == 0, run.stderr
+    assert "first batch within 2.0 s" in run.stdout
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert report["options"]["busy"] == 1
+    assert report["slices_per_s"].keys() == {
+        "bare encoder",
+        "whole stage",
+        "once workers run",
+        "read, one process",
+    }
+    assert min(report["slices_per_s"].values()) > 0
+    assert 0 < report["first_batch_s"][0] < report["stage_s"][0] + report["loading_s"][0]
+
+
+# ----------------------------------------------------------------------------------------------------
 # Localization metrics
 # ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """`nguide encode` on real DICOM files with a real encoder: from a manifest to a store, killed, moved, misused."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,23 @@ def test_scans_become_a_store(index, tmp_path):
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     said = run(*command[:-4], "--batch-size", 2, code=2)
     assert "was begun with other data or options: execution.batch_size was 64, now it is 2" in said
+
+
+def test_a_dry_run_says_what_it_would_take_and_writes_nothing(index, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    command = (index, *COMMON, "--split", tmp_path / "split.csv", "-o", tmp_path / "store", "--workers", 0, "--dry-run")
+    said = run(*command, "--dtype", "float16")
+    assert "4 scans, 11 slices, 1 batches of at most 64" in said
+    assert re.search(r"Memory: [\d.,]+ (MiB|GiB) on cpu", said)
+    assert f"Disk: 27.5 KiB for {tmp_path / 'store'}, and 55.0 KiB until it is complete; " in said
+    assert re.search(r"Measured: 11 slices of 4 scans, [\d.,]+ slices/s, first batch after [\d.]+ s", said)
+    assert "1 of these scans could not be encoded, for instance s1: " in said
+    assert re.search(r"Estimated time: 0:00:\d\d, of which 0:00:\d\d for mean and sd of the training scans", said)
+    found = json.loads(run(*command, "--json"))
+    assert (found["scans"], found["slices"], found["batches"]) == (4, 11, 1)
+    assert found["store_bytes"] == 11 * 1280 * 4
+    assert "leave out --ray" in run(*command, "--ray", "auto", code=2)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_scans_that_were_moved_are_found(index, tmp_path):

@@ -76,7 +76,7 @@ def test_heads_are_averaged_and_add_up_to_one(trained, bundle, copy, tmp_path):
     torch.testing.assert_close(one.head_attention.sum(1), torch.ones(8, dtype=torch.float64))
     torch.testing.assert_close(one.attention, one.head_attention.mean(0))
     hu, _ = read_volume(one.row, one.root)
-    features = tiny().encode(torch.from_numpy(bundle.preprocessing.apply(hu)))
+    features = tiny().encode(bundle.preprocessing.apply(torch.from_numpy(hu)))
     raw = many.model(features, torch.tensor([len(features)])).log_attention.exp().double()
     assert (raw.sum(1) < 0.99).all()
     torch.testing.assert_close(one.head_attention, raw / raw.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)

@@ -154,7 +154,8 @@ def test_golden_hu_of_every_transfer_syntax(syntax, bits, signed, slope, interce
         hu, notes = read_pixels(content, "x.dcm", repair=repair)
 
         expected = stored.astype(np.float64) * slope + intercept  # exact in float32, too
-        assert hu.dtype == np.float32
+        small = slope == 1 and expected.min() >= -(2**15) and expected.max() < 2**15
+        assert hu.dtype == (np.int16 if small else np.float32)
         assert np.array_equal(hu, expected[None])
         assert notes == []
     assert read_header(content, "x.dcm").transfer_syntax == syntax
@@ -165,6 +166,99 @@ def test_a_path_reads_as_its_content_does(tmp_path):
     (tmp_path / "x.dcm").write_bytes(saved(image(stored)))
     assert np.array_equal(read_pixels(tmp_path / "x.dcm", "x.dcm")[0], stored[None].astype(np.float32) - 1024)
     assert read_header(tmp_path / "x.dcm", "x.dcm") == read_header(saved(image(stored)), "x.dcm")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lowest", "highest", "slope", "intercept", "expected"),
+    [
+        (np.uint16, 0, 65535, 1, -32768, np.int16),  # more than int16 holds, before the intercept
+        (np.uint16, 0, 65535, 1, -32767, np.float32),
+        (np.int16, -32768, 32767, 1, 0, np.int16),
+        (np.int16, -32768, 32767, -1, 0, np.float32),
+        (np.int16, -32767, 32767, -1, 0, np.int16),
+        (np.int16, -8192, 8191, 4, 3, np.int16),
+        (np.int16, -8192, 8192, 4, 0, np.float32),
+        (np.int16, 0, 4, 0.25, 0, np.float32),
+        (np.int16, 0, 4, 1, 0.5, np.float32),
+        (np.int32, 1_000_000, 1_000_100, 1, -1_000_000, np.int16),
+        (np.int32, 0, 2**31 - 1, 1, 0, np.float32),
+    ],
+)
+def test_hu_are_int16_only_where_that_is_exact(dtype, lowest, highest, slope, intercept, expected):
+    stored = np.array([[lowest, highest], [(lowest + highest) // 2, lowest + 1]], dtype)
+    file = image(stored, bits=8 * stored.itemsize, RescaleSlope=str(slope), RescaleIntercept=str(intercept))
+    hu, _ = read_pixels(saved(file), "x.dcm")
+    assert hu.dtype == expected
+    assert np.array_equal(hu[0], (stored.astype(np.float64) * slope + intercept).astype(np.float32))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Plain files, which are read without pydicom
+# ----------------------------------------------------------------------------------------------------
+
+
+def element(tag: int, kind: bytes, value: bytes) -> bytes:
+    return struct.pack("<HH2sH", tag >> 16, tag & 0xFFFF, kind, len(value)) + value
+
+
+def test_a_plain_file_is_read_without_pydicom_and_as_by_it(monkeypatch):
+    def fail(*arguments, **options):
+        raise AssertionError("pydicom was asked")
+
+    content = saved(image(values(12, True), bits=12, RescaleSlope="2", PatientName="A^B"))
+    with monkeypatch.context() as patch:
+        patch.setattr(dicom_files, "dcmread", fail)
+        plain = dicom_files.read_elements(content, pixels._TAGS, pixels=True)
+    monkeypatch.setattr(dicom_files, "_read_plain", lambda content, tags: None)
+    slow = dicom_files.read_elements(content, pixels._TAGS, pixels=True)
+    assert plain.syntax == slow.syntax == ExplicitVRLittleEndian
+    for tag in pixels._TAGS:
+        assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow.dataset, tag)
+
+
+def _end_of_meta(content: bytes) -> int:
+    return content.index(struct.pack("<HH", 0x0008, 0x0016))
+
+
+ODD = {
+    "an element after the pixels": lambda c: c + element(0xFFFCFFFC, b"LO", b"xx"),
+    "the slope after the pixels": lambda c: (
+        c.replace(element(0x00281053, b"DS", b"2 "), b"") + element(0x00281053, b"DS", b"2 ")
+    ),
+    "a sequence without length": lambda c: (
+        c[: _end_of_meta(c)] + bytes.fromhex("08000600 53510000 ffffffff feffdde0 00000000") + c[_end_of_meta(c) :]
+    ),
+    "no prefix": lambda c: c[132:],
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_pydicom_reads_files_that_are_not_plain(odd):
+    stored = values(16, True) // 4
+    content = ODD[odd](saved(image(stored, RescaleSlope="2", RescaleIntercept="-1024")))
+    assert dicom_files._read_plain(content, frozenset(pixels._TAGS)) is None
+    hu, notes = read_pixels(content, "x.dcm")
+    assert np.array_equal(hu[0], stored * 2 - 1024)
+    assert notes == []
+
+
+@pytest.mark.parametrize("cut", [1, 1000, 2000, 2880])
+def test_a_plain_file_that_is_cut_is_not_read(cut):
+    content = saved(image(values(16, True)))
+    assert dicom_files._read_plain(content[:-cut], frozenset(pixels._TAGS)) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
+    content = bytearray(saved(image(np.arange(16, dtype=np.int16).reshape(4, 4))))
+    for place, value in changes:
+        content[128 + int(place * (len(content) - 129))] = value
+    plain = dicom_files._read_plain(bytes(content), frozenset(pixels._TAGS))
+    if plain is not None:
+        with dicom_files.refusing():  # it warns of much
+            slow = pydicom.dcmread(io.BytesIO(content), force=True, specific_tags=list(pixels._TAGS))
+        for tag in pixels._TAGS:
+            assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow, tag)
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ExplicitVRBigEndian])

@@ -53,9 +53,18 @@ def put(root: Path, contents: dict[str, bytes]) -> None:
 def test_files_of_one_slice_come_in_the_rows_order(tmp_path):
     put(tmp_path, {f"a/{i}.dcm": dicom(HU[i]) for i in range(4)})
     volume, problems = read_volume(row(("a/3.dcm", "a/0.dcm", "a/2.dcm")), tmp_path)
-    assert volume.dtype == np.float32
+    assert volume.dtype == np.int16
     assert np.array_equal(volume, HU[[3, 0, 2]])
     assert problems == []
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (1, 2, 0)])
+def test_one_slice_in_fractions_makes_the_scan_float32(tmp_path, order):
+    slopes = ("1", "0.5", "1")
+    put(tmp_path, {f"{i}.dcm": dicom(HU[i], RescaleSlope=slopes[i]) for i in range(3)})
+    volume, _ = read_volume(row(tuple(f"{i}.dcm" for i in order)), tmp_path)
+    assert volume.dtype == np.float32
+    assert np.array_equal(volume, [HU[i] * float(slopes[i]) for i in order])
 
 
 def test_slices_in_an_archive(tmp_path):

@@ -84,7 +84,7 @@ def load(device: str = "cpu", precision: str = "float32", *, scale: float = 1.0,
     weights = torch.randn(WIDTH, SIZE * SIZE, generator=torch.Generator().manual_seed(1)) * scale
     layer = torch.nn.Linear(SIZE * SIZE, WIDTH, bias=True)
     layer.weight.data, layer.bias.data = weights, torch.arange(WIDTH, dtype=torch.float32)
-    module = torch.nn.Sequential(torch.nn.Flatten(), layer).requires_grad_(False)
+    module = torch.nn.Sequential(torch.nn.Flatten(), layer).requires_grad_(False).to(device)
     return Encoder("tiny", 1, SIZE, WIDTH, unit_range, f"tiny-{scale}", module, device)
 
 

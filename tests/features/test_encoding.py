@@ -135,6 +135,21 @@ def test_any_number_of_workers_gives_the_same_bytes(odd_scans, tmp_path):
     }
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA: encoding on a card is not tested")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_card_gives_the_cpus_features(odd_scans, tmp_path, workers):
+    parts = make_parts(odd_scans)
+    expected = run(odd_scans, tmp_path / "cpu", parts=parts, statistics=None).store
+    card = replace(OPTIONS, device="cuda")
+    stores = [
+        run(odd_scans, tmp_path / name, parts=parts, statistics=None, options=card, workers=workers).store
+        for name in ("one", "two")
+    ]
+    assert stores[0].scan_ids == expected.scan_ids
+    torch.testing.assert_close(stores[0].bags().features, expected.bags().features, rtol=1e-3, atol=1e-3)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
 def test_workers_start_while_the_encoder_is_loaded(scans, tmp_path, monkeypatch):
     """As many as scans want, and none for a store that is there."""
     happened = []
@@ -430,6 +445,13 @@ def test_a_split_that_parts_a_patient_is_refused(scans, tmp_path):
 def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path):
     table = scans.table.set_column(2, "label", [[0] * len(scans)]).cast(scans.table.schema)
     with pytest.raises(UserError, match="scan 's001' is labelled negative but has 1 positive slices"):
+        run(Manifest(table, scans.about), tmp_path / "store")
+    short = [
+        None if row.slice_labels is None else row.slice_labels[: len(row) - (row.scan_id == "s003")] for row in scans
+    ]
+    place = scans.table.column_names.index("slice_labels")
+    table = scans.table.set_column(place, "slice_labels", [short]).cast(scans.table.schema)
+    with pytest.raises(UserError, match="scan 's003': 0 slice labels for 1 slices; run nguide index again"):
         run(Manifest(table, scans.about), tmp_path / "store")
     with pytest.raises(UserError, match="the manifest has no scan"):
         run(scans.take([]), tmp_path / "store")

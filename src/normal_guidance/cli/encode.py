@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
+from normal_guidance.cli.quantities import size_text, time_text
 from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution, choose_precision
 from normal_guidance.errors import UserError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.features.encoding import EncodingProgress, EncodingResult
+    from normal_guidance.features.encoding_estimate import EncodingEstimate
     from normal_guidance.features.encoding_machine import EncodingOptions
     from normal_guidance.features.preprocessing import Statistics
 
@@ -92,6 +94,10 @@ def encode(
     root: Annotated[
         Path | None, typer.Option(help="Folder of the scans, if they were moved since nguide index.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Encode a few batches, estimate time, memory and disk, and write nothing."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Encode scans into a feature store: decode, window, resize, normalise, and run a frozen encoder.
@@ -115,22 +121,27 @@ def encode(
         raise UserError(f"--dtype {dtype} is unknown; choose float16 or float32")
     windows = tuple(one and (float(one[0]), float(one[1])) for one in parse_windows(window))
     console = make_console(stderr=as_json)
+    manifest = read_manifest(index)
+    load = partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline)
+    arguments: dict[str, Any] = {
+        "preprocessing": Preprocessing(windows=windows),
+        "read": read_volume,
+        "statistics": _statistics(normalize, len(windows)),
+        "parts": None if split is None else read_parts(split),
+        "root": root,
+        "options": _options(device, precision, ray, repair, batch_size, threads),
+        "dtype": DTYPES[dtype],
+        "workers": workers if workers is not None else 1 if ray else os.cpu_count() or 1,
+    }
+    if dry_run:
+        if ray is not None:
+            raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
+        from normal_guidance.features.encoding_estimate import estimate_encoding
+
+        _print_estimate(estimate_encoding(manifest, load, out, **arguments), out, console, as_json)
+        return
     with _watch(console) as watch:
-        outcome = run(
-            read_manifest(index),
-            partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline),
-            out,
-            preprocessing=Preprocessing(windows=windows),
-            read=read_volume,
-            statistics=_statistics(normalize, len(windows)),
-            parts=None if split is None else read_parts(split),
-            root=root,
-            options=_options(device, precision, ray, repair, batch_size, threads),
-            dtype=DTYPES[dtype],
-            workers=workers if workers is not None else 1 if ray else os.cpu_count() or 1,
-            ray=ray,
-            watch=watch,
-        )
+        outcome = run(manifest, load, out, ray=ray, watch=watch, **arguments)
     if as_json:
         from normal_guidance.features.encoding_folder import REPORT
         from normal_guidance.files import read_json
@@ -139,6 +150,38 @@ def encode(
         return
     for line in describe_outcome(outcome):
         say(console, line)
+
+
+def _print_estimate(estimate: EncodingEstimate, out: Path, console: Console, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from normal_guidance.cli.progress_bar import say
+
+    if as_json:
+        print_json(asdict(estimate))
+        return
+    for line in describe_estimate(estimate, out):
+        say(console, line)
+
+
+def describe_estimate(estimate: EncodingEstimate, out: Path) -> list[str]:
+    """Return the lines of a dry run: sizes, memory, disk, what was measured, and the time."""
+    one = estimate
+    lines = [
+        f"{one.scans:,} scans, {one.slices:,} slices, {one.batches:,} batches of at most {one.batch_size}",
+        f"Memory: {size_text(one.device_bytes)} on {one.device}",
+        f"Disk: {size_text(one.store_bytes)} for {out}, and {size_text(one.job_bytes)} until it is complete; "
+        f"{size_text(one.free_bytes)} are free",
+        f"Measured: {one.measured_slices:,} slices of {one.measured_scans:,} scans, {one.slices_per_s:,.1f} slices/s, "
+        f"first batch after {one.first_batch_s:.1f} s",
+    ]
+    if one.failed:
+        scan, reason = next(iter(one.failed.items()))
+        lines.append(f"{len(one.failed)} of these scans could not be encoded, for instance {scan}: {reason}")
+    first = (
+        f", of which {time_text(one.statistics_s)} for mean and sd of the training scans" if one.statistics_s else ""
+    )
+    return [*lines, f"Estimated time: {time_text(one.total_s)}{first}. Nothing was written."]
 
 
 def _statistics(text: str | None, channels: int) -> Statistics | None:

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.clinical.bundle import Bundle
-from normal_guidance.clinical.decode_in_chunks import PiecewiseDecoding
 from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem, find_scans
 from normal_guidance.clinical.scan_prediction import ScanPrediction, attention_per_head
 from normal_guidance.data.manifest import ScanRow
@@ -24,9 +23,10 @@ from normal_guidance.data.problems import Problem
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.data.worker_pool import TIMEOUT, Pool
 from normal_guidance.errors import UserError
+from normal_guidance.features.encoder_inputs import Decoding
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.encoding_folder import Encoded
-from normal_guidance.features.encoding_machine import EncodingOptions, Machine, Setup, start_workers
+from normal_guidance.features.encoding_machine import EncodingOptions, Inputs, Machine, Setup, start_workers
 from normal_guidance.features.store_files import DTYPES
 from normal_guidance.statistics.key_slices import KEYS, key_slices
 from normal_guidance.statistics.localization import smallest_interval
@@ -112,10 +112,10 @@ def predict_found(
             taken.append(row)
     if not taken:
         return
-    decoding = PiecewiseDecoding(read_volume, found.root, bundle.repair, bundle.preprocessing)
+    inputs = Inputs(Decoding(read_volume, found.root, bundle.repair), bundle.preprocessing)
     with start_workers(options.workers, options.timeout, len(taken)) as pool:
         machine = _machine(bundle, encoder or bundle.load_encoder(), options, pool)
-        for number, encoded in machine.encode(decoding, ((number, [row]) for number, row in enumerate(taken))):
+        for number, encoded in machine.encode(inputs, ((number, [row]) for number, row in enumerate(taken))):
             row = taken[number]
             yield _outcome(row, found.root, encoded, notes[row.scan_id], bundle, options)
 

@@ -1,7 +1,8 @@
 """DICOM files as raw elements, for headers and pixels.
 
 pydicom finds the elements; their values are parsed here, because real files hold malformed numbers, and because it is
-several times faster: one header takes under a millisecond.  Any error inside a file is an `UnreadableError`.
+several times faster: one header takes under a millisecond.  Pixels of plain files are found without pydicom.  Any error
+inside a file is an `UnreadableError`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import struct
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
@@ -22,7 +24,8 @@ from normal_guidance.errors import UserError
 try:
     from pydicom import Dataset as Dataset  # for the modules that build on this one
     from pydicom import dcmread
-    from pydicom.dataelem import RawDataElement
+    from pydicom.dataelem import DataElement, RawDataElement
+    from pydicom.tag import BaseTag
     from pydicom.uid import UID
 except ImportError as error:
     raise UserError("reading DICOM needs pydicom; pip install 'normal-guidance[dicom]'") from error
@@ -32,6 +35,9 @@ DEFLATED = "1.2.840.10008.1.2.1.99"
 NATIVE = (IMPLICIT, EXPLICIT, BIG_ENDIAN, DEFLATED)
 """Transfer syntaxes without compressed pixels."""
 
+PIXELS = 0x7FE00010
+"""Tag of the pixels."""
+
 INFLATED_BYTES = 2**29
 """Largest size of an inflated file, about a thousand slices: deflate packs up to a thousand zeros into a byte."""
 
@@ -40,6 +46,12 @@ TEXT_BYTES = 1024
 
 _FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")
 """Possible beginnings of a file without the DICOM prefix: group 0002 or 0008, little endian."""
+
+_SHORT = frozenset(b"AE AS AT CS DA DS DT FD FL IS LO LT PN SH SL SS ST TM UI UL US".split())
+_LONG = frozenset(b"OB OD OF OL OV OW SQ SV UC UN UR UT UV".split())
+"""Kinds of values whose length has two bytes, and four."""
+
+_HEAD, _LENGTH, _SYNTAX = struct.Struct("<HH2sH"), struct.Struct("<L"), 0x00020010
 
 
 class Elements(NamedTuple):
@@ -70,7 +82,12 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
 
     Call it within `refusing`.
     """
-    with _opened(content, whole=pixels) as file:
+    if pixels:
+        content = content.read_bytes() if isinstance(content, Path) else content
+        plain = _read_plain(content, frozenset(tags))
+        if plain is not None:
+            return plain
+    with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as file:
         head = file.read(2048)
         _check_is_dicom(head)
         size = file.seek(0, os.SEEK_END)
@@ -85,13 +102,39 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
     return Elements(dataset, DEFLATED if deflated else _syntax(dataset), left)
 
 
-def _opened(content: bytes | Path, *, whole: bool) -> io.BufferedIOBase:
-    """Opens a file; reads it at once if `whole`, because pydicom asks a hundred times for the file's position."""
-    if isinstance(content, Path):
-        if not whole:
-            return content.open("rb")
-        content = content.read_bytes()
-    return io.BytesIO(content)
+def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
+    """The elements of a plain file; None for any other, and for a damaged one, which pydicom reads.
+
+    A plain file is explicit little endian, its tags ascend, and uncompressed pixels end it.  This is several times as
+    fast as `dcmread`, and the pixels are not copied.
+    """
+    if content[128:132] != b"DICM":
+        return None
+    found: dict[BaseTag, DataElement | RawDataElement] = {}
+    place, before, syntax = 132, 0, b""
+    try:
+        while before != PIXELS:
+            group, element, kind, length = _HEAD.unpack_from(content, place)
+            tag, place = group << 16 | element, place + 8
+            if kind in _LONG:
+                (length,) = _LENGTH.unpack_from(content, place)
+                place += 4
+            elif kind not in _SHORT:
+                return None
+            end = place + length  # beyond the file if the length is not stated
+            if tag <= before or end > len(content) or (tag in tags and kind == b"SQ"):
+                return None
+            if tag in tags:
+                value: Any = memoryview(content)[place:end] if tag == PIXELS else content[place:end]
+                found[BaseTag(tag)] = RawDataElement(BaseTag(tag), kind.decode(), length, value, place, False, True)
+            elif tag == _SYNTAX:
+                syntax = content[place:end]
+            before, place = tag, end
+    except struct.error:  # the file ends before its pixels
+        return None
+    if place != len(content) or syntax.rstrip(b" \0") != EXPLICIT.encode():
+        return None
+    return Elements(Dataset(found), EXPLICIT, 0)
 
 
 def _check_is_dicom(head: bytes) -> None:
@@ -130,7 +173,8 @@ def _syntax(dataset: Any) -> str:
 class Raw(NamedTuple):
     """The raw value of an element."""
 
-    value: bytes
+    value: bytes | memoryview
+    """Pixels may be a view of the file's content."""
     length: int
     """The length that the file states."""
     little_endian: bool
@@ -149,7 +193,7 @@ def text(dataset: Dataset, tag: int) -> str:
     element = raw(dataset, tag)
     if element is None:
         return ""
-    value = element.value[:TEXT_BYTES]
+    value = bytes(element.value[:TEXT_BYTES])
     if value.isascii():
         return value.decode("ascii").strip(" \0")
     try:

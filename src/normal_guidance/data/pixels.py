@@ -7,16 +7,19 @@ Decoders are native code that trusts its input, so sizes are compared with the h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Integer
+from jaxtyping import Float32, Int16, Integer
 
 from normal_guidance.data.dicom_files import (
+    BIG_ENDIAN,
     NATIVE,
+    PIXELS,
     Dataset,
     Elements,
     integer,
@@ -36,6 +39,9 @@ from normal_guidance.errors import UserError
 PYDICOM = (*NATIVE, "1.2.840.10008.1.2.5")
 """Uncompressed, and RLE lossless."""
 
+MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
+"""Photometric interpretations of CT; pydicom judges others."""
+
 OPENJPEG = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (90, 91, 201, 202, 203))
 """JPEG 2000, and high-throughput JPEG 2000."""
 
@@ -52,9 +58,8 @@ WRONG_INTERCEPT, WRAP, RIGHT_INTERCEPT = -100.0, 4096, -1000
 """RSNA 2019: with 12 unsigned bits and an intercept above `WRONG_INTERCEPT`, negative values wrapped at `WRAP`."""
 
 _SHARED, _PER_FRAME, _TRANSFORMATION, _SLOPE, _INTERCEPT = 0x52009229, 0x52009230, 0x00289145, 0x00281053, 0x00281052
-_PIXELS = 0x7FE00010
 _LAYOUT = (0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011, 0x00280100, 0x00280101, 0x00280103)
-_TAGS = (*_LAYOUT, _SLOPE, _INTERCEPT, _SHARED, _PER_FRAME, _PIXELS)
+_TAGS = (*_LAYOUT, _SLOPE, _INTERCEPT, _SHARED, _PER_FRAME, PIXELS)
 
 Notes = list[tuple[str, str]]
 """Problems as a kind of `normal_guidance.data.problems.KINDS` and the values that were found."""
@@ -89,10 +94,11 @@ class _Image(NamedTuple):
 
 def read_pixels(
     content: bytes | Path, file: str, *, repair: bool = True
-) -> tuple[Float32[np.ndarray, "frames rows columns"], Notes]:
+) -> tuple[Int16[np.ndarray, "frames rows columns"] | Float32[np.ndarray, "frames rows columns"], Notes]:
     r"""Every frame in Hounsfield units, HU = slope * stored + intercept, and problems as (kind, detail).
 
-    Slope and intercept may differ from frame to frame.  Two repairs are made, and noted where they change a pixel:
+    HU are int16 where all are whole numbers of its range, as in most CT, else float32.  Slope and intercept may differ
+    from frame to frame.  Two repairs are made, and noted where they change a pixel:
 
     'bits' (RSNA 2023): unused bits above BitsStored are set, or the sign bit was not extended into them; shifting left
     and right by BitsAllocated - BitsStored repairs both.
@@ -154,8 +160,8 @@ def _image(elements: Elements) -> _Image:
     )
 
 
-def _pixel_bytes(dataset: Dataset, image: _Image) -> bytes:
-    element = raw(dataset, _PIXELS)
+def _pixel_bytes(dataset: Dataset, image: _Image) -> bytes | memoryview:
+    element = raw(dataset, PIXELS)
     if element is None:
         raise UnreadableError("unreadable", "(7FE0,0010) PixelData is missing, empty or cut off")
     content = element.value
@@ -204,8 +210,12 @@ def _rescale(dataset: Dataset, notes: Notes) -> tuple[float, float]:
 # ----------------------------------------------------------------------------------------------------
 
 
-def _decode(image: _Image, content: bytes) -> Integer[np.ndarray, "frames rows columns"]:
+def _decode(image: _Image, content: bytes | memoryview) -> Integer[np.ndarray, "frames rows columns"]:
     """The stored values, decompressed."""
+    if image.syntax in NATIVE and image.syntax != BIG_ENDIAN and image.photometric in MONOCHROME:
+        stored = np.frombuffer(content, image.dtype.newbyteorder("<"), count=math.prod(image.shape))
+        return stored.astype(image.dtype, copy=False).reshape(image.shape)
+    content = bytes(content)
     if image.syntax in PYDICOM:
         return _decode_pydicom(image, content, "pydicom" if image.syntax not in NATIVE else "")
     if image.syntax in OPENJPEG:
@@ -277,7 +287,8 @@ def _repair_bits(
     stored: Integer[np.ndarray, "frames rows columns"], image: _Image, notes: Notes
 ) -> Integer[np.ndarray, "frames rows columns"]:
     shift = image.allocated - image.stored
-    if not shift:
+    lowest = -(2 ** (image.stored - 1)) if image.signed else 0
+    if not shift or (lowest <= stored.min() and stored.max() < lowest + 2**image.stored):
         return stored
     repaired = np.right_shift(np.left_shift(stored, shift), shift)
     changed = int((repaired != stored).sum())
@@ -298,20 +309,18 @@ def _to_hu(
     rescales: list[tuple[float, float]],
     notes: Notes,
     repair: bool,
-) -> Float32[np.ndarray, "frames rows columns"]:
-    hu = np.empty(image.shape, np.float32)
+) -> Int16[np.ndarray, "frames rows columns"] | Float32[np.ndarray, "frames rows columns"]:
+    wraps = [repair and _may_wrap(image, *rescale) for rescale in rescales]
+    bounds = int(stored.min()), int(stored.max())
+    exact = all(wrap or _is_exact(bounds, *rescale) for wrap, rescale in zip(wraps, rescales, strict=True))
+    hu = np.empty(image.shape, np.int16 if exact else np.float32)
     wrapped = 0
-    for frame, pixels, (slope, intercept) in zip(hu, stored, rescales, strict=True):
-        if repair and image.stored == 12 and not image.signed and slope == 1 and intercept > WRONG_INTERCEPT:
-            shifted = (pixels.astype(np.int32) - RIGHT_INTERCEPT) % WRAP
-            wrapped += int((shifted + RIGHT_INTERCEPT != pixels + np.float32(intercept)).sum())
-            pixels, intercept = shifted, RIGHT_INTERCEPT
-        if image.allocated > 16:  # more digits than float32 has; the sum may be small again
-            frame[:] = pixels * slope + intercept
-        else:
-            frame[:] = pixels
-            frame *= slope
-            frame += intercept
+    for frame, pixels, (slope, intercept), wrap in zip(hu, stored, rescales, wraps, strict=True):
+        if wrap:
+            restored = (pixels.astype(np.int32) - RIGHT_INTERCEPT) % WRAP + RIGHT_INTERCEPT
+            wrapped += int((restored != pixels + np.float32(intercept)).sum())
+            pixels, slope, intercept = restored, 1.0, 0.0
+        _write_hu(frame, pixels, slope, intercept)
     if wrapped:
         notes.append(
             (
@@ -321,3 +330,27 @@ def _to_hu(
             )
         )
     return hu
+
+
+def _may_wrap(image: _Image, slope: float, intercept: float) -> bool:
+    return image.stored == 12 and not image.signed and slope == 1 and intercept > WRONG_INTERCEPT
+
+
+def _is_exact(bounds: tuple[int, int], slope: float, intercept: float) -> bool:
+    """Whether HU of stored values between the bounds are whole numbers that int16 holds."""
+    ends = [slope * bound + intercept for bound in bounds]
+    return slope.is_integer() and intercept.is_integer() and min(ends) >= -(2**15) and max(ends) < 2**15
+
+
+def _write_hu(hu: np.ndarray, pixels: Integer[np.ndarray, "rows columns"], slope: float, intercept: float) -> None:
+    if hu.dtype == np.int16:  # integers wrap at 2**16: where the result fits, no step on the way to it matters
+        np.copyto(hu, pixels, casting="unsafe")
+        if slope != 1:
+            hu *= np.int64(slope).astype(np.int16)
+        hu += np.int64(intercept).astype(np.int16)
+    elif pixels.dtype.itemsize > 2:  # more digits than float32 has; the sum may be small again
+        hu[:] = pixels * slope + intercept
+    else:
+        hu[:] = pixels
+        hu *= slope
+        hu += intercept

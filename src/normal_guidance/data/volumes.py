@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int16
 
 from normal_guidance.data.containers import locate
 from normal_guidance.data.manifest import ScanRow
@@ -19,18 +19,19 @@ ACTIONS = {
 }
 """The action for each problem of pixels."""
 
+Slices = Int16[np.ndarray, "slices rows columns"] | Float32[np.ndarray, "slices rows columns"]
 
-def read_volume(
-    row: ScanRow, root: Path, *, repair: bool = True
-) -> tuple[Float32[np.ndarray, "slices rows columns"], list[Problem]]:
+
+def read_volume(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[Slices, list[Problem]]:
     """Reads all slices of a scan, in the row's order, with the problems of their pixels.
 
-    A file with several slices is decoded once.
+    HU are int16 where all are whole numbers of its range, as in most CT, else float32.  A file with several slices is
+    decoded once.
 
     Raises UnreadableError, with the name of the file, if a file cannot be decoded or has another size than the row: a
     scan with a slice missing would be another scan.
     """
-    volume = np.empty((0, 0, 0), np.float32)
+    volume: Slices = np.empty((0, 0, 0), np.int16)
     problems: list[Problem] = []
     places: dict[str, list[int]] = defaultdict(list)
     for place, file in enumerate(row.files):
@@ -40,16 +41,16 @@ def read_volume(
         frames = [row.frames[place] for place in wanted]
         _check(slices, frames, row, file)
         if not volume.size:  # a wrong size in the manifest might not fit the memory; it is checked by now
-            volume = np.empty((len(row), row.rows, row.columns), np.float32)
+            volume = np.empty((len(row), row.rows, row.columns), slices.dtype)
+        elif slices.dtype != volume.dtype:
+            volume = volume.astype(np.float32, copy=False)
         for place, frame in zip(wanted, frames, strict=True):
             volume[place] = slices[frame]
         problems += [Problem(row.scan_id, file, kind, detail, ACTIONS[kind]) for kind, detail in notes]
     return volume, problems
 
 
-def _read_file(
-    kind: str, root: Path, file: str, repair: bool
-) -> tuple[Float32[np.ndarray, "slices rows columns"], list[tuple[str, str]]]:
+def _read_file(kind: str, root: Path, file: str, repair: bool) -> tuple[Slices, list[tuple[str, str]]]:
     content = locate(root, file)
     if kind == "nifti":
         from normal_guidance.data.nifti import read_nifti
@@ -60,7 +61,7 @@ def _read_file(
     return read_pixels(content, file, repair=repair)
 
 
-def _check(slices: Float32[np.ndarray, "slices rows columns"], frames: list[int], row: ScanRow, file: str) -> None:
+def _check(slices: Slices, frames: list[int], row: ScanRow, file: str) -> None:
     if slices.shape[1:] != (row.rows, row.columns):
         raise UnreadableError(
             "unreadable",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float32, Real
 
 from normal_guidance.errors import UserError
 
@@ -54,7 +54,7 @@ def _parse(word: str) -> Window | None:
     return low, high
 
 
-def apply_windows(hu: Float[np.ndarray, "..."], windows: Sequence[Window | None]) -> Float32[np.ndarray, "..."]:
+def apply_windows(hu: Real[np.ndarray, "..."], windows: Sequence[Window | None]) -> Float32[np.ndarray, "..."]:
     """Clips the values to each window, still in HU; the first axis of the result has one channel per window.
 
     Example:

@@ -1,49 +1,82 @@
-"""Reads a scan and turns it into the encoder's input; runs in worker processes."""
+"""Reads scans for an encoder, some slices at a time; runs in worker processes.
+
+This module does not import torch: a worker would wait for that longer than for everything else.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem, UnreadableError
-from normal_guidance.features.preprocessing import Preprocessing, Statistics
+from normal_guidance.data.volumes import Slices
 
 Reader = Callable[..., tuple[np.ndarray, list[Problem]]]
 """Like `normal_guidance.data.volumes.read_volume(row, root, repair=True)`; workers find it by its name."""
 
+MAX_SIDE = 8192
+"""Slices with more rows or columns are an error: CT has 512 to 2048, and a square of 65,535 would take 16 GiB."""
+
+PIECE = 64
+"""Most slices of a scan that a worker reads at a time, where they are files of their own: 32 MiB at 512 x 512."""
+
+
+class Pixels(NamedTuple):
+    """Slices as they are sent to the encoder's process."""
+
+    hu: Slices
+    lowest: float
+    """Their minimum: it fills the margins of slices that are not square."""
+
 
 @dataclass(frozen=True)
 class Decoding:
-    """How scans are read and preprocessed; sent to worker processes.
+    """How scans are read; sent to worker processes.
 
     Args:
         read: returns a scan's slices in HU, and its problems.
         root: where the scans lie.
         repair: whether known mistakes in the files are repaired.
-        preprocessing: from HU to the encoder's input.
     """
 
     read: Reader
     root: Path
     repair: bool
-    preprocessing: Preprocessing
 
-    def pixels(self, row: ScanRow) -> tuple[Float32[np.ndarray, "slices channels size size"], list[Problem]]:
-        """The encoder's input, and the scan's problems."""
-        hu, problems = self._read(row)
-        return self.preprocessing.apply(hu), problems
+    def pixels(self, row: ScanRow) -> tuple[Pixels, list[Problem]]:
+        """The slices in HU, int16 or float32, and their problems.
 
-    def statistics(self, row: ScanRow) -> Statistics:
-        """Mean and sd of a scan before it is normalised."""
-        return self.preprocessing.scan_statistics(self._read(row)[0])
-
-    def _read(self, row: ScanRow) -> tuple[np.ndarray, list[Problem]]:
+        Pixels that are not finite, and images too large to be slices, raise an `UnreadableError`.
+        """
         hu, problems = self.read(row, self.root, repair=self.repair)
         if len(hu) != len(row):
             raise UnreadableError("failed", f"{len(hu)} slices were read, but the manifest has {len(row)}")
-        return hu, problems
+        slices, rows, columns = hu.shape
+        if not hu.size or max(rows, columns) > MAX_SIDE:
+            raise UnreadableError("failed", f"{slices} slices of {rows} x {columns} pixels (at most {MAX_SIDE})")
+        hu = np.ascontiguousarray(hu, np.int16 if hu.dtype == np.int16 else np.float32)
+        lowest = float(hu.min())
+        if hu.dtype != np.int16 and not (math.isfinite(lowest) and math.isfinite(hu.max())):
+            raise UnreadableError("failed", "pixels that are not finite")
+        return Pixels(hu, lowest), problems
+
+
+def cut(row: ScanRow) -> list[ScanRow]:
+    """Consecutive parts of a scan of at most `PIECE` slices.
+
+    Two kinds of scans are not cut: slices that are not square, whose margin is the whole scan's minimum, and files
+    with several slices, which are decoded once.
+    """
+    if row.rows != row.columns or len(set(row.files)) < len(row):
+        return [row]
+    places = [slice(start, start + PIECE) for start in range(0, len(row), PIECE)]
+    return [
+        replace(row, files=row.files[place], frames=row.frames[place], positions=row.positions[place])
+        for place in places
+    ]

@@ -1,7 +1,7 @@
 """From scans to a feature store: `nguide encode`, on this machine or, with `ray_cluster`, on many.
 
-Worker processes decode scans; this process runs the encoder over their slices in fixed batches, while the next ones
-are being decoded.  Consecutive scans of the manifest are packed into units.  A complete unit is saved atomically, so a
+Worker processes read scans; this process runs the encoder over their slices in fixed batches, while the next ones
+are being read.  Consecutive scans of the manifest are packed into units.  A complete unit is saved atomically, so a
 killed job loses only its current unit.  The features of a unit depend on its scans alone: a scan that cannot be decoded
 leaves zeros in the batch, so that the others' bits do not change, and is left out of the store.  So the store is the
 same byte for byte whether or not the job was killed, for any number of workers or machines, as long as the encoder's
@@ -27,7 +27,7 @@ import pyarrow as pa
 import torch
 
 from normal_guidance import __version__
-from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
 from normal_guidance.data.worker_pool import TIMEOUT, Pool
@@ -49,6 +49,7 @@ from normal_guidance.features.encoding_machine import (
     UNIT,
     EncodingBackend,
     EncodingOptions,
+    Inputs,
     Load,
     Machine,
     Setup,
@@ -150,19 +151,19 @@ def encode(
     with start_workers(workers, timeout, 0 if ray or out.exists() else len(manifest)) as pool:
         # With Ray, this process needs only the encoder's fingerprint: the devices are in other machines.
         encoder = load() if ray else load(device=options.device, precision=options.precision)
-        preprocessing = _fit_preprocessing(preprocessing, encoder, statistics, parts)
+        preprocessing = fit_preprocessing(preprocessing, encoder, statistics, parts)
         identity = identity_of(manifest, encoder, preprocessing, parts, options)
         done = _completed_before(out, identity)
         if done is not None and not job_folder(out).exists():
             return done
-        _check_scans(manifest, parts)
+        check_scans(manifest, parts)
         setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
         with open_job(out, identity) as job:
             done = _completed_before(out, identity)  # another process may just have completed it
             if done is None:
                 plan = _EncodingPlan(manifest, parts, options, dtype, out, identity, watch)
                 with _backend(setup, encoder, pool, ray) as machine:
-                    done = _run(plan, job, machine, Decoding(read, root, options.repair, preprocessing))
+                    done = _run(plan, job, machine, Inputs(Decoding(read, root, options.repair), preprocessing))
             job.remove()
         return done
 
@@ -189,14 +190,14 @@ class _EncodingPlan:
         return _rows(self.manifest, self.units[unit])
 
 
-def _run(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding) -> EncodingResult:
-    if decoding.preprocessing.statistics is None:
-        measured = _measure_training_scans(plan, job, machine, decoding)
-        decoding = replace(decoding, preprocessing=decoding.preprocessing.with_statistics(measured))
+def _run(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs) -> EncodingResult:
+    if inputs.preprocessing.statistics is None:
+        measured = _measure_training_scans(plan, job, machine, inputs)
+        inputs = inputs._replace(preprocessing=inputs.preprocessing.with_statistics(measured))
     begin = time.monotonic()
-    slices = _encode_units(plan, job, machine, decoding)
+    slices = _encode_units(plan, job, machine, inputs)
     seconds = time.monotonic() - begin
-    store, failed, problems = _assemble(plan, job, decoding.preprocessing)
+    store, failed, problems = _assemble(plan, job, inputs.preprocessing)
     return EncodingResult(store, failed, summarize(problems), slices, seconds)
 
 
@@ -205,7 +206,7 @@ def _threads_of(before: Mapping[str, Any] | None) -> int:
     return threads if isinstance(threads, int) else torch.get_num_threads()
 
 
-def _fit_preprocessing(
+def fit_preprocessing(
     preprocessing: Preprocessing, encoder: Encoder, statistics: Statistics | None, parts: Mapping[str, str] | None
 ) -> Preprocessing:
     """The preprocessing for this encoder; its statistics stay None if the training scans must be measured first."""
@@ -278,7 +279,7 @@ def _completed_before(out: Path, identity: Mapping[str, Any]) -> EncodingResult 
     return EncodingResult(open_store(out), failed, summarize(problems), 0, 0.0, complete_before=True)
 
 
-def _check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
+def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
     """Checks at the start what writing the store would reject at the end."""
     if not len(manifest):
         raise UserError("the manifest has no scan; read its problems.csv, and run nguide index again")
@@ -288,8 +289,28 @@ def _check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
             if scans:
                 raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
         check_patients({}, manifest.patient_ids, [parts[scan] for scan in manifest.scan_ids])
-    for numbers in plan_units(manifest.lengths, UNIT):
-        Bags.pack([_bag(row, torch.zeros(len(row), 1)) for row in _rows(manifest, numbers)])
+    _check_labels(manifest)
+
+
+def _check_labels(manifest: Manifest) -> None:
+    """Checks the labels of all scans as `Bags` does, column by column: rows of a large manifest take seconds."""
+    lengths, column = manifest.lengths, manifest.table["slice_labels"].combine_chunks()
+    known, counts = column.is_valid().to_numpy(zero_copy_only=False), column.value_lengths().fill_null(0).to_numpy()
+    for number in np.flatnonzero(known & (counts != lengths))[:1]:
+        raise UserError(
+            f"scan {manifest.scan_ids[number]!r}: {counts[number]} slice labels for {lengths[number]} slices; run "
+            "nguide index again"
+        )
+    labels = np.full(lengths.sum(), UNKNOWN)
+    labels[np.repeat(known, lengths)] = column.flatten().to_numpy()
+    Bags(
+        features=torch.zeros(len(labels), 1),
+        lengths=torch.from_numpy(lengths),
+        labels=torch.from_numpy(manifest.labels),
+        slice_labels=torch.from_numpy(labels) if known.any() else None,
+        scan_ids=tuple(manifest.scan_ids),
+        patient_ids=tuple(manifest.patient_ids),
+    )
 
 
 def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range]:
@@ -313,7 +334,7 @@ def _rows(manifest: Manifest, numbers: range) -> list[ScanRow]:
 
 
 def _measure_training_scans(
-    plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding
+    plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs
 ) -> Statistics:
     """The mean of the training scans' means and sds, without scans that cannot be read."""
     known, parts, ids = job.statistics(), plan.parts or {}, plan.manifest.scan_ids
@@ -323,7 +344,7 @@ def _measure_training_scans(
     slices = before = sum(length_of[scan] for scan in known)
     left = training.take(number for number, scan in enumerate(training.scan_ids) if scan not in known)
     plan.watch(EncodingProgress("statistics", slices, of, before))
-    for measured in machine.measure(decoding, left):
+    for measured in machine.measure(inputs, left):
         job.add_statistics(measured)
         known |= measured
         slices += sum(length_of[scan] for scan in measured)
@@ -332,12 +353,12 @@ def _measure_training_scans(
     if not usable:
         raise UserError(
             f"none of the {len(training)} training scans could be read, so there is no mean and sd to normalise with; "
-            f"check that they lie in {decoding.root}, then delete {job.path} and encode again"
+            f"check that they lie in {inputs.decoding.root}, then delete {job.path} and encode again"
         )
     return combine_statistics(usable)
 
 
-def _encode_units(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, decoding: Decoding) -> int:
+def _encode_units(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs) -> int:
     """Encodes the units that are not done yet; returns the number of their slices."""
     lengths, done = plan.manifest.lengths, job.units()
     sizes = [int(lengths[numbers.start : numbers.stop].sum()) for numbers in plan.units]
@@ -348,7 +369,7 @@ def _encode_units(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBacken
         plan.watch(EncodingProgress("encoding", finished + slices, sum(sizes), before))
 
     report_slices(0)
-    for number, unit in machine.encode(decoding, work, report_slices):
+    for number, unit in machine.encode(inputs, work, report_slices):
         _check_range(plan.rows(number), unit, plan.dtype)
         job.save_unit(number, unit)
         finished += sizes[number]

@@ -1,4 +1,7 @@
-"""Encoding on one machine: worker processes decode scans, the encoder takes their slices in fixed batches.
+"""Encoding on one machine: worker processes read scans, the encoder takes their slices in fixed batches.
+
+Workers send HU, 16 bits where that is exact.  A thread of this process copies them to the encoder's device, where they
+are preprocessed, while the encoder runs.
 
 The features of a unit depend on its scans alone: a batch never holds slices of two units, and a scan that
 cannot be decoded leaves zeros in its place, so that the others' bits do not change.
@@ -6,31 +9,31 @@ cannot be decoded leaves zeros in its place, so that the others' bits do not cha
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.data.worker_pool import Pool
 from normal_guidance.data.worker_process import Failure
-from normal_guidance.features.encoder_inputs import Decoding
+from normal_guidance.features.encoder_inputs import Decoding, cut
 from normal_guidance.features.encoders import Encoder, Precision
 from normal_guidance.features.encoding_folder import Encoded
 from normal_guidance.features.prefetch import in_background
-from normal_guidance.features.preprocessing import Statistics
+from normal_guidance.features.preprocessing import Preprocessing, Statistics, scan_statistics
 
 UNIT = 1024
 """Fewest slices of a unit: a killed job loses its unfinished units, and saving one costs little in comparison."""
 
 AHEAD_BYTES = 2**31
-"""Most memory for decoded slices that wait for the encoder; one scan alone may take more."""
+"""Most memory for slices that wait for the encoder; one scan alone may take more."""
 
 BATCHES_AHEAD = 4
 """Batches that are prepared ahead of the encoder."""
@@ -64,6 +67,15 @@ class EncodingOptions:
     unit: int = UNIT
 
 
+class Inputs(NamedTuple):
+    """How scans become an encoder's input."""
+
+    decoding: Decoding
+    """Runs in the workers."""
+    preprocessing: Preprocessing
+    """Runs on the encoder's device."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """Everything that a process needs to encode, on any machine."""
@@ -82,11 +94,11 @@ class Setup:
 class EncodingBackend(Protocol):
     """A `Machine`, or a cluster of machines (`normal_guidance.features.encoding_on_ray`)."""
 
-    def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
+    def measure(self, inputs: Inputs, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, some at a time; None for those that cannot be read."""
 
     def encode(
-        self, decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]], report_slices: Callable[[int], object]
+        self, inputs: Inputs, units: Iterable[tuple[int, list[ScanRow]]], report_slices: Callable[[int], object]
     ) -> Iterator[tuple[int, Encoded]]:
         """Encodes numbered units; `report_slices` receives the number of slices done of the current unit."""
 
@@ -94,7 +106,7 @@ class EncodingBackend(Protocol):
 def start_workers(workers: int, timeout: float, scans: int) -> Pool:
     """Starts worker processes for `scans` scans while the encoder is loaded: both take seconds.
 
-    The workers import everything that decoding needs at once, including pydicom.
+    The workers import everything that reading needs at once, including pydicom.
     """
     pool = Pool(workers, timeout)
     pool.start(scans, (Decoding.__module__, "normal_guidance.data.volumes", "normal_guidance.data.dicom_slices"))
@@ -107,34 +119,40 @@ class Machine:
     def __init__(self, setup: Setup, encoder: Encoder, pool: Pool) -> None:
         self.setup, self.encoder, self.pool = setup, encoder, pool
 
-    def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
+    def measure(self, inputs: Inputs, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, one at a time; None for those that cannot be read."""
         ids: deque[str] = deque()
+        images: list[Tensor] = []
 
         def draw() -> Iterator[ScanRow]:
             for row in scans:
                 ids.append(row.scan_id)
                 yield row
 
-        for one in self.pool.map(decoding.statistics, draw()):
-            yield {ids.popleft(): None if isinstance(one, Failure) else one}
+        for piece in _prepared(self.pool, inputs, self.encoder.device, draw()):
+            images += [] if piece.images is None else [piece.images]
+            if piece.outcome is not None:
+                good = not isinstance(piece.outcome, Failure)
+                yield {ids.popleft(): scan_statistics(torch.cat(images)) if good else None}
+                images = []
 
     def encode(
         self,
-        decoding: Decoding,
+        inputs: Inputs,
         units: Iterable[tuple[int, list[ScanRow]]],
         report_slices: Callable[[int], object] = lambda slices: None,
-    ) -> Iterator[tuple[int, Encoded]]:
+    ) -> Generator[tuple[int, Encoded], None, None]:
         """Encodes numbered units, one after the other; `report_slices` receives the slices done of the current one."""
-        items = in_background(_batches(self.pool, decoding, units, self.setup.options.batch_size), BATCHES_AHEAD)
+        batches = _batches(self.pool, inputs, self.encoder.device, units, self.setup.options.batch_size)
+        items = in_background(batches, BATCHES_AHEAD)
         threads = self.setup.options.threads or torch.get_num_threads()
-        features: list[torch.Tensor] = []
+        features: list[Tensor] = []
         slices = 0
         with number_of_threads(threads):
             try:
                 for item in items:
-                    if isinstance(item, np.ndarray):
-                        features.append(self.encoder.encode(torch.from_numpy(item)))
+                    if isinstance(item, Tensor):
+                        features.append(self.encoder.encode(item))
                         slices += len(item)
                         report_slices(slices)
                     else:
@@ -173,59 +191,109 @@ class _UnitEnd:
 
 
 def _batches(
-    pool: Pool, decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]], batch_size: int
-) -> Iterator[np.ndarray | _UnitEnd]:
+    pool: Pool, inputs: Inputs, device: str, units: Iterable[tuple[int, list[ScanRow]]], batch_size: int
+) -> Iterator[Tensor | _UnitEnd]:
     """The encoder's input: the batches of a unit, which its scans fill one after the other, then its `_UnitEnd`."""
-    shape = (decoding.preprocessing.channels, decoding.preprocessing.size, decoding.preprocessing.size)
-    waiting: list[tuple[int, list[ScanRow]]] = []
+    waiting: deque[tuple[int, list[ScanRow]]] = deque()
 
     def scans() -> Iterator[ScanRow]:
         for number, rows in units:
             waiting.append((number, rows))
             yield from rows
 
-    ahead = max(1, AHEAD_BYTES // (4 * math.prod(shape)))
-    decoded = pool.map(decoding.pixels, scans(), size=len, ahead=ahead)
-    cutter = _BatchCutter(batch_size, shape)
+    size = inputs.preprocessing.size
+    cutter = _BatchCutter((batch_size, inputs.preprocessing.channels, size, size), device)
     outcomes: list[list[Problem] | Failure] = []
-    for result in decoded:
+    for piece in _prepared(pool, inputs, device, scans()):
+        yield from cutter.add(piece.images, piece.slices)
+        if piece.outcome is None:
+            continue
         number, rows = waiting[0]
-        pixels, outcome = (None, result) if isinstance(result, Failure) else result
-        yield from cutter.add(pixels, len(rows[len(outcomes)]))
-        outcomes.append(outcome)
+        outcomes.append(piece.outcome)
         if len(outcomes) == len(rows):
             yield from cutter.rest()
             yield _UnitEnd(number, rows, outcomes)
-            waiting.pop(0)
+            waiting.popleft()
             outcomes = []
+
+
+class _Piece(NamedTuple):
+    """Some slices of a scan as the encoder takes them."""
+
+    slices: int
+    images: Tensor | None
+    """None if they could not be read."""
+    outcome: list[Problem] | Failure | None
+    """With the last slices of a scan: its problems, or why it could not be read."""
+
+
+def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow]) -> Iterator[_Piece]:
+    """The slices of all scans, in their order."""
+    waiting: deque[tuple[int, bool]] = deque()
+
+    def draw() -> Iterator[ScanRow]:
+        for row in scans:
+            pieces = cut(row)
+            for piece in pieces:
+                waiting.append((len(piece), piece is pieces[-1]))
+                yield piece
+
+    outcome: list[Problem] | Failure = []
+    for result in pool.map(inputs.decoding.pixels, draw(), size=_largest_bytes, ahead=AHEAD_BYTES):
+        (slices, is_last), images = waiting.popleft(), None
+        if isinstance(result, Failure):
+            outcome = outcome if isinstance(outcome, Failure) else result
+        else:
+            pixels, problems = result
+            images = inputs.preprocessing.apply(_on_device(pixels.hu, device), pixels.lowest)
+            outcome = outcome if isinstance(outcome, Failure) else outcome + problems
+        yield _Piece(slices, images, outcome if is_last else None)
+        if is_last:
+            outcome = []
+
+
+def _largest_bytes(row: ScanRow) -> int:
+    """The size of slices in HU, if they are float32."""
+    return 4 * len(row) * row.rows * row.columns
+
+
+def _on_device(hu: np.ndarray, device: str) -> Tensor:
+    slices = torch.from_numpy(hu)
+    if torch.device(device).type == "cuda":
+        # From pinned memory the copy runs beside this thread.  numpy fills it, because torch's threads would wait for
+        # each other where workers keep all cores busy.
+        pinned = torch.empty(slices.shape, dtype=slices.dtype, pin_memory=True)
+        pinned.numpy()[...] = hu
+        slices = pinned
+    return slices.to(device, non_blocking=True)
 
 
 class _BatchCutter:
     """Cuts consecutive scans into batches of equal size."""
 
-    def __init__(self, batch_size: int, shape: tuple[int, ...]) -> None:
-        self.shape = (batch_size, *shape)
-        self.batch, self.filled = np.empty(self.shape, np.float32), 0
+    def __init__(self, shape: tuple[int, int, int, int], device: str) -> None:
+        self.shape, self.device = shape, device
+        self.batch, self.filled = torch.empty(shape, device=device), 0
 
-    def add(self, pixels: np.ndarray | None, slices: int) -> Iterator[np.ndarray]:
-        """The batches that a scan completes; without pixels, zeros take its place."""
+    def add(self, images: Tensor | None, slices: int) -> Iterator[Tensor]:
+        """The batches that these slices complete; without images, zeros take their place."""
         start = 0
         while start < slices:
             take = min(slices - start, len(self.batch) - self.filled)
-            piece = 0.0 if pixels is None else pixels[start : start + take]
+            piece = 0.0 if images is None else images[start : start + take]
             self.batch[self.filled : self.filled + take] = piece
             self.filled, start = self.filled + take, start + take
             if self.filled == len(self.batch):
                 yield from self.rest()
 
-    def rest(self) -> Iterator[np.ndarray]:
+    def rest(self) -> Iterator[Tensor]:
         """The last batch, which may be smaller; nothing if it is empty."""
         if self.filled:
             yield self.batch[: self.filled]
-            self.batch, self.filled = np.empty(self.shape, np.float32), 0
+            self.batch, self.filled = torch.empty(self.shape, device=self.device), 0
 
 
-def _encoded_unit(unit: _UnitEnd, features: torch.Tensor) -> Encoded:
+def _encoded_unit(unit: _UnitEnd, features: Tensor) -> Encoded:
     good, failed, problems = [], [], []
     start = 0
     for row, outcome in zip(unit.rows, unit.outcomes, strict=True):

@@ -17,9 +17,8 @@ import torch
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.worker_pool import Pool
 from normal_guidance.errors import UserError
-from normal_guidance.features.encoder_inputs import Decoding
 from normal_guidance.features.encoding_folder import Encoded
-from normal_guidance.features.encoding_machine import UNIT, Machine, Setup
+from normal_guidance.features.encoding_machine import UNIT, Inputs, Machine, Setup
 from normal_guidance.features.preprocessing import Statistics
 from normal_guidance.ray_cluster import RETRIES, Connection, connected
 
@@ -41,21 +40,21 @@ class Cluster:
         self.needs = _needs(setup)
         self.slots = connection.room(self.needs, "ask for less (--threads, --workers, --device)")
 
-    def measure(self, decoding: Decoding, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
+    def measure(self, inputs: Inputs, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, some at a time; None for those that cannot be read."""
-        yield from self._run(_measure, decoding, enumerate(_in_units(scans)))
+        yield from self._run(_measure, inputs, enumerate(_in_units(scans)))
 
     def encode(
         self,
-        decoding: Decoding,
+        inputs: Inputs,
         units: Iterable[tuple[int, list[ScanRow]]],
         report_slices: Callable[[int], object] = lambda slices: None,
     ) -> Iterator[tuple[int, Encoded]]:
         """Encodes numbered units; results come in any order, and `report_slices` is not called."""
-        yield from self._run(_encode, decoding, units)
+        yield from self._run(_encode, inputs, units)
 
     def _run(
-        self, function: Callable[..., Any], decoding: Decoding, units: Iterable[tuple[int, list[ScanRow]]]
+        self, function: Callable[..., Any], inputs: Inputs, units: Iterable[tuple[int, list[ScanRow]]]
     ) -> Iterator[Any]:
         """Runs a task for each unit, with as many waiting as running; yields results as they come."""
         import ray
@@ -64,7 +63,7 @@ class Cluster:
         remote: Any = ray.remote(
             num_cpus=self.needs["CPU"], num_gpus=self.needs.get("GPU", 0.0), max_retries=RETRIES, max_calls=0
         )(function)
-        shared, waiting = ray.put(decoding), iter(units)
+        shared, waiting = ray.put(inputs), iter(units)
         running: list[Any] = []
         while True:
             while len(running) < 2 * self.slots and (unit := next(waiting, None)) is not None:
@@ -101,19 +100,19 @@ _MACHINES: dict[str, Machine] = {}
 """By job, the encoder and workers of this process; at most one entry."""
 
 
-def _encode(job: str, setup: Setup, decoding: Decoding, number: int, rows: list[ScanRow]) -> tuple[int, Encoded]:
-    (result,) = _machine(job, setup, decoding).encode(decoding, [(number, rows)])
+def _encode(job: str, setup: Setup, inputs: Inputs, number: int, rows: list[ScanRow]) -> tuple[int, Encoded]:
+    (result,) = _machine(job, setup, inputs).encode(inputs, [(number, rows)])
     return result
 
 
-def _measure(job: str, setup: Setup, decoding: Decoding, _: int, rows: list[ScanRow]) -> dict[str, Statistics | None]:
+def _measure(job: str, setup: Setup, inputs: Inputs, _: int, rows: list[ScanRow]) -> dict[str, Statistics | None]:
     measured: dict[str, Statistics | None] = {}
-    for one in _machine(job, setup, decoding).measure(decoding, rows):
+    for one in _machine(job, setup, inputs).measure(inputs, rows):
         measured |= one
     return measured
 
 
-def _machine(job: str, setup: Setup, decoding: Decoding) -> Machine:
+def _machine(job: str, setup: Setup, inputs: Inputs) -> Machine:
     """The machine of this process; an error if its results could differ from those of the others."""
     if job not in _MACHINES:
         import socket
@@ -123,8 +122,10 @@ def _machine(job: str, setup: Setup, decoding: Decoding) -> Machine:
             raise UserError(
                 f"{where} has torch {torch.__version__}, not {setup.torch}; install the same version on all machines"
             )
-        if not decoding.root.is_dir():
-            raise UserError(f"{where} does not see {decoding.root}; give a path that all machines share (--root)")
+        if not inputs.decoding.root.is_dir():
+            raise UserError(
+                f"{where} does not see {inputs.decoding.root}; give a path that all machines share (--root)"
+            )
         encoder = setup.load(device=setup.options.device, precision=setup.options.precision)
         if encoder.fingerprint != setup.fingerprint:
             raise UserError(f"{where} has other weights of {encoder.name}; copy the same file to all machines")

@@ -1,7 +1,8 @@
 """From Hounsfield units to an encoder's input: window, pad to a square, resize, normalise.
 
 The order of the steps is the paper's.  Each window makes a channel.  A slice's result depends on the rest of its scan
-in one respect only: the scan's minimum fills the margins.
+in one respect only: the scan's minimum fills the margins.  All steps run on the device that holds the slices; the CPU
+and CUDA differ in the last bits.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float32
+from jaxtyping import Float32, Int16
 from torch import Tensor
 
-from normal_guidance.data.problems import UnreadableError
-from normal_guidance.data.windows import apply_windows
 from normal_guidance.errors import UserError
 
 VERSION = 1
@@ -28,9 +27,6 @@ VERSION = 1
 
 SIZE = 224
 """Rows and columns of an image, unless the encoder takes others."""
-
-MAX_SIDE = 8192
-"""Slices with more rows or columns are an error: CT has 512 to 2048, and a square of 65,535 would take 16 GiB."""
 
 CHUNK_BYTES = 2**26
 """Bytes of a scan that are padded and resized at once, which bounds the memory for a long scan."""
@@ -54,12 +50,12 @@ class Preprocessing:
 
     Example:
         >>> head = Preprocessing(windows=((-100.0, 300.0),), size=2)
-        >>> scan = np.array([[[-2000, 100, 500, 40]]], dtype=np.float32)
-        >>> statistics = head.scan_statistics(scan)
+        >>> scan = torch.tensor([[[-2000, 100, 500, 40]]], dtype=torch.int16)
+        >>> statistics = scan_statistics(head.apply(scan))
         >>> statistics
         Statistics(mean=(-42.4,), sd=(34.3,))
         >>> head.with_statistics(statistics).apply(scan).shape
-        (1, 1, 2, 2)
+        torch.Size([1, 1, 2, 2])
     """
 
     windows: tuple[tuple[float | int, float | int] | None, ...] = (None,)
@@ -98,25 +94,28 @@ class Preprocessing:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def apply(
-        self, hu: Float32[np.ndarray, "slices rows columns"]
-    ) -> Float32[np.ndarray, "slices {self.channels} {self.size} {self.size}"]:
-        """The scan windowed, padded around its centre to a square with its minimum, resized and normalised.
+        self,
+        hu: Int16[Tensor, "slices rows columns"] | Float32[Tensor, "slices rows columns"],
+        lowest: float | None = None,
+    ) -> Float32[Tensor, "slices {self.channels} {self.size} {self.size}"]:
+        """Slices windowed, padded around their centre to a square, resized and normalised, on their device.
 
-        Pixels that are not finite, and images too large to be slices, raise an `UnreadableError`.
+        Args:
+            hu: finite values.
+            lowest: the scan's minimum, which fills the margins; the slices' own, if left out.
         """
-        images = self._resized(hu)
+        slices, rows, columns = hu.shape
+        side = max(rows, columns)
+        if lowest is None and rows != columns:
+            lowest = float(hu.min())
+        images = torch.empty(slices, self.channels, self.size, self.size, device=hu.device)
+        step = max(1, CHUNK_BYTES // (4 * self.channels * side * side))
+        for start in range(0, slices, step):
+            images[start : start + step] = self._resized(hu[start : start + step], lowest)
         if self.statistics is not None:
-            mean, sd = (torch.tensor(values)[:, None, None] for values in self.statistics)
-            images.sub_(mean).div_(sd)
-        return images.numpy()
-
-    def scan_statistics(self, hu: Float32[np.ndarray, "slices rows columns"]) -> Statistics:
-        """Mean and sd over the pixels of a scan, windowed, padded and resized, but not normalised."""
-        channels = self._resized(hu).numpy().swapaxes(0, 1)
-        return Statistics(
-            mean=tuple(float(channel.mean(dtype=np.float64)) for channel in channels),
-            sd=tuple(float(channel.std(dtype=np.float64)) for channel in channels),
-        )
+            for channel, mean, sd in zip(images.unbind(1), *self.statistics, strict=True):
+                channel.sub_(mean).div_(sd)  # by numbers: copying them to a card would wait for all of its work
+        return images
 
     def with_statistics(self, statistics: Statistics) -> Preprocessing:
         """This preprocessing, normalised with the training scans' statistics (`combine_statistics`)."""
@@ -165,35 +164,35 @@ class Preprocessing:
             statistics=Statistics(tuple(content["mean"]), tuple(content["sd"])) if normalised else None,
         )
 
-    def _resized(self, hu: np.ndarray) -> Float32[Tensor, "slices {self.channels} {self.size} {self.size}"]:
+    def _resized(self, hu: Tensor, lowest: float | None) -> Tensor:
+        """Windows slices, centres them on squares, an odd line going below or right, and resizes them."""
         slices, rows, columns = hu.shape
         side = max(rows, columns)
-        if not hu.size or side > MAX_SIDE:
-            raise UnreadableError("failed", f"{slices} slices of {rows} x {columns} pixels (at most {MAX_SIDE})")
-        lowest, highest = hu.min(), hu.max()
-        if not math.isfinite(lowest) or not math.isfinite(highest):
-            raise UnreadableError("failed", "pixels that are not finite")
-        # Clipping is monotone: the minimum's clipped value is the minimum of the clipped scan.
-        margin = torch.from_numpy(apply_windows(np.full((1, 1), lowest), self.windows))
-        images = torch.empty(slices, self.channels, self.size, self.size)
-        step = max(1, CHUNK_BYTES // (4 * self.channels * side * side))
-        for start in range(0, slices, step):
-            windowed = apply_windows(hu[start : start + step], self.windows)
-            images[start : start + step] = self._resize(torch.from_numpy(windowed).swapaxes(0, 1), margin, side)
-        return images
-
-    def _resize(self, windowed: Tensor, margin: Tensor, side: int) -> Tensor:
-        """Centres (slices, channels, rows, columns) on a square and resizes it; an odd line goes below or right."""
-        slices, channels, rows, columns = windowed.shape
-        square = windowed
-        if rows != columns:
-            square = margin[None].expand(slices, channels, side, side).contiguous()
-            top, left = (side - rows) // 2, (side - columns) // 2
-            square[:, :, top : top + rows, left : left + columns] = windowed
+        top, left = (side - rows) // 2, (side - columns) // 2
+        values = hu.float()
+        square = torch.empty(slices, self.channels, side, side, device=hu.device)
+        for channel, window in zip(square.unbind(1), self.windows, strict=True):
+            low, high = window or (-math.inf, math.inf)
+            if lowest is not None and rows != columns:
+                # Clipping is monotone: the minimum's clipped value is the minimum of the clipped scan.
+                channel.fill_(min(max(lowest, low), high))
+            torch.clamp(values, low, high, out=channel[:, top : top + rows, left : left + columns])
         # One-channel images all have the same memory layout, so a slice's bits do not depend on the others.
-        flat = square.reshape(slices * channels, 1, side, side)
+        flat = square.view(slices * self.channels, 1, side, side)
         resized = F.interpolate(flat, size=(self.size, self.size), mode="bilinear", antialias=True)
-        return resized.view(slices, channels, self.size, self.size)
+        return resized.view(slices, self.channels, self.size, self.size)
+
+
+def scan_statistics(images: Float32[Tensor, "slices channels size size"]) -> Statistics:
+    """Mean and sd over the pixels of a scan that is not normalised yet.
+
+    The sums are numpy's on any device, because torch's depend on the number of threads.
+    """
+    channels = images.cpu().numpy().swapaxes(0, 1)
+    return Statistics(
+        mean=tuple(float(channel.mean(dtype=np.float64)) for channel in channels),
+        sd=tuple(float(channel.std(dtype=np.float64)) for channel in channels),
+    )
 
 
 def combine_statistics(scans: Iterable[Statistics]) -> Statistics:
