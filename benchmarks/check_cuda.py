@@ -8,7 +8,8 @@ Differences are relative to losses above 1, as those with a large L1 term are.  
 packed engine would do; "took over" counts the cases in which it had to.  The methods with eight heads must refuse the
 width 1,001 and name the widths beside it that work.
 
-Groups of a width and a length run side by side in `--jobs` processes.  A case that fails is named with its reason.
+Groups of a width and a length run side by side in `--jobs` processes, fewer where scans are long: bells over 5,000
+slices take gigabytes.  A case that fails is named with its reason, and so is a group whose process ends early.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import argparse
 import json
 import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from typing import Any, get_args
 
 import torch
@@ -51,6 +52,8 @@ class Lengths:
     longest: int
     scans: int
     batch_size: int
+    jobs: int = 99
+    """The most groups at a time."""
 
     def draw(self, scans: int, generator: torch.Generator) -> torch.Tensor:
         lengths = torch.randint(self.shortest, self.longest + 1, (scans,), generator=generator)
@@ -62,7 +65,7 @@ LENGTHS = {
     "1-5": Lengths(1, 5, 24, 12),
     "20-60": Lengths(20, 60, 24, 12),
     "20-400": Lengths(20, 400, 12, 6),
-    "1000-5000": Lengths(1000, 5000, 2, 1),
+    "1000-5000": Lengths(1000, 5000, 2, 1, jobs=4),
 }
 TRAINABLE = [*(name for name, method in EVERY_METHOD.items() if method.scores_scans), SLICE_REFERENCE]
 
@@ -172,35 +175,49 @@ def line(outcomes: Sequence[Outcome]) -> str:
     return f"{first.method:<20}{first.precision:<10}{len(outcomes):>6}{worst:>10}{took_over:>11}{failed:>8}"
 
 
+def run_group(width: str, lengths: str, jobs: int, options: argparse.Namespace) -> list[Outcome]:
+    """`check_group` in a process of its own, which may be killed."""
+    how = [",".join(options.methods), ",".join(options.precisions), options.device, options.engine or ""]
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    command = [sys.executable, __file__, "--group", width, lengths, *how, str(threads)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = run.stdout.splitlines()
+    if run.returncode == 0 and lines:
+        return [Outcome(**one) for one in json.loads(lines[-1])]
+    last = (run.stderr.strip().splitlines() or ["nothing was said"])[-1]
+    why = f"the process ended with {run.returncode}: {last[:200]}"
+    return [Outcome("all", int(width), lengths, "all", float("nan"), "", why, 0.0)]
+
+
+def tell_group(outcomes: Sequence[Outcome], seconds: float) -> None:
+    failed, slowest = [one for one in outcomes if one.failed], max(outcomes, key=lambda one: one.seconds)
+    print(
+        f"{seconds:5.0f} s  {slowest.width} features, {slowest.lengths} slices: {len(outcomes)} cases, {len(failed)} "
+        f"failed; slowest {slowest.method} {slowest.precision} {slowest.seconds:.1f} s",
+        flush=True,
+    )
+    for one in failed:
+        print(f"FAILED {one.method} {one.width} {one.lengths} {one.precision}: {one.failed}", flush=True)
+    for text in sorted({one.took_over for one in outcomes if one.took_over}):
+        print(f"  {text}", flush=True)
+
+
 def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
     about = machine(options.device, options.commit)
     print(", ".join(f"{key} {value}" for key, value in about.items()), flush=True)
     begin, found = time.perf_counter(), []
-    # The longest first: a group that begins last should be short.
-    groups = [(int(width), lengths) for lengths in reversed(options.lengths) for width in reversed(options.widths)]
-    threads = max(1, (os.cpu_count() or 1) // options.jobs)
-    how = (options.methods, options.precisions, options.device, options.engine, threads)
-    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        waiting = {pool.submit(check_group, *group, *how): group for group in groups}
-        for done in as_completed(waiting):
-            outcomes = done.result()
-            found += outcomes
-            failed = [one for one in outcomes if one.failed]
-            width, lengths = waiting[done]
-            slowest = max(outcomes, key=lambda one: one.seconds)
-            print(
-                f"{time.perf_counter() - begin:5.0f} s  {width} features, {lengths} slices: {len(outcomes)} cases, "
-                f"{len(failed)} failed; slowest {slowest.method} {slowest.precision} {slowest.seconds:.1f} s",
-                flush=True,
-            )
-            for one in failed:
-                print(f"FAILED {one.method} {one.width} {one.lengths} {one.precision}: {one.failed}", flush=True)
-            for text in sorted({one.took_over for one in outcomes if one.took_over}):
-                print(f"  {text}", flush=True)
+    for lengths in reversed(options.lengths):  # the longest take the most time
+        jobs = min(options.jobs, LENGTHS[lengths].jobs)
+        with ThreadPoolExecutor(jobs) as pool:
+            waiting = {pool.submit(run_group, width, lengths, jobs, options): width for width in options.widths}
+            for done in as_completed(waiting):
+                outcomes = done.result()
+                found += outcomes
+                tell_group(outcomes, time.perf_counter() - begin)
     print(f"\n{'method':<20}{'precision':<10}{'cases':>6}{'worst':>10}{'took over':>11}{'failed':>8}")
-    for method in options.methods:
-        for precision in (*options.precisions, "refused"):
+    for method in (*options.methods, "all"):
+        for precision in (*options.precisions, "refused", "all"):
             cases = [one for one in found if (one.method, one.precision) == (method, precision)]
             if cases:
                 print(line(cases))
@@ -214,4 +231,11 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--group"]:
+        number, of, methods, precisions, device, engine, threads = sys.argv[2:]
+        outcomes = check_group(
+            int(number), of, methods.split(","), precisions.split(","), device, engine or None, int(threads)
+        )
+        print(json.dumps([asdict(one) for one in outcomes]))
+        sys.exit()
     sys.exit(main(sys.argv[1:]))

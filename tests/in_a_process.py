@@ -25,9 +25,10 @@ HANGS = 3600
 
 def assert_script_passes(file: str, *arguments: str, **environment: str) -> None:
     """Run a part of a test file in a new process, which must succeed and print its largest error."""
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(
         [sys.executable, file, *arguments],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)} | environment,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(places)} | environment,
         capture_output=True,
         text=True,
         timeout=HANGS,

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from normal_guidance.core.layers import PPEG, ClassAttention, SelfAttention, Sm, SpectralLinear
+from normal_guidance.core.layers import (
+    PPEG,
+    ClassAttention,
+    SelfAttention,
+    Sm,
+    SpectralLinear,
+    attention_of_whole_tiles,
+)
 from normal_guidance.core.layout import Layout, take_rows, unpack
 
 LENGTHS = st.lists(st.integers(2, 90), min_size=1, max_size=5)
@@ -173,3 +180,18 @@ def test_spectral_linear_of_a_vanished_weight_is_finite() -> None:
         weight.sum().backward()
         assert not weight.any()
         assert layer.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("rows", "d"), [(33, 12), (64, 8), (1, 5)])
+def test_added_rows_change_no_attention(rows: int, d: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, rows, d, generator=generator, requires_grad=True) for _ in range(3))
+    got, want = attention_of_whole_tiles(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    side = torch.randn(want.shape, generator=generator)
+    for one, other in zip(
+        torch.autograd.grad((got * side).sum(), (q, k, v)),
+        torch.autograd.grad((want * side).sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

@@ -77,6 +77,15 @@ def test_an_engine_that_was_asked_for_trains_as_the_cpu_does(method: str, precis
     assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
 
 
+@pytest.mark.parametrize("precision", list(TOLERANCE))
+def test_the_packed_engine_trains_on_long_scans(precision: str) -> None:
+    """More than 256 slices take torch's own attention, which has kernels of its own for each dtype."""
+    train, val = (Bags(torch.randn(n * 301, FEATURES), torch.full((n,), 301), torch.arange(n) % 2) for n in (8, 4))
+    both = configs("transmil", batch_size=4)
+    want, got = sweep(both, train, val), sweep(both, train, val, Execution("cuda", precision, "packed"))
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+
+
 def test_a_step_is_compiled_while_training(monkeypatch: pytest.MonkeyPatch) -> None:
     train, val = scans()
     want = sweep(configs("ng", epochs=5), train, val)

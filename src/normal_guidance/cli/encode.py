@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -255,4 +254,4 @@ def describe_progress(now: EncodingProgress, speed: float | None) -> str:
     text = f"{now.slices:,} of {now.of:,} slices"
     if speed is None:
         return text
-    return f"{text}, {speed:,.0f} slices/s, {timedelta(seconds=round((now.of - now.slices) / speed))} left"
+    return f"{text}, {speed:,.0f} slices/s, {time_text((now.of - now.slices) / speed)} left"

@@ -291,9 +291,32 @@ def attend(qkv: Float[Tensor, "rows three_features"], layout: Layout, heads: int
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention, with explicit products for short bags: as fast as torch's CPU kernel, and `vmap` can batch them."""
-    if q.shape[-2] > WRITTEN_OUT:
-        return F.scaled_dot_product_attention(q, k, v)
-    return ((q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)).softmax(-1) @ v
+    if q.shape[-2] <= WRITTEN_OUT:
+        return ((q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)).softmax(-1) @ v
+    if q.is_cuda and q.dtype == torch.float32:
+        return attention_of_whole_tiles(q, k, v)
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+KERNEL_TILE = 32
+"""Rows of which torch's float32 kernel on CUDA needs a multiple under `vmap` (torch 2.11: "LSE is not correctly
+aligned" for others)."""
+
+
+def attention_of_whole_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of a number of rows that is a multiple of `KERNEL_TILE`: rows are added, and hidden from the others.
+
+    Queries have one more column, of ones, and keys one of zeros, with a very low number for added rows.
+    """
+    rows, d = q.shape[-2:]
+    below, beside = -rows % KERNEL_TILE, 8 - d % 8
+    added = torch.arange(rows + below, device=q.device)[:, None] >= rows
+    marker = torch.arange(d + beside, device=q.device) == d
+    wide = [F.pad(one, (0, beside, 0, below)) for one in (q, k, v)]
+    ones = marker.to(q.dtype).expand(rows + below, -1)
+    low = torch.where(added & marker, -1e9, 0.0).to(q.dtype)
+    attended = F.scaled_dot_product_attention(wide[0] + ones, wide[1] + low, wide[2], scale=d**-0.5)
+    return attended[..., :rows, :d]
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -352,7 +375,8 @@ class ClassAttention(nn.Module):
         w_k, w_v = (w.view(heads, width, features) for w in (w_k, w_v))
         u = torch.einsum("bhd,hdm->bhm", q, w_k).reshape(layout.bags, count * heads, features) * scale * width**-0.5
         scores = layout.dot(u.to(n.dtype).contiguous(), n)  # without shift, which also adds a constant
-        log_rows = (attend or layout.log_softmax)(scores).reshape(layout.bags, count, heads, layout.longest)
+        spread = layout.log_softmax if attend is None else attend
+        log_rows = spread(scores).reshape(layout.bags, count, heads, layout.longest)
         a = log_rows.exp()
         a = a[:, 0] if mix is None else (a * mix[:, :, None, None]).sum(1)
 

@@ -239,6 +239,7 @@ class SlottedEngine(Engine):
 
     def prepare(self) -> None:
         """Record a step and an evaluation, so that what cannot run on this device fails here and not in training."""
+        self.step.zero_()  # after an epoch it points behind the last batch
         if self.graphed:
             self._graphs[self.rows[-1]] = self._record(self.rows[-1])
         self.val_auroc()

@@ -166,12 +166,11 @@ def choose_engine(
 
 
 def _is_little_work(packed: PackedEngine, epochs: int) -> bool:
-    """Whether the packed engine would end all its epochs before another one is ready."""
+    """Whether the packed engine would end all its epochs before another one is ready; not if it cannot run at all."""
     try:
         return epochs * packed.steps * packed.time_step() < RECORDING_SECONDS
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
+    except Exception as error:
+        _log.debug("the packed engine cannot be timed (%s)", describe(error))
     release_memory()
     return False
 
