@@ -215,16 +215,24 @@ def test_the_sweep_benchmark_refuses_what_it_cannot_do(options, complaint):
 def test_the_goals_of_the_sweep_can_be_met_and_missed(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     bench = importlib.import_module("bench_sweep")
-    blank = dict.fromkeys(bench.Row.__dataclass_fields__, 0.0) | {"method": "ng", "precision": "bf16"}
-    head = bench.Row(**blank | {"shape": "head", "epoch_ms": 0.29, "grid_minutes": 2.1, "ns_per_slice": 1.0})
+    blank = dict.fromkeys(bench.Row.__dataclass_fields__, 0.0) | {
+        "method": "ng",
+        "precision": "tf32",
+        "engine": "recorded",
+    }
+    head = bench.Row(
+        **blank | {"shape": "head", "epoch_ms": 0.19, "first_s": 16.0, "grid_minutes": 2.1, "ns_per_slice": 1.0}
+    )
     chest = bench.Row(**blank | {"shape": "chest", "ns_per_slice": 1.4, "evaluation_share": 0.05})
     goals = bench.step_goals([head, chest])
     assert [(goal["about"], goal["met"]) for goal in goals] == [
-        ("ng head bf16", True),
-        ("ng head bf16", False),
-        ("ng head bf16", True),
-        ("ng chest bf16", False),
-        ("ng chest bf16", True),
+        ("ng head tf32 recorded", True),
+        ("ng head tf32 recorded", False),
+        ("ng head tf32 recorded", False),
+        ("ng head tf32 recorded", True),
+        ("ng chest tf32 recorded", True),
+        ("ng chest tf32 recorded", False),
+        ("ng chest tf32 recorded", True),
     ]
     assert [text.startswith("met") for text in bench.verdicts(goals)] == [goal["met"] for goal in goals]
 
@@ -235,6 +243,25 @@ def test_chest_lengths_are_as_the_goal_has_them(monkeypatch):
     lengths = bench.chest_lengths(100_000, torch.Generator().manual_seed(0))
     assert (lengths.min(), lengths.max()) == (63, 1083)
     assert lengths.double().mean() == pytest.approx(246, abs=1)
+
+
+def test_the_check_of_cuda_finds_no_difference_on_the_cpu():
+    run = run_benchmark(
+        "--device cpu --widths 64,1001 --lengths 1-5 --methods ng,mhng --precisions float32 --jobs 2", "check_cuda.py"
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert (report["cases"], report["failed"], report["took_over"]) == (4, [], 0)
+    assert "refused" in run.stdout
+
+
+def test_the_check_of_cuda_names_what_fails(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    check = importlib.import_module("check_cuda")
+    options = check.parse_arguments(["--methods", "ng", "--device", "nowhere"])
+    assert all("device 'nowhere' is unknown" in one.failed for one in check.run_group("64", "1-5", 1, options))
+    (died,) = check.run_group("64", "of no such length", 1, options)
+    assert died.failed == "the process ended with 1: KeyError: 'of no such length'"
 
 
 # ----------------------------------------------------------------------------------------------------
