@@ -73,6 +73,10 @@ class Encoder:
 
         The same batch gives the same bits; the same image in another batch may differ in the last bits.
         """
+        return self.begin(images).cpu().clone()  # a normal tensor: training cannot use those of inference mode
+
+    def begin(self, images: Float32[Tensor, "images channels size size"]) -> Float32[Tensor, "images {self.width}"]:
+        """`encode` on the encoder's device: a card may still compute when this returns."""
         if images.shape[1:] != (self.channels, self.size, self.size):
             raise ValueError(
                 f"{self.name} takes {(self.channels, self.size, self.size)}, not {tuple(images.shape[1:])}"
@@ -80,8 +84,7 @@ class Encoder:
         if not len(images):
             return torch.empty(0, self.width)
         with torch.inference_mode(), _arithmetic(self.device, self.precision):
-            features = self.module(images.to(self.device, non_blocking=True)).float().cpu()
-        return features.clone()  # a normal tensor: training cannot use those of inference mode
+            return self.module(images.to(self.device, non_blocking=True)).float()
 
 
 class _LoadedNetwork(NamedTuple):

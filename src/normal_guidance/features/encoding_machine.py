@@ -1,7 +1,8 @@
 """Encoding on one machine: worker processes read scans, the encoder takes their slices in fixed batches.
 
-Workers send HU, 16 bits where that is exact.  A thread of this process copies them to the encoder's device, where they
-are preprocessed, while the encoder runs.
+Workers send HU, 16 bits where that is exact.  A thread of this process copies them to the encoder's device and
+preprocesses them there, on a card in a stream of its own, while the encoder runs.  A card is given batches ahead, so
+that it also computes while a unit is saved.
 
 The features of a unit depend on its scans alone: a batch never holds slices of two units, and a scan that
 cannot be decoded leaves zeros in its place, so that the others' bits do not change.
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,14 +31,18 @@ from normal_guidance.features.encoding_folder import Encoded
 from normal_guidance.features.prefetch import in_background
 from normal_guidance.features.preprocessing import Preprocessing, Statistics, scan_statistics
 
-UNIT = 1024
-"""Fewest slices of a unit: a killed job loses its unfinished units, and saving one costs little in comparison."""
+UNIT, UNIT_ON_CUDA = 1024, 8192
+"""Fewest slices of a unit: a killed job loses its unfinished units, and saving one costs little in comparison.  On a
+card that is a second or two; the last batch of a unit is smaller than the others, so units should not be small."""
 
 AHEAD_BYTES = 2**31
 """Most memory for slices that wait for the encoder; one scan alone may take more."""
 
 BATCHES_AHEAD = 4
 """Batches that are prepared ahead of the encoder."""
+
+BATCHES_BEGUN = 3
+"""Batches that a card is given before the features of the first are waited for."""
 
 LEFT_OUT = "left out of the store"
 """The action, in problems.csv, for a scan that cannot be encoded."""
@@ -56,7 +62,7 @@ class EncodingOptions:
         precision: precision of the encoder's arithmetic.
         threads: threads of the encoder on the CPU, because sums depend on their number.  If left out, the number that
             the job was begun with, or torch's.
-        unit: fewest slices of a unit.
+        unit: fewest slices of a unit; 0 stands for the device's own number.
     """
 
     repair: bool = True
@@ -64,7 +70,11 @@ class EncodingOptions:
     device: str = "cpu"
     precision: Precision = "float32"
     threads: int | None = None
-    unit: int = UNIT
+    unit: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.unit:
+            object.__setattr__(self, "unit", UNIT_ON_CUDA if self.device.startswith("cuda") else UNIT)
 
 
 class Inputs(NamedTuple):
@@ -143,21 +153,30 @@ class Machine:
         report_slices: Callable[[int], object] = lambda slices: None,
     ) -> Generator[tuple[int, Encoded], None, None]:
         """Encodes numbered units, one after the other; `report_slices` receives the slices done of the current one."""
-        batches = _batches(self.pool, inputs, self.encoder.device, units, self.setup.options.batch_size)
-        items = in_background(batches, BATCHES_AHEAD)
+        device, size = self.encoder.device, self.setup.options.batch_size
+        items = in_background(_in_own_stream(_batches(self.pool, inputs, device, units, size), device), BATCHES_AHEAD)
         threads = self.setup.options.threads or torch.get_num_threads()
+        begun: deque[_Features | _UnitEnd] = deque()
         features: list[Tensor] = []
-        slices = 0
+        slices, waiting, ahead = 0, 0, BATCHES_BEGUN if device.startswith("cuda") else 0
         with number_of_threads(threads):
             try:
-                for item in items:
-                    if isinstance(item, Tensor):
-                        features.append(self.encoder.encode(item))
-                        slices += len(item)
-                        report_slices(slices)
-                    else:
-                        yield item.number, _encoded_unit(item, torch.cat(features))
-                        features, slices = [], 0
+                for item in chain(items, [None]):
+                    if isinstance(item, _Batch):
+                        begun.append(_Features.fetched(self.encoder.begin(item.arrived())))
+                        waiting += 1
+                    elif item is not None:
+                        begun.append(item)
+                    while begun and (item is None or waiting > ahead or isinstance(begun[0], _UnitEnd)):
+                        first = begun.popleft()
+                        if isinstance(first, _Features):
+                            features.append(first.arrived())
+                            waiting -= 1
+                            slices += len(features[-1])
+                            report_slices(slices)
+                        else:
+                            yield first.number, _encoded_unit(first, torch.cat(features))
+                            features, slices = [], 0
             except BaseException:
                 self.pool.stop()
                 raise
@@ -180,6 +199,43 @@ def number_of_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class _Batch(NamedTuple):
+    """Images for the encoder, which a stream of their own may still prepare."""
+
+    images: Tensor
+    ready: torch.cuda.Event | None
+
+    def arrived(self) -> Tensor:
+        """The images, for use in the current stream."""
+        if self.ready is not None:
+            stream = torch.cuda.current_stream(self.images.device)
+            stream.wait_event(self.ready)
+            self.images.record_stream(stream)
+        return self.images
+
+
+class _Features(NamedTuple):
+    """Features of a batch on the CPU, which a card may still compute."""
+
+    host: Tensor
+    done: torch.cuda.Event | None
+
+    @staticmethod
+    def fetched(features: Tensor) -> _Features:
+        """Features whose copy is under way; a plain copy would wait for all that the card was given since."""
+        if not features.is_cuda:
+            return _Features(features, None)
+        host = torch.empty(features.shape, pin_memory=True)
+        host.copy_(features, non_blocking=True)
+        return _Features(host, torch.cuda.current_stream(features.device).record_event())
+
+    def arrived(self) -> Tensor:
+        """The features, once they are there."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.host
+
+
 @dataclass(frozen=True, eq=False)
 class _UnitEnd:
     """Marks the end of a unit's batches."""
@@ -188,6 +244,17 @@ class _UnitEnd:
     rows: list[ScanRow]
     outcomes: list[list[Problem] | Failure]
     """For each scan its problems, or why it could not be decoded."""
+
+
+def _in_own_stream(items: Iterator[Tensor | _UnitEnd], device: str) -> Iterator[_Batch | _UnitEnd]:
+    """The items, made in a stream of the card, if it is one, beside the encoder's; for a thread of their own."""
+    if torch.device(device).type != "cuda":
+        yield from (_Batch(item, None) if isinstance(item, Tensor) else item for item in items)
+        return
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        for item in items:
+            yield _Batch(item, stream.record_event()) if isinstance(item, Tensor) else item
 
 
 def _batches(
