@@ -246,7 +246,7 @@ def make_engine(
         return PackedEngine(stack, train, val, bags, precision)
     engine = SlottedEngine(stack, train, val, bags, precision, slots)
     if name == "compiled":
-        engine.compile()
+        engine.compile(every=True)
     return engine
 
 

@@ -85,10 +85,15 @@ def test_a_long_training_is_compiled_after_its_second_epoch(
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     engine = choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS)
     compiler = Compiler(engine, Execution())
+    counts = engine.rows
+    assert len(counts) > 1
     for left in (10**9, 10**9):
         assert not engine.compiled
         compiler.after_epoch(left)
     assert engine.compiled
+    assert engine.rows == counts, "so much work is worth compiling every number of rows"
+    engine.compile()
+    assert engine.rows == counts[-1:]
     short = Compiler(engine := choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS), Execution())
     for left in (2, 1):
         short.after_epoch(left)

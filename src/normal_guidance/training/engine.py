@@ -237,25 +237,26 @@ class SlottedEngine(Engine):
         self._val_graph: torch.cuda.CUDAGraph | None = None
         self._pool: Any = None
 
-    def prepare(self) -> None:
+    def prepare(self, rows: Sequence[int] = ()) -> None:
         """Record a step and an evaluation, so that what cannot run on this device fails here and not in training."""
         self.step.zero_()  # after an epoch it points behind the last batch
         if self.graphed:
-            self._graphs[self.rows[-1]] = self._record(self.rows[-1])
+            for count in rows or self.rows[-1:]:
+                self._graphs[count] = self._record(count)
         self.val_auroc()
 
-    def compile(self) -> None:
+    def compile(self, *, every: bool = False) -> None:
         """Compile the step for the epochs that remain, which takes up to a minute.  After an error nothing is changed.
 
-        All batches then have the largest number of rows, since every other number would be compiled on its own.
+        Each number of rows is compiled on its own, `every` one or the largest alone, which all batches then have.
         """
         plain = (self._forward, self._predict, self._graphs, self._val_graph, self._val_logits, self.rows)
         torch.compiler.reset()  # code compiled by earlier engines is useless now, and counts against torch's limit
         self._forward = torch.compile(self._losses, fullgraph=True, dynamic=False)
         self._predict = torch.compile(self._logits, fullgraph=True, dynamic=False)
-        self._graphs, self._val_graph, self.rows = {}, None, self.rows[-1:]
+        self._graphs, self._val_graph, self.rows = {}, None, self.rows if every else self.rows[-1:]
         try:
-            self.prepare()
+            self.prepare(self.rows)
         except Exception:
             self._forward, self._predict, self._graphs, self._val_graph, self._val_logits, self.rows = plain
             raise

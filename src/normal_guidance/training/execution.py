@@ -29,6 +29,9 @@ COMPILING_SECONDS, COMPILED_SHARE = 60.0, 0.75
 """How long the compiler takes at most, and the time of a compiled step as a share of a recorded one (likewise).  They
 decide whether the epochs that remain are worth compiling."""
 
+FILLING_SHARE = 0.07
+"""The part of a compiled step's time that more numbers of rows save (likewise); each takes as long to compile again."""
+
 MEMORY_SHARE = 0.6
 """Share of the free memory that training on the CPU may take: the system ends a process that takes too much."""
 
@@ -213,10 +216,11 @@ class Compiler:
             self.begin = time.monotonic()
             return
         engine, self.engine = self.engine, None
-        if compiled_seconds(left * (time.monotonic() - self.begin)) is None:
+        seconds = compiled_seconds(left * (time.monotonic() - self.begin))
+        if seconds is None:
             return
         try:
-            engine.compile()
+            engine.compile(every=FILLING_SHARE * seconds > (len(engine.rows) - 1) * COMPILING_SECONDS)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
