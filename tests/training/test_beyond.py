@@ -15,7 +15,7 @@ from normal_guidance.training.sweep import sweep
 FEATURES = 16
 
 
-@pytest.mark.slow(but="whole_bells_ng-slotted")
+@pytest.mark.slow(but="whole_bells_ng-recorded")
 @pytest.mark.parametrize("engine", ["packed", "recorded"])
 @pytest.mark.parametrize("method", [name for name, method in BEYOND.items() if method.guided])
 def test_a_resumed_sweep_has_the_same_bits(method: str, engine: str) -> None:

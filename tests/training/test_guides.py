@@ -36,7 +36,7 @@ def val() -> Bags:
     return scans(30, seed=2)
 
 
-@pytest.mark.slow(but="mhng-slotted-{'modes': 2}")
+@pytest.mark.slow(but="mhng-recorded-{'modes': 2}")
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("options", GUIDES, ids=str)
 @pytest.mark.parametrize(("method", "engine"), [("ng", "packed"), ("ng", "recorded"), ("mhng", "recorded")])

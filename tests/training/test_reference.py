@@ -115,7 +115,7 @@ def epoch_orders(train: Scans, configs: Sequence[Config]) -> list[Tensor]:
     return [next(orders)[0] for _ in range(configs[0].epochs)]
 
 
-@pytest.mark.slow(but="slotted-12")
+@pytest.mark.slow(but="recorded-12")
 @pytest.mark.parametrize("width", [1, 4, 12, 15])
 @pytest.mark.parametrize("kind", ["packed", "recorded", "streamed"])
 def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bags, val: Bags) -> None:

@@ -99,7 +99,7 @@ def test_engines_train_as_the_plain_loop_does(
         torch.testing.assert_close(got[2:], torch.tensor(want)[2:])
 
 
-@pytest.mark.slow(but="ng-slotted")
+@pytest.mark.slow(but="ng-recorded")
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("engine", ["packed", "recorded"])
 @pytest.mark.parametrize("method", ["mean", "max", "ng"])
