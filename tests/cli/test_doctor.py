@@ -186,7 +186,7 @@ H200 = {"name": "NVIDIA H200", "bytes": 150 * 2**30, "capability": "9.0"}
 @pytest.mark.parametrize(
     ("torch", "nvidia", "state", "found", "fix"),
     [
-        ({"cuda": "12.8", "devices": [H200], "why": None}, True, "ok", "NVIDIA H200, 150 GiB, compute", ""),
+        ({"cuda": "12.8", "devices": [H200], "why": None}, True, "ok", "NVIDIA H200, 150.0 GiB, compute", ""),
         ({"cuda": None, "devices": [], "why": "built without CUDA"}, False, "none", "everything runs on the CPU", ""),
         ({"cuda": None, "devices": [], "why": "built without CUDA"}, True, "broken", "there is one, but", "uninstall"),
         ({"cuda": "12.8", "devices": [], "why": "driver too old"}, True, "broken", "driver too old", "nvidia-smi"),

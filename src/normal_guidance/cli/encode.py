@@ -12,9 +12,9 @@ import typer
 
 from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.quantities import size_text, time_text
 from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution, choose_precision
 from normal_guidance.errors import UserError
+from normal_guidance.quantities import size_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console

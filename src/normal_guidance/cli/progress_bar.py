@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from normal_guidance.quantities import time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,6 +119,6 @@ def describe(now: SweepProgress, left: float | None) -> str:
         f"epoch {now.epoch} of {now.epochs}",
         f"best validation AUROC {best}",
         f"{now.slices_per_second:,.0f} slices/s",
-        *([] if left is None else [f"{timedelta(seconds=round(left))} left"]),
+        *([] if left is None else [f"{time_text(left)} left"]),
     ]
     return ", ".join(parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normal_guidance.cli.json_output import print_json
-from normal_guidance.cli.quantities import size_text, time_text
+from normal_guidance.quantities import size_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console

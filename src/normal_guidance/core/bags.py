@@ -15,6 +15,7 @@ from torch import Tensor
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.packed import find_bags, sum_per_bag
 from normal_guidance.errors import UserError
+from normal_guidance.quantities import size_text
 
 UNKNOWN = -1
 """The slice label of every slice in a scan without slice labels."""
@@ -232,7 +233,7 @@ class Bags:
             left_out = self.left_out_of_localization
             parts.append(f"{int(self.localizable.sum())} localizable")
             parts += [f"{left_out} positive but not localizable"] if left_out else []
-        return f"Bags({', '.join([*parts, _bytes(self.memory)])})"
+        return f"Bags({', '.join([*parts, size_text(self.memory)])})"
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -381,12 +382,3 @@ def _locate(bags: Bags, row: int) -> tuple[int, int]:
     """The scan of a row, and the row's place in the scan."""
     scan = int(find_bags(torch.tensor([row], device=bags.lengths.device), bags.lengths))
     return scan, row - int(bags.lengths[:scan].sum())
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError

@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from normal_guidance.evaluation.study_folder import (
 )
 from normal_guidance.files import read_json
 from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, write_page
+from normal_guidance.quantities import time_text
 from normal_guidance.reports.paper_tables import (
     RULE,
     TITLES,
@@ -142,7 +142,7 @@ class Results:
             f"Software: {'; '.join(about['software'])}",
             f"Machine: {'; '.join(about['machines'])}",
             f"Date: {' to '.join(dict.fromkeys((about['dates'][0], about['dates'][-1])))}",
-            f"Training time: {timedelta(seconds=round(about['seconds']))} (h:mm:ss) for {about['runs']} runs",
+            f"Training time: {time_text(about['seconds'])} (h:mm:ss) for {about['runs']} runs",
             f"Departures from the paper's protocol: {_departures_line(about['departures'])}",
         ]
 

@@ -114,7 +114,9 @@ def estimate_sweep(
     execution = execution or Execution()
     config = configs[0]
     check_scans(config, train, val)
-    chunk = fitting_chunk(configs, train, val, execution) if config.spec.pool is None else len(configs)
+    chunk = min(execution.chunk or len(configs), len(configs))
+    if config.spec.pool is None:  # a pooled scan is one row, of which any number fits
+        chunk = fitting_chunk(configs, train, val, execution)
     with matrix_precision(execution.precision), current_device(execution.device):
         while True:
             try:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from normal_guidance import __version__
 from normal_guidance.cli.doctor import packages
-from normal_guidance.cli.doctor.machine import GIB, disk, in_gib, usable_cores
+from normal_guidance.cli.doctor.machine import GIB, disk, usable_cores
 from normal_guidance.cli.doctor.packages import (
     GONE,
     clone,
@@ -36,6 +36,7 @@ from normal_guidance.cli.doctor.packages import (
     wrong_packages,
 )
 from normal_guidance.memory import machine_memory
+from normal_guidance.quantities import size_text
 from normal_guidance.source_version import source_version
 
 EXTRAS = {
@@ -270,7 +271,7 @@ def check_gpu(torch: Found) -> Check:
     devices = torch.get("devices", [])
     if devices:
         text = "; ".join(
-            f"{one['name']}, {in_gib(one['bytes'])}, compute capability {one['capability']}" for one in devices
+            f"{one['name']}, {size_text(one['bytes'])}, compute capability {one['capability']}" for one in devices
         )
         return Check("gpu", "ok", f"{text} (CUDA {torch['cuda']})", details=torch)
     if "error" in torch:
@@ -326,8 +327,8 @@ def check_machine() -> Iterator[Check]:
 
     cores, (total, free) = usable_cores(), machine_memory()
     yield Check("cpu", "ok", f"{cores:g} cores ({platform.machine()})", details={"cores": cores})
-    room = "" if free is None else f", {in_gib(free)} free"
-    yield Check("memory", "ok", f"{in_gib(total)}{room}", details={"bytes": total, "free": free})
+    room = "" if free is None else f", {size_text(free)} free"
+    yield Check("memory", "ok", f"{size_text(total)}{room}", details={"bytes": total, "free": free})
     for name, folder, elsewhere in (
         ("disk, working folder", Path.cwd(), "work in another folder, or write elsewhere: -o DIR"),
         ("disk, cache", cache_folder(), "export NGUIDE_CACHE=/another/folder"),
@@ -337,10 +338,10 @@ def check_machine() -> Iterator[Check]:
         if not writable:
             yield Check(name, "broken", f"{there} cannot be written to", "results", elsewhere, details=details)
         elif size < LOW_DISK:
-            text = f"only {in_gib(size)} free at {there}"
+            text = f"only {size_text(size)} free at {there}"
             yield Check(name, "broken", text, "results", f"make room, or {elsewhere}", details=details)
         else:
-            yield Check(name, "ok", f"{in_gib(size)} free at {folder}", details=details)
+            yield Check(name, "ok", f"{size_text(size)} free at {folder}", details=details)
 
 
 def check_viewer(node: str | None) -> Iterator[Check]:

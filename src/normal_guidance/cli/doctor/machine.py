@@ -32,13 +32,3 @@ def disk(folder: Path) -> tuple[Path, int, bool]:
     """
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     return there, shutil.disk_usage(there).free, os.access(there, os.W_OK)
-
-
-def in_gib(size: int) -> str:
-    """Return a size in GiB, as text.
-
-    Example:
-        >>> in_gib(3 * 2**29), in_gib(200 * 2**30)
-        ('1.5 GiB', '200 GiB')
-    """
-    return f"{size / GIB:.1f} GiB" if size < 100 * GIB else f"{size / GIB:.0f} GiB"

@@ -16,10 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.ragged.products import vmap_over_configurations
-
-KERNEL_DTYPES = (torch.float32, torch.bfloat16)
-"""The dtypes of the Triton kernels; float64 on a GPU uses the plain formula."""
+from normal_guidance.core.ragged.products import runs_in_triton, vmap_over_configurations
 
 
 def attend(
@@ -53,7 +50,7 @@ def _attend(
     qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int
 ) -> tuple[Tensor, Tensor]:
     """Output (configs, rows, features) and the scores' log-sum-exp (configs, heads, rows), undefined in unused rows."""
-    if qkv.is_cuda and qkv.dtype in KERNEL_DTYPES:
+    if runs_in_triton(qkv):
         from normal_guidance.core.ragged import self_attention_triton
 
         made = self_attention_triton.forward(qkv, token, first, lengths, heads, longest)
@@ -75,7 +72,7 @@ def _attend_backward(
     longest: int,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `qkv` (0 in class tokens' rows and unused rows) and of `token` (summed over bags)."""
-    if qkv.is_cuda and qkv.dtype in KERNEL_DTYPES:
+    if runs_in_triton(qkv):
         from normal_guidance.core.ragged import self_attention_triton
 
         made = self_attention_triton.backward(grad, qkv, token, out, lse, first, lengths, heads, longest)

@@ -1,4 +1,4 @@
-"""Sizes and times in the words of the commands."""
+"""Sizes and times as people read them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def size_text(count: int) -> str:
 
     Example:
         >>> size_text(288), size_text(5 * 2**20), size_text(3 * 2**40)
-        ('288 bytes', '5.0 MiB', '3,072.0 GiB')
+        ('288 B', '5.0 MiB', '3,072.0 GiB')
     """
     for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:,.1f} {name}"
-    return f"{count} bytes"
+    return f"{count} B"
 
 
 def time_text(seconds: float) -> str:
