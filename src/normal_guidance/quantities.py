@@ -18,7 +18,7 @@ def size_text(count: int) -> str:
     return f"{count} B"
 
 
-def time_text(seconds: float) -> str:
+def time_text(seconds: float | int) -> str:
     """Return seconds as hours, minutes and seconds.
 
     Example:
