@@ -70,7 +70,6 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(5)
-        self._server.force_exit = True  # a client that is still connected would be waited for
-        self._thread.join()
+        self._thread.join(20)
         self._socket.close()
+        assert not self._thread.is_alive()

@@ -1,5 +1,7 @@
 """What a dry run says a sweep would take, and how many configurations memory holds."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -32,7 +34,7 @@ class Clock:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.steps = 0
-        patch.setattr(estimate_module.time, "monotonic", lambda: self.now)
+        patch.setattr(estimate_module, "time", SimpleNamespace(monotonic=lambda: self.now))  # not that of all threads
         patch.setattr(estimate_module, "SLOW", 10.0)
         train_epoch, val_auroc = PackedEngine.train_epoch, PackedEngine.val_auroc
 
