@@ -1,6 +1,8 @@
 """What tests of several folders share: one small experiment, trained once, and one small phantom."""
 
 import shutil
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,15 @@ from normal_guidance.reports.figures import training
 from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
 from normal_guidance.training.sweep import sweep
 from small_study import make_phantom, make_study, small_grid, small_sensitivity
+
+REAL_CLOCK = time.monotonic
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """No test replaces the clock of all threads, which a server in one of them would wait for; see `own_clock`."""
+    yield
+    assert time.monotonic is REAL_CLOCK, "this test replaced time.monotonic; use own_clock.OwnClock"
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 from rich.console import Console
 from typer.testing import CliRunner
 
-from normal_guidance.cli import _Commands
+from normal_guidance.cli import _Commands, progress_bar
 from normal_guidance.cli.encode import _statistics, _watch, describe_progress, encode
 from normal_guidance.data.manifest import ScanRow, write_manifest
 from normal_guidance.data.problems import read_problems
@@ -23,6 +23,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.features.encoders import load_encoder
 from normal_guidance.features.encoding import EncodingProgress
 from normal_guidance.features.store import open_store
+from own_clock import OwnClock
 
 app = typer.Typer(cls=_Commands)
 app.command()(encode)
@@ -155,13 +156,12 @@ def test_numbers_to_normalise_with():
 
 def test_the_progress_tells_speed_and_time_left(monkeypatch, capsys):
     assert describe_progress(EncodingProgress("encoding", 500, 2000, begun_with=500), None) == "500 of 2,000 slices"
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    clock = OwnClock(monkeypatch, progress_bar, now=100.0)
     with _watch(Console(force_terminal=False, width=120)) as watch:
         watch(EncodingProgress("encoding", 500, 2000, begun_with=500))
-        clock[0] = 200.0
+        clock.now = 200.0
         watch(EncodingProgress("encoding", 1000, 2000, begun_with=500))
-        clock[0] = 300.0
+        clock.now = 300.0
         watch(EncodingProgress("other", 0, 10, begun_with=0))  # every stage has its own speed
     assert capsys.readouterr().out.splitlines() == [
         "encoding: 1,000 of 2,000 slices, 5 slices/s, 0:03:20 left",
@@ -173,11 +173,10 @@ def test_a_terminal_has_a_bar_and_a_log_a_line_a_minute(monkeypatch, capsys):
     with _watch(Console(force_terminal=True, width=120)) as watch:
         watch(EncodingProgress("encoding", 1500, 2000, 0))
     assert "1,500 of 2,000 slices" in capsys.readouterr().out
-    clock = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    clock = OwnClock(monkeypatch, progress_bar)
     with _watch(Console(force_terminal=False, width=120)) as watch:
         for second in range(0, 200, 10):
-            clock[0] = float(second)
+            clock.now = float(second)
             watch(EncodingProgress("encoding", second, 200, 0))
     lines = capsys.readouterr().out.splitlines()
     assert lines == [

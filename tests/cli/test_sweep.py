@@ -23,6 +23,7 @@ from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import departures
 from normal_guidance.training.execution import Execution
 from normal_guidance.training.progress import SweepProgress
+from own_clock import OwnClock
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
 
@@ -303,12 +304,11 @@ def test_progress_is_told_in_words() -> None:
 
 
 def test_outside_a_terminal_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
+    clock = OwnClock(monkeypatch, progress_bar)
     console = Console(file=StringIO(), width=40)
     with watch_run(console, "ng, seed 0") as watch:
         for epoch in range(1, 14):
-            now[0] = 10.0 * epoch
+            clock.now = 10.0 * epoch
             watch(at(epoch))
     assert console.file.getvalue().splitlines() == [
         "ng, seed 0: begins",

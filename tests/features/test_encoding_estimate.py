@@ -10,6 +10,7 @@ from normal_guidance.features import encoding_estimate
 from normal_guidance.features.encoding import EncodingOptions, encode
 from normal_guidance.features.encoding_estimate import estimate_encoding
 from normal_guidance.features.preprocessing import Statistics
+from own_clock import OwnClock
 
 LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3]
 OPTIONS = EncodingOptions(batch_size=4, unit=10, threads=1)
@@ -84,21 +85,20 @@ def test_a_slow_machine_measures_less(tmp_path, monkeypatch):
 
 def test_times_are_those_of_a_clock(scans, tmp_path, monkeypatch):
     """Every batch takes 2 s, and the training scans are measured before."""
-    now = [0.0]
-    monkeypatch.setattr(encoding_estimate.time, "monotonic", lambda: now[0])
+    clock = OwnClock(monkeypatch, encoding_estimate)
 
     def clocked(**options):
         encoder = load(**options)
 
         def tick(module, inputs, features):
-            now[0] += 2.0
+            clock.now += 2.0
 
         encoder.module.register_forward_hook(tick)
-        now[0] += 5.0  # it takes so long to load
+        clock.now += 5.0  # it takes so long to load
         return encoder
 
     def read_in_half_a_second(row, root, *, repair=True):
-        now[0] += 0.5 * (not normal[0])
+        clock.now += 0.5 * (not normal[0])
         return read(row, root, repair=repair)
 
     normal = [False]

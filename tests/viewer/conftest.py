@@ -43,7 +43,7 @@ def blank_page(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(gallery, blank_page):
     with Served(gallery, blank_page) as server:
         yield server
