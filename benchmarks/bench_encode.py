@@ -46,7 +46,7 @@ from normal_guidance.features.encoders import Encoder, load_encoder
 from normal_guidance.features.encoding import encode
 from normal_guidance.features.encoding_machine import EncodingOptions
 from normal_guidance.features.preprocessing import Preprocessing, Statistics
-from normal_guidance.memory import keep_freed_memory
+from normal_guidance.machine import keep_freed_memory
 from normal_guidance.simulate.phantom.dataset import write_phantom
 from report import machine
 

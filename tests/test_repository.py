@@ -24,7 +24,7 @@ README = ROOT / "README.md"
 LAYERS = (
     ("errors",),
     ("files",),
-    ("folders", "memory", "quantities", "ray_cluster", "source_version"),
+    ("folders", "machine", "quantities", "ray_cluster", "source_version"),
     ("core",),
     ("statistics",),
     ("data", "presentation"),

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from normal_guidance import __version__, memory
+from normal_guidance import __version__
 from normal_guidance.cli import app
-from normal_guidance.cli.doctor import checks, machine, packages, probes
+from normal_guidance.cli.doctor import checks, packages, probes
 from normal_guidance.cli.doctor.checks import Check, Diagnosis
 from normal_guidance.cli.doctor.command import describe
 from normal_guidance.source_version import source_version
@@ -228,21 +228,6 @@ def test_a_full_or_closed_disk_is_told(monkeypatch):
     for free, writable, state in ((10**12, True, "ok"), (2**30, True, "broken"), (10**12, False, "broken")):
         monkeypatch.setattr(checks, "disk", lambda folder, free=free, writable=writable: (folder, free, writable))
         assert set(states().values()) == {state}
-
-
-def test_a_container_has_less_than_its_machine(monkeypatch):
-    files = {
-        "/sys/fs/cgroup/cpu.max": "50000 100000",
-        "/sys/fs/cgroup/memory.max": str(2**30),
-        "/sys/fs/cgroup/memory.current": str(2**28),
-        "/proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nHugePages_Total: 0",
-    }
-    for module in (machine, memory):
-        monkeypatch.setattr(module, "read_line", files.get)
-    assert machine.usable_cores() == 0.5
-    assert memory.machine_memory() == (2**30, 2**30 - 2**28)
-    del files["/sys/fs/cgroup/memory.max"]
-    assert memory.machine_memory() == (2**34, 2**33)
 
 
 def test_the_viewers_page(monkeypatch, tmp_path):

@@ -31,7 +31,7 @@ from normal_guidance.cli.trust import trust
 from normal_guidance.cli.view import view
 from normal_guidance.cli.weights import weights_app
 from normal_guidance.errors import UserError
-from normal_guidance.memory import keep_freed_memory
+from normal_guidance.machine import keep_freed_memory
 
 # Must be set before torch is imported.  OpenMP's threads spin while they wait; where cores are shared (containers,
 # clusters) that made the demo take 7 minutes instead of 30 seconds.  The price: about 15 % on an idle machine (LOG.md).

@@ -27,6 +27,8 @@ try:
     from pydicom.dataelem import DataElement, RawDataElement
     from pydicom.tag import BaseTag
     from pydicom.uid import UID
+    from pydicom.valuerep import EXPLICIT_VR_LENGTH_16 as _KINDS_16
+    from pydicom.valuerep import EXPLICIT_VR_LENGTH_32 as _KINDS_32
 except ImportError as error:
     raise UserError("reading DICOM needs pydicom; pip install 'normal-guidance[dicom]'") from error
 
@@ -47,8 +49,7 @@ TEXT_BYTES = 1024
 _FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")
 """Possible beginnings of a file without the DICOM prefix: group 0002 or 0008, little endian."""
 
-_SHORT = frozenset(b"AE AS AT CS DA DS DT FD FL IS LO LT PN SH SL SS ST TM UI UL US".split())
-_LONG = frozenset(b"OB OD OF OL OV OW SQ SV UC UN UR UT UV".split())
+_SHORT, _LONG = (frozenset(kind.value.encode() for kind in kinds) for kinds in (_KINDS_16, _KINDS_32))
 """Kinds of values whose length has two bytes, and four."""
 
 _HEAD, _LENGTH, _SYNTAX = struct.Struct("<HH2sH"), struct.Struct("<L"), 0x00020010

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
-from normal_guidance.memory import keep_freed_memory
+from normal_guidance.machine import keep_freed_memory
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

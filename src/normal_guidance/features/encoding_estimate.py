@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from normal_guidance.features.encoder_inputs import Decoding, Reader
 from normal_guidance.features.encoding import DEFAULTS, check_scans, fit_preprocessing, plan_units
 from normal_guidance.features.encoding_machine import EncodingOptions, Inputs, Load, Machine, Setup, start_workers
 from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics
-from normal_guidance.memory import peak_bytes
+from normal_guidance.machine import disk, peak_bytes
 
 BATCHES, SECONDS = 32, 10.0
 """The measurement ends after so many batches, or so many seconds after the first."""
@@ -126,7 +125,7 @@ def estimate_encoding(
         device_bytes=peak_bytes(options.device),
         store_bytes=slices * encoder.width * dtype.itemsize,
         job_bytes=slices * encoder.width * torch.float32.itemsize,
-        free_bytes=_free_bytes(Path(out).absolute()),
+        free_bytes=disk(Path(out))[1],
         measured_scans=trial.scans,
         measured_slices=trial.slices,
         failed=trial.failed,
@@ -140,13 +139,18 @@ def estimate_encoding(
 def _draw(manifest: Manifest, slices: int) -> list[ScanRow]:
     """Scans of at least so many slices in all, from anywhere in the manifest."""
     order = np.random.default_rng(0).permutation(len(manifest))
-    enough = int(np.searchsorted(manifest.lengths[order].cumsum(), slices)) + 1
-    return [manifest[int(number)] for number in order[:enough]]
+    return _first((manifest[int(number)] for number in order), slices)
 
 
-def _first(rows: list[ScanRow], slices: int) -> list[ScanRow]:
-    enough = int(np.searchsorted(np.cumsum([len(row) for row in rows]), slices)) + 1
-    return rows[:enough]
+def _first(rows: Iterable[ScanRow], slices: int) -> list[ScanRow]:
+    """The first scans that have at least so many slices in all, or all."""
+    found, total = [], 0
+    for row in rows:
+        found.append(row)
+        total += len(row)
+        if total >= slices:
+            break
+    return found
 
 
 def _training_slices(manifest: Manifest, parts: Mapping[str, str]) -> int:
@@ -197,7 +201,3 @@ def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int)
     # The first batch waits for the workers, which a long job does once.
     rate = (slices - done) / (last - first) if slices > done else slices / (last - begin)
     return _Trial(scans, slices, failed, first - begin, rate)
-
-
-def _free_bytes(out: Path) -> int:
-    return shutil.disk_usage(next(folder for folder in out.parents if folder.is_dir())).free

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.memory import peak_bytes
+from normal_guidance.machine import peak_bytes
 from normal_guidance.training.batches import Scans, pool_scans
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.engine import (

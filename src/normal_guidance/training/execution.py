@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 
 from normal_guidance.errors import UserError
-from normal_guidance.memory import machine_memory
+from normal_guidance.machine import machine_memory
 from normal_guidance.training.batches import Scans, draw_orders
 from normal_guidance.training.config import Config
 from normal_guidance.training.engine import Engine, PackedEngine, Precision, SlottedEngine, slot_numbers, synchronize
@@ -90,6 +90,11 @@ class Execution:
             return torch.device(self.device).type == "cuda"
         return self.engine != "packed"
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
 
 def current_device(device: str) -> contextlib.AbstractContextManager[object]:
     """Within the context, CUDA streams, events and graphs belong to this device, even if it is not the first."""
@@ -126,8 +131,7 @@ def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution
     free = machine_memory()[1]
     if torch.device(execution.device).type != "cpu" or free is None or wanted == 1:
         return wanted
-    dtype = torch.float64 if execution.precision == "float64" else torch.float32
-    stack = Stack.of(configs[:1], train.width, "cpu", dtype)
+    stack = Stack.of(configs[:1], train.width, "cpu", execution.dtype)
     one = PackedEngine(stack, train, val, configs[0].batch_size, execution.precision)
     weights = sum(value.nbytes for value in one.parameters.values())
     fits = int(MEMORY_SHARE * free / (COPIES * weights + one.saved_bytes()))
@@ -141,8 +145,7 @@ def choose_engine(
 ) -> Engine:
     """The engine that was asked for; without a wish, the one that ends first, or packed where the others cannot run."""
     config, device = configs[0], torch.device(execution.device)
-    dtype = torch.float64 if execution.precision == "float64" else torch.float32
-    stack = Stack.of(configs, train.width, device, dtype)
+    stack = Stack.of(configs, train.width, device, execution.dtype)
     packed = PackedEngine(stack, train, val, config.batch_size, execution.precision)
     if not execution.slotted or (execution.engine is None and _is_little_work(packed, epochs)):
         return packed

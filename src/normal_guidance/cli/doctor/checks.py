@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 from normal_guidance import __version__
 from normal_guidance.cli.doctor import packages
-from normal_guidance.cli.doctor.machine import GIB, disk, usable_cores
 from normal_guidance.cli.doctor.packages import (
     GONE,
     clone,
@@ -35,7 +34,7 @@ from normal_guidance.cli.doctor.packages import (
     version_of,
     wrong_packages,
 )
-from normal_guidance.memory import machine_memory
+from normal_guidance.machine import disk, machine_memory, usable_cores
 from normal_guidance.quantities import size_text
 from normal_guidance.source_version import source_version
 
@@ -53,7 +52,7 @@ PROBE_SECONDS = 60.0
 KERNELS_NEED = 8.0
 """The compute capability that the recorded and the compiled engine need."""
 
-LOW_DISK = 5 * GIB
+LOW_DISK = 5 * 2**30
 """Less free space than this is reported: the features of 20,000 scans need about as much."""
 
 State = Literal["ok", "none", "missing", "broken"]
@@ -327,8 +326,8 @@ def check_machine() -> Iterator[Check]:
 
     cores, (total, free) = usable_cores(), machine_memory()
     yield Check("cpu", "ok", f"{cores:g} cores ({platform.machine()})", details={"cores": cores})
-    room = "" if free is None else f", {size_text(free)} free"
-    yield Check("memory", "ok", f"{size_text(total)}{room}", details={"bytes": total, "free": free})
+    known = [f"{size_text(size)}{text}" for size, text in ((total, ""), (free, " free")) if size is not None]
+    yield Check("memory", "ok", ", ".join(known) or "unknown", details={"bytes": total, "free": free})
     for name, folder, elsewhere in (
         ("disk, working folder", Path.cwd(), "work in another folder, or write elsewhere: -o DIR"),
         ("disk, cache", cache_folder(), "export NGUIDE_CACHE=/another/folder"),

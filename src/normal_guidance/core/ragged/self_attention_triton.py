@@ -60,19 +60,19 @@ class _Plan:
     ) -> _Plan | None:
         """The plan with tiles of at most `most` rows, or None if the card cannot hold the smallest tiles."""
         configs, rows, width = qkv.shape
+        d = width // (3 * heads)
         # Full float32 products run outside the tensor cores, from registers, which a larger tile would overflow.
         full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         block = min(
             BLOCK // 2 if full else BLOCK,
             max(SMALLEST_BLOCK, triton.next_power_of_2(longest + 1)),
-            _largest_block(qkv, width // (3 * heads)),
+            _largest_block(qkv, d),
             most,
         )
         if block < SMALLEST_BLOCK:
             return None
         single = longest < block
         tiles = len(first) if single else len(first) + rows // block
-        d = width // (3 * heads)
         wide, narrow = _widths(d)
         constants = {
             "HEADS": heads,

@@ -1,9 +1,10 @@
-"""Memory: what the machine has, what this process took, and keeping what was freed for its next use."""
+"""Cores, memory and disk that a program may use (in a container, less than the machine has), and what this one took."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -41,27 +42,51 @@ def peak_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def machine_memory() -> tuple[int, int | None]:
-    """Return the bytes that a program may use, and those that are free or reclaimable, where the system reports them.
+def usable_cores() -> float:
+    """Return the cores that this process may use, by its affinity and the quota of its control group.
+
+    Example:
+        >>> 0 < usable_cores() <= os.cpu_count()
+        True
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    return float(cores) if quota == "max" else min(float(cores), int(quota) / int(period))
+
+
+def machine_memory() -> tuple[int | None, int | None]:
+    """Return the bytes that a program may use, and those that are free or reclaimable; None if the system hides them.
 
     Example:
         >>> total, free = machine_memory()
         >>> 0 < free <= total
         True
     """
-    lines = (line.split() for line in (read_line("/proc/meminfo") or "").splitlines())
+    lines = (line.split() for line in (_read("/proc/meminfo") or "").splitlines())
     known = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if len(words) > 1}
-    total = known.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = known.get("MemAvailable")
-    limit = read_line("/sys/fs/cgroup/memory.max") or "max"
-    if limit != "max" and int(limit) < total:
+    total, free = known.get("MemTotal"), known.get("MemAvailable")
+    if total is None and hasattr(os, "sysconf"):  # Windows has neither
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read("/sys/fs/cgroup/memory.max") or "max"
+    if limit != "max" and (total is None or int(limit) < total):
         total = int(limit)
-        used = int(read_line("/sys/fs/cgroup/memory.current") or 0)
+        used = int(_read("/sys/fs/cgroup/memory.current") or 0)
         free = max(0, total - used) if free is None else min(free, max(0, total - used))
     return total, free
 
 
-def read_line(file: str) -> str | None:
+def disk(folder: Path) -> tuple[Path, int, bool]:
+    """Return the folder or its first existing parent, its free bytes, and whether it can be written to.
+
+    Example:
+        >>> disk(Path("/no/such/folder"))[0]
+        PosixPath('/')
+    """
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+    return there, shutil.disk_usage(there).free, os.access(there, os.W_OK)
+
+
+def _read(file: str) -> str | None:
     """Return the text of one of the system's own files, or None where there is none."""
     try:
         return Path(file).read_text().strip()
