@@ -164,8 +164,11 @@ def test_changed_data_and_configurations_are_refused(sets: Sets, tmp_path: Path)
 
 def test_a_mistake_does_not_spoil_the_folder(sets: Sets, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="do not fill one batch"):
-        small(tmp_path, sets, batch_size=1000)
-    assert small(tmp_path, sets).winners
+        small(tmp_path / "run", sets, batch_size=1000)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="do not fill one batch"):
+        check_sweep(tmp_path / "run", [Config("abmil", batch_size=1000)], *sets)
+    assert small(tmp_path / "run", sets).winners
 
 
 def test_a_corrupted_state_is_refused(sets: Sets, tmp_path: Path) -> None:
@@ -323,7 +326,7 @@ def test_what_cannot_be_trained_is_refused_before_its_turn(
         check_sweep(tmp_path / "begun", begun, *sets, Execution(chunk=1))
     narrow = shifted_mean(16, seed=1, features=12)
     with pytest.raises(UserError, match=r"12 features cannot be divided among 8 heads"):
-        check_sweep(tmp_path / "new", [Config("smtp")], narrow, narrow)
+        check_sweep(tmp_path / "new", [Config("smtp", batch_size=8)], narrow, narrow)
     with pytest.raises(UserError, match="no configuration to train"):
         check_sweep(tmp_path / "new", [], *sets)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files

@@ -41,7 +41,7 @@ from normal_guidance.training.run_folder import (
 )
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.stacked_model import initial_model
-from normal_guidance.training.sweep import Sweep, sweep
+from normal_guidance.training.sweep import Sweep, check_scans, sweep
 from normal_guidance.training.winners import group_names, winner_model, write_history, write_winners
 
 Data = Bags | FeatureStore
@@ -97,12 +97,12 @@ def check_sweep(
     test: Data | None = None,
     execution: Execution | None = None,
 ) -> None:
-    """Refuse at once a model or a folder that `run_sweep` would refuse, perhaps hours later.
+    """Refuse at once a model, scans or a folder that `run_sweep` would refuse, perhaps hours later.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> scans = shifted_mean(4, seed=1, features=12)
-        >>> check_sweep("nowhere", [Config("transmil")], scans, scans)
+        >>> check_sweep("nowhere", [Config("transmil", batch_size=2)], scans, scans)
         Traceback (most recent call last):
         normal_guidance.errors.UserError: TransMIL: 12 features cannot be divided among 8 heads; use an encoder with a
         multiple of 8, as 8 or 16
@@ -115,7 +115,9 @@ def check_sweep(
 def _identity(
     configs: Sequence[Config], train: Data, val: Data, test: Data | None, execution: Execution
 ) -> dict[str, Any]:
+    """What a run is of; refuse what cannot be trained before a folder is made for it."""
     check_together(configs)
+    check_scans(configs[0], train, val)
     parts = {"train": train, "val": val} | ({} if test is None else {"test": test})
     return identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
 
