@@ -259,8 +259,8 @@ def test_the_check_of_cuda_names_what_fails(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     check = importlib.import_module("check_cuda")
     options = check.parse_arguments(["--methods", "ng", "--device", "nowhere"])
-    assert all("device 'nowhere' is unknown" in one.failed for one in check.run_group("64", "1-5", 1, options))
-    (died,) = check.run_group("64", "of no such length", 1, options)
+    assert all("device 'nowhere' is unknown" in one.failed for one in check.run_group("1-5", "64", (), options))
+    (died,) = check.run_group("of no such length", "64", (), options)
     assert died.failed == "the process ended with 1: KeyError: 'of no such length'"
 
 

@@ -294,3 +294,11 @@ def test_cuda_gives_what_the_cpu_gives(vit_file, precision, tolerance):
         found, load_encoder(VIT, weights=vit_file).encode(images), atol=tolerance, rtol=tolerance
     )
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_weights_rounded_beforehand_give_the_bits_of_autocast(vit_file, monkeypatch):
+    images = torch.randn(8, 1, SIDE * PATCH, SIDE * PATCH)
+    rounded = load_encoder(VIT, weights=vit_file, device="cuda", precision="bf16").encode(images)
+    monkeypatch.setattr(encoders, "_round_weights", lambda module: None)
+    assert torch.equal(rounded, load_encoder(VIT, weights=vit_file, device="cuda", precision="bf16").encode(images))

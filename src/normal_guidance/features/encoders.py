@@ -142,6 +142,8 @@ def load_encoder(
         else:
             loaded = _load_huggingface(name, channels, offline)
     module = loaded.module.eval().requires_grad_(False).to(device)
+    if precision == "bf16":
+        _round_weights(module)
     probe = torch.zeros(1, channels, loaded.size, loaded.size, device=device)
     with torch.inference_mode(), _arithmetic(device, precision):
         width = module(probe).shape[1]
@@ -276,6 +278,13 @@ def _check_device(device: str, precision: str) -> None:
         raise UserError(f"precision {precision} is for CUDA, and the device is {device}; use float32")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device} is not available on this machine or in this torch; use cpu")
+
+
+def _round_weights(module: nn.Module) -> None:
+    """Rounds to bf16 at once what autocast would round for every batch."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Conv2d):
+            part.to(torch.bfloat16)
 
 
 @contextmanager

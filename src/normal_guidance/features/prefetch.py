@@ -1,14 +1,17 @@
-"""Items made by a thread ahead of their use."""
+"""Items made by threads ahead of their use."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 POLL_SECONDS = 0.2
 """Longest time before the thread notices that it should stop."""
@@ -53,3 +56,20 @@ def in_background(items: Iterable[Item], depth: int) -> Generator[Item, None, No
         thread.join()
     if item is not None:
         raise item
+
+
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """The function's result for each item, in their order; `threads` of them are made at a time.
+
+    Example:
+        >>> list(in_threads(abs, [-1, 2, -3], threads=2))
+        [1, 2, 3]
+    """
+    begun: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            begun.append(pool.submit(function, item))
+            if len(begun) > threads:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
