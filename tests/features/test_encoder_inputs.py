@@ -16,7 +16,7 @@ from normal_guidance.data.problems import KINDS, Problem, UnreadableError, read_
 from normal_guidance.features import encoder_inputs
 from normal_guidance.features.encoder_inputs import MAX_SIDE, PIECE, Decoding, cut
 from normal_guidance.features.encoding import EncodingOptions, encode
-from normal_guidance.features.encoding_machine import _on_device
+from normal_guidance.features.encoding_machine import _unpinned
 from normal_guidance.features.preprocessing import Statistics
 
 LONG = 2 * PIECE + 22
@@ -146,8 +146,7 @@ def test_whole_numbers_are_sent_in_16_bits_and_others_in_32(dtype, sent):
     assert found.hu.dtype == sent
     assert np.array_equal(found.hu, hu)
     assert found.lowest == -1024
-    moved = _on_device(found.hu, "cpu")
-    assert moved.dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
+    assert _unpinned((found, [])).hu.dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
