@@ -25,8 +25,9 @@ from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.core.blocks import GAP, check_gap, count_slices
-from normal_guidance.core.packed import bag_of_rows, check_lengths, place_in_bag, running_sum, sum_per_bag
+from normal_guidance.core.packed import check_lengths, running_sum
 from normal_guidance.errors import UserError
+from normal_guidance.statistics.packed_scans import UNITS, PackedScans, whole_numbers
 
 TOPS = (1, 3, 5)
 """Numbers of slices to look at: the peak, then a few."""
@@ -43,10 +44,6 @@ overlaps by about .5 and .9, so .9 is the one to compare with 1.
 SHARE_SLACK = 1e-6
 """Attention that counts as 0: the rounding of float32 must not decide whether 9 of 10 equal slices hold .9, nor choose
 between two intervals that hold the same."""
-
-UNITS = 2**40
-"""The sum of a scan's attention as whole numbers. Sums of whole numbers are exact in any order, on any device and after
-any number of scans; 64 bits have room for 8 million scans."""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -70,28 +67,11 @@ def smallest_interval(
     """
     check_lengths(lengths, attention, "attention")
     _check_share(share)
-    scans = _Scans.of(lengths.to(attention.device))
-    return _interval(_whole_numbers(attention, scans), scans, share)
+    scans = PackedScans.of(lengths.to(attention.device))
+    return _interval(whole_numbers(attention, scans), scans, share)
 
 
-def _whole_numbers(attention: Tensor, scans: _Scans) -> Tensor:
-    """Attention as whole numbers that add up to about `UNITS` in each scan."""
-    attention = attention.detach().double()
-    wrong = ~(attention.isfinite() & (attention >= 0))
-    if wrong.any():
-        scan, place = scans.locate(wrong)
-        raise UserError(
-            f"scan {scan}, slice {place}: attention {attention[wrong][0].item()} is not a finite number of 0 or more; "
-            "pass attention, not its logarithm, of a model that has not diverged"
-        )
-    total = scans.reduce(attention, "sum")
-    if (total <= 0).any():
-        scan = int((total <= 0).nonzero()[0])
-        raise UserError(f"scan {scan}: attention is 0 on all of its slices, so no slice holds a share of it")
-    return (attention / total[scans.of_slice] * UNITS).round().long()
-
-
-def _interval(weights: Tensor, scans: _Scans, share: float) -> tuple[Tensor, Tensor]:
+def _interval(weights: Tensor, scans: PackedScans, share: float) -> tuple[Tensor, Tensor]:
     running = running_sum(weights)
     target = ((share - SHARE_SLACK) * scans.count(weights).double()).ceil().long().clamp(min=1)
     begin = torch.arange(len(weights), device=weights.device)
@@ -221,15 +201,15 @@ def localization_measures(
     _check_choices(tops, shares, gap)
     device = attention.device
     slice_labels, lengths = slice_labels.to(device), lengths.to(device, torch.int64)
-    counts, everything = count_slices(slice_labels, lengths), _Scans.of(lengths)
-    weights, scores = _whole_numbers(attention, everything), scores.detach().to(device)
+    counts, everything = count_slices(slice_labels, lengths), PackedScans.of(lengths)
+    weights, scores = whole_numbers(attention, everything), scores.detach().to(device)
     if scores.isnan().any():
         scan, place = everything.locate(scores.isnan())
         raise UserError(f"scan {scan}, slice {place}: its score is NaN; leave out a model that has diverged")
     along = _positions(positions, spacing, everything, device)
     kept = counts.mixed.nonzero().squeeze(1)
     among = counts.mixed[everything.of_slice]
-    scans, scores, weights, along = _Scans.of(lengths[kept]), scores[among], weights[among], along[among]
+    scans, scores, weights, along = PackedScans.of(lengths[kept]), scores[among], weights[among], along[among]
     positive = slice_labels[among] == 1
     before, after = _neighbours(positive)
     peak = scores == scans.reduce(scores, "amax")[scans.of_slice]
@@ -247,7 +227,7 @@ def localization_measures(
     )
 
 
-def _top_hits(scores: Tensor, positive: Tensor, scans: _Scans, tops: Sequence[int]) -> dict[int, Tensor]:
+def _top_hits(scores: Tensor, positive: Tensor, scans: PackedScans, tops: Sequence[int]) -> dict[int, Tensor]:
     """By k: the probability that the k highest scores include a positive, with ties broken at random."""
     order = scores.argsort(descending=True, stable=True)
     order = order[scans.of_slice[order].argsort(stable=True)]  # scan after scan, the highest score first
@@ -274,7 +254,7 @@ def _neighbours(positive: Tensor) -> tuple[Tensor, Tensor]:
     return before, after
 
 
-def _distance(along: Tensor, before: Tensor, after: Tensor, scans: _Scans) -> Tensor:
+def _distance(along: Tensor, before: Tensor, after: Tensor, scans: PackedScans) -> Tensor:
     """The distance from every slice to the nearest positive of its scan; NaN if a position it needs is NaN."""
     starts, stops = scans.starts[scans.of_slice], scans.stops[scans.of_slice]
     back = torch.where(before >= starts, (along - along[before.clamp(min=0)]).abs(), torch.inf)
@@ -282,18 +262,18 @@ def _distance(along: Tensor, before: Tensor, after: Tensor, scans: _Scans) -> Te
     return torch.minimum(back, forth)
 
 
-def _mean_where(chosen: Tensor, values: Tensor, scans: _Scans) -> Tensor:
+def _mean_where(chosen: Tensor, values: Tensor, scans: PackedScans) -> Tensor:
     """Each scan's mean over its chosen slices."""
     return scans.reduce(torch.where(chosen, values, 0.0), "sum") / scans.count(chosen)
 
 
-def _bridge(before: Tensor, after: Tensor, scans: _Scans, gap: int) -> Tensor:
+def _bridge(before: Tensor, after: Tensor, scans: PackedScans, gap: int) -> Tensor:
     """The true blocks: positive slices, and runs of at most `gap` negatives between two of them."""
     inside = (before >= scans.starts[scans.of_slice]) & (after < scans.stops[scans.of_slice])
     return inside & (after - before <= gap + 1)
 
 
-def _overlap(truth: Tensor, first: Tensor, last: Tensor, scans: _Scans) -> Tensor:
+def _overlap(truth: Tensor, first: Tensor, last: Tensor, scans: PackedScans) -> Tensor:
     running = running_sum(truth)
     shared = running[scans.starts + last + 1] - running[scans.starts + first]
     return shared / (last + 1 - first + scans.count(truth) - shared).double()
@@ -305,7 +285,7 @@ def _summarise(values: Tensor, error: bool) -> Summary:
     return Summary(value=middle.item(), kind="median" if error else "mean", scans=len(known))
 
 
-def _positions(positions: Tensor | None, spacing: Tensor | None, scans: _Scans, device: torch.device) -> Tensor:
+def _positions(positions: Tensor | None, spacing: Tensor | None, scans: PackedScans, device: torch.device) -> Tensor:
     """The place of every slice along its scan in mm, NaN where unknown."""
     if positions is not None and spacing is not None:
         raise UserError("both positions and spacing are given: pass the positions of the slices, or the spacing alone")
@@ -326,43 +306,8 @@ def _positions(positions: Tensor | None, spacing: Tensor | None, scans: _Scans, 
 
 
 # ----------------------------------------------------------------------------------------------------
-# Packed scans and checks
+# Checks
 # ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Scans:
-    """The start and stop of each packed scan, and the scan of each slice."""
-
-    lengths: Int64[Tensor, "scans"]
-    starts: Int64[Tensor, "scans"]
-    stops: Int64[Tensor, "scans"]
-    of_slice: Int64[Tensor, "slices"]
-
-    @classmethod
-    def of(cls, lengths: Tensor) -> _Scans:
-        lengths = lengths.long()
-        stops = lengths.cumsum(0)
-        return cls(lengths, stops - lengths, stops, bag_of_rows(lengths))
-
-    @property
-    def places(self) -> Tensor:
-        """Each slice's place in its scan, counted from 0."""
-        return place_in_bag(self.lengths)
-
-    def count(self, values: Tensor) -> Tensor:
-        """The sum of flags or whole numbers in each scan, exact."""
-        return sum_per_bag(values, self.lengths)
-
-    def reduce(self, values: Tensor, how: Literal["sum", "amin", "amax"]) -> Tensor:
-        """The sum, minimum or maximum of each scan; NaN affects its own scan only."""
-        empty = values.new_zeros(len(self.lengths))
-        return empty.scatter_reduce(0, self.of_slice, values, how, include_self=False)
-
-    def locate(self, flags: Tensor) -> tuple[int, int]:
-        """The scan of the first flagged slice, and the slice's place in it."""
-        first = int(flags.nonzero()[0])
-        return int(self.of_slice[first]), int(self.places[first])
 
 
 def _check_one_per(what: str, count: int, name: str, values: Tensor | None) -> None:
