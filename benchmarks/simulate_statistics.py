@@ -11,6 +11,11 @@ there are four times as many negative ones.  `sharp`: all methods nearly perfect
 
 Two hundred draws know a standard error to within 5 %, which lowers the coverage of 95 % by .1: enough here, where
 every experiment has its own.  Goals: 93-97 % covered and 3-7 % called different, with 60 to 500 positive patients.
+
+The designs `good-30` and so on ask whether conformal intervals of 90 % contain the finding (`statistics.conformal`).
+An experiment calibrates with 30 or 100 scans and tests 20 new ones, whose attention knows the finding (good), knows
+nothing (useless), is one slice (point), or takes four values (ties).  Goal: 88-92 % of the new scans, over all
+experiments.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from normal_guidance.core.packed import bag_of_rows, place_in_bag
+from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.statistics.delong import delong
 from normal_guidance.statistics.differences import Claim, differences
 from normal_guidance.statistics.scores import METRICS, Metric
@@ -216,6 +223,83 @@ def simulate(name: str, experiments: int, draws: int, jobs: int = 1, seed: int =
         yield Row(name, metric, covered, covered_equal, different, power, by_delong, met if design.inside else None)
 
 
+# ----------------------------------------------------------------------------------------------------
+# Conformal intervals
+# ----------------------------------------------------------------------------------------------------
+
+ATTENTIONS = ("good", "useless", "point", "ties")
+INTERVAL_DESIGNS = {f"{kind}-{scans}": (kind, scans) for kind in ATTENTIONS for scans in (30, 100)}
+CONTAINED = (0.88, 0.92)
+NEW = 20
+"""New scans for each calibration."""
+
+
+@dataclass(frozen=True)
+class IntervalRow:
+    """One kind of attention and number of calibration scans, over the new scans of all experiments."""
+
+    design: str
+    covered: float
+    """The share of scans whose whole finding is in the interval."""
+    length: float
+    """The mean share of a scan's slices that is in the interval."""
+    spread: float
+    """The standard deviation of the covered share between experiments, which is also due to the few new scans."""
+    met: bool
+
+
+def positive_scans(kind: str, count: int, generator: np.random.Generator) -> tuple[torch.Tensor, ...]:
+    """Attention, lengths and slice labels of made-up scans with one finding each, most often near the middle."""
+    lengths = generator.integers(20, 81, count)
+    middle = np.clip(generator.normal(0.5, 0.2, count), 0, 0.999) * lengths
+    reach = np.exp(generator.uniform(np.log(0.015), np.log(0.2), count)) * lengths
+    packed = torch.from_numpy(lengths)
+    scan, place = bag_of_rows(packed).numpy(), place_in_bag(packed).numpy()
+    labels = (np.abs(place + 0.5 - middle[scan]) <= reach[scan]) | (place == np.floor(middle[scan]))
+    if kind == "point":
+        at = np.where(generator.random(count) < 0.7, middle, generator.random(count) * lengths)
+        attention = (place == np.floor(at)[scan]).astype(float)
+    else:
+        logits = (0.0 if kind == "useless" else 2.0) * labels + generator.standard_normal(len(scan))
+        attention = np.exp(logits) if kind != "ties" else np.clip(np.round(logits), 0, 3)
+        attention = attention + (1e-6 if kind == "ties" else 0)
+    return torch.from_numpy(attention), packed, torch.from_numpy(labels.astype(np.int64))
+
+
+def judge_intervals(kind: str, scans: int, seed: int) -> tuple[float, float]:
+    """One calibration: the share of new scans whose finding is contained, and the mean share of slices."""
+    generator = np.random.default_rng(seed)
+    calibration = calibrate_intervals(*positive_scans(kind, scans, generator))
+    attention, lengths, labels = positive_scans(kind, NEW, generator)
+    first, last = calibration.interval(attention, lengths)
+    scan, place = bag_of_rows(lengths), place_in_bag(lengths)
+    missed = (labels == 1) & ((place < first[scan]) | (place > last[scan]))
+    covered = 1 - len(scan[missed].unique()) / NEW
+    return covered, ((last - first + 1) / lengths).double().mean().item()
+
+
+def simulate_intervals(name: str, experiments: int, jobs: int = 1) -> IntervalRow:
+    """All experiments of one design."""
+    one = partial(judge_intervals, *INTERVAL_DESIGNS[name])
+    if jobs > 1:
+        with ProcessPoolExecutor(jobs) as pool:
+            judged = np.array(list(pool.map(one, range(experiments), chunksize=10)))
+    else:
+        judged = np.array([one(seed) for seed in range(experiments)])
+    covered, length = judged.mean(0).tolist()
+    return IntervalRow(name, covered, length, judged[:, 0].std().item(), CONTAINED[0] <= covered <= CONTAINED[1])
+
+
+def interval_line(row: IntervalRow) -> str:
+    shares = (row.covered, row.length, row.spread)
+    return f"{row.design:<36}" + "".join(f"{share:>10.2%}" for share in shares) + f"   {'met' if row.met else 'MISSED'}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# The tables
+# ----------------------------------------------------------------------------------------------------
+
+
 def line(row: Row) -> str:
     shares = (row.covered, row.covered_equal, row.different, row.power)
     by_delong = "" if row.delong is None else f"{row.delong:.2%}"
@@ -231,28 +315,54 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--experiments", type=int, default=2000)
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--designs", type=names(DESIGNS), default=list(DESIGNS))
+    both = {**DESIGNS, **INTERVAL_DESIGNS}
+    parser.add_argument("--designs", type=names(both), default=list(both))
     options = parser.parse_args(arguments)
     if options.experiments < 1:
         parser.error("--experiments: at least one")
-    titles = ("covered", "c - b", "different", "power", "DeLong")
-    print(f"{'design':<16}{'metric':<20}" + "".join(f"{title:>10}" for title in titles), flush=True)
-    rows: list[Row] = []
     start = time.perf_counter()
-    for name in options.designs:
-        for row in simulate(name, options.experiments, options.draws, options.jobs):
-            rows.append(row)
-            print(line(row), flush=True)
+    rows = print_differences([name for name in options.designs if name in DESIGNS], options)
+    intervals = print_intervals([name for name in options.designs if name in INTERVAL_DESIGNS], options)
     report: dict[str, Any] = {
         "benchmark": "statistics",
         "machine": machine("cpu"),
         "options": vars(options),
         "seconds": round(time.perf_counter() - start, 1),
         "rows": [asdict(row) for row in rows],
-        "goals": {"covered": COVERAGE, "different": SIZE, "met": all(row.met for row in rows if row.met is not None)},
+        "intervals": [asdict(row) for row in intervals],
+        "goals": {
+            "covered": COVERAGE,
+            "different": SIZE,
+            "contained": CONTAINED,
+            "met": all(row.met for row in (*rows, *intervals) if row.met is not None),
+        },
     }
     print(json.dumps(report))
     return 0
+
+
+def print_differences(designs: list[str], options: argparse.Namespace) -> list[Row]:
+    """The table of differences, printed row by row."""
+    titles = ("covered", "c - b", "different", "power", "DeLong")
+    rows: list[Row] = []
+    if designs:
+        print(f"{'design':<16}{'metric':<20}" + "".join(f"{title:>10}" for title in titles), flush=True)
+    for name in designs:
+        for row in simulate(name, options.experiments, options.draws, options.jobs):
+            rows.append(row)
+            print(line(row), flush=True)
+    return rows
+
+
+def print_intervals(designs: list[str], options: argparse.Namespace) -> list[IntervalRow]:
+    """The table of conformal intervals, printed row by row."""
+    rows: list[IntervalRow] = []
+    if designs:
+        print(f"{'conformal intervals':<36}" + "".join(f"{title:>10}" for title in ("covered", "length", "sd")))
+    for name in designs:
+        rows.append(simulate_intervals(name, options.experiments, options.jobs))
+        print(interval_line(rows[-1]), flush=True)
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,0 +1,303 @@
+"""Conformal intervals against a plain loop that grows them slice by slice, by hand, and by simulation."""
+
+import importlib
+import json
+import math
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from normal_guidance.errors import UserError
+from normal_guidance.statistics import conformal
+from normal_guidance.statistics.conformal import IntervalCalibration, calibrate_intervals, scans_needed
+
+# Whole numbers that tie often.
+ATTENTION = st.lists(st.integers(0, 4), min_size=1, max_size=30).filter(any)
+LABELS = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+FOUND = [0.05, 0.1, 0.1, 0.2, 0.25, 0.1, 0.05, 0.05, 0.05, 0.05]
+
+
+def averaged(attention: list[int]) -> list[Fraction]:
+    reach = round(len(attention) * conformal.SMOOTHING / 2)
+    windows = [attention[max(0, j - reach) : j + reach + 1] for j in range(len(attention))]
+    return [Fraction(sum(window), len(window)) for window in windows]
+
+
+def grown(attention: list[int]) -> list[tuple[int, int]]:
+    """The family of intervals, slice by slice, with the ties that the module describes."""
+    weights = averaged(attention)
+    mean = sum(j * weight for j, weight in enumerate(weights)) / sum(weights)
+    peaks = [j for j, weight in enumerate(weights) if weight == max(weights)]
+    nearest = [j for j in peaks if abs(j - mean) == min(abs(peak - mean) for peak in peaks)]
+    peak = min(nearest) if (min(nearest) + max(nearest)) // 2 % 2 == 0 else max(nearest)
+    first = last = peak
+    lowest = {-1: weights[peak], 1: weights[peak]}
+    family = [(first, last)]
+    while last - first + 1 < len(weights):
+        # The running minimum of a side decides, so that what lies behind a valley ties with the valley.
+        sides = [side for side, place in ((-1, first - 1), (1, last + 1)) if 0 <= place < len(weights)]
+        place = {-1: first - 1, 1: last + 1}
+
+        def rank(side: int, place: dict[int, int] = place) -> tuple[Fraction, int, bool]:
+            distance = abs(place[side] - peak)
+            upper_first = distance % 2 == 1 if mean == peak else mean > peak
+            return -min(lowest[side], weights[place[side]]), distance, upper_first != (side > 0)
+
+        side = min(sides, key=rank)
+        lowest[side] = min(lowest[side], weights[place[side]])
+        first, last = min(first, place[side]), max(last, place[side])
+        family.append((first, last))
+    return family
+
+
+def score(attention: list[int], interval: tuple[int, int]) -> float:
+    weights = averaged(attention)
+    share = sum(weights[interval[0] : interval[1] + 1]) / sum(weights)
+    return float((share + Fraction(interval[1] - interval[0] + 1, len(weights))) / 2)
+
+
+def pack(scans: list[list[int]]) -> tuple[Tensor, Tensor]:
+    return (
+        torch.tensor([value for scan in scans for value in scan], dtype=torch.float64),
+        torch.tensor([len(scan) for scan in scans]),
+    )
+
+
+def at(threshold: float) -> IntervalCalibration:
+    return IntervalCalibration(coverage=0.9, scans=30, threshold=threshold)
+
+
+# The family
+
+
+@given(scans=st.lists(ATTENTION, min_size=1, max_size=5), share=st.floats(0.01, 1.0))
+def test_intervals_are_those_grown_slice_by_slice(scans: list[list[int]], share: float) -> None:
+    first, last = at(share).interval(*pack(scans))
+    for scan, *interval in zip(scans, first.tolist(), last.tolist(), strict=True):
+        # Weights are averaged in whole numbers, so a share is right to 1e-9.
+        family = grown(scan)
+        if all(abs(score(scan, one) - share) > 1e-9 for one in family):
+            within = [one for one in family if score(scan, one) <= share]
+            assert tuple(interval) == (within[-1] if within else family[0])
+
+
+def test_the_family_takes_the_larger_neighbour_again_and_again() -> None:
+    # Without ties the growth is the plain greedy one; a valley (1) holds up its side, not what lies behind it.
+    scan = [9, 1, 8, 20, 7, 6, 2]
+    taken = [at(min(1.0, score(scan, one) + 1e-6)).interval(*pack([scan])) for one in grown(scan)]
+    assert [(first.item(), last.item()) for first, last in taken] == grown(scan)
+    assert grown(scan) == [(3, 3), (2, 3), (2, 4), (2, 5), (2, 6), (1, 6), (0, 6)]
+
+
+@given(scan=ATTENTION, low=st.floats(0.01, 1.0), high=st.floats(0.01, 1.0))
+def test_intervals_are_nested_and_reach_the_whole_scan(scan: list[int], low: float, high: float) -> None:
+    low, high = min(low, high), max(low, high)
+    (inner, outer, whole) = (at(share).interval(*pack([scan])) for share in (low, high, 1.0))
+    assert outer[0] <= inner[0] <= inner[1] <= outer[1]
+    assert (whole[0].item(), whole[1].item()) == (0, len(scan) - 1)
+
+
+@given(size=st.integers(1, 60), seed=st.integers(0, 1000), share=st.floats(0.01, 1.0))
+def test_a_mirrored_scan_has_the_mirrored_interval(size: int, seed: int, share: float) -> None:
+    attention = torch.rand(size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    first, last = at(share).interval(attention, torch.tensor([size]))
+    mirrored = at(share).interval(attention.flip(0), torch.tensor([size]))
+    assert mirrored == (size - 1 - last, size - 1 - first)
+
+
+def test_flat_attention_grows_from_the_middle_and_favours_no_end() -> None:
+    lengths = torch.arange(1, 41)
+    sums = torch.stack([sum(at(size / 40).interval(torch.ones(820), lengths)) for size in range(1, 41)])
+    off = sums - (lengths - 1)
+    assert off.abs().max() <= 1  # half a slice
+    assert off.double().mean().abs() < 0.05
+
+
+def test_where_attention_is_0_intervals_still_grow() -> None:
+    attention, lengths = torch.tensor([0.0] * 15 + [1.0] + [0.0] * 4), torch.tensor([20])
+    assert [at(share).interval(attention, lengths)[0].item() for share in (0.6, 0.7, 0.8, 1.0)] == [13, 11, 8, 0]
+    labels = torch.tensor([1] + [0] * 19).repeat(9)
+    assert calibrate_intervals(attention.repeat(9), lengths.repeat(9), labels).threshold == 1.0
+
+
+@pytest.mark.parametrize("length", [1, 2, 5000])
+def test_short_and_long_scans(length: int) -> None:
+    attention, labels = torch.rand(9 * length) + 0.01, torch.zeros(9 * length, dtype=torch.int64)
+    labels[:: max(1, length)] = 1
+    calibration = calibrate_intervals(attention, torch.tensor([length] * 9), labels)
+    first, last = calibration.interval(attention, torch.tensor([length] * 9))
+    assert (first == 0).all()  # nine of nine scores are covered for 90 %
+    assert (last < length).all()
+
+
+def test_a_scan_is_the_same_alone_and_packed() -> None:
+    lengths = torch.randint(1, 80, (60,))
+    attention = torch.rand(int(lengths.sum()))
+    first, last = at(0.6).interval(attention, lengths)
+    alone = [at(0.6).interval(scan, torch.tensor([len(scan)])) for scan in attention.split(lengths.tolist())]
+    assert torch.equal(first, torch.cat([one for one, _ in alone]))
+    assert torch.equal(last, torch.cat([one for _, one in alone]))
+
+
+# Calibration
+
+
+def test_the_threshold_by_hand() -> None:
+    # From slice 4 to 3, then to 5, nearer than 2: .55 of the attention in 3 of 10 slices.
+    attention, lengths = torch.tensor(FOUND), torch.tensor([10])
+    calibration = calibrate_intervals(attention.repeat(9), lengths.repeat(9), torch.tensor(LABELS).repeat(9))
+    assert (calibration.coverage, calibration.scans) == (0.9, 9)
+    assert calibration.threshold == pytest.approx((0.55 + 0.3) / 2)
+    assert [end.item() for end in calibration.interval(attention, lengths)] == [3, 5]
+
+
+@pytest.mark.parametrize(("scans", "coverage", "k"), [(9, 0.9, 9), (30, 0.9, 28), (100, 0.9, 91), (19, 0.8, 16)])
+def test_the_threshold_is_the_kth_smallest_score(scans: int, coverage: float, k: int) -> None:
+    # Scan i has a point in the middle of 199 slices and a finding that ends i slices above it.
+    attention, labels = torch.zeros(scans, 199), torch.zeros(scans, 199, dtype=torch.int64)
+    attention[:, 99] = 1
+    labels[torch.arange(scans), 99 + torch.arange(scans)] = 1
+    order = torch.randperm(scans)
+    lengths = torch.tensor([199] * scans)
+    calibration = calibrate_intervals(attention[order].flatten(), lengths, labels[order].flatten(), coverage)
+    first, last = calibration.interval(attention.flatten(), lengths)
+    covered = last >= 99 + torch.arange(scans)
+    assert (first <= 99).all()
+    assert covered.tolist() == [i < k for i in range(scans)]
+
+
+@given(seed=st.integers(0, 10_000), scans=st.integers(9, 40))
+def test_of_n_calibration_scans_k_are_covered(seed: int, scans: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(30, 60, (scans,), generator=generator)
+    attention = torch.rand(int(lengths.sum()), generator=generator)
+    labels = (torch.rand(len(attention), generator=generator) < 0.1).long()
+    labels[lengths.cumsum(0) - 1] = 1
+    first, last = calibrate_intervals(attention, lengths, labels).interval(attention, lengths)
+    found = [scan.nonzero() for scan in labels.split(lengths.tolist())]
+    covered = sum(
+        low <= int(one.min()) and int(one.max()) <= high
+        for one, low, high in zip(found, first.tolist(), last.tolist(), strict=True)
+    )
+    assert covered >= math.ceil((scans + 1) * Fraction(9, 10))
+
+
+def test_negative_and_unlabelled_scans_are_left_out() -> None:
+    attention, lengths = torch.tensor(FOUND).repeat(12), torch.tensor([10] * 12)
+    labels = torch.tensor([0] * 10 + LABELS * 9 + [-1] * 10 + [1] * 10)
+    calibration = calibrate_intervals(attention, lengths, labels)
+    assert calibration.scans == 10  # a scan full of positive slices counts
+    assert calibration.threshold == 1.0
+
+
+def test_the_fewest_scans() -> None:
+    assert [scans_needed(coverage) for coverage in (0.5, 0.8, 0.9, 0.95, 0.99, 0.995)] == [1, 4, 9, 19, 99, 199]
+    attention, lengths, labels = torch.tensor(FOUND).repeat(8), torch.tensor([10] * 8), torch.tensor(LABELS).repeat(8)
+    with pytest.raises(UserError, match=r"^8 scans with positive slices .* 0.9; give at least 9, better 30"):
+        calibrate_intervals(attention, lengths, labels)
+    assert calibrate_intervals(attention, lengths, labels, coverage=0.8).scans == 8
+    with pytest.raises(UserError, match=r"^0 scans with positive slices .* give at least 4"):
+        calibrate_intervals(attention, lengths, 0 * labels, coverage=0.8)
+
+
+# JSON
+
+
+def test_a_calibration_survives_json() -> None:
+    calibration = IntervalCalibration(0.95, 41, 0.1 + 0.2)
+    assert IntervalCalibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"version": 2}, "version 2, this software's is 1; calibrate them again"),
+        ({"version": None}, "version None"),
+        ({"coverage": 1.0}, r"coverage is 1.0; give a number between 0 and 1"),
+        ({"coverage": "0.9"}, "coverage of the calibration of intervals is '0.9', not a number"),
+        ({"scans": 8}, "8 scans with positive slices cannot calibrate"),
+        ({"scans": 30.5}, "scans of the calibration of intervals is 30.5, not a number"),
+        ({"scans": True}, "scans of the calibration of intervals is True, not a number"),
+        ({"threshold": None}, "threshold of the calibration of intervals is None, not a number"),
+        ({"threshold": math.nan}, "the threshold of intervals is nan, not in"),
+        ({"threshold": 1.1}, "the threshold of intervals is 1.1, not in"),
+    ],
+)
+def test_a_calibration_that_cannot_be_right_is_refused(changed: dict[str, object], complaint: str) -> None:
+    content = {**IntervalCalibration(0.9, 30, 0.75).to_dict(), **changed}
+    with pytest.raises(UserError, match=complaint):
+        IntervalCalibration.from_dict(content)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"coverage": 0.0}, "coverage is 0.0; give a number between 0 and 1"),
+        ({"coverage": math.nan}, "coverage is nan"),
+        ({"lengths": torch.tensor([10] * 8)}, r"lengths add up to 80 slices, but attention has shape \(90,\)"),
+        ({"slice_labels": torch.ones(89)}, r"lengths add up to 90 slices, but slice_labels has shape \(89,\)"),
+        ({"slice_labels": torch.full((90,), 2)}, "bag 0 has slice label 2"),
+        ({"attention": torch.full((90,), -1.0)}, "scan 0, slice 0: attention -1.0 is not a finite number"),
+        ({"attention": torch.zeros(90)}, "scan 0: attention is 0 on all of its slices"),
+    ],
+)
+def test_input_that_cannot_be_right_is_refused(changed: dict[str, object], complaint: str) -> None:
+    usual = {
+        "attention": torch.tensor(FOUND).repeat(9),
+        "lengths": torch.tensor([10] * 9),
+        "slice_labels": torch.tensor(LABELS).repeat(9),
+    }
+    with pytest.raises(UserError, match=complaint):
+        calibrate_intervals(**{**usual, **changed})  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_equals_cpu() -> None:
+    lengths = torch.randint(1, 300, (200,))
+    attention = torch.rand(int(lengths.sum())).round(decimals=2) + 0.01
+    labels = torch.randint(2, attention.shape)
+    here = calibrate_intervals(attention, lengths, labels)
+    there = calibrate_intervals(attention.cuda(), lengths, labels)
+    assert here == there
+    for one, other in zip(here.interval(attention, lengths), there.interval(attention.cuda(), lengths), strict=True):
+        assert torch.equal(one, other.cpu())
+
+
+# The promise, by simulation
+
+
+@pytest.fixture
+def simulation(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
+    return importlib.import_module("simulate_statistics")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"{kind}-{n}" for kind in ("good", "useless", "point", "ties") for n in (30, 100)])
+def test_coverage_of_new_scans(simulation, unchecked: None, name: str) -> None:
+    row = simulation.simulate_intervals(name, experiments=1000)
+    assert row.met, row
+    assert 0.88 <= row.covered <= 0.92
+
+
+def test_coverage_of_new_scans_in_a_few_experiments(simulation, unchecked: None) -> None:
+    row = simulation.simulate_intervals("good-30", experiments=150)
+    assert abs(row.covered - 28 / 31) <= 3 * row.spread / math.sqrt(150)
+
+
+def test_better_attention_gives_shorter_intervals(simulation, unchecked: None) -> None:
+    good, useless = (simulation.simulate_intervals(name, experiments=50) for name in ("good-100", "useless-100"))
+    assert good.length < 0.7 * useless.length
+
+
+def test_the_simulation_can_tell_intervals_that_are_too_short(simulation, unchecked: None, monkeypatch) -> None:
+    monkeypatch.setattr(simulation, "calibrate_intervals", partial(calibrate_intervals, coverage=0.8))
+    assert not simulation.simulate_intervals("good-100", experiments=100).met
