@@ -1,0 +1,439 @@
+"""Measures of localization that a guess by position alone cannot reach: skill, and what is specific to the patient.
+
+Findings lie in the middle of a scan more often than at its ends, so attention that is high in the middle of every scan
+has an AUROC far above .5 and knows nothing of any patient. Two measures take this away:
+
+- **Skill** asks how much of the way from the best guess by position to perfect localization was covered.
+- The **patient-specific** measure asks whether a scan's own attention finds its finding better than the attention of
+  other patients' scans does, laid over it by relative position.
+
+Both use the scans of localization AUROC, those with slices of both classes, and resample patients for their intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float64, Int, Int64, Shaped
+from torch import Tensor
+
+from normal_guidance.core.blocks import count_slices
+from normal_guidance.core.metrics import Localization, localization
+from normal_guidance.core.models import CenteredGaussian
+from normal_guidance.core.packed import bag_of_rows, place_in_bag
+from normal_guidance.errors import UserError
+from normal_guidance.statistics.bootstrap import DRAWS, resample
+from normal_guidance.statistics.differences import BASELINE, LEVEL, ROUNDING, student_quantile
+from normal_guidance.statistics.number_format import digits, signed
+from normal_guidance.statistics.packed_scans import PackedScans
+from normal_guidance.statistics.slice_ranks import ranks
+from normal_guidance.statistics.split_results import MethodResults, SplitResults
+
+BINS = 20
+"""Bins of relative position, each a twentieth of a scan."""
+
+MIDDLE = "middle"
+"""The name of the guess by distance from the middle of the scan.
+
+The centred Gaussian of the paper peaks at slice S/2, counted from 1, which is half a slice below the middle. On short
+scans that is enough to let a bell in the middle look skilled.
+"""
+
+POSITION_DENSITY = "position_density"
+"""The name of the guess that knows where the findings of training scans lie."""
+
+OTHERS = 100
+"""The most other scans that a scan is compared with. If their AUROCs vary by .2, their mean is known to .02, and that of
+100 scans to .002."""
+
+MAX_CELLS = 2**22
+"""The most slices scored by others' attention at a time, which limits memory."""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Guesses by position
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PositionDensity:
+    """How often a slice is positive by its relative position, in `BINS` bins; made by `position_density`.
+
+    Example:
+        >>> density = PositionDensity(torch.tensor([0.0, 0.5, 0.1], dtype=torch.float64))
+        >>> density.scores(torch.tensor([3, 2]))
+        tensor([0.0000, 0.5000, 0.1000, 0.1250, 0.2000], dtype=torch.float64)
+    """
+
+    heights: Float64[Tensor, "bins"]
+
+    def scores(self, lengths: Int[Tensor, "scans"]) -> Float64[Tensor, "slices"]:
+        """Packed scores of the slices of scans with these lengths, linear between the middles of two bins."""
+        bin_below, weight = _bins(lengths.cpu(), len(self.heights))
+        above = (bin_below + 1).clamp(max=len(self.heights) - 1)
+        return torch.lerp(self.heights[bin_below], self.heights[above], weight)
+
+
+def position_density(
+    lengths: Int[Tensor, "scans"], slice_labels: Shaped[Tensor, "slices"], bins: int = BINS
+) -> PositionDensity:
+    r"""The share of positive slices by relative position, $(j + .5) / S$, in the positive scans of a training set.
+
+    All scans weigh the same, whatever their number of slices. Each slice counts in the two bins nearest to it, and
+    each bin takes in a quarter of both neighbours. Scans without a positive slice or without labels are left out.
+
+    Example:
+        >>> density = position_density(torch.tensor([4, 8]), torch.tensor([0, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0, 0]), bins=4)
+        >>> density.heights
+        tensor([0.2500, 0.6094, 0.6719, 0.3542], dtype=torch.float64)
+    """
+    if bins < 2:
+        raise UserError(f"bins is {bins}, but a density needs at least 2; use {BINS}")
+    lengths, slice_labels = lengths.cpu().long(), slice_labels.cpu()
+    positive = count_slices(slice_labels, lengths).positive > 0
+    if not positive.any():
+        raise UserError(f"none of {len(lengths)} scans has a positive slice; give training scans with slice labels")
+    chosen = positive[bag_of_rows(lengths)]
+    lengths, labels = lengths[positive], (slice_labels[chosen] == 1).double()
+    bin_below, weight = _bins(lengths, bins)
+    of_scan = 1 / lengths.double()[bag_of_rows(lengths)]
+    counted = _histogram(bin_below, weight, of_scan, bins)
+    found = _histogram(bin_below, weight, of_scan * labels, bins)
+    # Bins that no scan reaches, because all are short, are as high as the mean.
+    return PositionDensity(torch.where(counted > 0, found / counted, found.sum() / counted.sum()))
+
+
+def _bins(lengths: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+    """For each slice, the last bin whose middle is not above it, and the weight of the next bin; at the ends, 0."""
+    along = (place_in_bag(lengths) + 0.5) / lengths.double()[bag_of_rows(lengths)] * bins - 0.5
+    along = along.clamp(0, bins - 1)
+    return along.long(), along - along.floor()
+
+
+def _histogram(bin_below: Tensor, weight: Tensor, values: Tensor, bins: int) -> Tensor:
+    counts = torch.zeros(bins + 1, dtype=torch.float64)
+    counts = counts.index_add(0, bin_below, (1 - weight) * values).index_add(0, bin_below + 1, weight * values)[:-1]
+    padded = F.pad(counts, (1, 1))
+    return padded[:-2] / 4 + padded[1:-1] / 2 + padded[2:] / 4
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A guess by position, and its localization AUROC on each evaluated scan with slices of both classes."""
+
+    name: str
+    auroc: Float64[Tensor, "kept"]
+
+    @property
+    def mean_auroc(self) -> float:
+        """Plain mean over the scans; NaN if there are none."""
+        return self.auroc.mean().item()
+
+
+def best_prior(
+    slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "scans"], density: PositionDensity | None = None
+) -> Prior:
+    """Of the centred Gaussian, the middle, and the density of training scans: what localizes best on these scans.
+
+    Choosing on the evaluated scans favours the prior, and so never the method that is compared with it.
+
+    Example:
+        >>> best_prior(torch.tensor([0, 0, 1, 0, 0, 0]), torch.tensor([6]))
+        Prior(name='centered_gaussian', auroc=tensor([1.], dtype=torch.float64))
+    """
+    slice_labels, lengths = slice_labels.cpu(), lengths.cpu()
+    nothing = torch.zeros(len(slice_labels), 1, dtype=torch.float64)
+    off_middle = 2 * place_in_bag(lengths) + 1 - lengths[bag_of_rows(lengths)]
+    guesses = {BASELINE: CenteredGaussian()(nothing, lengths).slice_scores, MIDDLE: -off_middle.abs().double()}
+    if density is not None:
+        guesses[POSITION_DENSITY] = density.scores(lengths)
+    priors = [Prior(name, localization(scores, slice_labels, lengths).auroc) for name, scores in guesses.items()]
+    return max(priors, key=lambda prior: prior.mean_auroc)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Skill
+# ----------------------------------------------------------------------------------------------------
+
+
+def skill(auroc: float, prior: float) -> float:
+    r"""The share of the way from a prior's AUROC to 1: $(\text{AUROC} - \text{prior}) / (1 - \text{prior})$.
+
+    0 is as good as the prior, 1 is perfect, and below 0 the prior is better. NaN if the prior is perfect.
+
+    Reference: Murphy, "Skill scores based on the mean square error", 1988.
+
+    Example:
+        >>> skill(0.88, prior=0.8), skill(0.7, prior=0.8)
+        (0.4, -0.5)
+    """
+    return (auroc - prior) / (1 - prior) if prior < 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Skill:
+    """The skill of a method over the best guess by position, with its interval; NaN where it is undefined.
+
+    Example:
+        >>> print(Skill("centered_gaussian", 0.88, 0.8, 0.4, 0.31, 0.49, 507, 490, 0, 12, 1))
+        skill +.400 [.310, .490]: AUROC .880, centered_gaussian .800 (507 scans)
+    """
+
+    prior: str
+    """The name of the prior: "centered_gaussian", "middle" or "position_density"."""
+    auroc: float
+    prior_auroc: float
+    skill: float
+    low: float
+    high: float
+    scans: int
+    patients: int
+    unlabelled: int
+    all_negative: int
+    all_positive: int
+    level: float = LEVEL
+
+    def __str__(self) -> str:
+        return (
+            f"skill {signed(self.skill)} [{digits(self.low)}, {digits(self.high)}]: AUROC {digits(self.auroc)}, "
+            f"{self.prior} {digits(self.prior_auroc)} ({self.scans} scans)"
+        )
+
+
+def measure_skill(
+    scores: Float[Tensor, "slices"],
+    slice_labels: Shaped[Tensor, "slices"],
+    lengths: Int[Tensor, "scans"],
+    *,
+    density: PositionDensity | None = None,
+    patient_ids: Sequence[str] | None = None,
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Skill:
+    """The skill of one method's slice scores (attention or its logarithm), from mean AUROCs over the scans.
+
+    The interval is the skill ± Student's t times its standard error over resampled patients, as in `differences`. Every
+    draw recomputes both means on the same patients; the prior and the density stay as they are.
+
+    Args:
+        density: where the findings of labelled training scans lie (`position_density`); None if there are none.
+        patient_ids: one per scan; by default each scan is its own patient.
+
+    Example:
+        >>> from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
+        >>> bags = shifted_mean(200, seed=1, features=2)
+        >>> print(measure_skill(bayes_slice_scores(bags), bags.slice_labels, bags.lengths))
+        skill +.674 [.561, .787]: AUROC .878, centered_gaussian .625 (93 scans)
+    """
+    _check_level(level)
+    found = localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
+    _check_defined(found)
+    prior = best_prior(slice_labels, lengths, density)
+    patients = _patients(patient_ids, len(lengths), found.kept)
+    drawn = _resampled({"own": found.auroc, "prior": prior.auroc}, patients, draws, seed)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        skills = (drawn["own"] - drawn["prior"]) / (1 - drawn["prior"])
+    auroc = found.mean_auroc.item()
+    value = skill(auroc, prior.mean_auroc)
+    low, high = _interval(value, skills, len({*patients}), level)
+    return Skill(
+        prior=prior.name,
+        auroc=auroc,
+        prior_auroc=prior.mean_auroc,
+        skill=value,
+        low=low,
+        high=high,
+        scans=len(found.kept),
+        patients=len({*patients}),
+        unlabelled=found.unlabelled,
+        all_negative=found.all_negative,
+        all_positive=found.all_positive,
+        level=level,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is specific to the patient
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PatientSpecific:
+    """How much better a scan's own attention localizes than that of other patients' scans; NaN where undefined.
+
+    Example:
+        >>> print(PatientSpecific(0.85, 0.78, 0.07, 0.04, 0.1, 507, 490, 0, 12, 1))
+        patient-specific +.070 [.040, .100]: own AUROC .850, others' .780 (507 scans)
+    """
+
+    own: float
+    """Mean localization AUROC by a scan's own attention."""
+    others: float
+    """Mean localization AUROC by other patients' attention at the same relative positions."""
+    difference: float
+    low: float
+    high: float
+    scans: int
+    patients: int
+    unlabelled: int
+    all_negative: int
+    all_positive: int
+    level: float = LEVEL
+
+    def __str__(self) -> str:
+        return (
+            f"patient-specific {signed(self.difference)} [{digits(self.low)}, {digits(self.high)}]: "
+            f"own AUROC {digits(self.own)}, others' {digits(self.others)} ({self.scans} scans)"
+        )
+
+
+def patient_specific(
+    scores: Float[Tensor, "slices"],
+    slice_labels: Shaped[Tensor, "slices"],
+    lengths: Int[Tensor, "scans"],
+    *,
+    patient_ids: Sequence[str] | None = None,
+    others: int = OTHERS,
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> PatientSpecific:
+    r"""Own localization AUROC minus that by other patients' attention at the same relative positions.
+
+    $\frac1n \sum_i \big( A(y_i, a_i) - \frac1{|O_i|} \sum_{o \in O_i} A(y_i, a_{o \to i}) \big)$; $A$ is the AUROC of a
+    scan's slices. $a_{o \to i}$ is the attention of scan o at the relative positions $(j + .5) / S_i$ of scan i, linear
+    between slices. $O_i$ are the scans of other patients with slices of both classes; `others` of them, drawn by the
+    seed, if there are more. 0 means that attention knows where findings lie in general, and nothing of this patient.
+
+    Attention is replaced by its ranks within each scan before it is interpolated, ties sharing their mean. So the
+    measure is the same for attention, its logarithm and its shares, as AUROC is, and attention of 0 is no exception.
+    Numbers are whole until the last division, so equal scores tie exactly.
+
+    The interval is the difference ± Student's t times its standard error over resampled patients; the other scans that
+    a scan is compared with stay as they are.
+
+    Args:
+        scores: attention, its logarithm, or other scores of the slices.
+        patient_ids: one per scan; by default each scan is its own patient.
+
+    Example:
+        >>> labels, lengths = torch.tensor([0, 1, 0, 0, 0, 0, 1, 0]), torch.tensor([4, 4])
+        >>> print(patient_specific(torch.tensor([0.1, 0.7, 0.1, 0.1, 0.1, 0.1, 0.7, 0.1]), labels, lengths))
+        patient-specific +.667 [.667, .667]: own AUROC 1.000, others' .333 (2 scans)
+    """
+    _check_level(level)
+    if others < 1:
+        raise UserError(f"others is {others}, but each scan needs at least 1 to compare with; use {OTHERS}")
+    scores, slice_labels, lengths = scores.detach().cpu(), slice_labels.cpu(), lengths.cpu().long()
+    found = localization(scores, slice_labels, lengths)
+    _check_defined(found)
+    patients = _patients(patient_ids, len(lengths), found.kept)
+    kept = torch.isin(bag_of_rows(lengths), found.kept)
+    drawn_others = _draw_others(patients, others, seed)
+    by_others = _auroc_by_others(scores[kept], slice_labels[kept], lengths[found.kept], drawn_others)
+    drawn = _resampled({"own": found.auroc, "others": by_others}, patients, draws, seed)
+    difference = (found.auroc - by_others).mean().item()
+    low, high = _interval(difference, drawn["own"] - drawn["others"], len({*patients}), level)
+    return PatientSpecific(
+        own=found.mean_auroc.item(),
+        others=by_others.mean().item(),
+        difference=difference,
+        low=low,
+        high=high,
+        scans=len(found.kept),
+        patients=len({*patients}),
+        unlabelled=found.unlabelled,
+        all_negative=found.all_negative,
+        all_positive=found.all_positive,
+        level=level,
+    )
+
+
+def _draw_others(patients: Sequence[str], others: int, seed: int) -> Int64[Tensor, "scans others"]:
+    """The scans of other patients that each scan is compared with, -1 where there are fewer."""
+    generator = np.random.default_rng(seed)
+    _, number = np.unique(np.array(patients, dtype=str), return_inverse=True)
+    drawn = np.full((len(patients), min(others, max(len(patients) - 1, 1))), -1)
+    for row, patient in zip(drawn, number, strict=True):
+        rest = np.flatnonzero(number != patient)
+        chosen = rest if len(rest) <= len(row) else generator.choice(rest, len(row), replace=False)
+        row[: len(chosen)] = chosen
+    return torch.from_numpy(drawn)
+
+
+def _auroc_by_others(scores: Tensor, labels: Tensor, lengths: Tensor, others: Tensor) -> Float64[Tensor, "scans"]:
+    """The mean AUROC of each scan's labels by the ranks of the others; NaN without any."""
+    scans = PackedScans.of(lengths)
+    doubled = (2 * ranks(scores, lengths)).long()
+    total, count = torch.zeros(len(lengths), dtype=torch.float64), (others >= 0).sum(1)
+    at_once = max(1, MAX_CELLS // max(1, len(scores)))
+    for columns in others.T.split(at_once):
+        laid = torch.stack([_laid_over(doubled, scans, other.clamp(min=0)) for other in columns])
+        aurocs = localization(laid.double(), labels, lengths).auroc
+        total += torch.where(columns >= 0, aurocs, 0).sum(0)
+    return total / count
+
+
+def _laid_over(values: Tensor, scans: PackedScans, other: Tensor) -> Int64[Tensor, "slices"]:
+    """The values of each scan's other at its own relative positions, times 2 S: whole numbers, so that ties are exact.
+
+    Slice j of S lies at x = ((2 j + 1) S' - S) / 2 S of the other's S' slices; beyond its ends their values hold.
+    """
+    size, other_size = scans.lengths[scans.of_slice], scans.lengths[other][scans.of_slice]
+    x = ((2 * scans.places + 1) * other_size - size).clamp(min=0)
+    x = torch.minimum(x, 2 * size * (other_size - 1))
+    below, beyond = x // (2 * size), x % (2 * size)
+    start = scans.starts[other][scans.of_slice]
+    low, high = values[start + below], values[start + (below + 1).clamp(max=other_size - 1)]
+    return low * (2 * size - beyond) + high * beyond
+
+
+# ----------------------------------------------------------------------------------------------------
+# Patients, intervals and checks
+# ----------------------------------------------------------------------------------------------------
+
+
+def _patients(patient_ids: Sequence[str] | None, scans: int, kept: Tensor) -> tuple[str, ...]:
+    """The patient of each kept scan."""
+    names = [str(scan) for scan in range(scans)] if patient_ids is None else patient_ids
+    if len(names) != scans:
+        raise UserError(f"{len(names)} patient_ids for {scans} scans; give one for each scan")
+    return tuple(names[scan] for scan in kept.tolist())
+
+
+def _resampled(
+    aurocs: Mapping[str, Tensor], patients: tuple[str, ...], draws: int, seed: int
+) -> dict[str, Float64[np.ndarray, "draws"]]:
+    """The mean of each AUROC over the same resampled patients; NaN for fewer than two patients."""
+    if len({*patients}) < 2:
+        return {name: np.full(draws, np.nan) for name in aurocs}
+    methods = {name: MethodResults(auroc.numpy(), auroc.numpy()) for name, auroc in aurocs.items()}
+    scans = tuple(str(scan) for scan in range(len(patients)))
+    split = SplitResults(scans, patients, np.ones(len(patients), dtype=np.int64), methods)
+    return resample([split], draws, seed)["localization_auroc"]
+
+
+def _interval(estimate: float, drawn: np.ndarray, patients: int, level: float) -> tuple[float, float]:
+    """The t interval around an estimate; NaN for fewer than two patients, or where a draw is undefined."""
+    if patients < 2 or not math.isfinite(estimate) or not np.isfinite(drawn).all():
+        return math.nan, math.nan
+    error = float(drawn.std(ddof=1))
+    reach = student_quantile(level, patients - 1) * error if error > ROUNDING else 0.0
+    return estimate - reach, estimate + reach
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")
+
+
+def _check_defined(found: Localization) -> None:
+    if found.auroc.isnan().any():
+        scan = int(found.kept[found.auroc.isnan()][0])
+        raise UserError(f"scan {scan}: a slice's score is NaN; leave out a model that has diverged")

@@ -1,0 +1,317 @@
+"""Skill and the patient-specific measure against scikit-learn, numpy's interpolation and hand calculation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from normal_guidance.core.metrics import localization
+from normal_guidance.core.models import METHODS
+from normal_guidance.errors import UserError
+from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
+from normal_guidance.statistics.differences import student_quantile
+from normal_guidance.statistics.skill import (
+    PositionDensity,
+    best_prior,
+    measure_skill,
+    patient_specific,
+    position_density,
+    skill,
+)
+
+LENGTHS = torch.tensor([30, 41, 24, 35, 30, 52])
+
+
+def bell(lengths: Tensor, centre: float | Tensor = 0.5) -> Tensor:
+    """The same bell over the relative positions of every scan, or one around each scan's own centre."""
+    positions = torch.cat([(torch.arange(size).double() + 0.5) / size for size in lengths.tolist()])
+    middle = torch.as_tensor(centre).expand(len(lengths)).repeat_interleave(lengths)
+    return -((positions - middle) ** 2).round(decimals=9)  # mirrored slices tie
+
+
+def findings(lengths: Tensor, seed: int = 0, sd: float = 0.15) -> tuple[Tensor, Tensor]:
+    """Slice labels with one block in each scan, and the relative positions of their centres."""
+    generator = torch.Generator().manual_seed(seed)
+    centre = (0.5 + sd * torch.randn(len(lengths), generator=generator)).clamp(0.15, 0.85)
+    return (bell(lengths, centre) > -(0.1**2)).long(), centre
+
+
+def split(values: Tensor, lengths: Tensor) -> list[np.ndarray]:
+    return [scan.numpy() for scan in values.split(lengths.tolist())]
+
+
+# Guesses by position
+
+
+def test_skill_by_hand() -> None:
+    assert skill(0.9, 0.8) == pytest.approx(0.5)
+    assert skill(1.0, 0.8) == 1.0
+    assert skill(0.8, 0.8) == 0.0
+    assert skill(0.6, 0.8) == pytest.approx(-1.0)
+    assert math.isnan(skill(0.9, 1.0))
+
+
+def test_a_density_by_hand() -> None:
+    # The scans reach the middles of three bins; a bin takes in a quarter of each neighbour.
+    density = position_density(torch.tensor([3, 3]), torch.tensor([0, 1, 0, 1, 1, 0]), bins=3)
+    positives, slices = [1, 2, 0], [2, 2, 2]
+    expected = [
+        (0.5 * positives[0] + 0.25 * positives[1]) / (0.5 * slices[0] + 0.25 * slices[1]),
+        (0.25 * positives[0] + 0.5 * positives[1] + 0.25 * positives[2]) / 2,
+        (0.25 * positives[1] + 0.5 * positives[2]) / (0.25 * slices[1] + 0.5 * slices[2]),
+    ]
+    assert density.heights.tolist() == pytest.approx(expected)
+
+
+def test_scores_are_interpolated_between_the_middles_of_bins() -> None:
+    density = PositionDensity(torch.rand(20, dtype=torch.float64))
+    middles = (np.arange(20) + 0.5) / 20
+    expected = [np.interp((np.arange(size) + 0.5) / size, middles, density.heights) for size in (1, 7, 20, 333)]
+    scores = density.scores(torch.tensor([1, 7, 20, 333]))
+    np.testing.assert_allclose(scores.numpy(), np.concatenate(expected), rtol=0, atol=1e-12)
+
+
+def test_the_density_is_the_share_of_positives_whatever_the_lengths() -> None:
+    # A slice at relative position u is positive with probability u, in short scans and in long ones.
+    lengths = torch.randint(5, 400, (3000,))
+    labels = (torch.rand(int(lengths.sum())) < bell(lengths, 0.0).neg().sqrt()).long()
+    heights = position_density(lengths, labels).heights
+    np.testing.assert_allclose(heights[1:-1], (np.arange(1, 19) + 0.5) / 20, rtol=0, atol=0.02)
+
+
+def test_short_scans_leave_bins_at_the_mean() -> None:
+    density = position_density(torch.tensor([1, 2]), torch.tensor([1, 1, 0]))
+    assert density.heights.isfinite().all()
+    # Slices at .5, .25 and .75; bins 0 and 19 are not reached.
+    assert density.heights[[0, 19]].tolist() == pytest.approx([0.75, 0.75])
+    assert density.heights[[5, 14]].tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_negative_and_unlabelled_scans_do_not_train_the_density() -> None:
+    labels, _ = findings(LENGTHS)
+    more = torch.cat([LENGTHS, torch.tensor([9, 5])])
+    density = position_density(more, torch.cat([labels, torch.zeros(9).long(), torch.full((5,), -1)]))
+    assert torch.equal(density.heights, position_density(LENGTHS, labels).heights)
+
+
+def test_the_best_prior_is_the_best_of_all() -> None:
+    labels, _ = findings(LENGTHS)
+    features = torch.zeros(len(labels), 4, dtype=torch.float64)
+    gaussian = METHODS["centered_gaussian"].build(4)(features, LENGTHS).slice_scores
+    found = {
+        "centered_gaussian": localization(gaussian, labels, LENGTHS).mean_auroc.item(),
+        "middle": localization(bell(LENGTHS), labels, LENGTHS).mean_auroc.item(),
+    }
+    alone = best_prior(labels, LENGTHS)
+    assert (alone.mean_auroc, alone.name) == max((auroc, name) for name, auroc in found.items())
+    high = (bell(LENGTHS, 0.9) > -(0.1**2)).long()
+    assert best_prior(high, LENGTHS, position_density(LENGTHS, high)).name == "position_density"
+    assert best_prior(labels, LENGTHS, position_density(LENGTHS, high)).name == alone.name
+    lower = torch.tensor([0, 1, 0, 0])  # S / 2 of the slices from 1 to S
+    assert best_prior(lower, torch.tensor([4])).name == "centered_gaussian"
+    assert best_prior(torch.tensor([0, 1, 1, 0]), torch.tensor([4])).name == "middle"
+
+
+# Skill
+
+
+def test_skill_against_scikit_learn() -> None:
+    lengths = torch.randint(10, 60, (40,))
+    labels, _ = findings(lengths)
+    scores = torch.randn(len(labels)) + labels
+    found = measure_skill(scores, labels, lengths, density=position_density(lengths, labels))
+    own = [roc_auc_score(y, s) for y, s in zip(split(labels, lengths), split(scores, lengths), strict=True)]
+    guessed = position_density(lengths, labels).scores(lengths)
+    prior = [roc_auc_score(y, s) for y, s in zip(split(labels, lengths), split(guessed, lengths), strict=True)]
+    assert found.auroc == pytest.approx(np.mean(own), abs=1e-12)
+    assert found.prior == "position_density"
+    assert found.prior_auroc == pytest.approx(np.mean(prior), abs=1e-12)
+    assert found.skill == pytest.approx((np.mean(own) - np.mean(prior)) / (1 - np.mean(prior)), abs=1e-12)
+    # The delta method: the linear part of the skill in each scan, its standard error, and Student's t.
+    parts = (np.array(own) + (found.skill - 1) * np.array(prior)) / (1 - found.prior_auroc)
+    reach = student_quantile(0.95, 39) * parts.std(ddof=1) / math.sqrt(40)
+    assert (found.high - found.low) / 2 == pytest.approx(reach, rel=0.08)
+    assert (found.low + found.high) / 2 == pytest.approx(found.skill)
+
+
+def test_a_bell_has_no_skill_and_the_oracle_has() -> None:
+    lengths = torch.randint(20, 60, (60,))
+    labels, centre = findings(lengths)
+    density = position_density(lengths, labels)
+    assert measure_skill(bell(lengths), labels, lengths).skill == 0.0
+    assert measure_skill(bell(lengths), labels, lengths, density=density).skill <= 0.0
+    assert measure_skill(bell(lengths, 0.3), labels, lengths, density=density).skill < 0
+    assert measure_skill(torch.zeros(len(labels)), labels, lengths).skill < 0
+    oracle = measure_skill(bell(lengths, centre), labels, lengths, density=density)
+    assert oracle.skill == 1.0
+    bags = shifted_mean(200, seed=1, features=2)
+    assert measure_skill(bayes_slice_scores(bags), bags.slice_labels, bags.lengths).low > 0
+
+
+# The patient-specific measure
+
+
+def by_hand(scores: Tensor, labels: Tensor, lengths: Tensor, patients: list[str]) -> float:
+    """All pairs, one at a time, with numpy's interpolation and scikit-learn's AUROC."""
+    truths, ranked = split(labels, lengths), []
+    for scan in split(scores, lengths):
+        ranked.append(np.array([(scan < value).sum() + ((scan == value).sum() - 1) / 2 for value in scan]))
+    differences = []
+    for i, truth in enumerate(truths):
+        positions = (np.arange(len(truth)) + 0.5) / len(truth)
+        others = []
+        for o, other in enumerate(ranked):
+            if patients[o] != patients[i]:
+                laid = np.interp(positions, (np.arange(len(other)) + 0.5) / len(other), other)
+                others.append(roc_auc_score(truth, laid.round(9)))
+        differences.append(roc_auc_score(truth, ranked[i]) - np.mean(others))
+    return float(np.mean(differences))
+
+
+@given(seed=st.integers(0, 1000))
+def test_against_all_pairs_one_at_a_time(seed: int) -> None:
+    torch.manual_seed(seed)
+    lengths = torch.randint(2, 40, (5,))
+    labels = torch.randint(2, (int(lengths.sum()),))
+    starts = lengths.cumsum(0) - lengths
+    labels[starts], labels[starts + 1] = 1, 0
+    scores = torch.rand(len(labels)).round(decimals=1)
+    patients = ["a", "b", "b", "c", "a"]
+    found = patient_specific(scores, labels, lengths, patient_ids=patients, draws=2)
+    assert found.difference == pytest.approx(by_hand(scores, labels, lengths, patients), abs=1e-12)
+    assert found.difference == pytest.approx(found.own - found.others, abs=1e-12)
+    assert (found.scans, found.patients) == (5, 3)
+
+
+def test_by_hand() -> None:
+    # Other scans' peaks lie on a negative slice: one tie in three is won half, so their AUROC is 1/3.
+    labels, lengths = torch.tensor([0, 1, 0, 0, 0, 0, 1, 0]), torch.tensor([4, 4])
+    found = patient_specific(torch.tensor([0.1, 0.7, 0.1, 0.1, 0.1, 0.1, 0.7, 0.1]), labels, lengths)
+    assert (found.own, found.others) == (1.0, pytest.approx(1 / 3))
+    assert (found.low, found.high) == (found.difference, found.difference)
+    # Two slices laid over four: 0, .25, .75, 1; four over two: the middle of each half.
+    labels = torch.tensor([0, 0, 0, 1, 1, 0])
+    found = patient_specific(torch.tensor([1.0, 2.0, 3.0, 4.0, 9.0, 8.0]), labels, torch.tensor([4, 2]))
+    assert (found.own, found.others) == (1.0, 0.0)
+
+
+def test_one_bell_for_all_scans_is_not_specific() -> None:
+    lengths = torch.full((50,), 40)
+    labels, centre = findings(lengths)
+    found = patient_specific(bell(lengths), labels, lengths)
+    assert (found.difference, found.low, found.high) == (0.0, 0.0, 0.0)
+    assert patient_specific(bell(lengths, centre), labels, lengths).low > 0.1
+    several = torch.randint(20, 80, (50,))
+    labels, centre = findings(several)
+    assert patient_specific(bell(several), labels, several).difference == pytest.approx(0.0, abs=0.01)
+    assert patient_specific(bell(several, centre), labels, several).low > 0.1
+
+
+def test_attention_that_is_noise_is_not_specific() -> None:
+    lengths = torch.randint(20, 80, (200,))
+    labels, _ = findings(lengths)
+    found = patient_specific(torch.randn(len(labels)), labels, lengths)
+    assert found.low < 0 < found.high
+    assert abs(found.difference) < 0.05
+
+
+def test_attention_its_logarithm_and_its_shares_are_the_same() -> None:
+    labels, _ = findings(LENGTHS)
+    attention = torch.rand(len(labels)).round(decimals=1)
+    expected = patient_specific(attention, labels, LENGTHS)
+    assert patient_specific(attention.log(), labels, LENGTHS) == expected  # also where it is -inf
+    scaled = attention * torch.rand(len(LENGTHS)).repeat_interleave(LENGTHS)
+    assert patient_specific(scaled, labels, LENGTHS) == expected
+
+
+def test_at_most_so_many_others_are_drawn_by_the_seed() -> None:
+    lengths = torch.randint(20, 60, (80,))
+    labels, centre = findings(lengths)
+    scores = bell(lengths, centre) + 0.1 * torch.rand(len(labels))
+    everyone = patient_specific(scores, labels, lengths, others=1000)
+    some, again, different = (patient_specific(scores, labels, lengths, others=20, seed=seed) for seed in (1, 1, 2))
+    assert some == again
+    assert some.others != different.others
+    assert some.others == pytest.approx(everyone.others, abs=0.03)
+
+
+# Scans left out
+
+
+def test_scans_left_out_are_counted_as_by_localization() -> None:
+    labels, _ = findings(LENGTHS)
+    scores = torch.randn(len(labels))
+    lengths = torch.cat([torch.tensor([4, 3]), LENGTHS, torch.tensor([2])])
+    more = torch.cat([torch.zeros(4).long(), torch.full((3,), -1), labels, torch.ones(2).long()])
+    padded = torch.cat([torch.rand(7), scores, torch.rand(2)])
+    for measure in (measure_skill, patient_specific):
+        found = measure(padded, more, lengths, draws=50)
+        assert (found.scans, found.unlabelled, found.all_negative, found.all_positive) == (6, 1, 1, 1)
+        alone = measure(scores, labels, LENGTHS, draws=50)
+        assert (found.low, found.high) == (alone.low, alone.high)
+
+
+@pytest.mark.parametrize("measure", [measure_skill, patient_specific])
+def test_with_too_few_patients_the_interval_is_unknown(measure) -> None:
+    labels, _ = findings(LENGTHS)
+    found = measure(bell(LENGTHS), labels, LENGTHS, patient_ids=["A"] * len(LENGTHS))
+    assert (found.scans, found.patients) == (6, 1)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    nobody = measure(torch.rand(4), torch.tensor([0, 0, -1, -1]), torch.tensor([2, 2]))
+    assert (nobody.scans, nobody.all_negative, nobody.unlabelled) == (0, 1, 1)
+    assert str(nobody).endswith("(0 scans)")
+
+
+def test_patients_not_scans_are_resampled() -> None:
+    lengths = torch.randint(20, 60, (40,))
+    labels, _ = findings(lengths)
+    scores = bell(lengths) + 0.02 * torch.randn(len(labels))
+    # Every patient twice: as much as is known of half as many scans, so the interval is about as wide as of those.
+    twice = (torch.cat([scores, scores]), torch.cat([labels, labels]), torch.cat([lengths, lengths]))
+    names = [str(scan) for scan in range(40)] * 2
+    once, by_patient, by_scan = (
+        measure_skill(scores, labels, lengths),
+        measure_skill(*twice, patient_ids=names),
+        measure_skill(*twice),
+    )
+    assert by_patient.high - by_patient.low == pytest.approx(once.high - once.low, rel=0.1)
+    assert by_scan.high - by_scan.low < 0.8 * (once.high - once.low)
+
+
+# Guards
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"scores": torch.tensor([1.0, math.nan, 1.0, 1.0])}, "scan 0: a slice's score is NaN"),
+        ({"scores": torch.ones(3)}, r"scores of shape \(3,\) do not fit slice_labels of shape \(4,\)"),
+        ({"lengths": torch.tensor([2, 3])}, "lengths add up to 5 slices"),
+        ({"slice_labels": torch.tensor([0, 1, 0, 3])}, "bag 1 has slice label 3"),
+        ({"patient_ids": ["A"]}, "1 patient_ids for 2 scans; give one for each scan"),
+        ({"level": 95}, "level is 95; give a number between 0 and 1"),
+        ({"draws": 1}, "draws is 1, but a standard error needs at least 2"),
+    ],
+)
+@pytest.mark.parametrize("measure", [measure_skill, patient_specific])
+def test_input_that_cannot_be_right_is_refused(measure, options: dict[str, object], complaint: str) -> None:
+    usual = {"scores": torch.rand(4), "slice_labels": torch.tensor([0, 1, 0, 1]), "lengths": torch.tensor([2, 2])}
+    with pytest.raises(UserError, match=complaint):
+        measure(**{**usual, **options})
+
+
+def test_other_input_that_cannot_be_right_is_refused() -> None:
+    labels, lengths = torch.tensor([0, 1, 0, 1]), torch.tensor([2, 2])
+    with pytest.raises(UserError, match="others is 0, but each scan needs at least 1"):
+        patient_specific(torch.rand(4), labels, lengths, others=0)
+    with pytest.raises(UserError, match="bins is 1, but a density needs at least 2"):
+        position_density(lengths, labels, bins=1)
+    with pytest.raises(UserError, match="none of 2 scans has a positive slice"):
+        position_density(lengths, 0 * labels)
