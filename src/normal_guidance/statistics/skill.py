@@ -41,15 +41,15 @@ MIDDLE = "middle"
 """The name of the guess by distance from the middle of the scan.
 
 The centred Gaussian of the paper peaks at slice S/2, counted from 1, which is half a slice below the middle. On short
-scans that is enough to let a bell in the middle look skilled.
+scans that lets a bell in the middle look a little skilled.
 """
 
 POSITION_DENSITY = "position_density"
 """The name of the guess that knows where the findings of training scans lie."""
 
 OTHERS = 100
-"""The most other scans that a scan is compared with. If their AUROCs vary by .2, their mean is known to .02, and that of
-100 scans to .002."""
+"""The most other scans that a scan is compared with. If their AUROCs vary by .2, their mean is known to .02, and that
+of 100 scans to .002."""
 
 MAX_CELLS = 2**22
 """The most slices scored by others' attention at a time, which limits memory."""
