@@ -12,14 +12,14 @@ holds up one side only until the other side has fallen as low.
 slices (`LENGTH_WEIGHT`). The score of a calibration scan is that of its first interval with all positive slices. Share
 of the slices makes the score grow with every slice, even where attention is 0, up to 1 for the whole scan.
 
-**Ties** favour neither end of the scan. Of equal peaks, the one nearest to the mean position of the attention is taken;
-of two equally near, the lower if the middle between them is even. Of equal neighbours, the one nearer to the peak is
-added first; of two equally near, the one on the side of the mean position, and if the peak lies on it, the lower one at
-even and the upper one at odd distances.
+**Ties** favour neither end of the scan. The peak is the highest slice nearest to the mean position of the attention; if
+two are equally near, the lower one where the middle between them is even. Equal neighbours are added by their distance
+from the peak; at the same distance the side of the mean position comes first, and if the peak lies on that position,
+the lower side at even and the upper side at odd distances.
 
 Simulations led to both choices (LOG.md, 2026-11-17). Averaging shortens the intervals for seven of eight kinds of
-attention. Share of attention alone, with the number of slices to break ties, makes them up to a half longer: where
-attention is sharp, nearly all of it is held long before the finding is. Share of slices alone makes some shorter still,
+attention. Share of attention alone, with the number of slices to break ties, makes them up to a half longer:
+sharp attention is nearly all held long before the finding is. Share of slices alone makes some shorter still,
 but gives certain and uncertain scans intervals of the same length.
 
 Reference: Papadopoulos et al., "Inductive confidence machines for regression", 2002; nested families: Gupta et al.,

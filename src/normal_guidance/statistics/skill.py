@@ -40,8 +40,8 @@ BINS = 20
 MIDDLE = "middle"
 """The name of the guess by distance from the middle of the scan.
 
-The centred Gaussian of the paper peaks at slice S/2, counted from 1, which is half a slice below the middle. On short
-scans that lets a bell in the middle look a little skilled.
+The centred Gaussian of the paper peaks at slice S/2, counted from 1, which is half a slice below the middle. A bell in
+the middle would look a little skilled beside it on short scans.
 """
 
 POSITION_DENSITY = "position_density"
