@@ -269,9 +269,9 @@ def time_case(
     with matrix_precision(precision):
         on_cuda, start = device.type == "cuda", time.perf_counter()
         engine = make_engine(name, Stack.of(configs, size.features, device), train, val, precision, slots)
-        timed(device, lambda: (engine.train_epoch(recording), engine.val_auroc()))
+        timed(device, lambda: (engine.train_epoch(recording), engine.evaluate()))
         first = time.perf_counter() - start
-        usual = timed(device, lambda: (engine.train_epoch(warming), engine.val_auroc()))
+        usual = timed(device, lambda: (engine.train_epoch(warming), engine.evaluate()))
         epochs = [timed(device, lambda order=order: engine.train_epoch(order)) for order in orders]
         replays, allotted = epochs, [int(train.lengths[order].sum()) for order in orders[-1].split(size.bags)]
         if isinstance(engine, SlottedEngine):
@@ -355,14 +355,14 @@ def kernels(engine: SlottedEngine, slots: Sequence[int], most: int = 30) -> str:
 
 def time_evaluation(engine: Engine, size: Size) -> dict[str, float]:
     """Seconds of the validation set, of the paper's training AUROC, and of selecting, each once an epoch."""
-    device, selection = engine.device, Selection(engine.parameters, train_above_val=False)
+    device, selection = engine.device, Selection(engine.parameters)
     logits = torch.randn(size.configs, PAPER_STEPS * BAGS, device=device)
     labels = torch.arange(logits.shape[1], device=device) % 2
-    val = engine.val_auroc()
+    val, loss = engine.evaluate()
     parts: dict[str, Callable[[], object]] = {
-        "val": engine.val_auroc,
+        "val": engine.evaluate,
         "train_auroc": lambda: auroc(logits, labels),
-        "selection": lambda: selection.update(1, val, val, engine.parameters),
+        "selection": lambda: selection.update(1, val, val, loss, engine.parameters),
     }
     for run in parts.values():
         run()

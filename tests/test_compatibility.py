@@ -66,7 +66,7 @@ def test_a_run_is_complete_to_the_command_that_made_it(tmp_path):
     folder = Path(shutil.copytree(FILES / "run", tmp_path / "run"))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     store = open_store(FILES / "store")
-    config = Config("ng", lr=0.1, epochs=4, batch_size=4, train_above_val=False)
+    config = Config("ng", lr=0.1, epochs=4, batch_size=4, patience=None, train_above_val=False)
     run_sweep(folder, [config], *(store.part(part) for part in PARTS))
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"} == before
 

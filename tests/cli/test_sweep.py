@@ -130,14 +130,26 @@ def test_a_run_without_a_winner_is_no_error(tmp_path: Path) -> None:
     flipped = replace(val, labels=1 - val.labels, slice_labels=None)
     write_store(tmp_path / "store", {"train": train, "val": flipped}.items(), provenance={})
     quick = ("--epochs", "2", "--batch-size", "48", "--lr", "0", "--l1", "0", "--device", "cpu")
-    output = sweep(tmp_path / "store", "--methods", "abmil", "--out", tmp_path / "out", *quick)
+    filtered = (*quick, "--train-above-val")
+    output = sweep(tmp_path / "store", "--methods", "abmil", "--out", tmp_path / "out", *filtered)
     assert "abmil, seed 0: no configuration had an epoch whose training AUROC was above" in output
-    assert "--no-train-above-val drops that condition" in output
+    assert "; leave out --train-above-val\n" in output
     assert rows(output)[0][:4] == ["abmil", "0", "", "none selected"]
     output = sweep(tmp_path / "store", "--methods", "abmil", "--out", tmp_path / "b", *quick, "--lr", "1e39")
     assert "abmil, seed 0: 1 of 1 configurations diverged: none was selected (" in output
     assert "; use lower learning rates\n" in output
     assert "train-above-val" not in output
+
+
+def test_a_choice_among_few_configurations_is_said(tmp_path: Path) -> None:
+    """Those that diverge cannot be selected; by the paper's rule, neither can those whose validation is easier."""
+    train, val = (shifted_mean(n, seed, features=8, shift=3.0) for seed, n in ((1, 48), (2, 24)))
+    write_store(tmp_path / "store", {"train": train, "val": val}.items(), provenance={})
+    quick = ("--epochs", "2", "--l1", "0", "--device", "cpu", "--methods", "abmil")
+    output = sweep(tmp_path / "store", "--out", tmp_path / "a", *quick, "--lr", "0.1,1e38,1e39")
+    assert "warning: only 1 of 3 configurations could be selected: the others diverged; use lower" in output
+    output = sweep(tmp_path / "store", "--out", tmp_path / "b", *quick, "--lr", "0.1,0.01")
+    assert "warning" not in output
 
 
 def test_a_split_decides_the_parts(store: Path, tmp_path: Path) -> None:
@@ -243,21 +255,24 @@ def test_a_store_without_parts_needs_a_split(tmp_path: Path) -> None:
 
 
 def test_grids_are_the_papers_unless_told() -> None:
-    assert {len(configs) for configs in make_grids(parse_methods("all"), [0, 1], TrainingOptions()).values()} == {32}
+    assert {len(configs) for configs in make_grids(parse_methods("all"), [0, 1], TrainingOptions(), 99).values()} == {
+        32
+    }
     assert parse_methods("beyond") == list(BEYOND)
     assert parse_methods("bells,beyond,ng") == ["bells", *(name for name in BEYOND if name != "bells"), "ng"]
     assert parse_methods("all") == [name for name in METHODS if name != "centered_gaussian"]
     options = TrainingOptions(l1="0", guidance_weight="0.1,1", divergence="forward_kl", patience=3)
-    grids = make_grids(["abmil", "ng"], [5], options)
+    grids = make_grids(["abmil", "ng"], [5], options, 99)
     assert {key: len(configs) for key, configs in grids.items()} == {("abmil", 5): 4, ("ng", 5): 8}
     assert {(config.seed, config.patience) for configs in grids.values() for config in configs} == {(5, 3)}
 
 
 def test_options_of_guidance_are_no_departure_of_a_method_that_has_none() -> None:
     guides = {"renormalize": False, "modes": 2, "negatives": "uniform", "warmup": 5}
-    grids = make_grids(["abmil", "ng", "bells", "bells_ng"], [0], TrainingOptions(**guides))
-    assert grids["abmil", 0] == make_grids(["abmil"], [0], TrainingOptions())["abmil", 0]
-    assert [departures(configs[0]) for configs in grids.values()] == [{}, guides, {}, guides]
+    grids = make_grids(["abmil", "ng", "bells", "bells_ng"], [0], TrainingOptions(**guides), 256)
+    assert grids["abmil", 0] == make_grids(["abmil"], [0], TrainingOptions(), 256)["abmil", 0]
+    usual = {"patience": 50, "train_above_val": False}
+    assert [departures(configs[0]) for configs in grids.values()] == [usual, usual | guides, usual, usual | guides]
 
 
 def test_guides_are_those_that_were_given(store: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from normal_guidance.cli import app
 from normal_guidance.cli.training_options import TrainingOptions
 from normal_guidance.errors import UserError
-from normal_guidance.training.config import Config, grid, grid_of_method
+from normal_guidance.training.config import Config, grid, grid_of_method, paper_config
 
 COMMANDS = ("sweep", "experiment", "reproduce")
 
@@ -35,10 +35,23 @@ def test_three_commands_have_the_same_options_in_the_same_order():
             )
 
 
-def test_defaults_are_the_paper_s():
-    assert TrainingOptions().protocol() == Config("ng")
+def test_the_paper_s_protocol_is_not_the_default():
+    assert TrainingOptions().paper_protocol() == paper_config("ng")
     assert TrainingOptions().axes() == {}
-    assert grid_of_method(TrainingOptions().protocol()) == grid(Config("ng"))
+    assert grid_of_method(TrainingOptions().paper_protocol()) == grid(paper_config("ng"))
+    assert TrainingOptions().protocol(10_000) == Config("ng")
+    assert (Config("ng").patience, Config("ng").train_above_val) == (50, False)
+
+
+def test_the_batch_fits_the_scans_unless_it_is_given():
+    assert [TrainingOptions().protocol(scans).batch_size for scans in (3, 54, 130, 256)] == [3, 8, 32, 64]
+    assert TrainingOptions(batch_size=7).protocol(54).batch_size == 7
+
+
+def test_given_options_replace_those_of_either_protocol():
+    given = TrainingOptions(patience=0, train_above_val=False, epochs=9, modes=2)
+    for protocol in (given.protocol(500), given.paper_protocol()):
+        assert (protocol.patience, protocol.train_above_val, protocol.epochs, protocol.modes) == (None, False, 9, 2)
 
 
 def test_a_study_takes_one_value_of_each_guide():

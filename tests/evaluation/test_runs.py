@@ -24,7 +24,7 @@ from normal_guidance.features.store import FeatureStore, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score
 from normal_guidance.training.checkpoint import StateFile
-from normal_guidance.training.config import Config, grid
+from normal_guidance.training.config import Config, grid, paper_config
 from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import predict
 from normal_guidance.training.winners import load_winner
@@ -112,6 +112,7 @@ def test_the_report_says_what_ran(run: Run, configs: tuple[Config, ...]) -> None
     expected = {
         "epochs": 4,
         "batch_size": 16,
+        "patience": 50,
         "train_above_val": False,
         "lr": [0.01, 0.1],
         "l1": [0.0],
@@ -214,7 +215,7 @@ def test_without_test_scans_there_are_no_scores(sets: Sets, tmp_path: Path) -> N
 def test_a_run_without_a_winner_is_complete(sets: Sets, tmp_path: Path) -> None:
     train, val, test = sets
     flipped = replace(val, labels=1 - val.labels, slice_labels=None)
-    run = run_sweep(tmp_path, [Config("abmil", lr=0.0, epochs=2, batch_size=48)], train, flipped, test)
+    run = run_sweep(tmp_path, [paper_config("abmil", lr=0.0, epochs=2, batch_size=48)], train, flipped, test)
     assert run.winners == ()
     assert "none was selected" in run.report["note"]
     assert run.report["configurations"]["selectable"] == 0

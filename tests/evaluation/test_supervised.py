@@ -26,7 +26,7 @@ from normal_guidance.evaluation.supervised import (
 from normal_guidance.features.store import write_store
 from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
 from normal_guidance.statistics.scores import score
-from normal_guidance.training.config import Config, grid
+from normal_guidance.training.config import Config, grid, paper_config
 from normal_guidance.training.fit import predict
 from normal_guidance.training.winners import load_winner
 
@@ -135,7 +135,7 @@ def test_scans_without_any_positive_slice_are_refused() -> None:
 # ----------------------------------------------------------------------------------------------------
 
 SHIFT = 1.0
-PROTOCOL = Config("ng", epochs=60, batch_size=32, seed=7)
+PROTOCOL = paper_config("ng", epochs=60, batch_size=32, seed=7)
 
 
 def few(config: Config) -> tuple[Config, ...]:

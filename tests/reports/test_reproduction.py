@@ -22,7 +22,7 @@ from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivit
 from normal_guidance.reports.study_tables import collect, collect_sensitivity
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import METRICS, score
-from normal_guidance.training.config import Config, grid
+from normal_guidance.training.config import Config, grid, paper_config
 from normal_guidance.training.execution import Execution
 
 HOPELESS = 1e39
@@ -30,7 +30,7 @@ HOPELESS = 1e39
 
 SUFFIXES = (".csv", ".json", ".md", ".tex")
 # Any epoch may be selected, so that few epochs on few scans have a winner.
-PROTOCOL = Config("ng", epochs=2, batch_size=16, train_above_val=False)
+PROTOCOL = paper_config("ng", epochs=2, batch_size=16, train_above_val=False)
 
 
 def draw(seed: int, part: str) -> Bags:
@@ -137,7 +137,7 @@ def test_the_page_names_what_it_was_computed_with(complete):
 def test_the_paper_s_protocol_has_no_departures(tmp_path):
     big = replace(TINY, draw=lambda seed, part: shifted_mean(70, seed + PARTS.index(part), features=8))
     one = Study(big, tmp_path, ("mean",), (1001,))
-    page = reproduce(replace(one, protocol=Config("ng", epochs=2))).markdown()
+    page = reproduce(replace(one, protocol=paper_config("ng", epochs=2))).markdown()
     assert "- Departures from the paper's protocol: epochs 2 (mean)\n" in page
     assert one.config("mhng", 2001) == Config("mhng", seed=2001)
 

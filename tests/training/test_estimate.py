@@ -34,7 +34,7 @@ class Clock(OwnClock):
         super().__init__(patch, estimate_module)
         self.steps = 0
         patch.setattr(estimate_module, "SLOW", 10.0)
-        train_epoch, val_auroc = PackedEngine.train_epoch, PackedEngine.val_auroc
+        train_epoch, evaluate_plainly = PackedEngine.train_epoch, PackedEngine.evaluate
 
         def train(engine: PackedEngine, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             self.now += 3.0 * engine.steps
@@ -43,10 +43,10 @@ class Clock(OwnClock):
 
         def evaluate(engine: PackedEngine) -> torch.Tensor:
             self.now += 0.5 * len(engine.val.lengths)
-            return val_auroc(engine)
+            return evaluate_plainly(engine)
 
         patch.setattr(PackedEngine, "train_epoch", train)
-        patch.setattr(PackedEngine, "val_auroc", evaluate)
+        patch.setattr(PackedEngine, "evaluate", evaluate)
 
 
 def test_time_is_that_of_all_steps_and_evaluations(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:

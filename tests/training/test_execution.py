@@ -43,7 +43,7 @@ def test_the_packed_engine_takes_over_from_a_kernel_that_does_not_fit(
 ) -> None:
     want = sweep(configs(), *scans, Execution(engine="packed"))
     as_on_cuda.setattr(SlottedEngine, "_train_step", out_of_resources)
-    as_on_cuda.setattr(SlottedEngine, "_evaluate", out_of_resources)
+    as_on_cuda.setattr(SlottedEngine, "_predictions", out_of_resources)
     got = sweep(configs(), *scans, Execution())
     assert torch.equal(got.history, want.history)
     assert [record.getMessage() for record in caplog.records] == [
@@ -56,7 +56,7 @@ def test_the_packed_engine_takes_over_from_a_kernel_that_does_not_fit(
 def test_an_engine_that_was_asked_for_and_cannot_run_is_an_error(
     engine: str, scans: tuple[Bags, Bags], as_on_cuda: pytest.MonkeyPatch
 ) -> None:
-    as_on_cuda.setattr(SlottedEngine, "_evaluate", out_of_resources)
+    as_on_cuda.setattr(SlottedEngine, "_predictions", out_of_resources)
     with pytest.raises(UserError, match=rf"the {engine} engine cannot run ng .*286720.*; leave --engine out"):
         sweep(configs("ng"), *scans, Execution(engine=engine))
 

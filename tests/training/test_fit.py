@@ -82,13 +82,22 @@ def test_the_best_epoch_is_kept(sets: tuple[Bags, Bags]) -> None:
     assert result.history[-1].val_auroc > 0.9  # it learns
 
 
-def test_select_epoch_takes_the_first_best_whose_training_is_above() -> None:
-    assert select_epoch((Epoch(1, 0.7, 0.5, 0.9), Epoch(2, 0.6, 0.4, 0.5))) is None
-    history = (Epoch(1, 1.0, 0.9, 0.6), Epoch(2, 1.0, 0.7, 0.8), Epoch(3, 1.0, 0.9, 0.7), Epoch(4, 1.0, 0.95, 0.7))
-    chosen = select_epoch(history)
+def test_select_epoch_by_the_papers_rule_takes_the_first_best_whose_training_is_above() -> None:
+    assert select_epoch((Epoch(1, 0.7, 0.5, 0.9, 1.0), Epoch(2, 0.6, 0.4, 0.5, 1.0)), train_above_val=True) is None
+    rows = [(0.9, 0.6, 0.3), (0.7, 0.8, 0.2), (0.9, 0.7, 0.6), (0.95, 0.7, 0.5)]
+    history = tuple(Epoch(number, 1.0, *row) for number, row in enumerate(rows, start=1))
+    chosen = select_epoch(history, train_above_val=True)
     assert chosen is not None
     assert chosen.number == 3
-    assert select_epoch((Epoch(1, 1.0, math.nan, math.nan),)) is None  # a diverged configuration
+
+
+def test_select_epoch_takes_the_best_of_all_and_of_equals_the_lowest_loss() -> None:
+    rows = [(0.9, 0.8, 0.3), (0.7, 0.8, 0.2), (0.7, 0.8, 0.4), (0.95, 0.7, 0.1)]
+    history = tuple(Epoch(number, 1.0, *row) for number, row in enumerate(rows, start=1))
+    chosen = select_epoch(history)
+    assert chosen is not None
+    assert chosen.number == 2
+    assert select_epoch((Epoch(1, 1.0, math.nan, math.nan, math.nan),)) is None  # a diverged configuration
 
 
 def test_slice_labels_do_not_enter_training(sets: tuple[Bags, Bags]) -> None:

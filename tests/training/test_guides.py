@@ -11,7 +11,7 @@ from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.models import build_model
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training.config import Config, departures, grid
+from normal_guidance.training.config import Config, departures, grid, paper_config
 from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import fit
 from normal_guidance.training.objective import objective
@@ -50,7 +50,7 @@ def test_a_sweep_trains_as_the_plain_loop_does(
     assert not torch.allclose(result.history[:, :, 0], plain.history[:, :, 0], rtol=1e-3), "the guide changes nothing"
     for number, config in enumerate(configs):
         history = fit(config, train, val).history
-        want = [[epoch.loss, epoch.train_auroc, epoch.val_auroc] for epoch in history]
+        want = [[epoch.loss, epoch.train_auroc, epoch.val_auroc, epoch.val_loss] for epoch in history]
         torch.testing.assert_close(result.history[:, number], torch.tensor(want), rtol=0, atol=1e-6)
 
 
@@ -92,7 +92,7 @@ def test_run_folders_of_before_stay_what_they_are() -> None:
     known = {"method", "lr", "l1", "guidance_weight", "divergence", "renormalize", "epochs", "batch_size", "momentum"}
     known |= {"clip_norm", "patience", "train_above_val", "seed"}
     assert set(Config("ng").as_json()) == known
-    changed = Config("ng", modes=2, negatives="none", warmup=5)
+    changed = paper_config("ng", modes=2, negatives="none", warmup=5)
     assert Config(**changed.as_json()) == changed
     assert departures(changed) == {"modes": 2, "negatives": "none", "warmup": 5}
 

@@ -16,7 +16,7 @@ from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.batches import Scans, draw_orders
-from normal_guidance.training.config import Config, departures, grid
+from normal_guidance.training.config import Config, departures, grid, paper_config
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import fit
@@ -58,7 +58,7 @@ def small_grid(width: int = 4, **options: object) -> tuple[Config, ...]:
 
 
 def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]], nn.Module]:
-    """Loss, training and validation AUROC of every epoch, one bag at a time, and the model after the last."""
+    """What `HISTORY` names for every epoch, one bag at a time, and the model after the last."""
     torch.manual_seed(config.seed)
     width = config.receptive_field
     with warnings.catch_warnings():
@@ -97,7 +97,8 @@ def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]],
                 held_out = batch_of(val, range(len(val)))
             running = [torch.cat(part) for part in zip(*seen, strict=True)]
             aurocs = [roc_auc_score(labels, logits) for logits, labels in (running, held_out)]
-            history.append([sum(losses) / len(losses), *aurocs])
+            val_loss = F.binary_cross_entropy_with_logits(*held_out).item()
+            history.append([sum(losses) / len(losses), *aurocs, val_loss])
     return history, model
 
 
@@ -124,7 +125,7 @@ def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bag
     want = [textbook(config, train, val) for config in configs]
     for number, order in enumerate(epoch_orders(train, configs)):
         loss, train_auroc = engine.train_epoch(order)
-        got = torch.stack([loss, train_auroc, engine.val_auroc()], 1)
+        got = torch.stack([loss, train_auroc, *engine.evaluate()], 1)
         torch.testing.assert_close(got, torch.tensor([history[number] for history, _ in want]).double())
     for number, (_, model) in enumerate(want):
         for name, parameter in model.named_parameters():
@@ -138,10 +139,10 @@ def test_a_sweep_keeps_what_the_plain_loop_keeps(engine: str, train: Bags, val: 
     fits = [fit(config, train, val) for config in configs]
     assert any(one.best for one in fits), "nothing was selected, so nothing was tested"
     result = sweep(configs, train, val, replace(EXACT, engine=engine))
-    want = torch.tensor([[[e.loss, e.train_auroc, e.val_auroc] for e in one.history] for one in fits])
+    want = torch.tensor([[[e.loss, e.train_auroc, e.val_auroc, e.val_loss] for e in one.history] for one in fits])
     torch.testing.assert_close(result.history.movedim(1, 0), want)
     assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
-    best = max((one for one in fits if one.best), key=lambda one: one.best.val_auroc)
+    best = max((one for one in fits if one.best), key=lambda one: (one.best.val_auroc, -one.best.val_loss))
     (winner,) = result.winners
     assert (winner.config, winner.epoch, winner.val_auroc) == (best.config, best.best.number, best.best.val_auroc)
     for name, parameter in best.model.named_parameters():
@@ -234,7 +235,7 @@ def test_windows_of_two_widths_are_two_sweeps(train: Bags, val: Bags) -> None:
 
 def test_run_folders_of_methods_are_what_they_were() -> None:
     assert "receptive_field" not in identity_of([Config("ng")], Execution(), {})["configs"][0]
-    config = Config("slice_reference", receptive_field=12)
+    config = paper_config("slice_reference", receptive_field=12)
     assert Config(**config.as_json()) == config
     assert departures(config) == {}
 

@@ -20,7 +20,7 @@ from normal_guidance.files import write_json
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import checkpoint
 from normal_guidance.training.checkpoint import StateFile
-from normal_guidance.training.config import Config, grid
+from normal_guidance.training.config import Config, grid, paper_config
 from normal_guidance.training.execution import Execution
 from normal_guidance.training.run_folder import identity_of, is_begun, open_run
 from normal_guidance.training.selection import group_of
@@ -225,21 +225,21 @@ def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
 
 
 def test_departures_name_other_grids() -> None:
-    assert identity_of(grid(Config("abmil")), Execution(), {})["departures"] == {}
-    assert identity_of(grid(Config("ng")), Execution(), {})["departures"] == {}
-    other = identity_of(grid(Config("ng"), lr=[0.5], guidance_weight=[10.0, 1.0]), Execution(), {})
+    assert identity_of(grid(paper_config("abmil")), Execution(), {})["departures"] == {}
+    assert identity_of(grid(paper_config("ng")), Execution(), {})["departures"] == {}
+    other = identity_of(grid(paper_config("ng"), lr=[0.5], guidance_weight=[10.0, 1.0]), Execution(), {})
     assert other["departures"] == {"lr": [0.5], "guidance_weight": [1.0, 10.0]}
 
 
 def test_departures_name_missing_pairs() -> None:
-    whole = grid(Config("ng"), guidance_weight=[1.0, 10.0])
-    diagonal = [config for i, config in enumerate(grid(Config("ng"))) if i // 4 % 4 == i % 4]
+    whole = grid(paper_config("ng"), guidance_weight=[1.0, 10.0])
+    diagonal = [config for i, config in enumerate(grid(paper_config("ng"))) if i // 4 % 4 == i % 4]
     assert len({config.lr for config in diagonal}) * len({config.l1 for config in diagonal}) == 32
     assert identity_of(diagonal, Execution(), {})["departures"] == {"pairs": "8 of 32 (l1, lr)"}
     # All pairs are there, but not in every group.
     assert identity_of(whole[:-1], Execution(), {})["departures"]["pairs"] == "31 of 32 (l1, lr)"
     assert "pairs" not in identity_of(whole, Execution(), {})["departures"]
-    assert "pairs" not in identity_of([Config("ng")], Execution(), {})["departures"]
+    assert "pairs" not in identity_of([paper_config("ng")], Execution(), {})["departures"]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -382,10 +382,12 @@ def test_the_history_has_every_number_that_was_trained(result: Sweep, tmp_path: 
             "loss": loss,
             "train_auroc": train,
             "val_auroc": val,
+            "val_loss": val_loss,
             "selected": epoch == int(result.best_epoch[number]),
+            "winner": (number, epoch) in {(one.number, one.epoch) for one in result.winners},
         }
         for number, config in enumerate(result.configs)
-        for epoch, (loss, train, val) in enumerate(result.history[:, number].tolist(), start=1)
+        for epoch, (loss, train, val, val_loss) in enumerate(result.history[:, number].tolist(), start=1)
         if loss == loss  # nothing diverges here, so NaN is what patience skipped
     ]
     assert rows == expected

@@ -16,12 +16,12 @@ from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import sweep as sweep_module
 from normal_guidance.training.batches import Scans, batched, draw_orders, pool_scans, prefetch
-from normal_guidance.training.config import Config, departures, grid, sensitivity_grid
+from normal_guidance.training.config import Config, departures, grid, paper_config, sensitivity_grid
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import Fit, fit, select_epoch
 from normal_guidance.training.progress import SweepProgress
-from normal_guidance.training.selection import Selection
+from normal_guidance.training.selection import Selection, Winner
 from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import sweep
 from normal_guidance.training.sweep_state import collect, restore
@@ -92,8 +92,11 @@ def test_engines_train_as_the_plain_loop_does(
     engine = make_engine(kind, configs, train, val)
     for number, (order, _) in enumerate(first_orders(train, configs)):
         loss, train_auroc = engine.train_epoch(order)
-        got = torch.stack([loss, train_auroc, engine.val_auroc()], 1)
-        want = [[epoch.loss, epoch.train_auroc, epoch.val_auroc] for epoch in (one.history[number] for one in fits)]
+        got = torch.stack([loss, train_auroc, *engine.evaluate()], 1)
+        want = [
+            [epoch.loss, epoch.train_auroc, epoch.val_auroc, epoch.val_loss]
+            for epoch in (one.history[number] for one in fits)
+        ]
         # With L1, a bias without gradient (the keys') goes where its last bit of rounding points: |theta| differs.
         torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
         torch.testing.assert_close(got[2:], torch.tensor(want)[2:])
@@ -111,7 +114,7 @@ def test_a_sweep_keeps_what_the_plain_loop_keeps(
     result = sweep(configs, train, val, replace(EXACT, engine=engine))
     assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
     assert any(one.best for one in fits), "nothing was selected, so nothing was tested"
-    best = max((one for one in fits if one.best), key=lambda one: one.best.val_auroc)
+    best = max((one for one in fits if one.best), key=lambda one: (one.best.val_auroc, -one.best.val_loss))
     (winner,) = result.winners
     assert (winner.config, winner.epoch, winner.val_auroc) == (best.config, best.best.number, best.best.val_auroc)
     for name, parameter in best.model.named_parameters():
@@ -280,16 +283,38 @@ def test_patience_waits_for_who_still_learns_though_nothing_can_be_selected_yet(
     training = torch.tensor([[0.4, 0.4], [0.5, 0.4], [0.6, 0.4], [0.7, 0.4], [0.95, 0.95]])
     over = []
     for epoch, values in enumerate(zip(learning, idle, strict=True), start=1):
-        selection.update(epoch, training[epoch - 1], torch.tensor(values), engine.parameters)
+        selection.update(epoch, training[epoch - 1], torch.tensor(values), torch.ones(2), engine.parameters)
         over.append(selection.over(epoch))
     assert over[3] == [False, True]
     assert selection.epoch.tolist() == [5, 0]
     assert selection.trained(5).tolist() == [5, 3]
 
 
+def test_of_equal_epochs_the_lowest_loss_is_kept_and_patience_does_not_wait_for_it(train: Bags, val: Bags) -> None:
+    engine = make_engine("packed", [Config("abmil", batch_size=16)] * 2, train, val)
+    selection = Selection(engine.parameters, patience=2)
+    losses = torch.tensor([[0.5, 0.5], [0.4, 0.6], [0.3, 0.4], [0.2, 0.1]])
+    for epoch, loss in enumerate(losses, start=1):
+        selection.update(epoch, torch.zeros(2), torch.ones(2), loss, engine.parameters)
+        if epoch == 2:
+            assert selection.epoch.tolist() == [2, 1]
+    assert selection.epoch.tolist() == [3, 3]
+    assert selection.over(3) == [True, True]
+    assert selection.loss.tolist() == pytest.approx([0.3, 0.4])
+
+
+def test_of_equal_configurations_the_lowest_loss_wins_but_by_the_papers_rule_the_first() -> None:
+    def winner(number: int, loss: float, paper: bool) -> Winner:
+        return Winner(Config("ng", train_above_val=paper), number, 1, 1.0, loss, {})
+
+    for paper, expected in ((False, 1), (True, 0)):
+        both = [winner(0, 0.5, paper), winner(1, 0.4, paper), winner(2, 0.4, paper)]
+        assert max(both, key=Winner.rank).number == expected
+
+
 def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(train: Bags, val: Bags) -> None:
     engine = make_engine("packed", [Config("abmil", batch_size=16)], train, val)
-    selection, history = Selection(engine.parameters), torch.zeros(2, 1, 3)
+    selection, history = Selection(engine.parameters), torch.zeros(2, 1, 4)
     saved = collect(engine, selection, history, torch.zeros(1))
     restore(engine, selection, history, saved)
     del saved["risen"]
@@ -333,8 +358,8 @@ def test_progress_counts_the_share_of_all_configurations(train: Bags, val: Bags)
 
 
 def test_departures_name_what_is_not_the_papers() -> None:
-    assert departures(Config("ng", lr=0.1, l1=1.0, seed=7)) == {}
-    assert departures(Config("ng", epochs=10, train_above_val=False)) == {"epochs": 10, "train_above_val": False}
+    assert departures(paper_config("ng", lr=0.1, l1=1.0, seed=7)) == {}
+    assert departures(paper_config("ng", epochs=10, train_above_val=False)) == {"epochs": 10, "train_above_val": False}
 
 
 def test_the_papers_grids() -> None:

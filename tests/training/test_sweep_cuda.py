@@ -136,7 +136,9 @@ def test_streamed_features_train_as_resident_ones_do(options: dict[str, object])
         with matrix_precision("float32"):
             stack = Stack.of(configs(**options), FEATURES, "cuda")
             engine = SlottedEngine(stack, *source, 32, "float32", slots, streamed=streamed)
-            found.append([(*engine.train_epoch(order), engine.val_auroc().clone()) for order in orders])
+            found.append(
+                [(*engine.train_epoch(order), *(one.clone() for one in engine.evaluate())) for order in orders]
+            )
     for resident, stream in zip(*found, strict=True):
         for a, b in zip(resident, stream, strict=True):
             torch.testing.assert_close(a, b)

@@ -96,7 +96,7 @@ def experiment(
         folder=out,
         methods=names,
         seeds=data.seeds,
-        protocol=training.protocol(),
+        protocol=training.protocol(min(len(data.draw(seed, "train")) for seed in data.seeds)),
         execution=training.execution(),
         receptive_field=receptive_field,
     )

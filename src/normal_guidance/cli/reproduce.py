@@ -61,7 +61,7 @@ def reproduce(
         folder=out,
         methods=choose_methods(methods, sensitivity),
         seeds=tuple(parse_list("--seeds", seeds, int)),
-        protocol=training.protocol(),
+        protocol=training.paper_protocol(),
         execution=training.execution(),
     )
     training.check_guidance(study.methods)

@@ -68,9 +68,9 @@ def sweep(
 
     execution = training.execution()
     names = parse_methods(methods)
-    grids = make_grids(names, parse_list("--seeds", seeds, int), training)
     training.check_guidance(names)
     parts = open_parts(store, split)
+    grids = make_grids(names, parse_list("--seeds", seeds, int), training, len(parts[0]))
     console = make_console(stderr=as_json)
     if dry_run:
         _estimate(console, out, grids, parts, execution, as_json)
@@ -132,18 +132,18 @@ def _run_all(
 
 
 def make_grids(
-    methods: Sequence[str], seeds: Sequence[int], training: TrainingOptions
+    methods: Sequence[str], seeds: Sequence[int], training: TrainingOptions, scans: int
 ) -> dict[tuple[str, int], tuple[Config, ...]]:
-    """Return the configurations of every method and seed.
+    """Return the configurations of every method and seed, for so many training scans.
 
     Example:
-        >>> grids = make_grids(["abmil", "ng"], [0], TrainingOptions(lr="0.1", guidance_weight="0.1,1"))
+        >>> grids = make_grids(["abmil", "ng"], [0], TrainingOptions(lr="0.1", guidance_weight="0.1,1"), 200)
         >>> {key: len(configs) for key, configs in grids.items()}
         {('abmil', 0): 8, ('ng', 0): 16}
     """
     from normal_guidance.training.config import grid_of_method
 
-    protocol, axes = training.protocol(), training.axes()
+    protocol, axes = training.protocol(scans), training.axes()
     return {
         (method, seed): grid_of_method(replace(protocol, method=method, seed=seed).without_idle_guides(), **axes)
         for method in methods
@@ -180,13 +180,25 @@ def outcome(run: Run) -> list[str]:
     """
     seconds = f"{run.seconds:.0f} s"
     if not run.winners:
-        hint = "use lower learning rates" if run.all_diverged else "--no-train-above-val drops that condition"
+        hint = "use lower learning rates" if run.all_diverged else "leave out --train-above-val"
         return [f"{run.note} ({seconds}); {hint}"]
-    return [
+    return _few_to_choose_from(run) + [
         f"{one.group + ': ' if one.group else ''}lr {one.config.lr:g}, L1 {one.config.l1:g}, epoch {one.epoch} of "
         f"{one.config.epochs}, validation AUROC {one.val_auroc:.3f} ({seconds})"
         for one in run.winners
     ]
+
+
+def _few_to_choose_from(run: Run) -> list[str]:
+    """Return a warning where most configurations had no epoch that could be selected: others may be better."""
+    counts = run.report["configurations"]
+    trained, selectable, diverged = (counts[name] for name in ("trained", "selectable", "diverged"))
+    if 2 * selectable >= trained:
+        return []
+    why = "the others diverged; use lower learning rates"
+    if diverged < trained - selectable:
+        why = "the others had no epoch whose training AUROC was above its validation AUROC; leave out --train-above-val"
+    return [f"warning: only {selectable} of {trained} configurations could be selected: {why}"]
 
 
 def _for_json(options: Mapping[str, Any]) -> dict[str, Any]:

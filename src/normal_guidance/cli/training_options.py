@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 GRID = "Grid: every combination is trained, and validation chooses"
 GUIDANCE = "Guidance: for guided methods only; the defaults are the paper's"
-TRAINING = "Training: the defaults are the paper's"
+TRAINING = "Training"
 COMPUTING = "Computing"
 
 Device = Annotated[
@@ -128,26 +128,35 @@ class TrainingOptions:
             rich_help_panel=GUIDANCE,
         ),
     ] = 0
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training scans.", rich_help_panel=TRAINING)] = 1000
-    batch_size: Annotated[int, typer.Option(min=1, help="Scans in a batch.", rich_help_panel=TRAINING)] = 64
-    patience: Annotated[
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Most passes over the training scans.", rich_help_panel=TRAINING)
+    ] = 1000
+    batch_size: Annotated[
         int | None,
         typer.Option(
             min=1,
+            help="Scans in a batch. Default: 64; 32, 16 or 8 for fewer than 256, 128 or 64 training scans.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
             metavar="EPOCHS",
-            help="Stop after so many epochs in which none was selected and validation AUROC reached no new high. "
-            "Default: never.",
+            help="Stop after so many epochs in which validation AUROC reached no new high; 0: never. Default: 50.",
             rich_help_panel=TRAINING,
         ),
     ] = None
     train_above_val: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--train-above-val/--no-train-above-val",
-            help="Select only epochs whose training AUROC is above their validation AUROC.",
+            help="Select only epochs whose training AUROC is above their validation AUROC. Default: all epochs.",
             rich_help_panel=TRAINING,
+            show_default=False,
         ),
-    ] = True
+    ] = None
     device: Device = None
     precision: Precision = "auto"
     engine: Annotated[
@@ -168,19 +177,28 @@ class TrainingOptions:
         ),
     ] = None
 
-    def protocol(self) -> Config:
-        """Return the protocol; its method and seed are placeholders, and the grid's axes have their defaults."""
-        from normal_guidance.training.config import Config
+    def protocol(self, scans: int) -> Config:
+        """Return the protocol for so many training scans.
 
-        guides: dict[str, Any] = self._guides()
-        return Config(
-            "ng",
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            patience=self.patience,
-            train_above_val=self.train_above_val,
-            **guides,
-        )
+        Its method and seed are placeholders, and the grid's axes have their defaults.
+        """
+        from normal_guidance.training.config import Config, fitting_batch
+
+        return Config("ng", **{"batch_size": fitting_batch(scans), **self._given()})
+
+    def paper_protocol(self) -> Config:
+        """Return the paper's protocol, but for the options that were given; method and seed are placeholders."""
+        from normal_guidance.training.config import paper_config
+
+        return paper_config("ng", **self._given())
+
+    def _given(self) -> dict[str, Any]:
+        """Return the fields of the protocol that were given, and those whose default is the same everywhere."""
+        fields = {name: getattr(self, name) for name in ("batch_size", "patience", "train_above_val")}
+        given = {name: value for name, value in fields.items() if value is not None}
+        if self.patience == 0:
+            given["patience"] = None
+        return {"epochs": self.epochs, **given, **self._guides()}
 
     def axes(self) -> dict[str, Any]:
         """Return the given values of each axis of the grid, for `grid`; axes that were not given are left out."""

@@ -22,6 +22,12 @@ L1_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 0.0)
 GUIDANCE_WEIGHTS = (0.1, 1.0, 10.0)
 """Lambda in the paper's sensitivity study."""
 
+PATIENCE = 50
+"""Epochs without a new high of validation AUROC after which training stops."""
+
+PAPER: dict[str, Any] = {"epochs": 1000, "batch_size": 64, "patience": None, "train_above_val": True}
+"""The paper's protocol, where the defaults of `Config` may differ from it."""
+
 AXES = ("lr", "l1", "guidance_weight", "divergence", "seed")
 """Fields that may differ between configurations trained together; they share all others, the protocol."""
 
@@ -49,7 +55,7 @@ GUIDES = ("renormalize", "modes", "negatives", "warmup")
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration: `lr` and `l1` are a point of the paper's grid, the other defaults are its protocol.
+    """One configuration: a point of a grid, `lr` and `l1`, with its training protocol; `paper_config` has the paper's.
 
     Args:
         method: a name in `METHODS` or `BEYOND`; guided methods add the guidance term.  Or `SLICE_REFERENCE`, the
@@ -62,9 +68,10 @@ class Config:
         modes: number of bells of the reference: see `NormalGuidance`.
         negatives: how negative scans are guided, a name in `NEGATIVES`.
         warmup: epochs in which lambda rises from 0 to its value in equal steps; 0: lambda is constant.
-        patience: stop after so many epochs in which none was selected and validation AUROC reached no new high; None,
-            the paper's protocol, trains all epochs.
-        train_above_val: only an epoch whose training AUROC is above its validation AUROC can be selected.
+        patience: stop after so many epochs in which validation AUROC reached no new high; None trains all epochs.
+        train_above_val: the paper's rule: only an epoch whose training AUROC is above its validation AUROC can be
+            selected, and of equals the first.  Otherwise the highest validation AUROC of all epochs is, and of equals
+            the lowest validation loss.
         seed: seed of the initial weights; in a sweep, the first configuration's also orders the scans.
         receptive_field: R of the supervised reference: required for it, and refused for other methods.
 
@@ -83,8 +90,8 @@ class Config:
     batch_size: int = 64
     momentum: float = 0.9
     clip_norm: float = 1.0
-    patience: int | None = None
-    train_above_val: bool = True
+    patience: int | None = PATIENCE
+    train_above_val: bool = False
     seed: int = 0
     receptive_field: int | None = None
     modes: int = 1
@@ -187,6 +194,29 @@ class Config:
         return min(1.0, epoch / self.warmup) if self.warmup else 1.0
 
 
+def paper_config(method: str, **fields: Any) -> Config:
+    """Return a configuration of the paper's protocol, but for the given fields.
+
+    Example:
+        >>> paper_config("ng", seed=1001).train_above_val
+        True
+    """
+    return Config(method, **{**PAPER, **fields})
+
+
+def fitting_batch(scans: int) -> int:
+    """Return the batch size for so many training scans: 64, or fewer where an epoch would have less than four steps.
+
+    Example:
+        >>> [fitting_batch(scans) for scans in (5, 54, 200, 10_000)]
+        [5, 8, 32, 64]
+    """
+    size = 64
+    while size > 8 and 4 * size > scans:
+        size //= 2
+    return max(1, min(size, scans))
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -258,10 +288,10 @@ def departures(config: Config) -> dict[str, object]:
     """Return the fields that differ from the paper's protocol, apart from the grid's axes; a run's report lists them.
 
     Example:
-        >>> departures(Config("ng", epochs=50, patience=10))
+        >>> departures(paper_config("ng", epochs=50, patience=10))
         {'epochs': 50, 'patience': 10}
     """
-    paper = Config(config.method, receptive_field=config.receptive_field)
+    paper = paper_config(config.method, receptive_field=config.receptive_field)
     return {
         field.name: getattr(config, field.name)
         for field in fields(Config)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
@@ -84,8 +85,8 @@ class Engine:
         """Train on the scans in this order, whole batches only.  Return mean loss, and AUROC of logits before steps."""
         raise NotImplementedError
 
-    def val_auroc(self) -> Float64[Tensor, "configs"]:
-        """Each configuration's AUROC of the validation scans, or of all their slices together."""
+    def evaluate(self) -> tuple[Float64[Tensor, "configs"], Float64[Tensor, "configs"]]:
+        """Each configuration's AUROC and cross-entropy of the validation scans, or of all their slices together."""
         raise NotImplementedError
 
     def auroc(self, logits: Float[Tensor, "configs *targets"], labels: Int[Tensor, "*targets"]) -> Tensor:
@@ -168,13 +169,14 @@ class PackedEngine(Engine):
         return torch.stack(losses).mean(0), self.auroc(torch.cat(logits, 1), labels)
 
     @torch.no_grad()
-    def val_auroc(self) -> Float64[Tensor, "configs"]:
+    def evaluate(self) -> tuple[Float64[Tensor, "configs"], Float64[Tensor, "configs"]]:
         every = torch.arange(len(self.val.lengths))
         logits = [
             self.stack.logits(self.weights, rows, layout)
             for _, rows, layout in self._read(self.val, every.split(EVALUATION_BATCH))
         ]
-        return self.auroc(torch.cat(logits, 1), self.val_targets.of(every).to(self.device))
+        labels = self.val_targets.of(every).to(self.device)
+        return self.auroc(torch.cat(logits, 1), labels), cross_entropy(torch.cat(logits, 1), labels)
 
     def _read(self, scans: Scans, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Layout]]:
         """Each batch's scan numbers, features and layout."""
@@ -243,7 +245,7 @@ class SlottedEngine(Engine):
         if self.graphed:
             for count in rows or self.rows[-1:]:
                 self._graphs[count] = self._record(count)
-        self.val_auroc()
+        self.evaluate()
 
     def compile(self, *, every: bool = False) -> None:
         """Compile the step for the epochs that remain, which takes up to a minute.  After an error nothing is changed.
@@ -273,19 +275,20 @@ class SlottedEngine(Engine):
         return self.losses.mean(0), self.auroc(self.logits.movedim(0, 1), self.plan.labels)
 
     @torch.no_grad()
-    def val_auroc(self) -> Float64[Tensor, "configs"]:
+    def evaluate(self) -> tuple[Float64[Tensor, "configs"], Float64[Tensor, "configs"]]:
         if not self.graphed or isinstance(self.val, Streamed):
-            logits = self._evaluate()
+            logits = self._predictions()
         else:
             if self._val_graph is None:
-                self._evaluate()  # compiles
+                self._predictions()  # compiles
                 self._val_graph = torch.cuda.CUDAGraph()
                 with self._capture(self._val_graph):
-                    self._val_logits = self._evaluate()
+                    self._val_logits = self._predictions()
             self._val_graph.replay()
             assert self._val_logits is not None
             logits = self._val_logits
-        return self.auroc(logits[:, : len(self.val_labels)], self.val_labels)
+        logits = logits[:, : len(self.val_labels)]
+        return self.auroc(logits, self.val_labels), cross_entropy(logits, self.val_labels)
 
     def _run(self, rows: int) -> None:
         if not self.graphed:
@@ -340,7 +343,8 @@ class SlottedEngine(Engine):
         self.logits[self.step] = logits[None]
         self.step += 1
 
-    def _evaluate(self) -> Tensor:
+    def _predictions(self) -> Tensor:
+        """The logits of all validation scans."""
         steps = torch.arange(len(self.val_scans), device=self.device).split(1)
         parts = [
             self._predict(self.weights, self.val.table, self.val_plan, step)
@@ -365,6 +369,21 @@ class SlottedEngine(Engine):
         if streamed:
             return Streamed(scans, self.device, dtype, most, slices_to)
         return Resident(scans, self.device, dtype, slices_to)
+
+
+def cross_entropy(
+    logits: Float[Tensor, "configs *targets"], labels: Int[Tensor, "*targets"]
+) -> Float64[Tensor, "configs"]:
+    """Mean binary cross-entropy of the targets with a known label.
+
+    Example:
+        >>> cross_entropy(torch.tensor([[0.0, 2.0, 9.0]]), torch.tensor([1, 0, UNKNOWN]))  # (log 2 + log(1 + e^2)) / 2
+        tensor([1.4100], dtype=torch.float64)
+    """
+    logits, labels = logits.flatten(1), labels.flatten()
+    known = labels != UNKNOWN
+    each = torch.where(known, F.softplus(torch.where(labels == 1, -logits, logits)).double(), 0.0)
+    return each.sum(1) / known.sum()
 
 
 def slice_auroc(logits: Float[Tensor, "configs *slots"], labels: Int[Tensor, "*slots"]) -> Float64[Tensor, "configs"]:

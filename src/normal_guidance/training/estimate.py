@@ -189,10 +189,10 @@ def _try(configs: Sequence[Config], train: Scans, val: Scans, execution: Executi
     order = torch.arange(len(some_train.lengths))
     synchronize(engine.device)
     prepared = time.monotonic() - begin
-    training, evaluation = _timed(engine, lambda: engine.train_epoch(order)), _timed(engine, engine.val_auroc)
+    training, evaluation = _timed(engine, lambda: engine.train_epoch(order)), _timed(engine, engine.evaluate)
     if training < SLOW * steps:
         first = training + evaluation
-        training, evaluation = _timed(engine, lambda: engine.train_epoch(order)), _timed(engine, engine.val_auroc)
+        training, evaluation = _timed(engine, lambda: engine.train_epoch(order)), _timed(engine, engine.evaluate)
         prepared += max(0.0, first - training - evaluation)
     recorded = isinstance(engine, SlottedEngine)
     rows = 0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ class Epoch:
     loss: float
     train_auroc: float
     val_auroc: float
+    val_loss: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,19 +46,22 @@ class Fit:
     best: Epoch | None
 
 
-def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = True) -> Epoch | None:
-    """The epoch with the highest validation AUROC among those whose training AUROC is higher still; the first of ties.
+def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = False) -> Epoch | None:
+    """The epoch with the highest validation AUROC, and of equals the one with the lowest validation loss.
 
-    None if there is no such epoch.
+    `train_above_val` is the paper's rule: only epochs whose training AUROC is higher than their validation AUROC count,
+    and of equals the first.  None if there is no such epoch.
 
     Example:
-        >>> history = (Epoch(1, 0.7, 0.5, 0.6), Epoch(2, 0.6, 0.8, 0.7), Epoch(3, 0.5, 0.9, 0.7))
-        >>> select_epoch(history).number
-        2
+        >>> history = (Epoch(1, 0.7, 0.5, 0.6, 0.7), Epoch(2, 0.6, 0.8, 0.7, 0.6), Epoch(3, 0.5, 0.9, 0.7, 0.5))
+        >>> select_epoch(history).number, select_epoch(history, train_above_val=True).number
+        (3, 2)
     """
     comparable = [epoch for epoch in history if not math.isnan(epoch.val_auroc)]
-    eligible = [epoch for epoch in comparable if epoch.train_auroc > epoch.val_auroc or not train_above_val]
-    return max(eligible, key=lambda epoch: epoch.val_auroc, default=None)
+    if train_above_val:
+        eligible = [epoch for epoch in comparable if epoch.train_auroc > epoch.val_auroc]
+        return max(eligible, key=lambda epoch: epoch.val_auroc, default=None)
+    return max(comparable, key=lambda epoch: (epoch.val_auroc, -epoch.val_loss), default=None)
 
 
 def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], None] | None = None) -> Fit:
@@ -76,18 +81,22 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     shuffling = torch.Generator().manual_seed(config.seed)
     history: tuple[Epoch, ...] = ()
-    best, best_weights = None, None
+    best: Epoch | None = None
+    best_weights = None
     risen, peak = 0, -math.inf
     for number in range(1, config.epochs + 1):
         loss, train_auroc = _train_epoch(model, optimizer, train, config, shuffling, number)
-        epoch = Epoch(number, loss, train_auroc, auroc(*_scored(config, predict(model, val), val)).item())
-        history = (*history, epoch)
+        logits, labels = _scored(config, predict(model, val), val)
+        val_loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double()).item()
+        epoch = Epoch(number, loss, train_auroc, auroc(logits, labels).item(), val_loss)
+        history, before = (*history, epoch), best
         best = select_epoch(history, train_above_val=config.train_above_val)
         if best is epoch:
             best_weights = copy.deepcopy(model.state_dict())
         if on_epoch is not None:
             on_epoch(epoch)
-        if best is epoch or epoch.val_auroc > peak:
+        rises = best is epoch and (before is None or epoch.val_auroc > before.val_auroc)
+        if rises or epoch.val_auroc > peak:
             risen, peak = number, max(peak, epoch.val_auroc)
         if config.patience is not None and number - risen >= config.patience:
             break

@@ -49,7 +49,8 @@ def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[s
     """What identifies a run, as config.json holds it; a run started again with anything else is refused.
 
     Example:
-        >>> identity = identity_of([Config("ng", epochs=5)], Execution(), {"train": "8e1f"})
+        >>> from normal_guidance.training.config import paper_config
+        >>> identity = identity_of([paper_config("ng", epochs=5)], Execution(), {"train": "8e1f"})
         >>> identity["execution"]
         {'device': 'cpu', 'precision': 'float32', 'engine': 'packed', 'chunk': None}
         >>> identity["departures"]

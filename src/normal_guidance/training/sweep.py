@@ -57,7 +57,7 @@ class Sweep:
     """The result of a sweep: the history of every configuration, and the winners."""
 
     configs: tuple[Config, ...]
-    history: Float64[Tensor, "epochs configs three"]
+    history: Float64[Tensor, "epochs configs four"]
     """`HISTORY` of every epoch and configuration; NaN after the epoch at which its patience ended."""
     best_epoch: Int64[Tensor, "configs"]
     """The selected epoch of each configuration, from 1; 0 where none could be selected."""
@@ -90,7 +90,7 @@ def sweep(
         >>> train, val = shifted_mean(64, seed=1, features=8), shifted_mean(32, seed=2, features=8)
         >>> result = sweep(grid(Config("abmil", epochs=2, batch_size=16)), train, val)
         >>> result.history.shape
-        torch.Size([2, 32, 3])
+        torch.Size([2, 32, 4])
     """
     check_together(configs)
     execution = execution or Execution()
@@ -161,9 +161,9 @@ def _train_chunk(
         engine.stack.begin_epoch(epoch)
         loss, train_auroc = engine.train_epoch(order)
         clock.mark("training")
-        val_auroc = engine.val_auroc()
-        history[epoch - 1] = torch.stack([loss.double(), train_auroc, val_auroc], 1)
-        selection.update(epoch, train_auroc, val_auroc, engine.parameters)
+        val_auroc, val_loss = engine.evaluate()
+        history[epoch - 1] = torch.stack([loss.double(), train_auroc, val_auroc, val_loss], 1)
+        selection.update(epoch, train_auroc, val_auroc, val_loss, engine.parameters)
         clock.mark("evaluation")
         watch(epoch, selection.val)
         over = selection.over(epoch)
@@ -193,5 +193,6 @@ def _finish(chunk: Chunk, trained: Tensor) -> Finished:
         best_epoch=chunk.training["best_epoch"],
         trained=trained,
         best_val=chunk.training["best_val"],
+        best_loss=chunk.training["best_loss"],
         best={name.removeprefix("best."): t for name, t in chunk.training.items() if name.startswith("best.")},
     )

@@ -17,8 +17,11 @@ from normal_guidance.training.engine import Engine
 from normal_guidance.training.selection import Selection, Winner, group_of
 from normal_guidance.training.stacked_model import Parameters
 
-HISTORY = ("loss", "train_auroc", "val_auroc")
+HISTORY = ("loss", "train_auroc", "val_auroc", "val_loss")
 """The numbers recorded for every configuration after every epoch."""
+
+
+_SAVED_OF_WINNERS = ("number", "epoch", "val_auroc", "val_loss")
 
 
 @runtime_checkable
@@ -65,6 +68,7 @@ class Finished:
     best_epoch: Tensor
     trained: Tensor
     best_val: Tensor
+    best_loss: Tensor
     best: Parameters
 
 
@@ -94,8 +98,8 @@ class SweepState:
     def restored(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> SweepState:
         """The state from which `tensors` and `about` were saved."""
         winners = tuple(
-            Winner(self.configs[w["number"]], w["number"], w["epoch"], w["val_auroc"], _part(tensors, f"winner{i}."))
-            for i, w in enumerate(about["winners"])
+            Winner(config=self.configs[winner["number"]], weights=_part(tensors, f"winner{i}."), **winner)
+            for i, winner in enumerate(about["winners"])
         )
         pending = tuple(
             Chunk(tuple(chunk["members"]), chunk["epoch"], _part(tensors, f"chunk{i}."))
@@ -122,7 +126,7 @@ class SweepState:
 
     def about(self) -> dict[str, Any]:
         """The JSON values to save beside the tensors."""
-        winners = [{"number": w.number, "epoch": w.epoch, "val_auroc": w.val_auroc} for w in self.winners]
+        winners = [{name: getattr(winner, name) for name in _SAVED_OF_WINNERS} for winner in self.winners]
         pending = [{"members": chunk.members, "epoch": chunk.epoch} for chunk in self.pending]
         return {"pending": pending, "chunks": self.chunks, "winners": winners}
 
@@ -150,13 +154,17 @@ class SweepState:
         for place, number in enumerate(finished.members):
             if not finished.best_epoch[place]:
                 continue
-            config, epoch, val_auroc = self.configs[number], finished.best_epoch[place], finished.best_val[place]
-            weights = {name: stacked[place].clone() for name, stacked in finished.best.items()}
-            candidate = Winner(config, number, int(epoch), val_auroc.item(), weights)
-            winners[group_of(config)] = max(
-                (candidate, winners.get(group_of(config), candidate)),
-                key=lambda winner: (winner.val_auroc, -winner.number),  # the first configuration wins a tie
+            config = self.configs[number]
+            candidate = Winner(
+                config=config,
+                number=number,
+                epoch=int(finished.best_epoch[place]),
+                val_auroc=finished.best_val[place].item(),
+                val_loss=finished.best_loss[place].item(),
+                weights={name: stacked[place].clone() for name, stacked in finished.best.items()},
             )
+            group = group_of(config)
+            winners[group] = max((candidate, winners.get(group, candidate)), key=Winner.rank)
         return replace(
             self,
             pending=(*([] if rest is None else [rest]), *self.pending[1:]),
@@ -210,6 +218,7 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
         **_named("best.", selection.weights),
         "best_epoch": selection.epoch,
         "best_val": selection.val,
+        "best_loss": selection.loss,
         "risen": selection.risen,
         "peak": selection.peak,
         "history": history,
@@ -221,7 +230,7 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
 @torch.no_grad()
 def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mapping[str, Tensor]) -> None:
     """The inverse of `collect`, except for the generator, which the caller restores."""
-    if missing := sorted({"risen", "peak"} - set(saved)):
+    if missing := sorted({"risen", "peak", "best_loss"} - set(saved)):
         raise UserError(
             f"the run's state.safetensors does not hold {missing[0]!r}: an older version wrote it; delete it to train "
             "from the start"
@@ -236,6 +245,7 @@ def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mappin
     engine.refresh()
     selection.epoch.copy_(saved["best_epoch"])
     selection.val.copy_(saved["best_val"])
+    selection.loss.copy_(saved["best_loss"])
     selection.risen.copy_(saved["risen"])
     selection.peak.copy_(saved["peak"])
     history.copy_(saved["history"])

@@ -36,13 +36,14 @@ def history_table(result: Sweep) -> pa.Table:
         >>> from normal_guidance.training.sweep import sweep
         >>> scans = shifted_mean(16, seed=1, features=8)
         >>> table = history_table(sweep([Config("mean", epochs=3, batch_size=8)], scans, scans))
-        >>> table.num_rows, table.column_names[-5:]
-        (3, ['epoch', 'loss', 'train_auroc', 'val_auroc', 'selected'])
+        >>> table.num_rows, table.column_names[-6:]
+        (3, ['loss', 'train_auroc', 'val_auroc', 'val_loss', 'selected', 'winner'])
     """
     epochs, count, _ = result.history.shape
     number, epoch = torch.meshgrid(torch.arange(count), torch.arange(1, epochs + 1), indexing="ij")
     trained = epoch <= result.trained[:, None]
     number, epoch = number[trained], epoch[trained]
+    selected = epoch == result.best_epoch[number]
     axes = {axis: pa.array([getattr(config, axis) for config in result.configs]) for axis in AXES}
     numbers = result.history[epoch - 1, number].T.contiguous().numpy()
     return pa.table(
@@ -51,7 +52,8 @@ def history_table(result: Sweep) -> pa.Table:
             **{axis: values.take(pa.array(number.numpy())) for axis, values in axes.items()},
             "epoch": epoch.numpy(),
             **dict(zip(HISTORY, numbers, strict=True)),
-            "selected": (epoch == result.best_epoch[number]).numpy(),
+            "selected": selected.numpy(),
+            "winner": (selected & torch.isin(number, torch.tensor([one.number for one in result.winners]))).numpy(),
         }
     )
 
@@ -93,6 +95,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
             "number": winner.number,
             "epoch": winner.epoch,
             "val_auroc": winner.val_auroc,
+            "val_loss": winner.val_loss,
         }
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)

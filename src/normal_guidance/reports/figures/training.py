@@ -20,13 +20,12 @@ from matplotlib.patches import Patch, Rectangle
 from normal_guidance.errors import UserError
 from normal_guidance.presentation.figure_style import RED, WIDTH, method_color, save, styled
 from normal_guidance.statistics.number_format import digits
-from normal_guidance.training.sweep_state import HISTORY
 
 GROUP = ["divergence", "guidance_weight", "seed"]
 """Selection does not choose among these (`training.selection.group_of`): a figure shows one value of each."""
 
 TITLES = {"loss": "training loss", "train_auroc": "training AUROC", "val_auroc": "validation AUROC"}
-"""Titles of the columns of `HISTORY`."""
+"""The columns of a run's history that are drawn, with their titles."""
 
 VALUE, NONE, WINNER = "value", "no selectable epoch", "winner"
 """Meanings of the grid's rectangles, as their `gid`, which SVG keeps."""
@@ -36,7 +35,9 @@ LOG_EPOCHS = 50
 
 
 def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
-    """The kept epoch of each configuration that has one, the winner first: by validation AUROC, then by number.
+    """The kept epoch of each configuration that has one: the winner, then by validation AUROC, then by number.
+
+    A history of version 0.1 does not name the winner, which was the first of these.
 
     Example:
         >>> history = pd.DataFrame({"config": [0, 1], "val_auroc": [0.7, 0.8], "selected": [True, True]})
@@ -52,7 +53,8 @@ def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
         raise UserError(
             f"history holds {len(groups)} groups that differ in {', '.join(GROUP)}; give the rows of one of them"
         )
-    return history[history["selected"]].sort_values(["val_auroc", "config"], ascending=[False, True])
+    history = history.assign(winner=history.get("winner", default=False))
+    return history[history["selected"]].sort_values(["winner", "val_auroc", "config"], ascending=[False, False, True])
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -74,11 +76,11 @@ def plot_learning_curves(history: pd.DataFrame, method: str) -> Figure:
     kept = selected_epochs(history)
     winner = None if kept.empty else kept.iloc[0]
     figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
-    panels = figure.subplots(1, len(HISTORY), sharex=True)
+    panels = figure.subplots(1, len(TITLES), sharex=True)
     panels[2].sharey(panels[1])
-    for panel, column in zip(panels, HISTORY, strict=True):
+    for panel, (column, title) in zip(panels, TITLES.items(), strict=True):
         _draw_curves(panel, history, column, winner, method_color(method))
-        panel.set(xlabel="epoch", title=TITLES[column])
+        panel.set(xlabel="epoch", title=title)
     panels[0].set_ylabel("loss")
     panels[1].set_ylabel("AUROC")
     if history["epoch"].max() > LOG_EPOCHS:
