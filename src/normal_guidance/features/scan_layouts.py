@@ -161,9 +161,12 @@ def _cut(values: Fields) -> tuple[bool, Iterator[dict[str, Any]]]:
     features = values["features"]
     if isinstance(features, list | tuple):
         return False, _listed(values)
-    if _dimensions(features) == 3:
+    dimensions = _dimensions(features)
+    if dimensions not in (2, 3) or not _is_float(features):
+        raise _not_features(features)
+    if dimensions == 3:
         return False, _padded(values)
-    ends = _ends(values) if _dimensions(features) == 2 else None
+    ends = _ends(values)
     return (True, _single(values)) if ends is None else (False, _packed(values, ends))
 
 
@@ -234,7 +237,9 @@ def _ends(values: Fields) -> list[int] | None:
     elif "offsets" in values:
         starts = _whole(values["offsets"], "offsets")
         ends = starts[1:] if starts[:1] == [0] else []
-        what = f"offsets go from {starts[0] if starts else None} to {starts[-1] if starts else None}, not from 0"
+        what = (
+            f"offsets are {', '.join(map(str, starts[:3]))}, ..., {starts[-1] if starts else ''}: not from 0 to the end"
+        )
     elif "scan_index" in values:
         index = _whole(values["scan_index"], "scan_index")
         if index[:1] != [0] or any(after - before not in (0, 1) for before, after in pairwise(index)):
@@ -338,11 +343,18 @@ def _scan(found: Found, name: str, fields: Mapping[str, Any]) -> FoundScan:
 def _features(value: Any) -> Float[Tensor, "slices features"]:
     array = value if isinstance(value, Tensor) else np.asarray(value)
     if not _is_float(array) or array.ndim != 2:
-        kind = str(array.dtype).removeprefix("torch.")
-        raise ValueError(f"features are {kind} of shape {tuple(array.shape)}, not (slices, features) of floats")
+        raise _not_features(array)
     if isinstance(array, Tensor):
         return array.detach().contiguous()
     return torch.from_numpy(np.array(array, array.dtype.newbyteorder("=")))
+
+
+def _not_features(array: Any) -> ValueError:
+    kind, shape = str(getattr(array, "dtype", type(array).__name__)), tuple(getattr(array, "shape", ()))
+    return ValueError(
+        f"features are {kind.removeprefix('torch.')} of shape {shape}, not (slices, features) of floats, nor (scans, "
+        "slices, features)"
+    )
 
 
 def parse_label(value: Any) -> int | None:
