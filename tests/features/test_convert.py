@@ -150,7 +150,7 @@ def test_two_encoders_are_not_mixed(tmp_path):
     export_store(make(tmp_path / "a"), tmp_path / "npz", "npz")
     export_store(make(tmp_path / "b", recipe="77aa").select(["a_1"]), tmp_path / "other", "npz")
     (tmp_path / "npz" / "a_1.npz").write_bytes((tmp_path / "other" / "a_1.npz").read_bytes())
-    with pytest.raises(UserError, match=r"scan 'a_1' was made by another encoder .*\(recipes 77aa and 8e1f\); import"):
+    with pytest.raises(UserError, match=r"scan 'a_1' was made by another encoder .*\(recipes 77aa and 8e1f\); keep"):
         import_store(tmp_path / "npz", tmp_path / "store", "npz")
     assert not (tmp_path / "store").exists()
 

@@ -280,7 +280,7 @@ GOOD = {"x": PACKED, "lengths": LENGTHS, "y": LABELS, "ids": IDS}
     [
         (
             {"x": None, "coords": [1]},
-            r"has no features: looked for features, feats, .*x, data, arr_0; found lengths, y",
+            r"has no features: looked for features, feats, .*, arr_0; found lengths, y",
         ),
         ({"y": None}, r"in.npz: scan 'A' has no label; looked for label, .*; found x, lengths, ids; add one"),
         ({"lengths": [2, 4, 4]}, r"lengths add up to 10, but there are 9 slices"),
@@ -288,9 +288,9 @@ GOOD = {"x": PACKED, "lengths": LENGTHS, "y": LABELS, "ids": IDS}
         ({"lengths": [0, 6, 3]}, r"in.npz: scan 'A' has no slices"),
         (
             {"lengths": None},
-            r"scan_id has 3 values, and lengths, offsets and scan_index are absent, but there are 9 sl",
+            r"scan_id has 3 values, and lengths, offsets and scan_index are absent, but there are 9",
         ),
-        ({"lengths": None, "offsets": [0, 2, 6]}, r"offsets are 0, 2, 6, ..., 6: not from 0 to the end, but there"),
+        ({"lengths": None, "offsets": [0, 2, 6]}, r"offsets are \[0, 2, 6\] to \[6\], not 0 to the number"),
         ({"lengths": None, "scan_index": [0, 0, 2, 2, 2, 2, 1, 1, 1]}, r"scan_index does not count the scans in order"),
         ({"lengths": None, "ids": list("AABBABCCC")}, r"slices of one scan_id do not stand together"),
         ({"y": [0, 1]}, r"label has 2 values for 3 scans"),

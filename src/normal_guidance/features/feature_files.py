@@ -52,6 +52,11 @@ def kind_of(path: Path) -> str | None:
     return named or (_kind_of_content(path) if path.is_file() else None)
 
 
+def has_suffix(path: Path) -> bool:
+    """Whether a file's name ends like one of features."""
+    return any(path.suffix.lower() in about.suffixes for about in KINDS.values())
+
+
 def _kind_of_content(path: Path) -> str | None:
     with path.open("rb") as file:
         begin = file.read(8)

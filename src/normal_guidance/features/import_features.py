@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ import torch
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.errors import UserError
 from normal_guidance.features.convert import ABOUT, SPLITS
-from normal_guidance.features.feature_files import KINDS, kind_of, open_file
+from normal_guidance.features.feature_files import KINDS, has_suffix, kind_of, open_file
 from normal_guidance.features.scan_layouts import KEYS, FoundScan, scans_of
 from normal_guidance.features.scan_table import ScanTable
 from normal_guidance.features.store import FeatureStore, write_store
@@ -81,7 +81,7 @@ def import_store(
     alone: list[str] = []
 
     def stream() -> Iterator[tuple[str | None, Bags]]:
-        for scan in _checked(chain([first], scans), source):
+        for scan in checked(chain([first], scans)):
             filled = scan if table is None else table.fill(scan)
             if filled.patient_id is None:
                 alone.append(filled.scan_id)
@@ -99,7 +99,7 @@ def import_store(
     return store
 
 
-def _checked(scans: Iterator[FoundScan], source: str | Path) -> Iterator[FoundScan]:
+def checked(scans: Iterable[FoundScan]) -> Iterator[FoundScan]:
     """The scans; refuses a second scan of the same id, and features of a second encoder."""
     where: dict[str, str] = {}
     first: FoundScan | None = None
@@ -112,9 +112,9 @@ def _checked(scans: Iterator[FoundScan], source: str | Path) -> Iterator[FoundSc
             )
         if scan.recipe != first.recipe:
             raise UserError(
-                f"{source}: scan {scan.scan_id!r} was made by another encoder or preprocessing than scan "
+                f"{scan.found.where}: scan {scan.scan_id!r} was made by another encoder or preprocessing than scan "
                 f"{first.scan_id!r} (recipes {scan.recipe[:12] or 'unknown'} and {first.recipe[:12] or 'unknown'}); "
-                "import them as two stores"
+                "keep them apart"
             )
         where[scan.scan_id] = scan.found.where
         yield scan
@@ -167,21 +167,9 @@ def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | 
     return Reading(form, about["provenance"], _scans_of_files(_by_order(chosen, about["order"]), form))
 
 
-def holds_features(path: Path) -> bool:
-    """Whether a path is, or seems to be, features rather than scans: a file or folder that `read_scans` takes."""
-    if path.is_dir():
-        return (path / "features").is_dir() or any(map(kind_of_name, _files(path, None)))
-    return path.is_file() and kind_of(path) is not None
-
-
-def kind_of_name(path: Path) -> bool:
-    """Whether a file's ending is one of those of features."""
-    return any(path.suffix.lower() in kind.suffixes for kind in KINDS.values())
-
-
 def _files(folder: Path, left_out: Path | None) -> list[Path]:
     files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-    return sorted(file for file in files if kind_of_name(file) and file.resolve() != left_out)
+    return sorted(file for file in files if has_suffix(file) and file.resolve() != left_out)
 
 
 def _form(source: Path, files: list[Path]) -> str:

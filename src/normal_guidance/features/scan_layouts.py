@@ -237,9 +237,7 @@ def _ends(values: Fields) -> list[int] | None:
     elif "offsets" in values:
         starts = _whole(values["offsets"], "offsets")
         ends = starts[1:] if starts[:1] == [0] else []
-        what = (
-            f"offsets are {', '.join(map(str, starts[:3]))}, ..., {starts[-1] if starts else ''}: not from 0 to the end"
-        )
+        what = f"offsets are {starts[:3]} to {starts[-1:]}, not 0 to the number of slices"
     elif "scan_index" in values:
         index = _whole(values["scan_index"], "scan_index")
         if index[:1] != [0] or any(after - before not in (0, 1) for before, after in pairwise(index)):
