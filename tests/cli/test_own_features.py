@@ -140,7 +140,7 @@ def test_a_scan_that_does_not_fit_does_not_stop_the_others(run, tmp_path):
     ("words", "message"),
     [
         (["WIDE"], "wide.npy: scan 'wide' has 7 features a slice, but the model was trained on 6; make the features"),
-        (["NOWHERE"], "the model takes features, since it was trained on such that nguide encode did not make: "),
+        (["NOWHERE"], "the model takes features, because it was trained on features that nguide encode did not make: "),
         (["DICOM"], "dicom holds no scan: it is not a file of features"),
         (["GOOD", "--dicom"], "--dicom is for scans, but features are given, which have no images"),
         (["GOOD", "--encoder", "efficientnet-lite0"], "--encoder is for scans"),

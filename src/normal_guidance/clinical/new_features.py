@@ -71,7 +71,7 @@ def _read(path: Path) -> Iterator[FoundScan]:
         return read_scans(path).scans
     except UserError as error:
         raise UserError(
-            f"the model takes features, since it was trained on such that nguide encode did not make: {error}"
+            f"the model takes features, because it was trained on features that nguide encode did not make: {error}"
         ) from error
 
 

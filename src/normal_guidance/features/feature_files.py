@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -26,10 +29,11 @@ Fields = Mapping[str, Any]
 """What a file holds, by key: arrays, tensors, HDF5 datasets, text and numbers; or again such a mapping."""
 
 READ_ERRORS = (
-    *(OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, IndexError, AttributeError),
+    *(OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, IndexError, AttributeError, SyntaxError),
+    *(MemoryError, OverflowError, struct.error, tokenize.TokenError, zlib.error),
     *(zipfile.BadZipFile, pickle.UnpicklingError, pa.ArrowException),
 )
-"""What libraries raise for damaged files."""
+"""What libraries raise for damaged files, found by damaging some."""
 
 
 class Kind(NamedTuple):
@@ -84,6 +88,25 @@ def open_file(path: Path, kind: str) -> Iterator[Fields]:
         raise UserError(f"{path} cannot be read ({reason}); leave it out, or write or copy it again") from error
 
 
+class _Archive(Mapping[str, Any]):
+    """The arrays of an npz file, each read when it is asked for; an array of Python objects is named."""
+
+    def __init__(self, arrays: Any) -> None:
+        self.arrays = arrays
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.arrays[name]
+        except ValueError as error:
+            raise ValueError(f"{error}: {name!r}; write numbers and text instead, such as array.astype(str)") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
 @contextmanager
 def _npz(path: Path) -> Iterator[Fields]:
     with path.open("rb") as file:
@@ -91,7 +114,7 @@ def _npz(path: Path) -> Iterator[Fields]:
         if isinstance(arrays, np.ndarray):
             raise ValueError("it is a single array; name it .npy")
         with arrays:
-            yield arrays
+            yield _Archive(arrays)
 
 
 @contextmanager
