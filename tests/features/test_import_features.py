@@ -15,7 +15,7 @@ import torch
 
 from normal_guidance.errors import UserError
 from normal_guidance.features.import_features import import_store
-from normal_guidance.features.store import FeatureStore, write_store
+from normal_guidance.features.store import FeatureStore
 
 IDS, LABELS, PATIENTS, PARTS = ("A", "B", "C"), [0, 1, 1], ["P1", "P2", "P2"], ["train", "val", "val"]
 LENGTHS = [2, 4, 3]
@@ -349,7 +349,6 @@ def test_sources_that_are_none(tmp_path):
         import_store(out, tmp_path / "again")
     with pytest.raises(UserError, match="format 'xls' is unknown; choose one of npz, npy, pt, hdf5, parquet, torchmil"):
         import_store(tmp_path / "in", out, "xls")
-    write_store(tmp_path / "x", import_store(tmp_path / "in", tmp_path / "b", "npz").bags(), provenance={})
 
 
 def test_the_same_key_in_every_file_is_not_an_id(tmp_path):
