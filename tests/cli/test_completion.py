@@ -15,6 +15,7 @@ from normal_guidance.data.sources import SOURCES
 from normal_guidance.data.sources.rsna_at import LABELS
 from normal_guidance.data.windows import WINDOWS
 from normal_guidance.evaluation.study import DATASETS
+from normal_guidance.features import import_features
 from normal_guidance.features.convert import FORMATS
 from normal_guidance.features.encoders import ENCODERS, Precision
 from normal_guidance.simulate.phantom.dataset import MIXED
@@ -134,6 +135,7 @@ def test_a_real_bash_completes(tmp_path):
         (completion.ODDITIES, ODDITIES),
         (completion.COMPRESSIONS, (*COMPRESSIONS, MIXED)),
         (completion.FORMATS, FORMATS),
+        (completion.IMPORT_FORMATS, import_features.FORMATS),
         (completion.PRECISIONS, ("auto", *get_args(Precision))),
     ],
 )

@@ -19,10 +19,10 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 from normal_guidance.data.file_contents import Mask
 from normal_guidance.data.geometry import Ordered
 from normal_guidance.data.indexing import Index, index
+from normal_guidance.data.label_tables import parse_labels, parse_ranges
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import KINDS
 from normal_guidance.data.sources import SOURCES
-from normal_guidance.data.sources.folder import parse_labels, parse_ranges
 from normal_guidance.data.sources.interface import LISTED
 from normal_guidance.data.sources.masks import slices_of_mask
 from normal_guidance.errors import UserError

@@ -12,7 +12,8 @@ from torchmil.datasets import BinaryClassificationDataset, ProcessedMILDataset
 
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.errors import UserError
-from normal_guidance.features.convert import FORMATS, export_store, file_name, import_store
+from normal_guidance.features.convert import FORMATS, export_store, file_name
+from normal_guidance.features.import_features import import_store
 from normal_guidance.features.store import write_store
 
 IDS = ("b-2", "a/1", "..", "é ü", ".hidden", "100%", "a_1")
@@ -149,7 +150,7 @@ def test_two_encoders_are_not_mixed(tmp_path):
     export_store(make(tmp_path / "a"), tmp_path / "npz", "npz")
     export_store(make(tmp_path / "b", recipe="77aa").select(["a_1"]), tmp_path / "other", "npz")
     (tmp_path / "npz" / "a_1.npz").write_bytes((tmp_path / "other" / "a_1.npz").read_bytes())
-    with pytest.raises(UserError, match=r"scan 'a_1' was made by another encoder .*\(recipes 77aa and 8e1f\); import"):
+    with pytest.raises(UserError, match=r"scan 'a_1' was made by another encoder .*\(recipes 77aa and 8e1f\); keep"):
         import_store(tmp_path / "npz", tmp_path / "store", "npz")
     assert not (tmp_path / "store").exists()
 
@@ -166,7 +167,7 @@ def one_npz(folder: Path, **fields) -> Path:
         ({"features": np.zeros((2, 3), np.int32)}, r"x.npz cannot be imported \(features are int32 of shape \(2, 3\)"),
         ({"features": np.zeros(3, np.float32)}, r"of shape \(3,\), not \(slices, features\)"),
         ({"label": 2}, "the label is 2, not 0 or 1"),
-        ({"label": [0, 1]}, "cannot reshape"),
+        ({"label": [0, 1]}, "label has 2 values for 1 scan"),
         ({"slice_labels": [0, 7]}, "slice labels other than 0, 1 and -1 \\(unknown\\)"),
         ({"slice_labels": [0, 1, 1]}, "3 slice labels for 2 slices"),
         ({"part": "dev"}, "part 'dev' is unknown"),

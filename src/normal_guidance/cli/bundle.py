@@ -11,9 +11,7 @@ from normal_guidance.cli.json_output import AsJson, print_json
 
 
 def bundle(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of a run that was trained on a store of nguide encode.", metavar="RUN")
-    ],
+    run: Annotated[Path, typer.Argument(help="Folder of a run that was trained on a store.", metavar="RUN")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the bundle.")],
     sensitivity: Annotated[
         float | None,
@@ -35,7 +33,10 @@ def bundle(
     if as_json:
         print_json(read_json(out / BUNDLE))
         return
-    typer.echo(f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}")
+    if made.encoder is None:
+        typer.echo(f"{out}: {made.method} on {made.features} features a slice that nguide encode did not make")
+    else:
+        typer.echo(f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}")
     for line in describe(made.operation):
         typer.echo(line)
-    typer.echo(f"Next: nguide predict SCAN --model {out} -o OUT")
+    typer.echo(f"Next: nguide predict {'SCAN' if made.encoder else 'FEATURES'} --model {out} -o OUT")

@@ -28,6 +28,7 @@ ODDITIES = (
 )
 COMPRESSIONS = ("none", "rle", "jpeg2000", "jpeg-lossless", "jpeg-ls", "mixed")
 FORMATS = ("npz", "hdf5", "torchmil")
+IMPORT_FORMATS = ("npz", "npy", "pt", "hdf5", "parquet", "torchmil")
 DTYPES = ("float16", "float32")
 DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
 PRECISIONS = ("auto", "float32", "tf32", "bf16")

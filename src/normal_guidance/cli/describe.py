@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json, valid_json
-from normal_guidance.cli.split import Index
 from normal_guidance.errors import UserError
 
 
 def describe(
-    index: Index,
+    index: Annotated[Path, typer.Argument(help="Folder that nguide index made.", metavar="INDEX")],
     split: Annotated[
         Path | None, typer.Option(help="Table that nguide split made: describe each of its parts as well.")
     ] = None,

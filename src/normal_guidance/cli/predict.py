@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ import typer
 from normal_guidance.cli.completion import ENCODERS, one_of
 from normal_guidance.cli.json_output import print_json
 from normal_guidance.cli.training_options import COMPUTING, Device, choose_execution, choose_precision
+from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.result_folder import Written
@@ -26,7 +27,9 @@ def predict(
     scans: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SCAN", help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such; several may be given."
+            metavar="SCAN",
+            help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such; for a model of your own features, a feature "
+            "store or what nguide store import takes. Several may be given.",
         ),
     ],
     model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide bundle made.")],
@@ -70,9 +73,11 @@ def predict(
     """Predict scans: probability, attention along the slices, key slices; as JSON, CSV, pictures and pages.
 
     The model refuses scans that it was not made for, unless --force is given. A refused or damaged scan does not stop
-    the others. Exit code 0: all scans were predicted; 1: at least one was not; 2: a mistake in the command.
+    the others. A model of imported features predicts from features, without pictures and DICOM. Exit code 0: all scans
+    were predicted; 1: at least one was not; 2: a mistake in the command.
     """
     from normal_guidance.clinical.bundle import load_bundle
+    from normal_guidance.clinical.new_features import is_features, predict_features
     from normal_guidance.clinical.new_scans import find_scans
     from normal_guidance.clinical.predicting import PredictOptions, predict_found
     from normal_guidance.clinical.result_folder import check_out, outcome_json, write_predictions
@@ -83,16 +88,23 @@ def predict(
     check_out(out)
     bundle = load_bundle(model)
     begin = time.monotonic()
-    found = find_scans(scans, workers=count, any_modality=force, anonymize=anonymize)
-    loaded = None
-    if found.rows:
-        loaded = bundle.load_encoder(
-            encoder,
-            weights=weights,
-            device=chosen.device,
-            precision=choose_precision("auto", chosen.device),
-            offline=offline,
-        )
+    others: Sequence[Problem] = ()
+    if bundle.encoder is None or any(map(is_features, scans)):
+        _refuse_for_features(dicom=dicom, encoder=encoder, weights=weights)
+        outcomes = predict_features(scans, bundle, options)
+    else:
+        found = find_scans(scans, workers=count, any_modality=force, anonymize=anonymize)
+        others = found.problems.get("", ())
+        loaded = None
+        if found.rows:
+            loaded = bundle.load_encoder(
+                encoder,
+                weights=weights,
+                device=chosen.device,
+                precision=choose_precision("auto", chosen.device),
+                offline=offline,
+            )
+        outcomes = predict_found(found, bundle, loaded, options)
 
     def tell(one: Written) -> None:
         if as_json:
@@ -101,14 +113,13 @@ def predict(
             for line in describe(one):
                 typer.echo(line, err=not one.complete)
 
-    outcomes = predict_found(found, bundle, loaded, options)
     written = write_predictions(
         outcomes,
         bundle,
         out,
         dicom=dicom,
         anonymize=anonymize,
-        others=found.problems.get("", ()),
+        others=others,
         about={"options": {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}},
         watch=tell,
     )
@@ -116,12 +127,18 @@ def predict(
     if not as_json:
         seconds = time.monotonic() - begin
         typer.echo(f"{good} of {len(written)} scans predicted, {seconds:.1f} s; open {out / 'index.html'}")
-        others = found.problems.get("", ())
         if others:
             files = "1 file belongs" if len(others) == 1 else f"{len(others)} files belong"
             typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
     if good < len(written):
         raise typer.Exit(FAILED_EXIT_CODE)
+
+
+def _refuse_for_features(**given: object) -> None:
+    """Refuse options that need images."""
+    wrong = next((name for name, value in given.items() if value), None)
+    if wrong is not None:
+        raise UserError(f"--{wrong} is for scans, but features are given, which have no images; leave it out")
 
 
 def describe(one: Written) -> list[str]:

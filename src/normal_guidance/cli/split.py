@@ -12,13 +12,17 @@ from normal_guidance.cli.training_options import parse_list
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
+    from normal_guidance.data.manifest import Manifest
     from normal_guidance.data.splits import Split
+    from normal_guidance.features.store import FeatureStore
 
-Index = Annotated[Path, typer.Argument(help="Folder that nguide index made.", metavar="INDEX")]
+Scans = Annotated[
+    Path, typer.Argument(help="Folder that nguide index made, or a feature store.", metavar="INDEX_OR_STORE")
+]
 
 
 def split(
-    index: Index,
+    scans: Scans,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables split-SEED.csv.")],
     seeds: Annotated[str, typer.Option(help="Seeds, one split for each.")] = "1001,2001,3001",
     proportions: Annotated[str, typer.Option(help="Proportions of training, validation and test patients.")] = "4:1:1",
@@ -28,16 +32,15 @@ def split(
 
     No patient is in two parts. The same seed gives the same split.
     """
-    from normal_guidance.data.manifest import read_manifest
     from normal_guidance.data.splits import split_scans, write_split
     from normal_guidance.files import make_folder
 
     shares, numbers = _proportions(proportions), parse_list("--seeds", seeds, int)
-    manifest = read_manifest(index)
+    listed = _listed(scans)
     make_folder(out)
     rows = []
     for seed in numbers:
-        found = split_scans(manifest.scan_ids, manifest.patient_ids, manifest.labels.tolist(), seed, shares)
+        found = split_scans(listed.scan_ids, listed.patient_ids, listed.labels.tolist(), seed, shares)
         path = out / f"split-{seed}.csv"
         write_split(path, found)
         rows.append({"file": path, "seed": seed, "parts": found.counts()})
@@ -47,29 +50,46 @@ def split(
         print_json(rows)
 
 
+def _listed(folder: Path) -> Manifest | FeatureStore:
+    """Return the scans of an index or of a store: both have ids, patients and labels."""
+    from normal_guidance.data.manifest import read_manifest
+    from normal_guidance.features.store import open_store
+
+    if (folder / "store.json").is_file():
+        return open_store(folder)
+    if folder.is_dir() and not (folder / "manifest.parquet").is_file():
+        raise UserError(
+            f"{folder} is neither an index (no manifest.parquet) nor a feature store (no store.json); give a folder of "
+            "nguide index, nguide encode or nguide store import"
+        )
+    return read_manifest(folder)
+
+
 def audit(
-    index: Index,
+    scans: Scans,
     splits: Annotated[list[Path], typer.Argument(help="Tables that nguide split made.", metavar="SPLIT")],
     store: Annotated[
         Path | None, typer.Option(help="Feature store: also look for the same scan under two names.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that the parts of splits share no patient, scan or slice.
+    """Check that the parts of splits share no patient, scan or slice; in a feature store, no patient and no features.
 
     The command fails and names the first thing that two parts share.
     """
-    from normal_guidance.data.manifest import read_manifest
+    from normal_guidance.data.manifest import Manifest
     from normal_guidance.data.splits import audit as audit_split
     from normal_guidance.data.splits import read_split
+    from normal_guidance.features.store import open_store
 
-    manifest = read_manifest(index)
-    checksums = None if store is None else _checksums(store)
+    listed = _listed(scans)
+    features = open_store(store) if store is not None else None if isinstance(listed, Manifest) else listed
+    checksums = None if features is None else _checksums(features)
     rows = []
     for path in splits:
         found = read_split(path)
         try:
-            compared = audit_split(found, manifest, checksums)
+            compared = audit_split(found, listed, checksums)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         rows.append({"file": path, "overlap": False, "compared": compared, "parts": found.counts()})
@@ -94,8 +114,5 @@ def _counts(found: Split) -> str:
     )
 
 
-def _checksums(store: Path) -> dict[str, str]:
-    from normal_guidance.features.store import open_store
-
-    scans = open_store(store).scans
-    return dict(zip(scans["scan_id"].tolist(), scans["sha256"].tolist(), strict=True))
+def _checksums(store: FeatureStore) -> dict[str, str]:
+    return dict(zip(store.scan_ids, store.scans["sha256"].tolist(), strict=True))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normal_guidance.cli.completion import FORMATS, one_of
+from normal_guidance.cli.completion import FORMATS, IMPORT_FORMATS, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.errors import UserError
 
@@ -85,14 +85,44 @@ def verify(store: Store, as_json: AsJson = False) -> None:
 
 @store_app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="Folder or file of another format.", metavar="SOURCE")],
-    form: Form,
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Features: a file (.npz, .npy, .pt, .h5, .parquet), a folder of such files, or torchmil's folders.",
+            metavar="SOURCE",
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the store.")],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table (.csv, .parquet) with scan_id, label, and optionally patient_id, part, slice_labels (0 0 1 1).",
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="npz, npy, pt, hdf5, parquet or torchmil. Default: found from the files.",
+            metavar="FORMAT",
+            autocompletion=one_of(IMPORT_FORMATS),
+        ),
+    ] = None,
 ) -> None:
-    """Write a store from npz files, HDF5 or torchmil's folders."""
-    from normal_guidance.features.convert import import_store
+    """Write a store from features of your own.
 
-    typer.echo(f"{out}: {import_store(source, out, form)!r}")
+    A file may hold one scan or many; the command prints under which keys it found features, labels and patients.
+    Reading executes no code: pickled objects are refused.
+    """
+    from normal_guidance.features.import_features import import_store
+
+    store = import_store(source, out, form, labels=labels, tell=lambda line: typer.echo(line, err=True))
+    typer.echo(f"{out}: {store!r}")
+    if not store.scans["part"].notna().any():
+        typer.echo(
+            f"Next: nguide split {out} -o splits, then nguide sweep {out} --split splits/split-1001.csv --out RUNS"
+        )
 
 
 @store_app.command()

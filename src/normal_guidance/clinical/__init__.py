@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.bundle import Bundle, bundle_run, load_bundle, write_bundle
+    from normal_guidance.clinical.new_features import predict_features
     from normal_guidance.clinical.new_scans import NotPredicted, find_scans
     from normal_guidance.clinical.predicting import PredictOptions, predict, predict_found
     from normal_guidance.clinical.result_folder import prediction_json, write_predictions, write_scan
@@ -31,6 +32,7 @@ _HOME = {
     "find_scans": "new_scans",
     "load_bundle": "bundle",
     "predict": "predicting",
+    "predict_features": "new_features",
     "predict_found": "predicting",
     "prediction_json": "result_folder",
     "write_bundle": "bundle",
@@ -47,6 +49,7 @@ __all__ = [
     "find_scans",
     "load_bundle",
     "predict",
+    "predict_features",
     "predict_found",
     "prediction_json",
     "write_bundle",

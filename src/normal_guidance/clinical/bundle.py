@@ -4,15 +4,15 @@
                          threshold, and how the model was trained
     model.safetensors    the model's weights, without the encoder's
 
-A bundle is read from such a folder, or straight from the folder of a run that was trained on a store which
-`nguide encode` made: only such a run records how slices become features.
+A bundle is read from such a folder, or straight from the folder of a run that was trained on a store.  A store which
+`nguide encode` made records how slices become features; a model of other features takes features instead of scans.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,8 @@ class Bundle:
         model: with the winner's weights, in eval mode.
         features: number of features per slice.
         dtype: dtype of the store that it was trained on; features are rounded to it.
-        encoder: which encoder makes the features.
-        preprocessing: how a scan is prepared for the encoder.
+        encoder: which encoder makes the features; None if `nguide encode` did not make them.
+        preprocessing: how a scan is prepared for the encoder; None without an encoder.
         repair: whether known mistakes in the files are mended.
         expects: which scans it was made for.
         operation: calibration and threshold.
@@ -73,8 +73,8 @@ class Bundle:
     model: nn.Module
     features: int
     dtype: str
-    encoder: EncoderId
-    preprocessing: Preprocessing
+    encoder: EncoderId | None
+    preprocessing: Preprocessing | None
     repair: bool
     expects: Expectations
     operation: Operation
@@ -98,13 +98,22 @@ class Bundle:
             "config": self.config.as_json(),
             "features": self.features,
             "dtype": self.dtype,
-            "encoder": {"name": self.encoder.name, "fingerprint": self.encoder.fingerprint},
-            "preprocessing": self.preprocessing.to_dict(),
+            "encoder": None if self.encoder is None else asdict(self.encoder),
+            "preprocessing": None if self.preprocessing is None else self.preprocessing.to_dict(),
             "repair": self.repair,
             "expects": self.expects.as_json(),
             "operation": self.operation.as_json(),
             "training": dict(self.training),
         }
+
+    def encoding(self) -> tuple[EncoderId, Preprocessing]:
+        """How a scan becomes features; a model that does not know it is refused."""
+        if self.encoder is None or self.preprocessing is None:
+            raise UserError(
+                "the model was trained on features that nguide encode did not make, so how a new scan becomes such "
+                "features is unknown; give features: nguide predict FEATURES --model MODEL -o OUT"
+            )
+        return self.encoder, self.preprocessing
 
     def load_encoder(
         self,
@@ -124,15 +133,16 @@ class Bundle:
             precision: see `load_encoder`.
             offline: make no network call.
         """
-        wanted = (name or self.encoder.name).partition("+")[0]  # NAME+HASH: weights of the user's own
-        channels = self.preprocessing.channels
+        own, preprocessing = self.encoding()
+        wanted = (name or own.name).partition("+")[0]  # NAME+HASH: weights of the user's own
+        channels = preprocessing.channels
         encoder = load_encoder(
             wanted, weights=weights, device=device, precision=precision, channels=channels, offline=offline
         )
-        if encoder.fingerprint != self.encoder.fingerprint:
+        if encoder.fingerprint != own.fingerprint:
             raise UserError(
-                f"the model was trained with the encoder {self.encoder.name}, fingerprint "
-                f"{self.encoder.fingerprint[:16]}, but {encoder.name} here has {encoder.fingerprint[:16]}; give the "
+                f"the model was trained with the encoder {own.name}, fingerprint "
+                f"{own.fingerprint[:16]}, but {encoder.name} here has {encoder.fingerprint[:16]}; give the "
                 "right one: --encoder NAME, or --weights FILE"
             )
         return encoder
@@ -194,16 +204,16 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
     operation = _operation(run, group, sensitivity)
     try:
         provenance = made["provenance"]
-        identity = provenance["identity"]
-        inputs = provenance.get("inputs")
+        encoded = {"identity", "preprocessing"} <= provenance.keys()
+        inputs = provenance.get("inputs") if encoded else None
         bundle = Bundle(
             config=winner.config,
             model=model,
             features=made["width"],
             dtype=made["dtype"],
-            encoder=EncoderId(**identity["encoder"]),
-            preprocessing=Preprocessing.from_dict(provenance["preprocessing"]),
-            repair=identity["execution"]["repair"],
+            encoder=EncoderId(**provenance["identity"]["encoder"]) if encoded else None,
+            preprocessing=Preprocessing.from_dict(provenance["preprocessing"]) if encoded else None,
+            repair=encoded and provenance["identity"]["execution"]["repair"],
             expects=Expectations.from_inputs(inputs),
             operation=operation,
             training=_training(run, winner, inputs),
@@ -212,7 +222,10 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
         if isinstance(error, UserError):
             raise
         raise UserError(f"{run.folder / REPORT} is damaged ({error!r}); copy the run again") from error
-    if inputs is None:
+    if not encoded:
+        note = "nguide encode did not make the features: new ones must be made exactly as those of the training scans"
+        bundle = replace(bundle, operation=replace(operation, notes=(*operation.notes, note)))
+    elif inputs is None:
         note = "the store does not record which scans it was made from, so new scans are not checked; encode it again"
         bundle = replace(bundle, operation=replace(operation, notes=(*operation.notes, note)))
     return bundle
@@ -224,14 +237,7 @@ def _features(run: Run) -> Mapping[str, Any]:
     if made is None:
         raise UserError(
             f"{run.folder} does not say how its features were made: it was trained without a store, or by an earlier "
-            "version; train it again on a store that nguide encode made"
-        )
-    provenance = made.get("provenance", {})
-    if not {"identity", "preprocessing"} <= provenance.keys():
-        known = ", ".join(f"{name}: {value}" for name, value in provenance.items())[:200]
-        raise UserError(
-            f"{run.folder} was trained on features that nguide encode did not make ({known or 'nothing is recorded'}), "
-            "so how a new scan becomes such features is unknown; use nguide encode, and train again"
+            "version; train it again on a store of nguide encode or nguide store import"
         )
     return made
 
@@ -292,8 +298,8 @@ def _read(folder: Path) -> Bundle:
             model=winner_model(config, content["features"], weights),
             features=content["features"],
             dtype=content["dtype"],
-            encoder=EncoderId(**content["encoder"]),
-            preprocessing=Preprocessing.from_dict(content["preprocessing"]),
+            encoder=None if content["encoder"] is None else EncoderId(**content["encoder"]),
+            preprocessing=None if content["encoder"] is None else Preprocessing.from_dict(content["preprocessing"]),
             repair=content["repair"],
             expects=Expectations.from_json(content["expects"]),
             operation=Operation.from_json(content["operation"]),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.calibration import describe
@@ -13,6 +14,7 @@ from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import rounded
 from normal_guidance.core.method_names import method_title
 from normal_guidance.data.problems import Problem, summarize
+from normal_guidance.features.convert import file_name
 from normal_guidance.presentation.html import Section, bullets, figure, page, paragraph
 
 CAUTION = (
@@ -77,9 +79,10 @@ def _key_slices(prediction: ScanPrediction) -> list[str]:
         lines.append((str(rank), str(place + 1), number, position, share))
     first, last = prediction.interval
     where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
+    order = "by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber"
     interval = (
         f"{100 * prediction.share:g} % of the attention lies in {where} of {len(prediction.row)}. Slices are counted "
-        "from 1 by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber."
+        f"from 1 {order if prediction.has_images else 'in the order of their features'}."
     )
     return [table(("rank", "slice", "image number", "position in mm", "attention"), lines), paragraph(interval)]
 
@@ -94,7 +97,7 @@ def _scan(prediction: ScanPrediction, anonymize: bool) -> str:
         "modality": row.modality,
         "slices": str(len(row)),
         "slice spacing": spacing,
-        "pixels": f"{row.rows} x {row.columns}",
+        "pixels": f"{row.rows} x {row.columns}" if prediction.has_images else "none, features only",
     }
     return _facts(facts)
 
@@ -105,8 +108,8 @@ def _model(bundle: Bundle) -> list[str]:
     test = training["test"] or {}
     facts = {
         "method": method_title(bundle.method),
-        "encoder": f"{bundle.encoder.name} ({bundle.encoder.fingerprint[:12]})",
-        "made for": str(bundle.expects),
+        "encoder": bundle.encoder and f"{bundle.encoder.name} ({bundle.encoder.fingerprint[:12]})",
+        "made for": str(bundle.expects) if bundle.encoder else f"slices of {bundle.features} features",
         "trained on": f"{training['dataset'] or 'unknown'}: {scans} scans",
         "validation AUROC": _number(training["validation_auroc"]),
         "test AUROC": _number(test.get("scan_auroc")),
@@ -141,7 +144,7 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
     header = ("scan", "probability", "result", "key slices", "slices", "problems")
     rows = [
         (
-            f"<a href='{escape(line['scan_id'], quote=True)}/report.html'>{escape(line['scan_id'])}</a>",
+            f"<a href='{quote(file_name(line['scan_id']))}/report.html'>{escape(line['scan_id'])}</a>",
             escape(rounded(line["probability"])),
             {None: "no threshold", 1: "positive", 0: "negative"}[line["positive"]],
             escape(line["key_slices"]),

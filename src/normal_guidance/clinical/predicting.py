@@ -96,6 +96,7 @@ def predict_found(
     found: FoundScans, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
     """Predict scans that `find_scans` found, as `predict` does."""
+    _, preprocessing = bundle.encoding()
     yield from found.unusable
     taken: list[ScanRow] = []
     notes: dict[str, list[Problem]] = {}
@@ -112,7 +113,7 @@ def predict_found(
             taken.append(row)
     if not taken:
         return
-    inputs = Inputs(Decoding(read_volume, found.root, bundle.repair), bundle.preprocessing)
+    inputs = Inputs(Decoding(read_volume, found.root, bundle.repair), preprocessing)
     with start_workers(options.workers, options.timeout, len(taken)) as pool:
         machine = _machine(bundle, encoder or bundle.load_encoder(), options, pool)
         for number, encoded in machine.encode(inputs, ((number, [row]) for number, row in enumerate(taken))):
@@ -121,7 +122,7 @@ def predict_found(
 
 
 def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Pool) -> Machine:
-    if encoder.fingerprint != bundle.encoder.fingerprint:
+    if encoder.fingerprint != bundle.encoding()[0].fingerprint:
         raise UserError(f"encoder {encoder.name} is not the one of the bundle; load it by bundle.load_encoder()")
     how = EncodingOptions(bundle.repair, options.batch_size, encoder.device, encoder.precision)
     setup = Setup(bundle.load_encoder, encoder.fingerprint, torch.__version__, how, options.workers, options.timeout)
@@ -156,11 +157,23 @@ def _outcome(
         odd = [anonymous_problem(one, row.scan_id) for one in odd]
     if encoded.failed:
         return NotPredicted(row.scan_id, odd[-1]._replace(action="left out"), tuple(notes))
-    logit, log_attention = score(bundle, encoded.features)
+    return outcome_of(row, root, encoded.features, (*notes, *odd), bundle, options)
+
+
+def outcome_of(
+    row: ScanRow,
+    root: Path,
+    features: Float[Tensor, "slices features"],
+    problems: tuple[Problem, ...],
+    bundle: Bundle,
+    options: PredictOptions,
+) -> Outcome:
+    """The prediction for a scan from its features; `problems` are those known before."""
+    logit, log_attention = score(bundle, features)
     attention = attention_per_head(log_attention).mean(0)
     if not math.isfinite(logit) or not attention.isfinite().all():
         reason = Problem(row.scan_id, "", "failed", "the model gave numbers that are not finite", "left out")
-        return NotPredicted(row.scan_id, reason, (*notes, *odd))
+        return NotPredicted(row.scan_id, reason, problems)
     first, last = smallest_interval(attention, torch.tensor([len(row)]), options.share)
     return ScanPrediction(
         row=row,
@@ -173,7 +186,7 @@ def _outcome(
         key_slices=key_slices(attention, options.keys, row.slice_spacing),
         interval=(int(first), int(last)),
         share=options.share,
-        problems=(*notes, *odd),
+        problems=problems,
     )
 
 

@@ -3,11 +3,11 @@
     OUT/summary.csv, summary.json     one line a scan, also without a prediction; model, options, versions
     OUT/index.html                    all scans by probability
     OUT/predictions.parquet           `normal_guidance.evaluation.predictions.PREDICTIONS`; label -1, part 'new'
-    OUT/manifest.parquet              files and geometry, for `nguide view`; not written for anonymous results
+    OUT/manifest.parquet              files and geometry, for `nguide view`; not for anonymous results or features
     OUT/problems.csv                  everything that was odd
     OUT/SCAN/prediction.json          everything about a scan (`prediction_json`)
     OUT/SCAN/slices.csv               a line a slice
-    OUT/SCAN/strip.png                key slices and attention curve
+    OUT/SCAN/strip.png                key slices and attention curve; not for features, which have no images
     OUT/SCAN/report.html              one page, with the strip
     OUT/SCAN/dicom/                   for hospital software, if asked for
 
@@ -41,6 +41,7 @@ from normal_guidance.data.manifest import write_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, summarize, write_problems
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
+from normal_guidance.features.convert import file_name
 from normal_guidance.files import folder_atomically, make_folder, write_atomically, write_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE
 
@@ -111,9 +112,9 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
         "head_attention": prediction.head_attention.tolist(),
         "source": {
             "kind": row.kind,
-            "modality": row.modality,
-            "rows": row.rows,
-            "columns": row.columns,
+            "modality": row.modality or None,
+            "rows": row.rows or None,
+            "columns": row.columns or None,
             "pixel_spacing_mm": row.pixel_spacing and list(row.pixel_spacing),
             "slice_spacing_mm": row.slice_spacing,
             "folder": None if anonymize else str(prediction.root),
@@ -155,15 +156,12 @@ def write_scan(
         dicom: also write DICOM results.
         anonymize: leave out ids, paths and UIDs; the prediction was made with the same option.
     """
-    folder = Path(out) / prediction.row.scan_id
+    folder = Path(out) / file_name(prediction.row.scan_id)
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
         strip = draft / "strip.png"
-        try:
-            draw_strip(prediction, bundle.preprocessing.windows[0], strip, repair=bundle.repair)
-        except UnreadableError as error:  # it could be decoded before, so it has changed since
-            detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
-            problems.append(Problem(prediction.row.scan_id, "", "unreadable", detail, "no picture, no DICOM results"))
+        if prediction.has_images:
+            problems += _draw(prediction, bundle, strip, anonymize)
         if dicom and strip.exists():
             problems += _write_dicom(prediction, strip, draft / "dicom", anonymize)
         about, slices = prediction_json(prediction, bundle, anonymize=anonymize), _slices_csv(prediction, anonymize)
@@ -172,6 +170,16 @@ def write_scan(
         write_atomically(draft / "slices.csv", slices)
         write_atomically(draft / "report.html", page.encode())
     return Written(prediction, folder, tuple(problems))
+
+
+def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, anonymize: bool) -> list[Problem]:
+    _, preprocessing = bundle.encoding()
+    try:
+        draw_strip(prediction, preprocessing.windows[0], strip, repair=bundle.repair)
+    except UnreadableError as error:  # it could be decoded before, so it has changed since
+        detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
+        return [Problem(prediction.row.scan_id, "", "unreadable", detail, "no picture, no DICOM results")]
+    return []
 
 
 def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: bool) -> list[Problem]:
@@ -286,7 +294,7 @@ def _write_tables(
         write_atomically(out / "summary.csv", _csv(lines))
     tables = [_prediction_table(predictions, anonymize)] if predictions else []
     write_predictions_table(out / PREDICTION_TABLE, tables)
-    if predictions and not anonymize:
+    if predictions and predictions[0].has_images and not anonymize:
         place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
         write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
     write_atomically(out / "index.html", index_page(lines, bundle, others).encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.manifest import FEATURES, ScanRow
 from normal_guidance.data.problems import Problem
 
 
@@ -62,6 +62,11 @@ class ScanPrediction:
     def attention(self) -> Float[Tensor, "slices"]:
         """The heads' mean; it sums to one."""
         return self.head_attention.mean(0)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there are slices to look at; a scan may also be given by its features alone."""
+        return self.row.kind != FEATURES
 
     @property
     def instance_numbers(self) -> list[int | None]:

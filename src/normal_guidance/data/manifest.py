@@ -57,6 +57,9 @@ IN_EXTRA = ("study_uid", "series_uid", "series_description", "instance_numbers")
 PARTS = ("train", "val", "test")
 """The parts of a split."""
 
+FEATURES = "features"
+"""The kind of a scan without images."""
+
 BATCH = 1024
 """Scans per piece of the table."""
 
@@ -80,7 +83,7 @@ class ScanRow:
     slice_labels: np.ndarray | None
     """0 or 1 for every slice; None where they are unknown."""
     kind: str
-    """'dicom' or 'nifti'."""
+    """'dicom' or 'nifti'; `FEATURES` for a new scan of which only the features are known, which no manifest lists."""
     files: tuple[str, ...]
     """The file of every slice, relative to the root; 'archive.zip!folder/1.dcm' lies in an archive."""
     frames: tuple[int, ...]

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import pandas as pd
 from sklearn.model_selection import train_test_split
@@ -172,33 +173,47 @@ def read_split(path: str | Path) -> Split:
 # ----------------------------------------------------------------------------------------------------
 
 
-def audit(split: Split, manifest: Manifest, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
-    """Checks that the parts of a split share no patient, no scan and no slice.
+@runtime_checkable
+class Scans(Protocol):
+    """Scans with their patients: a manifest, or a feature store."""
+
+    @property
+    def scan_ids(self) -> Sequence[str]: ...
+
+    @property
+    def patient_ids(self) -> Sequence[str]: ...
+
+
+def audit(split: Split, scans: Scans, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
+    """Checks that the parts of a split share no patient, no scan and, where a manifest lists them, no slice.
 
     Given checksums of the scans' features, it also checks that no scan has a copy under another name in another part.
     Returns the numbers of compared scans, patients, slices and checksums; raises a UserError for anything shared.
     """
-    listed, have = set(split.scan_ids), set(manifest.scan_ids)
-    for scans, problem in ((listed - have, "is not in the manifest"), (have - listed, "is in no part")):
-        if scans:
-            raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
+    listed, have = set(split.scan_ids), set(scans.scan_ids)
+    place = "manifest" if isinstance(scans, Manifest) else "store"
+    for lost, problem in ((listed - have, f"is not in the {place}"), (have - listed, "is in no part")):
+        if lost:
+            raise UserError(f"scan {min(lost)!r} {problem} ({len(lost)} such scans); make the split again")
     part_of = dict(zip(split.scan_ids, split.parts, strict=True))
-    parts = [part_of[scan] for scan in manifest.scan_ids]
+    parts = [part_of[scan] for scan in scans.scan_ids]
     patient_of = dict(zip(split.scan_ids, split.patient_ids, strict=True))
-    other = [s for s, p in zip(manifest.scan_ids, manifest.patient_ids, strict=True) if patient_of[s] != p]
+    other = [s for s, p in zip(scans.scan_ids, scans.patient_ids, strict=True) if patient_of[s] != p]
     if other:
         raise UserError(
-            f"scan {other[0]!r} belongs to another patient in the manifest than in the split ({len(other)} such "
+            f"scan {other[0]!r} belongs to another patient in the {place} than in the split ({len(other)} such "
             "scans); make the split again"
         )
-    _refuse_overlap(manifest.patient_ids, parts, "patient")
-    files, file_parts = _slices(manifest, parts)
-    _refuse_overlap(files, file_parts, "slice")
-    compared = {"scans": len(have), "patients": len(set(manifest.patient_ids)), "slices": len(files)}
+    _refuse_overlap(scans.patient_ids, parts, "patient")
+    compared = {"scans": len(have), "patients": len(set(scans.patient_ids))}
+    if isinstance(scans, Manifest):
+        files, file_parts = _slices(scans, parts)
+        _refuse_overlap(files, file_parts, "slice")
+        compared["slices"] = len(files)
     if checksums is None:
         return compared
     absent = have - set(checksums)
-    known = [scan for scan in manifest.scan_ids if scan not in absent]
+    known = [scan for scan in scans.scan_ids if scan not in absent]
     _refuse_overlap([checksums[scan] for scan in known], [part_of[scan] for scan in known], "checksum")
     return {**compared, "checksums": len(known)}
 

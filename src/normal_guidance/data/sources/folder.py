@@ -17,21 +17,18 @@ cell of slice labels is empty, all slices of a negative scan are negative, and t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import csv
 
 from normal_guidance.data.containers import list_members
 from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.label_tables import BINARY, parse_labels, parse_ranges, read_table
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
-    BINARY,
     Candidate,
     Group,
     Labels,
@@ -42,7 +39,6 @@ from normal_guidance.data.sources.interface import (
 )
 from normal_guidance.data.sources.masks import slices_of_mask
 from normal_guidance.errors import UserError
-from normal_guidance.files import read_parquet
 
 if TYPE_CHECKING:
     from normal_guidance.data.dicom_slices import Header
@@ -173,85 +169,16 @@ class FolderScans:
         """`groups` reported the rows without files already."""
 
 
-def parse_labels(text: str) -> np.ndarray:
-    """The slice labels in a cell of the table.
-
-    Example:
-        >>> parse_labels("[0, 0, 1]").tolist(), parse_labels("0 1 1").tolist()
-        ([0, 0, 1], [0, 1, 1])
-    """
-    words = re.split(r"[\s,;]+", text.strip().strip("[]()").strip())
-    wrong = [word for word in words if word.lower() not in BINARY]
-    if wrong:
-        raise ValueError(f"slice label {wrong[0]!r} is neither 0 nor 1")
-    return np.array([BINARY[word.lower()] for word in words], np.int8)
-
-
-def parse_ranges(text: str, count: int) -> np.ndarray:
-    """Slice labels from ranges of positive slices, counted from 0, both ends included.
-
-    Example:
-        >>> parse_ranges("1-2;4", 6).tolist()
-        [0, 1, 1, 0, 1, 0]
-    """
-    labels = np.zeros(count, np.int8)
-    for word in filter(None, re.split(r"[\s,;]+", text.strip())):
-        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
-        if match is None:
-            raise ValueError(f"slice range {word!r} is not one; write it as 12-20;31-33")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if not first <= last < count:
-            raise ValueError(f"slice range {word!r} does not fit {count} slices, counted from 0 to {count - 1}")
-        labels[first : last + 1] = 1
-    return labels
-
-
 # ----------------------------------------------------------------------------------------------------
 # The table
 # ----------------------------------------------------------------------------------------------------
 
 
 def _read_table(path: Path) -> dict[str, list[str]]:
-    """The columns that are fields of `_Row`, as text; a list becomes its numbers with spaces between."""
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".parquet"):
-        raise UserError(f"--table {path}: the ending is unknown; give a .csv or .parquet file")
-    if not path.is_file():
-        raise UserError(f"--table {path} is not a file; give the table of labels")
-    try:
-        table = read_parquet(path) if suffix == ".parquet" else _read_csv(path)
-        columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _wanted(table)}
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"--table {path} cannot be read ({error}); write it again") from error
-    for name in ("scan_id", "path"):
-        if name not in columns:
-            raise UserError(f"--table {path} has no column {name}; it has {', '.join(table.column_names)}")
+    columns = read_table(path, "--table", list(_Row.__dataclass_fields__), ["scan_id", "path"])
     if set(columns).isdisjoint({"label", *SLICES}):
         raise UserError(f"--table {path} has no column label, nor one of {', '.join(SLICES)}; add one")
     return columns
-
-
-def _wanted(table: pa.Table) -> list[str]:
-    fields = _Row.__dataclass_fields__
-    twice = {name for name in table.column_names if table.column_names.count(name) > 1}
-    if twice & fields.keys():
-        raise ValueError(f"column {min(twice & fields.keys())} occurs twice")
-    return [name for name in table.column_names if name in fields]
-
-
-def _read_csv(path: Path) -> pa.Table:
-    names = csv.open_csv(path).schema.names
-    return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())))
-
-
-def _text(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    if isinstance(value, list | tuple):
-        return " ".join(_text(one) or str(one) for one in value)
-    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
-        return str(int(value))  # a column of integers with gaps is stored as floats
-    return str(value).strip()
 
 
 def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str, _Row]:

@@ -19,6 +19,7 @@ from pyarrow import csv
 
 from normal_guidance.data.containers import list_files
 from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.label_tables import BINARY
 from normal_guidance.data.manifest import DatasetLabel
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.errors import UserError
@@ -32,9 +33,6 @@ LISTED = 10_000
 
 OWN_PATIENT = "scan is its own patient"
 """The action for a scan without PatientID."""
-
-BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
-"""Spellings of a 0/1 label."""
 
 
 @dataclass(frozen=True)

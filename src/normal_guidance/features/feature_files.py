@@ -1,0 +1,265 @@
+"""Files of features that other programs wrote, opened as named arrays: npz, npy, PyTorch, HDF5, parquet.
+
+Opening executes no code: NumPy's pickles are refused, PyTorch loads with `weights_only`.  Large arrays stay on the disk
+until they are sliced, where the format allows it (npy, HDF5, PyTorch's zip files).
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from normal_guidance.errors import UserError
+from normal_guidance.files import read_parquet
+
+Fields = Mapping[str, Any]
+"""What a file holds, by key: arrays, tensors, HDF5 datasets, text and numbers; or again such a mapping."""
+
+READ_ERRORS = (
+    *(OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, IndexError, AttributeError, SyntaxError),
+    *(MemoryError, OverflowError, struct.error, tokenize.TokenError, zlib.error),
+    *(zipfile.BadZipFile, pickle.UnpicklingError, pa.ArrowException),
+)
+"""What libraries raise for damaged files, found by damaging some."""
+
+
+class Kind(NamedTuple):
+    """A kind of file: its endings, its first four bytes (None for zip archives), and the function that opens it."""
+
+    suffixes: tuple[str, ...]
+    begins: bytes | None
+    open: Callable[[Path], AbstractContextManager[Fields]]
+
+
+def kind_of(path: Path) -> str | None:
+    """The kind of a file: by its ending or, where that is unknown, by its first bytes; None if neither is known.
+
+    Example:
+        >>> kind_of(Path("A17.pth")), kind_of(Path("A17.txt"))
+        ('pt', None)
+    """
+    suffix = path.suffix.lower()
+    named = next((kind for kind, about in KINDS.items() if suffix in about.suffixes), None)
+    return named or (_kind_of_content(path) if path.is_file() else None)
+
+
+def has_suffix(path: Path) -> bool:
+    """Whether a file's name ends like one of features."""
+    return any(path.suffix.lower() in about.suffixes for about in KINDS.values())
+
+
+def _kind_of_content(path: Path) -> str | None:
+    with path.open("rb") as file:
+        begin = file.read(8)
+    if begin.startswith(b"PK") and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        if any(name.endswith("data.pkl") for name in names):
+            return "pt"
+        return "npz" if names and all(name.endswith(".npy") for name in names) else None
+    return next(
+        (kind for kind, about in KINDS.items() if kind not in ("npz", "pt") and begin[:4] == about.begins), None
+    )
+
+
+@contextmanager
+def open_file(path: Path, kind: str) -> Iterator[Fields]:
+    """Opens a file of a kind; what its library cannot read, here or in the block, becomes a `UserError`."""
+    try:
+        with KINDS[kind].open(path) as fields:
+            yield fields
+    except UserError:
+        raise
+    except READ_ERRORS as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"{path} cannot be read ({reason}); leave it out, or write or copy it again") from error
+
+
+class _Archive(Mapping[str, Any]):
+    """The arrays of an npz file, each read when it is asked for; an array of Python objects is named."""
+
+    def __init__(self, arrays: Any) -> None:
+        self.arrays = arrays
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.arrays[name]
+        except ValueError as error:
+            raise ValueError(f"{error}: {name!r}; write numbers and text instead, such as array.astype(str)") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+@contextmanager
+def _npz(path: Path) -> Iterator[Fields]:
+    with path.open("rb") as file:
+        arrays = np.load(file, allow_pickle=False)
+        if isinstance(arrays, np.ndarray):
+            raise ValueError("it is a single array; name it .npy")
+        with arrays:
+            yield _Archive(arrays)
+
+
+@contextmanager
+def _npy(path: Path) -> Iterator[Fields]:
+    array = np.load(path, allow_pickle=False, mmap_mode="r")
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it is an archive of arrays; name it .npz")
+    yield {"features": array}
+
+
+@contextmanager
+def _pt(path: Path) -> Iterator[Fields]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        found = re.search(r"(?:Unsupported global: GLOBAL|Unsupported class|unsupported GLOBAL) (\S+)", str(error))
+        if found is None:
+            raise ValueError("not a file of tensors, or damaged") from error
+        raise UserError(
+            f"{path} holds Python objects ({found[1]}), which could run code, so it is not read; save tensors, "
+            "numbers and text only: torch.save({'features': tensor, 'label': 1}, path)"
+        ) from error
+    if isinstance(content, torch.Tensor):
+        yield {"features": content}
+    elif isinstance(content, Mapping):
+        yield {str(key): value for key, value in content.items()}
+    elif isinstance(content, list | tuple) and all(isinstance(one, Mapping) for one in content):
+        yield {f"{path.stem}-{number}": one for number, one in enumerate(content)}
+    elif isinstance(content, list | tuple):
+        yield {"features": list(content)}
+    else:
+        raise ValueError(f"it holds one {type(content).__name__}, not tensors")
+
+
+# ----------------------------------------------------------------------------------------------------
+# HDF5
+# ----------------------------------------------------------------------------------------------------
+
+
+def import_h5py() -> Any:
+    """h5py, or one line that says how to install it."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise UserError("h5py is not installed; pip install 'normal-guidance[encoders]'") from error
+    return h5py
+
+
+class _Group(Mapping[str, Any]):
+    """The attributes and members of an HDF5 group; a dataset is read when it is sliced."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.group:
+            return self.group.attrs[name]
+        member = self.group[name]
+        return _Group(member) if hasattr(member, "keys") else member
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in self.group.attrs if name not in self.group)
+        yield from self.group
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@contextmanager
+def _hdf5(path: Path) -> Iterator[Fields]:
+    with import_h5py().File(path, "r", track_order=True) as file:
+        yield _Group(file)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parquet
+# ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Fields]:
+    table = read_parquet(path)
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    lists = {name: _nested(column) for name, column in columns.items() if _is_list(column.type)}
+    numbered = _numbered([name for name, column in columns.items() if pa.types.is_floating(column.type)])
+    others = [name for name in columns if name not in lists and name not in numbered]
+    plain = {name: np.array(columns[name].to_pylist(), object) for name in others}
+    if any(np.asarray(values[0]).dtype.kind == "f" for values in lists.values() if len(values)):
+        yield {**plain, **lists}
+    elif numbered:
+        features = np.stack([columns[name].to_numpy(zero_copy_only=False) for name in numbered], axis=1)
+        yield {**plain, **lists, "features": features}
+    else:
+        raise ValueError(
+            "looked for features: a column of lists of floats, or numbered columns of floats such as f0, f1; found "
+            + ", ".join(f"{name} ({column.type})" for name, column in columns.items())
+        )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _nested(column: pa.Array) -> Any:
+    """A column of lists: one array if all lists have the same length, else a list with an array for each row."""
+    if column.null_count:
+        return [None if row is None else np.array(row) for row in column.to_pylist()]
+    lengths = pc.list_value_length(column).to_numpy()
+    values = column.flatten()
+    if not _is_list(values.type) and len(set(lengths.tolist())) == 1:
+        return values.to_numpy(zero_copy_only=False).reshape(len(column), -1)
+    return [_array(row.values) for row in column]
+
+
+def _array(values: pa.Array) -> np.ndarray:
+    """The values of one row: an array of one or, for a list of lists, of two dimensions."""
+    if not _is_list(values.type):
+        return values.to_numpy(zero_copy_only=False)
+    lengths = set(pc.list_value_length(values).to_pylist())
+    if len(lengths) > 1:
+        raise ValueError(f"slices of one scan have {min(lengths)} to {max(lengths)} features")
+    return values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), -1)
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """The names that differ in their last number only, by that number; the largest such group of two or more.
+
+    Example:
+        >>> _numbered(["z", "f10", "f2", "age1"])
+        ['f2', 'f10']
+    """
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        match = re.fullmatch(r"(.*?)([0-9]{1,9})", name)
+        if match:
+            groups.setdefault(match[1], []).append((int(match[2]), name))
+    largest = max(groups.values(), key=len, default=[])
+    return [name for _, name in sorted(largest)] if len(largest) > 1 else []
+
+
+KINDS = {
+    "npz": Kind((".npz",), None, _npz),
+    "npy": Kind((".npy",), b"\x93NUM", _npy),
+    "pt": Kind((".pt", ".pth"), None, _pt),
+    "hdf5": Kind((".h5", ".hdf5"), b"\x89HDF", _hdf5),
+    "parquet": Kind((".parquet",), b"PAR1", _parquet),
+}
+"""The kinds of files that can be opened, by the name of their format."""

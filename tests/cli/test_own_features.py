@@ -1,0 +1,166 @@
+"""Features of a user's own, from a file to predictions, by the commands that a user types."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+from normal_guidance.clinical.bundle import load_bundle
+from normal_guidance.clinical.predicting import score
+from normal_guidance.features.store import open_store
+from small_bundle import make_run
+
+
+def nguide(*words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def draw(scans: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Packed features, lengths and labels: positive scans have a block of shifted slices."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(4, 9, scans)
+    labels = np.arange(scans) % 2
+    features = random.normal(size=(lengths.sum(), 6)).astype(np.float32)
+    for start, label in zip(lengths.cumsum() - lengths, labels, strict=True):
+        features[start + 1 : start + 3] += 3 * label
+    return features, lengths, labels
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """The folder of the chain: features.npz and labels.csv, store, splits, runs."""
+    folder = tmp_path_factory.mktemp("own")
+    features, lengths, labels = draw(48, seed=1)
+    ids = [f"S{number}" for number in range(48)]
+    np.savez(folder / "features.npz", x=features, lengths=lengths, ids=ids)
+    patients = [f"P{number // 4 * 2 + number % 2}" for number in range(48)]
+    table = pd.DataFrame({"scan_id": ids, "label": labels, "patient_id": patients})
+    table.to_csv(folder / "labels.csv", index=False)
+    said = nguide("store", "import", folder / "features.npz", "--labels", folder / "labels.csv", "-o", folder / "store")
+    assert "found features ('x'), scan_id ('ids'), lengths; looked for, but absent: label" in said.stderr
+    assert "warning" not in said.stderr
+    assert f"Next: nguide split {folder / 'store'} -o splits" in said.stdout
+    nguide("split", folder / "store", "-o", folder / "splits", "--seeds", 1001)
+    options = ("--lr", 0.1, "--l1", 0, "--epochs", 2, "--batch-size", 8, "--no-train-above-val", "--seeds", 1001)
+    split = folder / "splits" / "split-1001.csv"
+    nguide("sweep", folder / "store", "--split", split, "--methods", "abmil", *options, "--out", folder / "runs")
+    return folder
+
+
+@pytest.fixture
+def run(trained) -> Path:
+    return trained / "runs" / "abmil" / "1001"
+
+
+def test_a_store_is_split_by_patient_and_audited(trained):
+    split = pd.read_csv(trained / "splits" / "split-1001.csv")
+    assert split.groupby("patient_id")["part"].nunique().max() == 1
+    assert split["part"].value_counts().to_dict() == {"train": 32, "val": 8, "test": 8}
+    said = nguide("audit", trained / "store", trained / "splits" / "split-1001.csv").stdout
+    assert "no overlap; compared 48 scans, 24 patients, 48 checksums" in said
+    with_scan = split.assign(scan_id=split["scan_id"].replace("S0", "S99"))
+    with_scan.to_csv(trained / "other.csv", index=False)
+    said = nguide("audit", trained / "store", trained / "other.csv", code=2).stderr
+    assert "scan 'S99' is not in the store" in said
+    assert (
+        "is neither an index (no manifest.parquet) nor a feature store"
+        in nguide("split", trained / "splits", "-o", trained / "x", code=2).stderr
+    )
+
+
+def test_a_warning_without_patients(trained, tmp_path):
+    features, lengths, labels = draw(4, seed=3)
+    np.savez(tmp_path / "f.npz", x=features, lengths=lengths, y=labels)
+    said = nguide("store", "import", tmp_path / "f.npz", "-o", tmp_path / "store").stderr
+    assert "warning: no scan has a patient id ('f-0'): every scan without a patient id counts as a patient" in said
+
+
+def test_predictions_from_a_file_and_from_a_store_are_the_models(trained, run, tmp_path):
+    features, lengths, _ = draw(3, seed=2)
+    ids = ["a/1", "b", "=c"]  # no file names, and a formula for spreadsheets
+    np.savez(tmp_path / "new.npz", x=features, lengths=lengths, ids=ids)
+    said = nguide("predict", tmp_path / "new.npz", "--model", run, "-o", tmp_path / "out").stdout
+    assert "scan a/1: probability 0." in said
+    assert "3 of 3 scans predicted" in said
+    rows = pd.read_parquet(tmp_path / "out" / "predictions.parquet").set_index("scan_id")
+    bundle = load_bundle(run)
+    for scan, own in zip(ids, torch.from_numpy(features).split(lengths.tolist()), strict=True):
+        logit, log_attention = score(bundle, own)
+        assert rows.loc[scan, "logit"] == pytest.approx(logit)
+        np.testing.assert_allclose(rows.loc[scan, "attention"], log_attention.softmax(-1)[0], atol=1e-6)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"a%2F1", "b", "%3Dc", "index.html", "summary.csv", "summary.json", "problems.csv"} <= names
+    assert "manifest.parquet" not in names
+    assert {path.name for path in (tmp_path / "out" / "b").iterdir()} == {
+        "prediction.json",
+        "slices.csv",
+        "report.html",
+    }
+    held = json.loads((tmp_path / "out" / "a%2F1" / "prediction.json").read_text())
+    assert (held["scan_id"], held["slices"], held["source"]["kind"]) == ("a/1", int(lengths[0]), "features")
+    assert "href='a%252F1/report.html'" in (tmp_path / "out" / "index.html").read_text()
+
+    nguide("bundle", run, "-o", tmp_path / "bundle")
+    nguide("predict", trained / "store", "-m", tmp_path / "bundle", "-o", tmp_path / "again")
+    known = pd.read_parquet(run / "predictions.parquet").set_index("scan_id")
+    again = pd.read_parquet(tmp_path / "again" / "predictions.parquet").set_index("scan_id")
+    assert set(again.index) == set(open_store(trained / "store").scan_ids)
+    for scan in known.index:
+        assert again.loc[scan, "logit"] == pytest.approx(known.loc[scan, "logit"], abs=1e-5)
+
+
+def test_anonymous_results_and_json(run, tmp_path):
+    np.savez(tmp_path / "DOE.npz", x=np.ones((4, 6), np.float32), patient_id="DOE")
+    said = nguide("predict", tmp_path / "DOE.npz", "-m", run, "-o", tmp_path / "out", "--json", "--anonymize").stdout
+    assert json.loads(said)["scan_id"] == "scan-001"
+    assert "DOE" not in said
+    assert not any(b"DOE" in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+
+
+def test_a_scan_that_does_not_fit_does_not_stop_the_others(run, tmp_path):
+    (tmp_path / "in").mkdir()
+    for name, width, value in (("a", 6, 1), ("b", 7, 1), ("c", 6, np.nan), ("index.html", 6, 1)):
+        np.save(tmp_path / "in" / f"{name}.npy", np.full((4, width), value, np.float32))
+    result = nguide("predict", tmp_path / "in", "-m", run, "-o", tmp_path / "out", code=1)
+    assert "scan b: failed: has 7 features a slice, but the model was trained on 6" in result.stderr
+    assert "scan c: failed: has features that are not finite" in result.stderr
+    assert "scan index.html: failed: has an id that cannot be the name of its folder" in result.stderr
+    assert "1 of 4 scans predicted" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["WIDE"], "wide.npy: scan 'wide' has 7 features a slice, but the model was trained on 6; make the features"),
+        (["NOWHERE"], "the model takes features, because it was trained on features that nguide encode did not make: "),
+        (["DICOM"], "dicom holds no scan: it is not a file of features"),
+        (["GOOD", "--dicom"], "--dicom is for scans, but features are given, which have no images"),
+        (["GOOD", "--encoder", "efficientnet-lite0"], "--encoder is for scans"),
+        (["GOOD", "GOOD"], "scan 'good' is in"),
+    ],
+)
+def test_mistakes_are_one_line(run, tmp_path, words, message):
+    np.save(tmp_path / "wide.npy", np.ones((4, 7), np.float32))
+    np.save(tmp_path / "good.npy", np.ones((4, 6), np.float32))
+    (tmp_path / "dicom").mkdir()
+    (tmp_path / "dicom" / "1.dcm").write_bytes(bytes(200))
+    place = {"WIDE": "wide.npy", "GOOD": "good.npy", "DICOM": "dicom", "NOWHERE": "nowhere"}
+    given = [tmp_path / place[word] if word in place else word for word in words]
+    said = nguide("predict", *given, "-m", run, "-o", tmp_path / "out", code=2).stderr
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_scans_takes_no_features(tmp_path):
+    model = make_run(tmp_path / "scans", scans=16)
+    said = nguide("predict", model.store.folder, "-m", model.run, "-o", tmp_path / "out", code=2).stderr
+    assert "holds features, but the model takes scans: it was trained on features of the encoder tiny" in said
