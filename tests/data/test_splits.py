@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from test_manifest import row
 
 from normal_guidance.data.manifest import Manifest, write_manifest
-from normal_guidance.data.splits import PARTS, Split, audit, patient_labels, read_split, split_scans, write_split
+from normal_guidance.data.splits import (
+    PARTS,
+    Split,
+    audit,
+    fold_scans,
+    patient_labels,
+    read_split,
+    split_scans,
+    write_split,
+)
 from normal_guidance.errors import UserError
 
 
@@ -33,6 +42,43 @@ def test_no_patient_is_in_two_parts_and_shares_are_kept(scans: int, seed: int) -
     rate = np.mean(list(label_of.values()))
     for part in PARTS:
         assert abs(np.mean([label_of[p] for p in of[part]]) - rate) <= 1.5 / len(of[part])
+
+
+@given(st.integers(60, 300), st.integers(2, 6), st.integers(0, 2**31 - 1))
+@settings(max_examples=25, deadline=None)
+def test_folds_share_no_patient_and_all_have_both_labels(scans: int, folds: int, seed: int) -> None:
+    _, patients, labels = ids(scans)
+    fold_of = fold_scans(patients, labels, folds, seed)
+    assert fold_of == fold_scans(patients, labels, folds, seed)
+    assert len(set(zip(patients, fold_of, strict=True))) == len(set(patients))
+    rate = np.mean(labels)
+    for fold in range(folds):
+        own = [label for label, number in zip(labels, fold_of, strict=True) if number == fold]
+        assert abs(len(own) - scans / folds) <= 0.1 * scans
+        assert abs(np.mean(own) - rate) <= 0.15
+
+
+def test_a_patient_with_most_scans_has_a_fold_of_their_own() -> None:
+    patients, labels = ["X"] * 60 + [f"P{n}" for n in range(40)], [1] * 59 + [0] + [n % 2 for n in range(40)]
+    fold_of = fold_scans(patients, labels, folds=5, seed=0)
+    assert len(set(fold_of[:60])) == 1
+    assert set(fold_of) == set(range(5))
+
+
+@pytest.mark.parametrize(
+    ("patients", "labels", "folds"),
+    [
+        ("ABCDEF", [1, 0, 0, 0, 0, 0], 2),  # one positive
+        ("AAABBB", [1, 1, 0, 0, 0, 0], 2),  # one patient has all positives
+        ("ABCD", [1, 0, 1, 0], 3),
+        ("ABCD", [1, 0, 1, 0], 1),
+    ],
+)
+def test_folds_without_both_labels_are_refused(patients: str, labels: list[int], folds: int) -> None:
+    with pytest.raises(
+        UserError, match=f"cannot be divided into {folds} folds that all have both; use fewer, or add patients"
+    ):
+        fold_scans(list(patients), labels, folds, seed=0)
 
 
 def test_a_seed_gives_one_split_and_another_seed_another() -> None:

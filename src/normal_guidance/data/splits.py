@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import pandas as pd
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import StratifiedGroupKFold, train_test_split
 
 from normal_guidance.data.manifest import PARTS, Manifest
 from normal_guidance.errors import UserError
@@ -104,6 +104,31 @@ def split_scans(
     }
     parts = tuple(part_of[patient] for patient in patient_ids)
     return Split(tuple(scan_ids), tuple(patient_ids), tuple(labels), parts)
+
+
+def fold_scans(patient_ids: Sequence[str], labels: Sequence[int], folds: int, seed: int) -> list[int]:
+    """The fold of every scan, from 0: a patient's scans share one, and every fold has scans of both labels.
+
+    scikit-learn's `StratifiedGroupKFold` balances labels and sizes; where patients have several scans, folds differ.
+
+    Example:
+        >>> fold_scans(["A", "A", "B", "C", "D", "E"], [1, 1, 0, 0, 1, 0], folds=2, seed=1)
+        [0, 0, 0, 1, 1, 1]
+    """
+    positive, patients = sum(labels), len(set(patient_ids))
+    problem = f"{positive} positive and {len(labels) - positive} negative scans of {patients} patients"
+    made = [-1] * len(labels)
+    if 2 <= folds <= min(positive, len(labels) - positive, patients):
+        kind = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+        for number, (_, own) in enumerate(kind.split(list(labels), list(labels), groups=list(patient_ids))):
+            for scan in own:
+                made[scan] = number
+    found = {(fold, label) for fold, label in zip(made, labels, strict=True)}
+    if found != {(fold, label) for fold in range(folds) for label in (0, 1)}:
+        raise UserError(
+            f"{problem} cannot be divided into {folds} folds that all have both; use fewer, or add patients"
+        )
+    return made
 
 
 def patient_labels(patient_ids: Sequence[str], labels: Sequence[int]) -> dict[str, int]:
