@@ -148,7 +148,7 @@ def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | 
     Args:
         source: a file, a folder of files of one kind, or torchmil's folders.
         form: one of `FORMATS`; found from the files if left out.
-        leave_out: a file in the folder that is no file of features, such as the table of labels.
+        leave_out: a file in the folder that holds no features, such as the table of labels.
     """
     source = Path(source)
     if form is not None and form not in FORMATS:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,14 +132,14 @@ class Prior:
 
     @property
     def mean_auroc(self) -> float:
-        """Plain mean over the scans; NaN if there are none."""
+        """The plain mean over the scans; NaN if there are none."""
         return self.auroc.mean().item()
 
 
 def best_prior(
     slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "scans"], density: PositionDensity | None = None
 ) -> Prior:
-    """Of the centred Gaussian, the middle, and the density of training scans: what localizes best on these scans.
+    """The guess that localizes best on these scans: the centred Gaussian, the middle or the density of training scans.
 
     Choosing on the evaluated scans favours the prior, and so never the method that is compared with it.
 
@@ -175,20 +176,10 @@ def skill(auroc: float, prior: float) -> float:
     return (auroc - prior) / (1 - prior) if prior < 1 else math.nan
 
 
-@dataclass(frozen=True)
-class Skill:
-    """The skill of a method over the best guess by position, with its interval; NaN where it is undefined.
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """The interval of a measure, and the scans that it rests on or leaves out."""
 
-    Example:
-        >>> print(Skill("centered_gaussian", 0.88, 0.8, 0.4, 0.31, 0.49, 507, 490, 0, 12, 1))
-        skill +.400 [.310, .490]: AUROC .880, centered_gaussian .800 (507 scans)
-    """
-
-    prior: str
-    """The name of the prior: "centered_gaussian", "middle" or "position_density"."""
-    auroc: float
-    prior_auroc: float
-    skill: float
     low: float
     high: float
     scans: int
@@ -197,6 +188,24 @@ class Skill:
     all_negative: int
     all_positive: int
     level: float = LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skill(_Measured):
+    """The skill of a method over the best guess by position, with its interval; NaN where it is undefined.
+
+    Example:
+        >>> counts = {"scans": 507, "patients": 490, "unlabelled": 0, "all_negative": 12, "all_positive": 1}
+        >>> found = {"prior": "middle", "auroc": 0.88, "prior_auroc": 0.8, "skill": 0.4, "low": 0.31, "high": 0.49}
+        >>> print(Skill(**found, **counts))
+        skill +.400 [.310, .490]: AUROC .880, middle .800 (507 scans)
+    """
+
+    prior: str
+    """The name of the prior: "centered_gaussian", "middle" or "position_density"."""
+    auroc: float
+    prior_auroc: float
+    skill: float
 
     def __str__(self) -> str:
         return (
@@ -222,7 +231,7 @@ def measure_skill(
     draw recomputes both means on the same patients; the prior and the density stay as they are.
 
     Args:
-        density: where the findings of labelled training scans lie (`position_density`); None if there are none.
+        density: the positions of findings in labelled training scans (`position_density`); None if there are none.
         patient_ids: one per scan; by default each scan is its own patient.
 
     Example:
@@ -241,20 +250,12 @@ def measure_skill(
         skills = (drawn["own"] - drawn["prior"]) / (1 - drawn["prior"])
     auroc = found.mean_auroc.item()
     value = skill(auroc, prior.mean_auroc)
-    low, high = _interval(value, skills, len({*patients}), level)
     return Skill(
         prior=prior.name,
         auroc=auroc,
         prior_auroc=prior.mean_auroc,
         skill=value,
-        low=low,
-        high=high,
-        scans=len(found.kept),
-        patients=len({*patients}),
-        unlabelled=found.unlabelled,
-        all_negative=found.all_negative,
-        all_positive=found.all_positive,
-        level=level,
+        **_measured(value, skills, found, patients, level),
     )
 
 
@@ -263,12 +264,13 @@ def measure_skill(
 # ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PatientSpecific:
+@dataclass(frozen=True, kw_only=True)
+class PatientSpecific(_Measured):
     """How much better a scan's own attention localizes than that of other patients' scans; NaN where undefined.
 
     Example:
-        >>> print(PatientSpecific(0.85, 0.78, 0.07, 0.04, 0.1, 507, 490, 0, 12, 1))
+        >>> counts = {"scans": 507, "patients": 490, "unlabelled": 0, "all_negative": 12, "all_positive": 1}
+        >>> print(PatientSpecific(own=0.85, others=0.78, difference=0.07, low=0.04, high=0.1, **counts))
         patient-specific +.070 [.040, .100]: own AUROC .850, others' .780 (507 scans)
     """
 
@@ -277,14 +279,6 @@ class PatientSpecific:
     others: float
     """Mean localization AUROC by other patients' attention at the same relative positions."""
     difference: float
-    low: float
-    high: float
-    scans: int
-    patients: int
-    unlabelled: int
-    all_negative: int
-    all_positive: int
-    level: float = LEVEL
 
     def __str__(self) -> str:
         return (
@@ -339,19 +333,11 @@ def patient_specific(
     by_others = _auroc_by_others(scores[kept], slice_labels[kept], lengths[found.kept], drawn_others)
     drawn = _resampled({"own": found.auroc, "others": by_others}, patients, draws, seed)
     difference = (found.auroc - by_others).mean().item()
-    low, high = _interval(difference, drawn["own"] - drawn["others"], len({*patients}), level)
     return PatientSpecific(
         own=found.mean_auroc.item(),
         others=by_others.mean().item(),
         difference=difference,
-        low=low,
-        high=high,
-        scans=len(found.kept),
-        patients=len({*patients}),
-        unlabelled=found.unlabelled,
-        all_negative=found.all_negative,
-        all_positive=found.all_positive,
-        level=level,
+        **_measured(difference, drawn["own"] - drawn["others"], found, patients, level),
     )
 
 
@@ -417,6 +403,23 @@ def _resampled(
     scans = tuple(str(scan) for scan in range(len(patients)))
     split = SplitResults(scans, patients, np.ones(len(patients), dtype=np.int64), methods)
     return resample([split], draws, seed)["localization_auroc"]
+
+
+def _measured(
+    estimate: float, drawn: np.ndarray, found: Localization, patients: Sequence[str], level: float
+) -> dict[str, Any]:
+    """The fields of `_Measured`."""
+    low, high = _interval(estimate, drawn, len({*patients}), level)
+    return {
+        "low": low,
+        "high": high,
+        "scans": len(found.kept),
+        "patients": len({*patients}),
+        "unlabelled": found.unlabelled,
+        "all_negative": found.all_negative,
+        "all_positive": found.all_positive,
+        "level": level,
+    }
 
 
 def _interval(estimate: float, drawn: np.ndarray, patients: int, level: float) -> tuple[float, float]:

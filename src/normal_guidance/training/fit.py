@@ -1,4 +1,4 @@
-"""One configuration trained by the paper's protocol in a plain PyTorch loop, and predictions for whole sets of scans.
+"""One configuration trained in a plain PyTorch loop, and predictions for whole sets of scans.
 
 The sweep trains many configurations at once and must give the same numbers; this loop is what it is tested against.
 """

@@ -1,4 +1,4 @@
-"""Train all configurations of a grid at once, by the paper's protocol, and keep the best.
+"""Train all configurations of a grid at once, and keep the best.
 
     configurations -> chunks that fit the device -> an engine trains a chunk, epoch by epoch
                    -> AUROC of all configurations after every epoch -> the best epoch of each, kept on the device
