@@ -10,10 +10,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 from normal_guidance.core.layers import (
     PPEG,
     ClassAttention,
+    LongAttention,
     SelfAttention,
     Sm,
     SpectralLinear,
-    attention_of_whole_tiles,
 )
 from normal_guidance.core.layout import Layout, take_rows, unpack
 
@@ -182,11 +182,18 @@ def test_spectral_linear_of_a_vanished_weight_is_finite() -> None:
         assert layer.weight.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(("rows", "d"), [(33, 12), (64, 8), (1, 5)])
-def test_added_rows_change_no_attention(rows: int, d: int) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["own keys", "shared keys"])
+@pytest.mark.parametrize("configs", [0, 3], ids=["alone", "stacked"])
+def test_long_attention_and_its_gradients(configs: int, shared: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 2, rows, d, generator=generator, requires_grad=True) for _ in range(3))
-    got, want = attention_of_whole_tiles(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    q, k, v = (torch.randn(max(1, configs), 2, 33, 12, generator=generator).requires_grad_() for _ in range(3))
+    want = torch.softmax(q @ (k[:1] if shared else k).transpose(-1, -2) / 12**0.5, -1) @ v
+    if configs:
+        dims = (0, None if shared else 0, 0)
+        keys = k[:1] if shared else k[:, None]
+        got = torch.func.vmap(LongAttention.apply, dims)(q[:, None], keys, v[:, None])[:, 0]
+    else:
+        got = LongAttention.apply(q, k, v)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     side = torch.randn(want.shape, generator=generator)
     for one, other in zip(

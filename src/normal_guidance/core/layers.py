@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import comb
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from normal_guidance.core.layout import SMOOTHING_BLOCK, Layout, mirror, take_rows
 from normal_guidance.core.ragged.convolution import depthwise as ragged_depthwise
 from normal_guidance.core.ragged.dense import project, with_bias
+from normal_guidance.core.ragged.products import vmap_over_configurations
 from normal_guidance.core.ragged.scoring import project_columns, tanh_scores
 from normal_guidance.core.ragged.self_attention import attend as ragged_attend
 from normal_guidance.core.ragged.smoothing import smooth as ragged_smooth
@@ -293,30 +295,31 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention, with explicit products for short bags: as fast as torch's CPU kernel, and `vmap` can batch them."""
     if q.shape[-2] <= WRITTEN_OUT:
         return ((q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)).softmax(-1) @ v
-    if q.is_cuda and q.dtype == torch.float32:
-        return attention_of_whole_tiles(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v)
+    attended: Tensor = LongAttention.apply(q, k, v)
+    return attended
 
 
-KERNEL_TILE = 32
-"""Rows of which torch's float32 kernel on CUDA needs a multiple under `vmap` (torch 2.11: "LSE is not correctly
-aligned" for others)."""
+class LongAttention(torch.autograd.Function):
+    """torch's fused attention, given stacked configurations as more bags.
 
-
-def attention_of_whole_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of a number of rows that is a multiple of `KERNEL_TILE`: rows are added, and hidden from the others.
-
-    Queries have one more column, of ones, and keys one of zeros, with a very low number for added rows.
+    Its own rule for `vmap` fails on CUDA (torch 2.11): "LSE is not correctly aligned" in float32, NaN in bf16.
     """
-    rows, d = q.shape[-2:]
-    below, beside = -rows % KERNEL_TILE, 8 - d % 8
-    added = torch.arange(rows + below, device=q.device)[:, None] >= rows
-    marker = torch.arange(d + beside, device=q.device) == d
-    wide = [F.pad(one, (0, beside, 0, below)) for one in (q, k, v)]
-    ones = marker.to(q.dtype).expand(rows + below, -1)
-    low = torch.where(added & marker, -1e9, 0.0).to(q.dtype)
-    attended = F.scaled_dot_product_attention(wide[0] + ones, wide[1] + low, wide[2], scale=d**-0.5)
-    return attended[..., :rows, :d]
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            again = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            return torch.autograd.grad(F.scaled_dot_product_attention(*again), again, gradient)
+
+    vmap = staticmethod(vmap_over_configurations(F.scaled_dot_product_attention, stacked=3))
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
