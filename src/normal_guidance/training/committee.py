@@ -1,0 +1,128 @@
+r"""A committee: many linear models of evidence, whose log-odds and attention are averaged.
+
+A member has weights w and a bias c.  A slice's evidence is $e_j = w^\top z_j$ of its scaled features (`scaling`), in
+log-odds.  Attention is the posterior of the places that a finding may have (`core.places`), and the scan's log-odds
+are the mean of its evidence under that attention, times a gain that brings them to scale:
+
+$$ \mathrm{logit} = g \sum_j a_j e_j + c $$
+
+Attention sees evidence times the member's sharpness, which is 0 where its evidence may be noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from normal_guidance.core.layout import Layout, as_rows
+from normal_guidance.core.models import BagsLike, Prediction
+from normal_guidance.core.places import Places
+from normal_guidance.training.scaling import Scaling
+
+
+class Committee(nn.Module):
+    """Averages its members.
+
+    Args:
+        scaling: what members see of the features.
+        places: the kinds of places that members look for.
+        kind: the number of each member's kind of places.
+        weights: evidence, in log-odds.
+        bias: c.
+        gain: g.
+        sharpness: what attention multiplies evidence by.
+
+    Example:
+        >>> scaling = Scaling(torch.zeros(2), torch.ones(2))
+        >>> one = {"weights": torch.tensor([[1.0, 0.0]]), "bias": torch.zeros(1)}
+        >>> one |= {"gain": torch.ones(1), "sharpness": torch.ones(1)}
+        >>> committee = Committee(scaling, [Places(0.0, central=False)], torch.tensor([0]), **one)
+        >>> found = committee(torch.tensor([[0.0, 1.0], [9.0, 1.0]]), [2])
+        >>> found.attention.round(decimals=3), found.logit.round(decimals=1)
+        (tensor([0., 1.]), tensor([9.]))
+    """
+
+    kind: Tensor
+    weights: Tensor
+    bias: Tensor
+    gain: Tensor
+    sharpness: Tensor
+
+    def __init__(
+        self,
+        scaling: Scaling,
+        places: Sequence[Places],
+        kind: Int[Tensor, "members"],
+        *,
+        weights: Float[Tensor, "members inputs"],
+        bias: Float[Tensor, "members"],
+        gain: Float[Tensor, "members"],
+        sharpness: Float[Tensor, "members"],
+    ) -> None:
+        super().__init__()
+        self.scaling, self.places = scaling, tuple(places)
+        self.register_buffer("kind", kind)
+        for name, values in (("weights", weights), ("bias", bias), ("gain", gain), ("sharpness", sharpness)):
+            self.register_buffer(name, values.float())
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags, self.scaling.features)
+        evidence = self.scaling(rows) @ self.weights.T
+        logit = torch.zeros(layout.bags, dtype=torch.float64, device=rows.device)
+        attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
+        for number, places in enumerate(self.places):
+            own = self.kind == number
+            log_a, mean = look(places, evidence[:, own], self.sharpness[own], layout)
+            logit += (self.gain[own] * mean + self.bias[own]).sum(1)
+            attention += log_a.exp().sum(1)
+        log_attention = layout.hide((attention / len(self)).clamp_min(1e-300).log())
+        attended = layout.restore(attention / len(self))
+        return Prediction((logit / len(self)).float(), attended.float(), layout.restore(log_attention[:, None]).float())
+
+    def of(self, members: Sequence[int]) -> Committee:
+        """A committee of some of the members."""
+        chosen = torch.tensor(list(members), dtype=torch.int64, device=self.kind.device)
+        return Committee(
+            self.scaling,
+            self.places,
+            self.kind[chosen],
+            weights=self.weights[chosen],
+            bias=self.bias[chosen],
+            gain=self.gain[chosen],
+            sharpness=self.sharpness[chosen],
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` needs beside the state dict."""
+        return {"members": len(self), "places": [asdict(places) for places in self.places]}
+
+    @staticmethod
+    def from_json(about: Mapping[str, Any], state: Mapping[str, Tensor]) -> Committee:
+        """The committee of `as_json` and of its state dict."""
+        own = dict(state)
+        scaling = Scaling(own["scaling.mean"], own["scaling.scale"], own.get("scaling.rotation"))
+        members = {name: own[name] for name in ("weights", "bias", "gain", "sharpness")}
+        committee = Committee(scaling, [Places(**places) for places in about["places"]], own["kind"], **members)
+        if len(committee) != about["members"]:
+            raise ValueError(f"{about['members']} members, but {len(committee)} in the weights")
+        return committee.eval()
+
+
+def look(
+    places: Places,
+    evidence: Float[Tensor, "rows members"],
+    sharpness: Float[Tensor, "members"],
+    layout: Layout,
+) -> tuple[Float[Tensor, "bags members longest"], Float[Tensor, "bags members"]]:
+    """The log-attention of members that look for the same kind of places, and the mean evidence under it; float64."""
+    padded = layout.pad(evidence.double().T)
+    log_a = places.attend(sharpness.double()[:, None] * padded, layout)
+    return log_a, (log_a.exp() * padded).sum(2)

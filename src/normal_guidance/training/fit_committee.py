@@ -1,0 +1,284 @@
+"""From scans and their labels to a committee (`training.committee`), with nothing to choose.
+
+Every kind of places, sharpness, pass and penalty is a setting.  All are fitted in folds by patient, and compared by the
+log loss of the scans that they have not seen, paired by patient.  Places around the middle are what is usual in medical
+scans: they stay unless another setting is clearly better.  The members of all settings that stay are averaged.
+Slice labels are not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.places import Places
+from normal_guidance.data.splits import fold_scans
+from normal_guidance.errors import UserError
+from normal_guidance.training.batches import LOADING_BATCH, Scans
+from normal_guidance.training.committee import Committee
+from normal_guidance.training.evidence_fit import Fitted, Penalty, fit_evidence
+from normal_guidance.training.scaling import COMPONENTS, Scaling, fit_scaling
+
+FOLDS = 5
+LEAST = 3
+"""The fewest positive and negative scans, of as many patients."""
+
+ENOUGH = 400
+"""Folds are drawn again until this many scans were predicted, at most `REPEATS` times."""
+
+REPEATS = 5
+
+WIDTHS = (0.0, 1 / 40, 1 / 20, 1 / 10)
+"""Widths of the places in lengths of the median scan; 0 is a single slice."""
+
+SHARP = 4.0
+"""The sharpness of the settings for findings that are far shorter than the scan; the others have 1."""
+
+RIDGES, LASSOS = (0.3, 1.0, 3.0), (0.5, 0.8)
+
+CLEARLY = 2.0
+"""Standard errors of a mean paired difference, above which a setting is clearly worse than another."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a committee is fitted; `make_plan` decides it.
+
+    Args:
+        folds: parts into which patients are divided; each is predicted by members that were trained on the others.
+        repeats: how often patients are divided anew.
+        seed: of the division, the only chance in all of this.
+        components: principal components that are kept of features that repeat each other.
+    """
+
+    folds: int = FOLDS
+    repeats: int = 1
+    seed: int = 0
+    components: int = COMPONENTS
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What members of one kind have in common."""
+
+    places: Places
+    sharpness: float
+    penalty: Penalty
+    turn: int
+    """How often weights and attention were fitted in turn."""
+
+    @property
+    def usual(self) -> bool:
+        """Whether it looks for blocks of slices around the middle of the scan, as most findings are."""
+        return self.places.central and self.places.sigma > 0.0 and self.sharpness == 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class CommitteeFit:
+    """A fitted committee, and what its members say of scans that they have not seen."""
+
+    committee: Committee
+    plan: Plan
+    settings: tuple[Setting, ...]
+    losses: Float64[Tensor, "settings"]
+    """Mean log loss of each setting, out of fold."""
+    kept: tuple[int, ...]
+    """The numbers of the settings that are in the committee."""
+    unusual: bool
+    """Whether the usual places were clearly worse than others."""
+    folds: Int[Tensor, "repeats scans"]
+    member_folds: Int[Tensor, "members two"]
+    """The repeat and the fold that each member was not trained on."""
+    logits: Float64[Tensor, "scans"]
+    """Out of fold: the mean of the members that were not trained on the scan."""
+    attention: Float[Tensor, "slices"]
+    """Out of fold."""
+
+
+def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 0) -> Plan:
+    """Decide how to fit these scans; too few are refused.
+
+    Example:
+        >>> make_plan([0, 1] * 40, [str(n) for n in range(80)])
+        Plan(folds=5, repeats=5, seed=0, components=256)
+        >>> make_plan([0, 0, 1], ["A", "B", "C"])
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: 1 positive scans of 1 patients and 2 negative ones of 2; at least 3 patients
+        of each are needed
+    """
+    patients = [{patient for patient, label in zip(patient_ids, labels, strict=True) if label == one} for one in (1, 0)]
+    least = min(map(len, patients))
+    if least < LEAST:
+        positive = sum(labels)
+        raise UserError(
+            f"{positive} positive scans of {len(patients[0])} patients and {len(labels) - positive} negative ones of "
+            f"{len(patients[1])}; at least {LEAST} patients of each are needed"
+        )
+    return Plan(min(FOLDS, least), max(1, min(REPEATS, round(ENOUGH / len(labels)))), seed)
+
+
+def fit_committee(
+    scans: Scans,
+    patient_ids: Sequence[str],
+    plan: Plan | None = None,
+    *,
+    watch: Callable[[float], None] | None = None,
+) -> CommitteeFit:
+    """Fit a committee to scans and their labels.
+
+    Args:
+        scans: features and labels.
+        patient_ids: the patient of each scan; a patient's scans share a fold.
+        plan: how; without it, `make_plan` decides.
+        watch: called with the share that is done.
+
+    Example:
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
+        >>> scans = shifted_mean(60, seed=1, features=4, shift=2.0)
+        >>> found = fit_committee(scans, scans.patient_ids, Plan(folds=3))
+        >>> found.committee(scans.features, scans.lengths).logit.shape
+        torch.Size([60])
+    """
+    labels = scans.labels.tolist()
+    plan = plan or make_plan(labels, patient_ids)
+    scaling = fit_scaling(scans, plan.components)
+    scaled = scale_scans(scans, scaling)
+    penalties = [Penalty("ridge", one) for one in RIDGES]
+    if scaling.rotation is None:
+        penalties += [Penalty("lasso", one) for one in LASSOS]
+    kinds = list(_kinds(scans.lengths))
+    folds = torch.tensor([fold_scans(patient_ids, labels, plan.folds, plan.seed + n) for n in range(plan.repeats)])
+    fits: list[list[tuple[Fitted, ...]]] = []
+    for number, (own, (places, sharpness)) in enumerate(product(folds, kinds)):
+        if number % len(kinds) == 0:
+            fits.append([])
+        fits[-1].append(fit_evidence(scaled, own, places, penalties, sharpness=sharpness))
+        if watch is not None:
+            watch((number + 1) / (len(folds) * len(kinds)))
+    settings = [
+        Setting(places, sharpness, penalty, turn + 1)
+        for (kind, (places, sharpness)) in enumerate(kinds)
+        for turn in range(len(fits[0][kind]))
+        for penalty in penalties
+    ]
+    logits = torch.stack([torch.cat([turn.logits for kind in repeat for turn in kind]) for repeat in fits])
+    kept, unusual, losses = choose(settings, logits.mean(0), scans.labels, patient_ids)
+    return _assemble(plan, scaling, settings, kept, unusual, losses, folds, fits, kinds, penalties, logits)
+
+
+def _kinds(lengths: Int[Tensor, "scans"]) -> list[tuple[Places, float]]:
+    """The kinds of places and their sharpness; the narrowest also sharp."""
+    median = lengths.double().median().item()
+    found = []
+    for central, (rank, width) in product((True, False), enumerate(WIDTHS)):
+        places = Places(width * median, central)
+        found += [(places, sharpness) for sharpness in ((1.0, SHARP) if rank < 2 else (1.0,))]
+    return found
+
+
+def scale_scans(scans: Scans, scaling: Scaling) -> Bags:
+    """The scaled features of all scans, in memory."""
+    batches = torch.arange(len(scans.lengths)).split(LOADING_BATCH)
+    return Bags(torch.cat([scaling(scans.rows(batch)) for batch in batches]), scans.lengths, scans.labels)
+
+
+def choose(
+    settings: Sequence[Setting],
+    logits: Float64[Tensor, "settings scans"],
+    labels: Int[Tensor, "scans"],
+    patient_ids: Sequence[str],
+) -> tuple[tuple[int, ...], bool, Float64[Tensor, "settings"]]:
+    """The settings that stay, whether unusual places were needed, and the mean log loss of all settings.
+
+    Example:
+        >>> usual, other = (
+        ...     Setting(Places(1.0, central), 1.0, Penalty("ridge", 1.0), 1) for central in (True, False))
+        >>> labels, names = torch.arange(8) % 2, [str(n) for n in range(8)]
+        >>> good = 2.0 * (2 * labels.double() - 1)
+        >>> kept, unusual, losses = choose([usual, other], torch.stack([0.9 * good, good]), labels, names)
+        >>> kept, unusual
+        ((1,), True)
+        >>> noisy = good * torch.tensor([1.1, 0.8] * 4)
+        >>> choose([usual, other], torch.stack([noisy, good]), labels, names)[:2]
+        ((0,), False)
+    """
+    losses = F.binary_cross_entropy_with_logits(logits, labels.double().expand_as(logits), reduction="none")
+    means = losses.mean(1)
+    usual = [number for number, setting in enumerate(settings) if setting.usual]
+    best, best_usual = int(means.argmin()), min(usual, key=lambda number: means[number].item())
+    unusual = _excess(losses[best_usual] - losses[best], patient_ids) > CLEARLY
+    candidates = range(len(settings)) if unusual else usual
+    leader = best if unusual else best_usual
+    kept = tuple(number for number in candidates if _excess(losses[number] - losses[leader], patient_ids) <= CLEARLY)
+    return kept, unusual, means
+
+
+def _excess(differences: Float64[Tensor, "scans"], patient_ids: Sequence[str]) -> float:
+    """A mean difference in standard errors, with patients as the units."""
+    number = {patient: place for place, patient in enumerate(dict.fromkeys(patient_ids))}
+    own = torch.tensor([number[patient] for patient in patient_ids])
+    totals = torch.zeros(len(number), dtype=torch.float64).index_add_(0, own, differences)
+    error = (totals - totals.mean()).square().sum().sqrt().item()
+    return (
+        totals.sum().item() / error if error > 0.0 else math.inf * totals.sum().sign().item() if totals.any() else 0.0
+    )
+
+
+def _assemble(
+    plan: Plan,
+    scaling: Scaling,
+    settings: Sequence[Setting],
+    kept: tuple[int, ...],
+    unusual: bool,
+    losses: Float64[Tensor, "settings"],
+    folds: Int[Tensor, "repeats scans"],
+    fits: Sequence[Sequence[tuple[Fitted, ...]]],
+    kinds: Sequence[tuple[Places, float]],
+    penalties: Sequence[Penalty],
+    logits: Float64[Tensor, "repeats settings scans"],
+) -> CommitteeFit:
+    """The committee of the members of the kept settings, of all folds and repeats."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in ("weights", "bias", "gain", "sharpness")}
+    kind_of, fold_of = [], []
+    attention = torch.zeros(fits[0][0][0].attention.shape[1])
+    numbers = [
+        (kind, turn, penalty)
+        for kind in range(len(kinds))
+        for turn in range(len(fits[0][kind]))
+        for penalty in range(len(penalties))
+    ]
+    for repeat, setting in product(range(len(fits)), kept):
+        kind, turn, penalty = numbers[setting]
+        fitted = fits[repeat][kind][turn]
+        for name, values in parts.items():
+            values.append(getattr(fitted, name)[:, penalty])
+        attention += fitted.attention[penalty] / (len(fits) * len(kept))
+        kind_of += [kind] * plan.folds
+        fold_of += [(repeat, fold) for fold in range(plan.folds)]
+    used = sorted(set(kind_of))
+    committee = Committee(
+        scaling,
+        [kinds[kind][0] for kind in used],
+        torch.tensor([used.index(kind) for kind in kind_of]),
+        **{name: torch.cat(values) for name, values in parts.items()},
+    )
+    return CommitteeFit(
+        committee=committee.eval(),
+        plan=plan,
+        settings=tuple(settings),
+        losses=losses,
+        kept=kept,
+        unusual=unusual,
+        folds=folds,
+        member_folds=torch.tensor(fold_of),
+        logits=logits[:, list(kept)].mean((0, 1)),
+        attention=attention,
+    )
