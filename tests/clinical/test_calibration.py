@@ -7,8 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.calibration import _SigmoidCalibration
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_curve
 
 from normal_guidance.clinical.calibration import (
@@ -17,7 +15,6 @@ from normal_guidance.clinical.calibration import (
     choose_operation,
     count,
     describe,
-    platt,
     sensitive_threshold,
     youden_threshold,
 )
@@ -30,32 +27,6 @@ def draw(seed: int, scans: int = 120, shift: float = 1.5, scale: float = 1.0):
     labels[:2] = [True, False]
     logits = (random.normal(size=scans) + shift * labels - 0.5) * scale
     return torch.from_numpy(logits), torch.from_numpy(labels.astype(np.int64))
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_platt_is_that_of_scikit_learn(seed, scale):
-    logits, labels = draw(seed, scale=scale)
-    ours = platt(logits, labels)
-    theirs = _SigmoidCalibration().fit(logits.numpy() / scale, labels.numpy())
-    assert ours.slope * scale == pytest.approx(-theirs.a_, rel=1e-4)
-    assert ours.intercept == pytest.approx(-theirs.b_, rel=1e-3, abs=1e-4)
-
-
-def test_platt_is_a_logistic_regression_on_smoothed_targets():
-    logits, labels = draw(3)
-    positive, negative = int(labels.sum()), int((1 - labels).sum())
-    targets = np.where(labels == 1, (positive + 1) / (positive + 2), 1 / (negative + 2))
-    # Each scan twice, once in each class, with its target as the weight.
-    twice = np.concatenate([logits, logits])[:, None]
-    classes = np.repeat([1, 0], len(logits))
-    regression = LogisticRegression(C=1e12, tol=1e-10, max_iter=1000)
-    regression.fit(twice, classes, sample_weight=np.concatenate([targets, 1 - targets]))
-    ours = platt(logits, labels)
-    assert ours.slope == pytest.approx(regression.coef_[0, 0], rel=1e-4)
-    assert ours.intercept == pytest.approx(regression.intercept_[0], rel=1e-4)
-    p = torch.tensor([ours.probability(one) for one in logits.tolist()])
-    assert p.mean().item() == pytest.approx(targets.mean(), abs=1e-6)  # what a fitted intercept does
 
 
 def test_separated_scans_have_a_finite_calibration_and_a_note():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from normal_guidance.training.regression import fit_line, fit_logistic
+from normal_guidance.training.regression import fit_logistic
 
 SCANS, INPUTS = 80, 6
 
@@ -51,24 +51,3 @@ def test_scans_that_are_not_chosen_do_not_count(data: tuple[torch.Tensor, torch.
         strict=True,
     ):
         torch.testing.assert_close(one, other)
-
-
-def test_a_line_equals_scikit_learns(data: tuple[torch.Tensor, torch.Tensor]) -> None:
-    rows, labels = data
-    model = LogisticRegression(C=np.inf, tol=1e-10).fit(rows[0, :, :1].numpy(), labels.numpy())
-    slope, error, intercept = fit_line(rows[0, :, 0], labels)
-    assert slope == pytest.approx(model.coef_[0, 0], rel=0.02)
-    assert intercept == pytest.approx(model.intercept_[0], abs=0.01)
-    assert 0 < error < slope
-
-
-def test_a_line_of_equal_scores_is_the_share_of_positives() -> None:
-    slope, error, intercept = fit_line(torch.ones(4), torch.tensor([1, 0, 0, 0]))
-    assert (slope, error) == (0.0, 0.0)
-    assert intercept == pytest.approx(np.log(1 / 3))
-
-
-def test_scores_that_separate_the_labels_have_a_finite_line() -> None:
-    slope, error, _ = fit_line(torch.tensor([-2.0, -1.0, 1.0, 2.0]), torch.tensor([0, 0, 1, 1]))
-    assert 0 < slope < 100
-    assert error < slope

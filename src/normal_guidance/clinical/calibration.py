@@ -2,9 +2,6 @@ r"""Calibration turns a model's logit into a probability; a scan is positive fro
 
 Both come from the validation scans.  Those scans also chose the model's epoch and hyperparameters, so the results on
 them are too good; where a run has test scans, the same threshold is also counted on those.
-
-Reference: Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood
-methods", 1999.
 """
 
 from __future__ import annotations
@@ -20,9 +17,7 @@ from torch import Tensor
 
 from normal_guidance.core.metrics import auroc
 from normal_guidance.errors import UserError
-
-NEWTON_STEPS = 100
-"""The fit takes at most so many steps; about 6 are needed."""
+from normal_guidance.statistics.platt import fit_line
 
 FEW = 20
 """With fewer scans of a class the numbers are called rough: one scan more or less moves them by over 5 %."""
@@ -187,46 +182,10 @@ def _fit(logits: Tensor, labels: Tensor) -> tuple[Calibration, list[str]]:
     left = "probabilities are not calibrated"
     if logits.unique().numel() == 1:
         return Calibration(), [f"all validation scans have the same logit: {left}"]
-    fitted = platt(logits, labels)
-    if fitted.slope <= 0:
+    line = fit_line(logits, labels)
+    if line.slope <= 0:
         return Calibration(), [f"higher logits do not go with positive validation scans: {left}; look at the model"]
-    return fitted, []
-
-
-def platt(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Calibration:
-    r"""Logistic regression of the label on the logit with Platt's smoothed targets, by Newton's method.
-
-    $t = \frac{N_+ + 1}{N_+ + 2}$ for positive scans and $\frac{1}{N_- + 2}$ for negative ones: the fit stays finite
-    where one logit separates the classes.
-
-    Example:
-        >>> platt(torch.tensor([-1.0, 0.0, 1.0, 2.0]).double(), torch.tensor([0, 1, 0, 1]))
-        Calibration(slope=0.411, intercept=-0.206)
-    """
-    positive, negative = (labels == 1).sum().item(), (labels == 0).sum().item()
-    high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
-    targets = torch.where(labels == 1, high, low).double()
-    # Standardised, so that steps have the same size for all logits.
-    center, scale = logits.mean(), logits.std()
-    design = torch.stack([(logits - center) / scale, torch.ones_like(logits)], dim=1)
-    weights = torch.zeros(2, dtype=torch.float64)
-    for _ in range(NEWTON_STEPS):
-        p = (design @ weights).sigmoid()
-        gradient = design.T @ (p - targets)
-        hessian = design.T @ (design * (p * (1 - p))[:, None])
-        step = torch.linalg.solve(hessian, gradient)
-        size = 1.0
-        while _loss(design, targets, weights - size * step) > _loss(design, targets, weights) and size > 1e-8:
-            size /= 2
-        weights = weights - size * step
-        if step.abs().max() < 1e-10:
-            break
-    slope = (weights[0] / scale).item()
-    return Calibration(slope, weights[1].item() - slope * center.item())
-
-
-def _loss(design: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    return torch.nn.functional.binary_cross_entropy_with_logits(design @ weights, targets, reduction="sum")
+    return Calibration(line.slope, line.intercept), []
 
 
 # ----------------------------------------------------------------------------------------------------

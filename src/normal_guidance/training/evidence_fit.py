@@ -22,8 +22,9 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.places import Places
+from normal_guidance.statistics.platt import fit_line
 from normal_guidance.training.committee import look
-from normal_guidance.training.regression import fit_line, fit_logistic
+from normal_guidance.training.regression import fit_logistic
 
 PASSES = 2
 """Turns of weights and attention; more change little, and cost scan AUROC where scans are few."""
@@ -109,9 +110,9 @@ def fit_evidence(
             raw[:, own] = (pooled[:, own] @ weights[fold][:, :, None])[:, :, 0] + bias[fold][:, None]
         for fold, number in product(range(count), range(len(penalties))):
             others = folds != fold
-            slope, error, _ = fit_line(raw[number, others], scans.labels[others])
-            sharp[fold, number] = sharpness * max(0.0, 1.0 - error / slope) if slope > 0.0 else 0.0
-            weights[fold, number] *= max(0.0, slope)
+            line = fit_line(raw[number, others], scans.labels[others])
+            sharp[fold, number] = sharpness * max(0.0, 1.0 - line.error / line.slope) if line.slope > 0.0 else 0.0
+            weights[fold, number] *= max(0.0, line.slope)
         made.append(_out_of_fold(scans, folds, places, weights.clone(), sharp.clone()))
     return tuple(made)
 
@@ -178,5 +179,5 @@ def _out_of_fold(
 
 def _rising_line(scores: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> tuple[float, float]:
     """Slope and intercept; evidence that points the wrong way is not turned around, but counts as nothing."""
-    slope, _, intercept = fit_line(scores, labels)
-    return (slope, intercept) if slope > 0.0 else (0.0, fit_line(torch.zeros_like(scores), labels)[2])
+    line = fit_line(scores, labels)
+    return (line.slope, line.intercept) if line.slope > 0.0 else (0.0, fit_line(0.0 * scores, labels).intercept)

@@ -78,32 +78,3 @@ def _largest(rows: Float64[Tensor, "models scans inputs"], share: Float64[Tensor
         vector = torch.cat([(scores[:, None] @ rows)[:, 0], scores.sum(1, keepdim=True)], 1)
         value = vector.norm(dim=1, keepdim=True)
     return 1.1 * value  # the last products may still be a little below
-
-
-def fit_line(scores: Float[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> tuple[float, float, float]:
-    """Slope, its standard error and intercept of the line that turns scores into log-odds (Platt).
-
-    A ridge so small that it matters only for scores that separate the labels keeps the slope finite.
-
-    Example:
-        >>> slope, error, intercept = fit_line(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 1, 0, 1]))
-        >>> round(slope, 2), round(error, 2)
-        (0.87, 1.05)
-    """
-    values, targets = scores.double(), labels.double()
-    mean, scale = values.mean(), values.std().item()
-    if not scale > 0.0:
-        share = targets.mean().clamp(1e-6, 1 - 1e-6)
-        return 0.0, 0.0, torch.logit(share).item()
-    design = torch.stack([(values - mean) / scale, torch.ones_like(values)], 1)
-    line, keep = torch.zeros(2, dtype=torch.float64), 0.02 * torch.eye(2, dtype=torch.float64)
-    curvature = keep
-    for _ in range(50):
-        odds = (design @ line).sigmoid()
-        curvature = (design * (odds * (1 - odds))[:, None]).T @ design + keep
-        step = torch.linalg.solve(curvature, design.T @ (odds - targets) + keep @ line)
-        line = line - step
-        if step.abs().max() < 1e-10:
-            break
-    slope, error = line[0].item(), torch.linalg.inv(curvature)[0, 0].sqrt().item()
-    return slope / scale, error / scale, (line[1] - line[0] * mean / scale).item()
