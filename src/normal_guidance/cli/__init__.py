@@ -19,6 +19,7 @@ from normal_guidance.cli.describe import describe
 from normal_guidance.cli.doctor.command import doctor
 from normal_guidance.cli.encode import encode
 from normal_guidance.cli.experiment import experiment
+from normal_guidance.cli.fit import fit
 from normal_guidance.cli.index import index
 from normal_guidance.cli.methods import methods
 from normal_guidance.cli.phantom import phantom
@@ -87,7 +88,7 @@ def _help(command: Callable[..., None]) -> str:
 
 
 for command in (
-    *(demo, phantom, index, split, audit, describe, encode, methods, sweep, experiment, reproduce),
+    *(demo, phantom, index, split, audit, describe, encode, fit, methods, sweep, experiment, reproduce),
     *(trust, bundle, predict, view, doctor),
 ):
     app.command(help=_help(command))(command)

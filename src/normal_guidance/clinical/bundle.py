@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from normal_guidance import __version__
 from normal_guidance.clinical.calibration import Operation, choose_operation
 from normal_guidance.clinical.expectations import Expectations
+from normal_guidance.core.method_names import COMMITTEE
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
@@ -32,6 +33,7 @@ from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.features.store_files import DTYPES
 from normal_guidance.files import folder_atomically, read_json, write_json
 from normal_guidance.training.checkpoint import read_tensors, write_tensors
+from normal_guidance.training.committee import Committee
 from normal_guidance.training.config import Config
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 from normal_guidance.training.winners import load_winner, winner_model
@@ -57,8 +59,8 @@ class Bundle:
     """A model, ready for new scans.
 
     Args:
-        config: method and hyperparameters.
-        model: with the winner's weights, in eval mode.
+        config: method and hyperparameters; None for a committee (`nguide fit`), which needs none.
+        model: with its weights, in eval mode.
         features: number of features per slice.
         dtype: dtype of the store that it was trained on; features are rounded to it.
         encoder: which encoder makes the features; None if `nguide encode` did not make them.
@@ -69,7 +71,7 @@ class Bundle:
         training: dataset, numbers of scans, scores, seed, commit, date; for people to read.
     """
 
-    config: Config
+    config: Config | None
     model: nn.Module
     features: int
     dtype: str
@@ -82,8 +84,8 @@ class Bundle:
 
     @property
     def method(self) -> str:
-        """A name in `METHODS`."""
-        return self.config.method
+        """A name in `METHODS`, or `COMMITTEE`."""
+        return COMMITTEE if self.config is None else self.config.method
 
     @property
     def threshold(self) -> float | None:
@@ -95,7 +97,9 @@ class Bundle:
         return {
             "format": FORMAT,
             "normal_guidance": __version__,
-            "config": self.config.as_json(),
+            "method": self.method,
+            "config": None if self.config is None else self.config.as_json(),
+            "committee": self.model.as_json() if isinstance(self.model, Committee) else None,
             "features": self.features,
             "dtype": self.dtype,
             "encoder": None if self.encoder is None else asdict(self.encoder),
@@ -189,7 +193,7 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
     """
     folder = Path(folder)
     if (folder / BUNDLE).is_file():
-        raise UserError(f"{folder} is a bundle already; use it: nguide predict SCAN --model {folder} -o OUT")
+        return _again(folder, sensitivity)
     if not (folder / REPORT).is_file():
         raise UserError(f"{folder} is not a complete run (no {REPORT}); give the folder of one{_runs_below(folder)}")
     run = load_run(folder)
@@ -201,34 +205,70 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
         )
     made = _features(run)
     model = load_winner(run.folder, group)
-    operation = _operation(run, group, sensitivity)
     try:
-        provenance = made["provenance"]
-        encoded = {"identity", "preprocessing"} <= provenance.keys()
-        inputs = provenance.get("inputs") if encoded else None
-        bundle = Bundle(
-            config=winner.config,
-            model=model,
-            features=made["width"],
-            dtype=made["dtype"],
-            encoder=EncoderId(**provenance["identity"]["encoder"]) if encoded else None,
-            preprocessing=Preprocessing.from_dict(provenance["preprocessing"]) if encoded else None,
-            repair=encoded and provenance["identity"]["execution"]["repair"],
-            expects=Expectations.from_inputs(inputs),
-            operation=operation,
-            training=_training(run, winner, inputs),
+        return make_bundle(
+            winner.config, model, made, _operation(run, group, sensitivity), _training(run, winner, _inputs(made))
         )
     except NOT_OURS as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{run.folder / REPORT} is damaged ({error!r}); copy the run again") from error
+
+
+def make_bundle(
+    config: Config | None,
+    model: nn.Module,
+    features: Mapping[str, Any],
+    operation: Operation,
+    training: Mapping[str, Any],
+) -> Bundle:
+    """The bundle of a model that was trained on a store, with notes about what is not known of its features.
+
+    Args:
+        features: how the store's features were made (`evaluation.runs.features_of`).
+    """
+    provenance, inputs = features["provenance"], _inputs(features)
+    encoded = _is_encoded(features)
     if not encoded:
         note = "nguide encode did not make the features: new ones must be made exactly as those of the training scans"
-        bundle = replace(bundle, operation=replace(operation, notes=(*operation.notes, note)))
+        operation = replace(operation, notes=(*operation.notes, note))
     elif inputs is None:
         note = "the store does not record which scans it was made from, so new scans are not checked; encode it again"
-        bundle = replace(bundle, operation=replace(operation, notes=(*operation.notes, note)))
-    return bundle
+        operation = replace(operation, notes=(*operation.notes, note))
+    return Bundle(
+        config=config,
+        model=model,
+        features=features["width"],
+        dtype=features["dtype"],
+        encoder=EncoderId(**provenance["identity"]["encoder"]) if encoded else None,
+        preprocessing=Preprocessing.from_dict(provenance["preprocessing"]) if encoded else None,
+        repair=encoded and provenance["identity"]["execution"]["repair"],
+        expects=Expectations.from_inputs(inputs),
+        operation=operation,
+        training=training,
+    )
+
+
+def _is_encoded(features: Mapping[str, Any]) -> bool:
+    return {"identity", "preprocessing"} <= features["provenance"].keys()
+
+
+def _inputs(features: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What `nguide encode` recorded of the scans."""
+    return features["provenance"].get("inputs") if _is_encoded(features) else None
+
+
+def _again(folder: Path, sensitivity: float | None) -> Bundle:
+    """The bundle in the folder of `nguide fit`, with another threshold if one is asked for."""
+    if not (folder / PREDICTION_TABLE).is_file():
+        raise UserError(f"{folder} is a bundle already; use it: nguide predict SCAN --model {folder} -o OUT")
+    bundle = _read(folder)
+    if sensitivity is None:
+        return bundle
+    known = bundle.operation
+    chosen = _chosen_on(folder, known.scans, "", sensitivity)
+    kept = [note for note in known.notes if note not in _chosen_on(folder, known.scans, "", None).notes]
+    return replace(bundle, operation=replace(chosen, notes=(*chosen.notes, *kept)))
 
 
 def _features(run: Run) -> Mapping[str, Any]:
@@ -243,12 +283,19 @@ def _features(run: Run) -> Mapping[str, Any]:
 
 
 def _operation(run: Run, group: str, sensitivity: float | None) -> Operation:
+    return _chosen_on(run.folder, "validation", group, sensitivity)
+
+
+def _chosen_on(folder: Path, scans: str, group: str, sensitivity: float | None) -> Operation:
+    """Calibration and threshold from a folder's predictions for its validation or out-of-fold scans."""
+
     def logits_and_labels(part: str) -> tuple[Tensor, Tensor]:
-        rows = read_predictions(run.folder / PREDICTION_TABLE, ("label", "logit"), part=part, group=group)
+        rows = read_predictions(folder / PREDICTION_TABLE, ("label", "logit"), part=part, group=group)
         return torch.tensor(rows["logit"].to_numpy()).double(), torch.tensor(rows["label"].to_numpy()).long()
 
-    test = logits_and_labels("test")
-    return choose_operation(*logits_and_labels("val"), sensitivity=sensitivity, test=test if len(test[0]) else None)
+    test, own = logits_and_labels("test"), "val" if scans == "validation" else scans
+    tested = test if len(test[0]) else None
+    return choose_operation(*logits_and_labels(own), sensitivity=sensitivity, test=tested, scans=scans)
 
 
 def _training(run: Run, winner: Selected, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -275,12 +322,17 @@ def _training(run: Run, winner: Selected, inputs: Mapping[str, Any] | None) -> d
 
 def write_bundle(bundle: Bundle, out: str | Path) -> Path:
     """Write a bundle into a folder that is empty or does not exist; the folder appears when it is complete."""
-    weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
     with folder_atomically(out) as draft:
-        write_tensors(draft / WEIGHTS, weights, {"format": FORMAT, "method": bundle.method})
-        sha256 = hashlib.sha256((draft / WEIGHTS).read_bytes()).hexdigest()
-        write_json(draft / BUNDLE, {**bundle.as_json(), "weights": {"file": WEIGHTS, "sha256": sha256}})
+        fill_folder(bundle, draft)
     return Path(out)
+
+
+def fill_folder(bundle: Bundle, folder: Path) -> None:
+    """Write the two files of a bundle into a folder."""
+    weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
+    write_tensors(folder / WEIGHTS, weights, {"format": FORMAT, "method": bundle.method})
+    sha256 = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    write_json(folder / BUNDLE, {**bundle.as_json(), "weights": {"file": WEIGHTS, "sha256": sha256}})
 
 
 def _read(folder: Path) -> Bundle:
@@ -290,12 +342,12 @@ def _read(folder: Path) -> Bundle:
         raise UserError(f"{path}: format {content.get('format')!r}, but this version reads format {FORMAT}; {AGAIN}")
     weights = _weights(folder, content)
     try:
-        config = Config(**content["config"])
+        config = None if content["config"] is None else Config(**content["config"])
         if content["dtype"] not in DTYPES:
             raise KeyError(content["dtype"])
         return Bundle(
             config=config,
-            model=winner_model(config, content["features"], weights),
+            model=_model(config, content, weights),
             features=content["features"],
             dtype=content["dtype"],
             encoder=None if content["encoder"] is None else EncoderId(**content["encoder"]),
@@ -309,6 +361,12 @@ def _read(folder: Path) -> Bundle:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is damaged ({error!r}); copy it again, or {AGAIN}") from error
+
+
+def _model(config: Config | None, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
+    if config is None:
+        return Committee.from_json(content["committee"], weights)
+    return winner_model(config, content["features"], weights)
 
 
 def _weights(folder: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 r"""Calibration turns a model's logit into a probability; a scan is positive from the threshold on.
 
-Both come from the validation scans.  Those scans also chose the model's epoch and hyperparameters, so the results on
-them are too good; where a run has test scans, the same threshold is also counted on those.
+Both come from the validation scans of a run.  Those scans also chose the model's epoch and hyperparameters, so the
+results on them are too good; where a run has test scans, the same threshold is also counted on those.  A committee
+(`nguide fit`) has out-of-fold scans instead: each was predicted by members that were not trained on it.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class Operation:
     calibration: Calibration
     point: OperatingPoint | None
     notes: tuple[str, ...] = ()
+    scans: str = "validation"
+    """The scans that they come from: validation, or out-of-fold."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,7 +110,9 @@ class Operation:
         if point is not None:
             counts = {part: point[part] and Counts(**point[part]) for part in ("validation", "test")}
             point = OperatingPoint(**{**point, **counts})
-        return Operation(Calibration(**content["calibration"]), point, tuple(content["notes"]))
+        return Operation(
+            Calibration(**content["calibration"]), point, tuple(content["notes"]), content.get("scans", "validation")
+        )
 
 
 def choose_operation(
@@ -116,6 +121,7 @@ def choose_operation(
     *,
     sensitivity: float | None = None,
     test: tuple[Float[Tensor, "tested"], Int[Tensor, "tested"]] | None = None,
+    scans: str = "validation",
 ) -> Operation:
     """Choose calibration and threshold on the validation scans; without both classes neither is chosen, with a note.
 
@@ -124,6 +130,7 @@ def choose_operation(
         labels: 0 or 1.
         sensitivity: least sensitivity to reach; without it, Youden's J is maximised.
         test: logits and labels of the test scans, on which the threshold is also counted.
+        scans: what the validation scans are called.
 
     Example:
         >>> chosen = choose_operation(torch.tensor([-2.0, -1.0, 0.5, 3.0]), torch.tensor([0, 0, 1, 1]))
@@ -135,18 +142,18 @@ def choose_operation(
         raise UserError(f"sensitivity is {sensitivity}; give a share above 0 and at most 1, for instance 0.95")
     logits = logits.double()
     if not logits.isfinite().all():
-        raise UserError("a validation scan has a logit that is not a finite number; give a run that has not diverged")
+        raise UserError(f"{_a(scans)} scan has a logit that is not a finite number; give a run that has not diverged")
     positive, negative = int((labels == 1).sum()), int((labels == 0).sum())
     if not positive or not negative:
         one = f"{positive} positive and {negative} negative scans"
         if sensitivity is not None:
             raise UserError(
-                f"the validation split has {one}, which give no threshold for sensitivity {sensitivity:g}; leave out "
+                f"the {scans} scans have {one}, which give no threshold for sensitivity {sensitivity:g}; leave out "
                 "--sensitivity, or give a run with both classes"
             )
-        note = f"the validation split has {one}: probabilities are not calibrated, and no threshold was chosen"
-        return Operation(Calibration(), None, (note,))
-    calibration, notes = _fit(logits, labels)
+        note = f"the {scans} scans have {one}: probabilities are not calibrated, and no threshold was chosen"
+        return Operation(Calibration(), None, (note,), scans)
+    calibration, notes = _fit(logits, labels, scans)
     level = (
         youden_threshold(logits, labels) if sensitivity is None else sensitive_threshold(logits, labels, sensitivity)
     )
@@ -157,18 +164,22 @@ def choose_operation(
         validation=count(logits, labels, level),
         test=None if test is None else count(test[0].double(), test[1], level),
     )
-    return Operation(calibration, point, (*_cautions(logits, labels, positive, negative), *notes))
+    return Operation(calibration, point, (*_cautions(logits, labels, positive, negative, scans), *notes), scans)
 
 
-def _cautions(logits: Tensor, labels: Tensor, positive: int, negative: int) -> list[str]:
+def _a(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+
+
+def _cautions(logits: Tensor, labels: Tensor, positive: int, negative: int, scans: str) -> list[str]:
     notes = []
     if auroc(logits, labels).item() == 1.0:
         notes.append(
-            "the validation scans are separated without an error: a threshold between the classes, where no scan lies, "
+            f"the {scans} scans are separated without an error: a threshold between the classes, where no scan lies, "
             "is arbitrary, and the numbers flatter"
         )
     if min(positive, negative) < FEW:
-        notes.append(f"there are only {positive} positive and {negative} negative validation scans: take it as rough")
+        notes.append(f"there are only {positive} positive and {negative} negative {scans} scans: take it as rough")
     return notes
 
 
@@ -177,14 +188,14 @@ def _cautions(logits: Tensor, labels: Tensor, positive: int, negative: int) -> l
 # ----------------------------------------------------------------------------------------------------
 
 
-def _fit(logits: Tensor, labels: Tensor) -> tuple[Calibration, list[str]]:
+def _fit(logits: Tensor, labels: Tensor, scans: str) -> tuple[Calibration, list[str]]:
     """Platt's calibration, unless it would reverse the order of scans."""
     left = "probabilities are not calibrated"
     if logits.unique().numel() == 1:
-        return Calibration(), [f"all validation scans have the same logit: {left}"]
+        return Calibration(), [f"all {scans} scans have the same logit: {left}"]
     line = fit_line(logits, labels)
     if line.slope <= 0:
-        return Calibration(), [f"higher logits do not go with positive validation scans: {left}; look at the model"]
+        return Calibration(), [f"higher logits do not go with positive {scans} scans: {left}; look at the model"]
     return Calibration(line.slope, line.intercept), []
 
 
@@ -252,5 +263,6 @@ def describe(operation: Operation) -> Sequence[str]:
         return ["No threshold was chosen.", *notes]
     rule = "Youden's J" if point.target is None else f"a sensitivity of at least {point.target:g}"
     test = f"; on the test scans {point.test}" if point.test else ""
-    first = f"A scan counts as positive from {point.threshold:.3f} on ({rule}): {point.validation} on validation{test}."
+    own = f"{point.validation} on {operation.scans if operation.scans == 'validation' else f'{operation.scans} scans'}"
+    first = f"A scan counts as positive from {point.threshold:.3f} on ({rule}): {own}{test}."
     return [first, *notes]

@@ -13,6 +13,9 @@ SLICE_REFERENCE = "slice_reference"
 SCAN_REFERENCE = "scan_reference"
 """The method name of the supervised reference for scan scores, in folders."""
 
+COMMITTEE = "committee"
+"""The method name of what `nguide fit` makes."""
+
 REFERENCE_TITLES = {SLICE_REFERENCE: "Slice reference", SCAN_REFERENCE: "Scan reference"}
 """The titles of the two runs that make up the supervised reference."""
 
@@ -26,4 +29,6 @@ def method_title(method: str, dataset: str = "") -> str:
     """
     if method == CEILING:
         return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
+    if method == COMMITTEE:
+        return "Committee"
     return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title

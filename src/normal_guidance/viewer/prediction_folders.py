@@ -1,7 +1,7 @@
 """Find the predictions in the folder of a study, of one run, or of new scans.
 
 DIR/METHOD/SEED/predictions.parquet                a study (`nguide experiment`), or runs of `nguide sweep`
-DIR/predictions.parquet                            one run
+DIR/predictions.parquet                            one run, or a model (`nguide fit`)
 DIR/predictions.parquet and DIR/manifest.parquet   new scans (`nguide predict`)
 """
 
@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 
-from normal_guidance.core.method_names import CEILING, REFERENCE_TITLES, SCAN_REFERENCE, SLICE_REFERENCE, method_title
+from normal_guidance.core.method_names import (
+    CEILING,
+    COMMITTEE,
+    REFERENCE_TITLES,
+    SCAN_REFERENCE,
+    SLICE_REFERENCE,
+    method_title,
+)
 from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
@@ -22,8 +30,8 @@ from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.files import read_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 
-MANIFEST, SUMMARY = "manifest.parquet", "summary.json"
-"""Files beside the predictions for new scans: where the scans are, and which model predicted them."""
+MANIFEST, SUMMARY, BUNDLE = "manifest.parquet", "summary.json", "bundle.json"
+"""Files beside predictions: for new scans, where the scans are and which model predicted them; for a model, itself."""
 
 BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
 """Columns for the list of scans: a few bytes a scan."""
@@ -89,7 +97,7 @@ def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
     """The predictions of a run, one entry for each winner."""
     path = run / PREDICTION_TABLE
     groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
-    title = method_title(method) if method in (*EVERY_METHOD, *REFERENCE_TITLES, CEILING) else method
+    title = method_title(method) if method in (*EVERY_METHOD, *REFERENCE_TITLES, CEILING, COMMITTEE) else method
     for group in groups:
         if group:
             yield PredictionFolder(f"{method} {group}", f"{title}, {group}", path, group)
@@ -103,7 +111,13 @@ def _method_of(folder: Path) -> str:
         if (folder / REPORT).is_file():
             return str(read_json(folder / REPORT)["winners"][0]["config"]["method"])
         if (folder / SUMMARY).is_file():
-            return str(read_json(folder / SUMMARY)["model"]["config"]["method"])
+            return _method_of_bundle(read_json(folder / SUMMARY)["model"])
+        if (folder / BUNDLE).is_file():
+            return _method_of_bundle(read_json(folder / BUNDLE))
     except (*NOT_OURS, IndexError):
         pass
     return "model"
+
+
+def _method_of_bundle(about: Mapping[str, Any]) -> str:
+    return str(about["method"] if "method" in about else about["config"]["method"])

@@ -1,0 +1,78 @@
+"""`nguide fit`: from a store to a model, with nothing to choose."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from normal_guidance.cli.json_output import AsJson, print_json
+
+
+def fit(
+    store: Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model; it must be new or empty.")],
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table (.csv, .parquet) with scan_id and part: all but the part test is trained on. Default: the "
+            "parts that the store records, if any."
+        ),
+    ] = None,
+    sensitivity: Annotated[
+        float | None,
+        typer.Option(help="Set the threshold to find this share of the positive scans, such as 0.95."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a model to stored features and scan labels: folds, penalties and a committee are chosen by themselves.
+
+    The folder is a bundle: nguide predict takes it as it is, nguide bundle makes a copy without the training scans'
+    predictions. Labels of slices are only used to measure the result.
+    """
+    from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
+    from normal_guidance.clinical.calibration import describe
+    from normal_guidance.clinical.fitting import fit_model
+    from normal_guidance.features.store import open_store
+    from normal_guidance.training.fit_committee import make_plan
+
+    opened = open_store(store)
+    if split is not None:
+        opened = opened.with_parts(split)
+    tested = (opened.scans["part"] == "test").to_numpy()
+    scans = opened.select(~tested) if tested.any() else opened
+    plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
+    console = make_console(stderr=as_json)
+    say(console, f"{len(scans)} scans of {len({*scans.patient_ids})} patients, {int(scans.labels.sum())} positive")
+
+    def show(share: float) -> Shown:
+        return Shown("fit", share, f"{share:.0%}")
+
+    with watch(console, "fit", show) as tell:
+        made = fit_model(
+            scans,
+            out,
+            test=opened.part("test") if tested.any() else None,
+            plan=plan,
+            sensitivity=sensitivity,
+            watch=tell,
+        )
+    if as_json:
+        measured = {"out_of_fold": made.out_of_fold, "test": made.test}
+        print_json(
+            {
+                "folder": out,
+                "members": len(made.fit.committee),
+                "plan": asdict(made.fit.plan),
+                "sentences": made.sentences(),
+                **{name: None if found is None else asdict(found) for name, found in measured.items()},
+            }
+        )
+        return
+    for line in (*made.sentences(), *describe(made.bundle.operation)):
+        say(console, line)
+    what = "SCAN" if made.bundle.encoder else "FEATURES"
+    say(console, f"Next: nguide predict {what} --model {out} -o OUT")

@@ -1,0 +1,121 @@
+"""`nguide fit`: a folder that predicts, sentences that do not flatter, and refusals."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+from normal_guidance.clinical.bundle import bundle_run, load_bundle
+from normal_guidance.clinical.fitting import OUT_OF_FOLD, FittedModel, fit_model
+from normal_guidance.clinical.predicting import score
+from normal_guidance.core.bags import Bags
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.features.store import FeatureStore, open_store, write_store
+from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.training.fit_committee import Plan
+from normal_guidance.viewer.prediction_folders import find_splits
+
+QUICK = Plan(folds=3)
+
+
+def draw(scans: int, seed: int, shift: float, first: int = 0) -> Bags:
+    bags = shifted_mean(scans, seed, features=6, shift=shift)
+    names = tuple(f"S{first + number:04}" for number in range(scans))
+    return Bags(bags.features, bags.lengths, bags.labels, bags.slice_labels, scan_ids=names, patient_ids=names)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    parts = {"train": draw(60, 1, 2.0), "test": draw(40, 2, 2.0, first=60)}
+    return write_store(tmp_path_factory.mktemp("fit") / "store", parts.items(), provenance={"encoder": "drawn"})
+
+
+@pytest.fixture(scope="module")
+def made(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FittedModel]:
+    out = tmp_path_factory.mktemp("fit") / "model"
+    return out, fit_model(store.part("train"), out, test=store.part("test"), plan=QUICK)
+
+
+def test_the_folder_predicts_as_the_model_does(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+    out, model = made
+    loaded, new = load_bundle(out), store.part("test").bags()[:1]
+    logit, log_attention = score(loaded, new.features)
+    own = model.fit.committee(new.features, new.lengths)
+    assert loaded.method == "committee"
+    assert logit == pytest.approx(own.logit.item(), abs=1e-5)
+    torch.testing.assert_close(log_attention.float(), own.log_attention)
+
+
+def test_predictions_are_out_of_fold_and_of_the_test_scans(made: tuple[Path, FittedModel]) -> None:
+    out, model = made
+    rows = read_predictions(out / "predictions.parquet", ("scan_id", "logit", "probability"), part=OUT_OF_FOLD)
+    assert rows["logit"].to_pylist() == pytest.approx(model.fit.logits.tolist(), abs=1e-5)
+    first = model.bundle.operation.calibration.probability(model.fit.logits[0].item())
+    assert rows["probability"][0].as_py() == pytest.approx(first, abs=1e-5)
+    assert len(read_predictions(out / "predictions.parquet", ("scan_id",), part="test")) == 40
+    assert find_splits(out)[0].sources[0].title == "Committee"
+
+
+def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> None:
+    tells, finds, _ = made[1].sentences()
+    assert tells.startswith("It tells scans apart with an AUROC of ")
+    assert finds.startswith("It finds slices better than their position")
+    assert made[1].test.skill.auroc > 0.9
+
+
+def test_noise_is_told_as_noise(tmp_path: Path) -> None:
+    noise = write_store(tmp_path / "store", [("train", draw(40, 5, 0.0))], provenance={"encoder": "drawn"})
+    sentences = fit_model(noise, tmp_path / "model", plan=QUICK).sentences()
+    assert sentences[0].startswith("It is not shown to tell scans apart")
+    assert sentences[1].startswith("It is not shown to find slices better")
+    assert sentences[2].startswith(("Do not use it", "Take all of it as rough"))
+
+
+def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
+    bags = draw(30, 3, 2.0)
+    plain = Bags(bags.features, bags.lengths, bags.labels, scan_ids=bags.scan_ids, patient_ids=bags.patient_ids)
+    store = write_store(tmp_path / "store", [("train", plain)], provenance={"encoder": "drawn"})
+    made = fit_model(store, tmp_path / "model", plan=QUICK)
+    assert made.sentences()[1].startswith("Whether it finds the slices is unknown")
+
+
+def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, ["bundle", str(made[0]), "-o", str(tmp_path / "copy"), "--sensitivity", "1"])
+    assert run.exit_code == 0, run.output
+    assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == ["bundle.json", "model.safetensors"]
+    copy = load_bundle(tmp_path / "copy")
+    assert copy.operation.point.validation.sensitivity == 1.0
+    assert any("nguide encode did not make the features" in note for note in copy.operation.notes)
+    with pytest.raises(UserError, match="is a bundle already"):
+        bundle_run(tmp_path / "copy")
+
+
+def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normal_guidance.training.fit_committee.ENOUGH", 1)
+    monkeypatch.setattr("normal_guidance.training.fit_committee.FOLDS", 3)
+    run = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
+    assert run.exit_code == 0, run.output
+    assert "60 scans of 60 patients" in run.output
+    assert "test scans" in run.output
+    assert "Next: nguide predict FEATURES" in run.output
+    again = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
+    assert again.exit_code == 2
+    assert "model" in again.output
+
+
+def test_too_few_scans_are_refused_in_one_line(tmp_path: Path) -> None:
+    bags = draw(12, 1, 2.0)
+    few = Bags(bags.features, bags.lengths, (torch.arange(12) < 2).long(), scan_ids=bags.scan_ids)
+    write_store(tmp_path / "store", [("train", few)], provenance={"encoder": "drawn"})
+    run = CliRunner().invoke(app, ["fit", str(tmp_path / "store"), "-o", str(tmp_path / "model")])
+    assert run.exit_code == 2
+    assert "2 positive scans" in run.output
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_patient_of_both_parts_is_refused(store: FeatureStore, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="training and test scans"):
+        fit_model(open_store(store.folder), tmp_path / "model", test=store.part("test"), plan=QUICK)
