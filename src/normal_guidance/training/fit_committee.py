@@ -8,7 +8,6 @@ Slice labels are not used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,6 +21,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.places import Places
 from normal_guidance.data.splits import fold_scans
 from normal_guidance.errors import UserError
+from normal_guidance.statistics.delong import in_standard_errors
 from normal_guidance.training.batches import LOADING_BATCH, Scans
 from normal_guidance.training.committee import Committee
 from normal_guidance.training.evidence_fit import Fitted, Penalty, fit_evidence
@@ -226,10 +226,7 @@ def _excess(differences: Float64[Tensor, "scans"], patient_ids: Sequence[str]) -
     number = {patient: place for place, patient in enumerate(dict.fromkeys(patient_ids))}
     own = torch.tensor([number[patient] for patient in patient_ids])
     totals = torch.zeros(len(number), dtype=torch.float64).index_add_(0, own, differences)
-    error = (totals - totals.mean()).square().sum().sqrt().item()
-    return (
-        totals.sum().item() / error if error > 0.0 else math.inf * totals.sum().sign().item() if totals.any() else 0.0
-    )
+    return in_standard_errors(totals.sum().item(), (totals - totals.mean()).square().sum().sqrt().item())
 
 
 def _assemble(
