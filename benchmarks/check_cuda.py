@@ -184,7 +184,8 @@ def run_group(
 ) -> list[Outcome]:
     """`check_group` in a process of its own, which may be killed, as soon as all turns allow it."""
     how = [",".join(options.methods), ",".join(options.precisions), options.device, options.engine or ""]
-    threads = max(1, (os.cpu_count() or 1) // min(options.jobs, LENGTHS[lengths].jobs))
+    most = min(options.jobs, LENGTHS[lengths].jobs) if lengths in LENGTHS else options.jobs
+    threads = max(1, (os.cpu_count() or 1) // most)
     command = [sys.executable, __file__, "--group", width, lengths, *how, str(threads)]
     with ExitStack() as stack:
         for turn in turns:

@@ -16,6 +16,10 @@ NEWTON_STEPS = 100
 """The fit takes at most so many steps; about 6 are needed."""
 
 
+ROUNDING = 1e-12
+"""A step may raise the loss by this share of it: rounding does, close to the solution."""
+
+
 class Line(NamedTuple):
     """log-odds = slope * score + intercept."""
 
@@ -49,11 +53,11 @@ def fit_line(scores: Float[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Li
         p = (design @ weights).sigmoid()
         gradient = design.T @ (p - targets)
         step = torch.linalg.solve(_curvature(design, weights), gradient)
-        size = 1.0
-        while _loss(design, targets, weights - size * step) > _loss(design, targets, weights) and size > 1e-8:
+        size, most = 1.0, _loss(design, targets, weights) * (1 + ROUNDING)
+        while _loss(design, targets, weights - size * step) > most and size > 1e-8:
             size /= 2
         weights = weights - size * step
-        if step.abs().max() < 1e-10:
+        if step.abs().max() < 1e-9:
             break
     slope = (weights[0] / scale).item()
     error = (torch.linalg.inv(_curvature(design, weights))[0, 0].sqrt() / scale).item()

@@ -17,7 +17,7 @@ from torch import Tensor
 STEPS = 2000
 """The most steps; a few hundred are usual."""
 
-TOLERANCE = 1e-6
+TOLERANCE = 1e-5
 """It has converged when a step moves no weight by more than this."""
 
 POWER_STEPS = 30
