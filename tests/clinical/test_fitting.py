@@ -119,3 +119,11 @@ def test_too_few_scans_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_a_patient_of_both_parts_is_refused(store: FeatureStore, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training and test scans"):
         fit_model(open_store(store.folder), tmp_path / "model", test=store.part("test"), plan=QUICK)
+
+
+def test_a_wrong_sensitivity_is_refused_before_the_work(store: FeatureStore, tmp_path: Path) -> None:
+    def working(share: float) -> None:
+        pytest.fail(f"{share} is done")
+
+    with pytest.raises(UserError, match="sensitivity is 2"):
+        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, sensitivity=2.0, watch=working)

@@ -138,8 +138,7 @@ def choose_operation(
         (1.0, 'the validation scans are separated without an error: a threshold between the classes, where no scan lies,
         is arbitrary, and the numbers flatter')
     """
-    if sensitivity is not None and not 0 < sensitivity <= 1:
-        raise UserError(f"sensitivity is {sensitivity}; give a share above 0 and at most 1, for instance 0.95")
+    check_sensitivity(sensitivity)
     logits = logits.double()
     if not logits.isfinite().all():
         raise UserError(f"{_a(scans)} scan has a logit that is not a finite number; give a run that has not diverged")
@@ -165,6 +164,18 @@ def choose_operation(
         test=None if test is None else count(test[0].double(), test[1], level),
     )
     return Operation(calibration, point, (*_cautions(logits, labels, positive, negative, scans), *notes), scans)
+
+
+def check_sensitivity(sensitivity: float | None) -> None:
+    """Refuse what is not a share of scans.
+
+    Example:
+        >>> check_sensitivity(95.0)
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: sensitivity is 95.0; give a share above 0 and at most 1, for instance 0.95
+    """
+    if sensitivity is not None and not 0 < sensitivity <= 1:
+        raise UserError(f"sensitivity is {sensitivity}; give a share above 0 and at most 1, for instance 0.95")
 
 
 def _a(word: str) -> str:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.clinical.bundle import Bundle, fill_folder, make_bundle
-from normal_guidance.clinical.calibration import FEW, choose_operation
+from normal_guidance.clinical.calibration import FEW, check_sensitivity, choose_operation
 from normal_guidance.core.method_names import COMMITTEE
 from normal_guidance.core.models import Prediction
 from normal_guidance.errors import UserError
@@ -101,6 +101,7 @@ def fit_model(
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
         watch: called with the share that is done.
     """
+    check_sensitivity(sensitivity)  # before the work
     features = features_of(scans)
     assert features is not None
     if test is not None and (shared := {*scans.patient_ids} & {*test.patient_ids}):
