@@ -11,7 +11,7 @@ from normal_guidance.cli.json_output import AsJson, print_json
 
 
 def bundle(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that was trained on a store.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run on a store, or of nguide fit.", metavar="RUN")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the bundle.")],
     sensitivity: Annotated[
         float | None,

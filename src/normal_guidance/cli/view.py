@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def view(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder that nguide experiment, nguide sweep or nguide predict wrote.")
+        Path, typer.Argument(metavar="DIR", help="Folder that nguide experiment, sweep, fit or predict wrote.")
     ],
     index: Annotated[
         Path | None,

@@ -184,10 +184,10 @@ def _runs_below(folder: Path) -> str:
 
 
 def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None = None) -> Bundle:
-    """Make the bundle of a run's winner.
+    """Make the bundle of a run's winner, or of what `nguide fit` made.
 
     Args:
-        folder: folder of the run.
+        folder: folder of the run or of the model.
         group: which winner, where the run has several.
         sensitivity: least sensitivity of the threshold on the validation scans; without it, Youden's J chooses.
     """

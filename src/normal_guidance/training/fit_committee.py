@@ -156,22 +156,29 @@ def fit_committee(
         penalties += [Penalty("lasso", one) for one in LASSOS]
     kinds = list(_kinds(scans.lengths))
     folds = torch.tensor([fold_scans(patient_ids, labels, plan.folds, plan.seed + n) for n in range(plan.repeats)])
-    fits: list[list[tuple[Fitted, ...]]] = []
-    for number, (own, (places, sharpness)) in enumerate(product(folds, kinds)):
-        if number % len(kinds) == 0:
-            fits.append([])
-        fits[-1].append(fit_evidence(scaled, own, places, penalties, sharpness=sharpness))
+    settings: list[Setting] = []
+    fits: list[list[tuple[Fitted, int]]] = [[] for _ in folds]
+    for number, (kind, repeat) in enumerate(product(kinds, range(plan.repeats))):
+        for turn, fitted in enumerate(fit_evidence(scaled, folds[repeat], kind[0], penalties, sharpness=kind[1])):
+            fits[repeat] += [(fitted, place) for place in range(len(penalties))]
+            settings += [Setting(*kind, penalty, turn + 1) for penalty in penalties if repeat == 0]
         if watch is not None:
             watch((number + 1) / (len(folds) * len(kinds)))
-    settings = [
-        Setting(places, sharpness, penalty, turn + 1)
-        for (kind, (places, sharpness)) in enumerate(kinds)
-        for turn in range(len(fits[0][kind]))
-        for penalty in penalties
-    ]
-    logits = torch.stack([torch.cat([turn.logits for kind in repeat for turn in kind]) for repeat in fits])
+    logits = torch.stack([torch.stack([fitted.logits[place] for fitted, place in repeat]) for repeat in fits])
     kept, unusual, losses = choose(settings, logits.mean(0), scans.labels, patient_ids)
-    return _assemble(plan, scaling, settings, kept, unusual, losses, folds, fits, kinds, penalties, logits)
+    members = [[repeat[setting] for setting in kept] for repeat in fits]
+    return CommitteeFit(
+        committee=_assemble(scaling, [settings[number].places for number in kept], members),
+        plan=plan,
+        settings=tuple(settings),
+        losses=losses,
+        kept=kept,
+        unusual=unusual,
+        folds=folds,
+        member_folds=torch.tensor(list(product(range(plan.repeats), kept, range(plan.folds))))[:, [0, 2]],
+        logits=logits[:, list(kept)].mean((0, 1)),
+        attention=torch.stack([fitted.attention[place] for repeat in members for fitted, place in repeat]).mean(0),
+    )
 
 
 def _kinds(lengths: Int[Tensor, "scans"]) -> list[tuple[Places, float]]:
@@ -229,53 +236,17 @@ def _excess(differences: Float64[Tensor, "scans"], patient_ids: Sequence[str]) -
     return in_standard_errors(totals.sum().item(), (totals - totals.mean()).square().sum().sqrt().item())
 
 
-def _assemble(
-    plan: Plan,
-    scaling: Scaling,
-    settings: Sequence[Setting],
-    kept: tuple[int, ...],
-    unusual: bool,
-    losses: Float64[Tensor, "settings"],
-    folds: Int[Tensor, "repeats scans"],
-    fits: Sequence[Sequence[tuple[Fitted, ...]]],
-    kinds: Sequence[tuple[Places, float]],
-    penalties: Sequence[Penalty],
-    logits: Float64[Tensor, "repeats settings scans"],
-) -> CommitteeFit:
-    """The committee of the members of the kept settings, of all folds and repeats."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in ("weights", "bias", "gain", "sharpness")}
-    kind_of, fold_of = [], []
-    attention = torch.zeros(fits[0][0][0].attention.shape[1])
-    numbers = [
-        (kind, turn, penalty)
-        for kind in range(len(kinds))
-        for turn in range(len(fits[0][kind]))
-        for penalty in range(len(penalties))
-    ]
-    for repeat, setting in product(range(len(fits)), kept):
-        kind, turn, penalty = numbers[setting]
-        fitted = fits[repeat][kind][turn]
-        for name, values in parts.items():
-            values.append(getattr(fitted, name)[:, penalty])
-        attention += fitted.attention[penalty] / (len(fits) * len(kept))
-        kind_of += [kind] * plan.folds
-        fold_of += [(repeat, fold) for fold in range(plan.folds)]
-    used = sorted(set(kind_of))
-    committee = Committee(
+def _assemble(scaling: Scaling, places: Sequence[Places], members: Sequence[Sequence[tuple[Fitted, int]]]) -> Committee:
+    """The committee of the members of all repeats, settings and folds; `places` are those of the settings."""
+    chosen = [one for repeat in members for one in repeat]
+    used, folds = list(dict.fromkeys(places)), len(chosen[0][0].bias)
+    kind = [used.index(one) for _ in members for one in places for _ in range(folds)]
+    return Committee(
         scaling,
-        [kinds[kind][0] for kind in used],
-        torch.tensor([used.index(kind) for kind in kind_of]),
-        **{name: torch.cat(values) for name, values in parts.items()},
-    )
-    return CommitteeFit(
-        committee=committee.eval(),
-        plan=plan,
-        settings=tuple(settings),
-        losses=losses,
-        kept=kept,
-        unusual=unusual,
-        folds=folds,
-        member_folds=torch.tensor(fold_of),
-        logits=logits[:, list(kept)].mean((0, 1)),
-        attention=attention,
-    )
+        used,
+        torch.tensor(kind),
+        weights=torch.cat([fitted.weights[:, place] for fitted, place in chosen]),
+        bias=torch.cat([fitted.bias[:, place] for fitted, place in chosen]),
+        gain=torch.cat([fitted.gain[:, place] for fitted, place in chosen]),
+        sharpness=torch.cat([fitted.sharpness[:, place] for fitted, place in chosen]),
+    ).eval()
