@@ -100,6 +100,28 @@ def test_a_long_training_is_compiled_after_its_second_epoch(
     assert not engine.compiled
 
 
+@pytest.mark.usefixtures("as_on_cuda")
+def test_every_number_of_rows_is_recorded_with_a_batch_that_it_holds(
+    scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More slices than rows would be read beyond the end, which on a card ends the process."""
+    engine = choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS)
+    free: list[int] = []
+
+    def note(rows: int) -> None:
+        lengths = engine.plan.lengths[int(engine.step)]
+        free.append(rows - int(lengths.sum()) - len(lengths))
+
+    longest_first = scans[0].lengths.argsort(descending=True).reshape(-1, 8)
+    engine.plan.copy_(engine.train.plan(longest_first, engine.rows[-1]))
+    monkeypatch.setattr(engine, "graphed", True)
+    monkeypatch.setattr(engine, "_record", note)
+    monkeypatch.setattr(engine, "evaluate", lambda: None)
+    engine.prepare(engine.rows)
+    assert len(free) > 1
+    assert min(free) >= 0
+
+
 def test_little_work_goes_to_the_packed_engine(scans: tuple[Bags, Bags], as_on_cuda: pytest.MonkeyPatch) -> None:
     assert isinstance(choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS), SlottedEngine)
     as_on_cuda.setattr(execution_module, "RECORDING_SECONDS", 3600.0)

@@ -86,9 +86,11 @@ def test_the_packed_engine_trains_on_long_scans(precision: str) -> None:
     assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
 
 
-def test_a_step_is_compiled_while_training(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["ng", "mhng"])
+def test_a_step_is_compiled_while_training(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every number of rows, because compiling is said to cost nothing."""
     train, val = scans()
-    want = sweep(configs("ng", epochs=5), train, val)
+    want = sweep(configs(method, epochs=5), train, val)
     monkeypatch.setattr(execution, "COMPILING_SECONDS", 0.0)
     compiled: list[SlottedEngine] = []
     compile_step = SlottedEngine.compile
@@ -98,8 +100,9 @@ def test_a_step_is_compiled_while_training(monkeypatch: pytest.MonkeyPatch) -> N
         compile_step(engine, **options)
 
     monkeypatch.setattr(SlottedEngine, "compile", noting)
-    got = sweep(configs("ng", epochs=5), train, val, Execution("cuda", "float32"))
+    got = sweep(configs(method, epochs=5), train, val, Execution("cuda", "float32"))
     assert [engine.compiled for engine in compiled] == [True]
+    assert len(compiled[0].rows) > 1
     assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE["float32"]
 
 

@@ -243,6 +243,9 @@ class SlottedEngine(Engine):
         """Record a step and an evaluation, so that what cannot run on this device fails here and not in training."""
         self.step.zero_()  # after an epoch it points behind the last batch
         if self.graphed:
+            # Trial steps have the shortest scan only, which any number of rows holds; each epoch makes its own plan.
+            shortest = torch.full_like(self.plan.lengths, int(self.lengths.argmin()))
+            self.plan.copy_(self.train.plan(shortest, self.rows[-1]))
             for count in rows or self.rows[-1:]:
                 self._graphs[count] = self._record(count)
         self.evaluate()
