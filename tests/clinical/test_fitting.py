@@ -67,7 +67,7 @@ def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> No
 
 
 def test_noise_is_told_as_noise(tmp_path: Path) -> None:
-    noise = write_store(tmp_path / "store", [("train", draw(40, 5, 0.0))], provenance={"encoder": "drawn"})
+    noise = write_store(tmp_path / "store", [("train", draw(40, 6, 0.0))], provenance={"encoder": "drawn"})
     sentences = fit_model(noise, tmp_path / "model", plan=QUICK).sentences()
     assert sentences[0].startswith("It is not shown to tell scans apart")
     assert sentences[1].startswith("It is not shown to find slices better")

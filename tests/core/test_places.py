@@ -1,54 +1,64 @@
 """Attention over places: the prior without evidence, Bayes' rule with it, and no influence of padding."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
 
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.places import CENTRAL_WIDTH, Places
+from normal_guidance.core.places import CENTRAL_WIDTH, FLATNESS, INSIDE, Places
 
-KINDS = [Places(sigma, central) for sigma in (0.0, 1.5) for central in (True, False)]
+KINDS = [Places(*kind) for kind in product((0.0, 1.5), (True, False), (False, True))]
+EVIDENCE = [0.3, -1.0, 2.0, 0.0, 0.5, -0.2, 1.0]
 
 
-def by_hand(places: Places, evidence: list[float]) -> list[float]:
-    """The formulas of the module, slice by slice."""
+def by_hand(places: Places, evidence: list[float]) -> tuple[list[float], float]:
+    """Attention and log-odds by the formulas of the module, slice by slice."""
     n = len(evidence)
-    kernel = [
-        [math.exp(-0.5 * ((j - k) / places.sigma) ** 2) if places.sigma else float(j == k) for k in range(n)]
-        for j in range(n)
-    ]
-    weights = []
+
+    def window(distance: int) -> float:
+        return math.exp(-0.5 * (abs(distance) / places.reach) ** FLATNESS) if places.reach else float(distance == 0)
+
+    whole = sum(window(d) for d in range(-20, 21))
+    means, prior = [], []
     for c in range(n):
-        inside = sum(kernel[c])
-        mean = sum(k * e for k, e in zip(kernel[c], evidence, strict=True)) / inside
-        middle = ((c + 0.5) / n - 0.5) / CENTRAL_WIDTH
-        weights.append(math.exp((-0.5 * middle**2 if places.central else 4.0 * math.log(inside)) + mean))
-    spread = [sum(kernel[c][j] * weights[c] for c in range(n)) for j in range(n)]
-    return [one / sum(spread) for one in spread]
+        means.append(sum(window(c - j) * e for j, e in enumerate(evidence)) / whole)
+        middle = ((c + 0.5) / n - 0.5) / CENTRAL_WIDTH if places.central else 0.0
+        prior.append((sum(window(c - j) for j in range(n)) / whole) ** INSIDE * math.exp(-0.5 * middle**2))
+    weights = [p / sum(prior) * math.exp(mean) for p, mean in zip(prior, means, strict=True)]
+    spread = [sum(window(c - j) * weights[c] for c in range(n)) for j in range(n)]
+    mean = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
+    return [one / sum(spread) for one in spread], mean if places.several else math.log(sum(weights))
 
 
 @pytest.mark.parametrize("places", KINDS, ids=str)
-def test_attention_is_bayes_rule(places: Places) -> None:
-    evidence = [0.3, -1.0, 2.0, 0.0, 0.5, -0.2, 1.0]
-    got = places.attend(torch.tensor(evidence, dtype=torch.float64)[None, None], Layout.packed([7])).exp()[0, 0]
-    assert got.tolist() == pytest.approx(by_hand(places, evidence), rel=1e-9)
+def test_attention_and_odds_are_bayes_rule(places: Places) -> None:
+    layout = Layout.packed([7])
+    windows = places.windows(torch.tensor(EVIDENCE, dtype=torch.float64)[None, None], layout)
+    attention, odds = by_hand(places, EVIDENCE)
+    assert places.attend(windows, layout).exp()[0, 0].tolist() == pytest.approx(attention, rel=1e-9)
+    assert places.log_odds(windows, layout).item() == pytest.approx(odds, rel=1e-9)
 
 
 @pytest.mark.parametrize("places", KINDS, ids=str)
 def test_other_scans_and_padding_change_nothing(places: Places) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows, lengths = torch.randn(2, 12, generator=generator), [5, 1, 6]
-    layout = Layout.packed(lengths)
-    together = layout.restore(places.attend(layout.fold(rows), layout)).exp()
-    alone = [places.attend(part[None], Layout.packed([part.shape[1]])).exp()[0] for part in rows.split(lengths, 1)]
-    torch.testing.assert_close(together, torch.cat(alone, 1))
+    def look(rows: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        windows = places.windows(layout.fold(rows), layout)
+        return layout.restore(places.attend(windows, layout)).exp(), places.log_odds(windows, layout)
+
+    rows, lengths = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)), [5, 1, 6]
+    attention, odds = look(rows, Layout.packed(lengths))
+    alone = [look(part, Layout.packed([part.shape[1]])) for part in rows.split(lengths, 1)]
+    torch.testing.assert_close(attention, torch.cat([one for one, _ in alone], 1))
+    torch.testing.assert_close(odds, torch.cat([one for _, one in alone]))
 
 
 def test_very_strong_evidence_stays_exact() -> None:
     evidence = torch.zeros(1, 1, 60)
     evidence[0, 0, 7] = 2000.0
-    log_attention = Places(0.5, central=False).attend(evidence, Layout.packed([60]))
+    places, layout = Places(1.0, central=False), Layout.packed([60])
+    log_attention = places.attend(places.windows(evidence, layout), layout)
     assert log_attention.isfinite().all()
     assert log_attention.argmax().item() == 7
     assert log_attention.exp().sum().item() == pytest.approx(1.0)

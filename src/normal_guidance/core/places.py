@@ -1,10 +1,15 @@
 r"""Where a finding may lie: how likely each place is before a scan is looked at, and after.
 
-A place is a window of adjacent slices, a bell of width $\sigma$ around slice $c$.  Each slice has evidence $e_j$, the
-log-odds that it speaks for a finding.  A window's evidence is the mean over its slices; with the prior $\pi_c$ of the
-places, Bayes' rule gives the posterior $q$, and a slice's attention is how much of it covers the slice:
+A place is a window of adjacent slices around slice $c$, with a flat top and a given reach.  Each slice has evidence
+$e_j$, the log-odds that it speaks for a finding, as seen from its window: a window's evidence $s_c$ is the mean over
+all slices that it reaches, those beyond the scan counted as 0.  With the prior $\pi_c$ of the places, Bayes' rule gives
+the odds of the scan, the posterior $q$ of the places, and a slice's attention, which is how much of $q$ covers it:
 
-$$ s_c = \frac{(K e)_c}{(K 1)_c}, \quad q = \mathrm{softmax}_c(\log \pi_c + s_c), \quad a_j \propto (K q)_j $$
+$$ s_c = \frac{(K e)_c}{\sum_d K_d}, \quad \mathrm{odds} = \sum_c \pi_c e^{s_c}, \quad
+   q = \mathrm{softmax}_c(\log \pi_c + s_c), \quad a_j \propto (K q)_j $$
+
+These are the odds of a finding in one place.  Where a scan may have several, each place under attention adds to them,
+and log-odds are the mean of the evidence, $\sum_c q_c s_c$.
 
 Evidence of 0 leaves the prior.  So a model that knows nothing looks where findings usually lie, and not at noise.
 """
@@ -18,14 +23,17 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from normal_guidance.core.bells import gaussian_kernel, smooth
+from normal_guidance.core.bells import shaped_kernel, smooth
 from normal_guidance.core.layout import Layout
 
 CENTRAL_WIDTH = 0.2
 """Standard deviation of the central prior, in lengths of the scan."""
 
 INSIDE = 4.0
-"""The power of the part of a window that is inside the scan, in the prior of places anywhere."""
+"""The prior of a window is this power of the part of it that is inside the scan."""
+
+FLATNESS = 8.0
+"""The shape of windows: 2 would be a normal's bell, and large numbers are boxes."""
 
 
 @dataclass(frozen=True)
@@ -33,44 +41,70 @@ class Places:
     """The places that a finding may have, and their prior.
 
     Args:
-        sigma: width of the windows in slices; 0 for single slices.
+        reach: half the width of the windows, in slices; 0 for single slices.
         central: whether places around the middle of the scan are more likely; else all are alike, but windows that
             extend beyond the scan.
+        several: whether a scan may have findings in several places.
 
     Example:
-        >>> layout = Layout.packed([5])
-        >>> Places(0.0, central=True).attend(torch.zeros(1, 1, 5), layout).exp().round(decimals=2)
+        >>> layout, places = Layout.packed([5]), Places(0.0, central=True)
+        >>> places.attend(torch.zeros(1, 1, 5).double(), layout).exp().round(decimals=2)
         tensor([[[0.0500, 0.2400, 0.4000, 0.2400, 0.0500]]], dtype=torch.float64)
-        >>> sure = torch.tensor([[[0.0, 5.0, 0.0, 0.0, 0.0]]])
-        >>> Places(0.0, central=True).attend(sure, layout).exp().round(decimals=2)
+        >>> sure = places.windows(torch.tensor([[[0.0, 5.0, 0.0, 0.0, 0.0]]]), layout)
+        >>> places.attend(sure, layout).exp().round(decimals=2)
         tensor([[[0.0000, 0.9800, 0.0100, 0.0100, 0.0000]]], dtype=torch.float64)
+        >>> places.log_odds(sure, layout).round(decimals=2)
+        tensor([[3.6100]], dtype=torch.float64)
     """
 
-    sigma: float
+    reach: float
     central: bool
+    several: bool = False
 
-    def attend(
+    def windows(
         self, evidence: Float[Tensor, "bags members longest"], layout: Layout
     ) -> Float64[Tensor, "bags members longest"]:
-        """log-attention from the evidence of every slice; very low in the padding."""
+        """The evidence of the window around every slice."""
         kernel = self._kernel(layout)
-        inside = smooth(layout.mask.double(), kernel).clamp_min(1.0)
-        real = layout.mask[:, None]
-        mean = smooth(evidence.masked_fill(~real, 0.0).flatten(0, 1), kernel).view(evidence.shape) / inside[:, None]
-        places = layout.log_softmax(self._log_prior(inside, layout)[:, None] + mean)
-        spread = smooth(places.exp().flatten(0, 1), kernel).view(evidence.shape)
+        inside = evidence.masked_fill(~layout.mask[:, None], 0.0)
+        return smooth(inside.flatten(0, 1), kernel).view(evidence.shape) / self._whole
+
+    def log_odds(
+        self, windows: Float64[Tensor, "bags members longest"], layout: Layout
+    ) -> Float64[Tensor, "bags members"]:
+        """log-odds of the scan, but for a constant and, with several places, for a factor."""
+        posterior = layout.hide(self._log_prior(layout)[:, None] + windows)
+        return (posterior.softmax(2) * windows).sum(2) if self.several else posterior.logsumexp(2)
+
+    def attend(
+        self, windows: Float64[Tensor, "bags members longest"], layout: Layout
+    ) -> Float64[Tensor, "bags members longest"]:
+        """log-attention; very low in the padding."""
+        places = layout.log_softmax(self._log_prior(layout)[:, None] + windows)
+        spread = smooth(places.exp().flatten(0, 1), self._kernel(layout)).view(windows.shape)
         # The place of the slice itself is a lower bound, and exact where all others are too small for float64.
         return layout.log_softmax(torch.maximum(spread.clamp_min(1e-300).log(), places))
 
-    def _kernel(self, layout: Layout) -> Float64[Tensor, "longest longest"]:
-        if self.sigma == 0.0:
-            return torch.eye(layout.longest, dtype=torch.float64, device=layout.mask.device)
-        return gaussian_kernel(
-            torch.tensor(math.log(self.sigma), dtype=torch.float64, device=layout.mask.device), layout.longest
-        )
+    @property
+    def _whole(self) -> float:
+        """The size of a window that is inside the scan."""
+        if self.reach == 0.0:
+            return 1.0
+        farthest = math.ceil(2.0 * self.reach) + 1  # from there on a window is 0
+        return 1.0 + 2.0 * sum(math.exp(-0.5 * (d / self.reach) ** FLATNESS) for d in range(1, farthest))
 
-    def _log_prior(self, inside: Float64[Tensor, "bags longest"], layout: Layout) -> Float64[Tensor, "bags longest"]:
-        if not self.central:
-            return INSIDE * inside.log()
-        place = torch.arange(layout.longest, device=layout.mask.device, dtype=torch.float64) + 0.5
-        return -0.5 * ((place / layout.lengths[:, None] - 0.5) / CENTRAL_WIDTH).square()
+    def _kernel(self, layout: Layout) -> Float64[Tensor, "longest longest"]:
+        if self.reach == 0.0:
+            return torch.eye(layout.longest, dtype=torch.float64, device=layout.mask.device)
+        reach, flatness = (
+            torch.tensor(math.log(x), dtype=torch.float64, device=layout.mask.device) for x in (self.reach, FLATNESS)
+        )
+        return shaped_kernel(reach, flatness, layout.longest)
+
+    def _log_prior(self, layout: Layout) -> Float64[Tensor, "bags longest"]:
+        share = smooth(layout.mask.double(), self._kernel(layout)) / self._whole
+        prior = INSIDE * share.clamp_min(1e-300).log()
+        if self.central:
+            place = torch.arange(layout.longest, device=layout.mask.device, dtype=torch.float64) + 0.5
+            prior = prior - 0.5 * ((place / layout.lengths[:, None] - 0.5) / CENTRAL_WIDTH).square()
+        return layout.log_softmax(prior)

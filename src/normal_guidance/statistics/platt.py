@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 NEWTON_STEPS = 100
 """The fit takes at most so many steps; about 6 are needed."""
 
+HALVINGS = 30
+"""A step that would raise the loss is halved at most so often."""
 
 ROUNDING = 1e-12
 """A step may raise the loss by this share of it: rounding does, close to the solution."""
@@ -29,6 +31,14 @@ class Line(NamedTuple):
     """The standard error of the slope."""
 
 
+class Lines(NamedTuple):
+    """Many lines."""
+
+    slope: Float64[Tensor, "lines"]
+    intercept: Float64[Tensor, "lines"]
+    error: Float64[Tensor, "lines"]
+
+
 def fit_line(scores: Float[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Line:
     r"""Logistic regression with Platt's smoothed targets, by Newton's method; the slope of equal scores is 0.
 
@@ -39,35 +49,71 @@ def fit_line(scores: Float[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Li
         >>> fit_line(torch.tensor([-1.0, 0.0, 1.0, 2.0]), torch.tensor([0, 1, 0, 1]))
         Line(slope=0.411, intercept=-0.206, error=0.933)
     """
-    values = scores.double()
-    positive, negative = (labels == 1).sum().item(), (labels == 0).sum().item()
+    found = fit_lines(scores[None], labels, torch.ones(1, len(scores), dtype=torch.bool, device=scores.device))
+    return Line(*(values.item() for values in found))
+
+
+def fit_lines(
+    scores: Float[Tensor, "lines scans"], labels: Int[Tensor, "scans"], chosen: Bool[Tensor, "lines scans"]
+) -> Lines:
+    """Fit many lines at once, each to its `chosen` scans.
+
+    Example:
+        >>> both = torch.tensor([[-1.0, 0.0, 1.0, 2.0, 9.0], [3.0, 3.0, 3.0, 3.0, 3.0]])
+        >>> chosen = torch.tensor([[True, True, True, True, False]] * 2)
+        >>> fit_lines(both, torch.tensor([0, 1, 0, 1, 0]), chosen).slope
+        tensor([0.4115, 0.0000], dtype=torch.float64)
+    """
+    weight, values, is_positive = chosen.double(), scores.double(), labels == 1
+    positive, negative = weight @ is_positive.double(), weight @ (~is_positive).double()
     high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
-    targets = torch.where(labels == 1, high, low).double()
+    targets = torch.where(is_positive, high[:, None], low[:, None])
     # Standardised, so that steps have the same size for all scores.
-    center, scale = values.mean(), values.std()
-    if not scale > 0.0:
-        return Line(0.0, torch.logit(targets.mean()).item(), 0.0)
-    design = torch.stack([(values - center) / scale, torch.ones_like(values)], dim=1)
-    weights = torch.zeros(2, dtype=torch.float64)
+    count = weight.sum(1, keepdim=True)
+    center = (weight * values).sum(1, keepdim=True) / count
+    scale = ((weight * (values - center).square()).sum(1, keepdim=True) / (count - 1).clamp_min(1.0)).sqrt()
+    flat = ~(scale > 0.0)
+    x = torch.where(flat, 0.0, (values - center) / scale.masked_fill(flat, 1.0))
+    slope = torch.zeros_like(center)
+    intercept = torch.logit((weight * targets).sum(1, keepdim=True) / count)
+
+    def loss(slope: Tensor, intercept: Tensor) -> Tensor:
+        odds = slope * x + intercept
+        return (weight * (torch.nn.functional.softplus(odds) - targets * odds)).sum(1, keepdim=True)
+
     for _ in range(NEWTON_STEPS):
-        p = (design @ weights).sigmoid()
-        gradient = design.T @ (p - targets)
-        step = torch.linalg.solve(_curvature(design, weights), gradient)
-        size, most = 1.0, _loss(design, targets, weights) * (1 + ROUNDING)
-        while _loss(design, targets, weights - size * step) > most and size > 1e-8:
-            size /= 2
-        weights = weights - size * step
-        if step.abs().max() < 1e-9:
+        gradient, curve = _derivatives(x, weight, targets, slope, intercept)
+        step_slope, step_intercept = _solve(curve, gradient)
+        most, size = loss(slope, intercept) * (1 + ROUNDING), torch.ones_like(slope)
+        for _ in range(HALVINGS):
+            too_far = loss(slope - size * step_slope, intercept - size * step_intercept) > most
+            if not too_far.any():
+                break
+            size = torch.where(too_far, size / 2, size)
+        slope, intercept = slope - size * step_slope, intercept - size * step_intercept
+        if torch.maximum(step_slope.abs(), step_intercept.abs()).max() < 1e-9:
             break
-    slope = (weights[0] / scale).item()
-    error = (torch.linalg.inv(_curvature(design, weights))[0, 0].sqrt() / scale).item()
-    return Line(slope, weights[1].item() - slope * center.item(), error)
+    _, (a, b, c) = _derivatives(x, weight, targets, slope, intercept)
+    error = torch.where(flat, 0.0, (c / (a * c - b * b)).sqrt())
+    slope, error = (torch.where(flat, 0.0, one / scale.masked_fill(flat, 1.0))[:, 0] for one in (slope, error))
+    return Lines(slope, intercept[:, 0] - slope * center[:, 0], error)
 
 
-def _curvature(design: Tensor, weights: Tensor) -> Tensor:
-    p = (design @ weights).sigmoid()
-    return design.T @ (design * (p * (1 - p))[:, None])
+def _derivatives(
+    x: Tensor, weight: Tensor, targets: Tensor, slope: Tensor, intercept: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """The gradient by slope and intercept, and the curvature [[a, b], [b, c]]."""
+    p = (slope * x + intercept).sigmoid()
+    off, curve = weight * (p - targets), weight * p * (1 - p)
+    gradient = (x * off).sum(1, keepdim=True), off.sum(1, keepdim=True)
+    a, b = ((factor * curve).sum(1, keepdim=True) for factor in (x * x, x))
+    return gradient, (a, b, curve.sum(1, keepdim=True))
 
 
-def _loss(design: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    return torch.nn.functional.binary_cross_entropy_with_logits(design @ weights, targets, reduction="sum")
+def _solve(curve: tuple[Tensor, Tensor, Tensor], gradient: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The step; where all scores are equal, only the intercept moves."""
+    (a, b, c), (g, h) = curve, gradient
+    flat, determinant = a == 0.0, a * c - b * b
+    safe = determinant.masked_fill(determinant <= 0.0, torch.inf)
+    intercept = torch.where(flat, h / c.clamp_min(1e-300), (a * h - b * g) / safe)
+    return torch.where(flat, 0.0, (c * g - b * h) / safe), intercept

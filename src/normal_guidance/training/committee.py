@@ -1,12 +1,12 @@
 r"""A committee: many linear models of evidence, whose log-odds and attention are averaged.
 
 A member has weights w and a bias c.  A slice's evidence is $e_j = w^\top z_j$ of its scaled features (`scaling`), in
-log-odds.  Attention is the posterior of the places that a finding may have (`core.places`), and the scan's log-odds
-are the mean of its evidence under that attention, times a gain that brings them to scale:
+log-odds.  Attention is the posterior of the places that a finding may have, and the scan's log-odds are those of Bayes'
+rule (`core.places`), brought to scale by a gain g:
 
-$$ \mathrm{logit} = g \sum_j a_j e_j + c $$
+$$ \mathrm{logit} = \frac{g}{t} \log \sum_c \pi_c e^{t s_c} + c $$
 
-Attention sees evidence times the member's sharpness, which is 0 where its evidence may be noise.
+The member's sharpness t is 1, less where its evidence may be noise, and 0 where it is no better than noise.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.models import BagsLike, Prediction
 from normal_guidance.core.places import Places
 from normal_guidance.training.scaling import Scaling
+
+LEAST_SHARPNESS = 0.05
+"""Log-odds of less sharp members are computed with this."""
 
 
 class Committee(nn.Module):
@@ -35,7 +38,7 @@ class Committee(nn.Module):
         weights: evidence, in log-odds.
         bias: c.
         gain: g.
-        sharpness: what attention multiplies evidence by.
+        sharpness: t.
 
     Example:
         >>> scaling = Scaling(torch.zeros(2), torch.ones(2))
@@ -80,8 +83,8 @@ class Committee(nn.Module):
         attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
         for number, places in enumerate(self.places):
             own = self.kind == number
-            log_a, mean = look(places, evidence[:, own], self.sharpness[own], layout)
-            logit += (self.gain[own] * mean + self.bias[own]).sum(1)
+            log_a, odds = look(places, evidence[:, own], self.sharpness[own], layout)
+            logit += (self.gain[own] * odds + self.bias[own]).sum(1)
             attention += log_a.exp().sum(1)
         log_attention = layout.hide((attention / len(self)).clamp_min(1e-300).log())
         attended = layout.restore(attention / len(self))
@@ -121,8 +124,11 @@ def look(
     evidence: Float[Tensor, "rows members"],
     sharpness: Float[Tensor, "members"],
     layout: Layout,
-) -> tuple[Float[Tensor, "bags members longest"], Float[Tensor, "bags members"]]:
-    """The log-attention of members that look for the same kind of places, and the mean evidence under it; float64."""
-    padded = layout.pad(evidence.double().T)
-    log_a = places.attend(sharpness.double()[:, None] * padded, layout)
-    return log_a, (log_a.exp() * padded).sum(2)
+) -> tuple[Float64[Tensor, "bags members longest"], Float64[Tensor, "bags members"]]:
+    """The log-attention of members that look for the same kind of places, and the scans' log-odds but for g and c."""
+    windows, t = places.windows(layout.pad(evidence.T), layout), sharpness.double()
+    least = t.clamp_min(LEAST_SHARPNESS)  # as t falls to 0, log-odds become the mean of evidence under the prior
+    return (
+        places.attend(t[:, None] * windows, layout),
+        places.log_odds(least[:, None] * windows, layout) / least,
+    )

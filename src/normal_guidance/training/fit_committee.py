@@ -1,6 +1,6 @@
 """From scans and their labels to a committee (`training.committee`), with nothing to choose.
 
-Every kind of places, sharpness, pass and penalty is a setting.  All are fitted in folds by patient, and compared by the
+Every kind of places, penalty and pass is a setting.  All are fitted in folds by patient, and compared by the
 log loss of the scans that they have not seen, paired by patient.  Places around the middle are what is usual in medical
 scans: they stay unless another setting is clearly better.  The members of all settings that stay are averaged.
 Slice labels are not used.
@@ -36,16 +36,19 @@ ENOUGH = 400
 
 REPEATS = 5
 
-WIDTHS = (0.0, 1 / 40, 1 / 20, 1 / 10)
-"""Widths of the places in lengths of the median scan; 0 is a single slice."""
+REACHES = (0.0, 1 / 40, 1 / 20, 1 / 10, 3 / 20)
+"""Half the width of the places in lengths of the median scan; 0 is a single slice."""
 
 SHARP = 4.0
-"""The sharpness of the settings for findings that are far shorter than the scan; the others have 1."""
+"""The sharpness of the settings for several findings that are far shorter than the scan; the others have 1."""
 
 RIDGES, LASSOS = (0.3, 1.0, 3.0), (0.5, 0.8)
 
 CLEARLY = 2.0
 """Standard errors of a mean paired difference, above which a setting is clearly worse than another."""
+
+LITTLE = 0.1
+"""The share of what the best setting has learned, in log loss, that a setting of the committee may lack."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Setting:
     @property
     def usual(self) -> bool:
         """Whether it looks for blocks of slices around the middle of the scan, as most findings are."""
-        return self.places.central and self.places.sigma > 0.0 and self.sharpness == 1.0
+        return self.places.central and self.places.reach > 0.0 and self.sharpness == 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +101,7 @@ class CommitteeFit:
     member_folds: Int[Tensor, "members two"]
     """The repeat and the fold that each member was not trained on."""
     logits: Float64[Tensor, "scans"]
-    """Out of fold: the mean of the members that were not trained on the scan."""
+    """Out of fold: by members that were not trained on the scan, of settings that were chosen without it."""
     attention: Float[Tensor, "slices"]
     """Out of fold."""
 
@@ -154,7 +157,7 @@ def fit_committee(
     penalties = [Penalty("ridge", one) for one in RIDGES]
     if scaling.rotation is None:
         penalties += [Penalty("lasso", one) for one in LASSOS]
-    kinds = list(_kinds(scans.lengths))
+    kinds = _kinds(scans.lengths)
     folds = torch.tensor([fold_scans(patient_ids, labels, plan.folds, plan.seed + n) for n in range(plan.repeats)])
     settings: list[Setting] = []
     fits: list[list[tuple[Fitted, int]]] = [[] for _ in folds]
@@ -167,6 +170,7 @@ def fit_committee(
     logits = torch.stack([torch.stack([fitted.logits[place] for fitted, place in repeat]) for repeat in fits])
     kept, unusual, losses = choose(settings, logits.mean(0), scans.labels, patient_ids)
     members = [[repeat[setting] for setting in kept] for repeat in fits]
+    own_logits, own_attention = _out_of_fold(settings, fits, logits, folds, scans, patient_ids)
     return CommitteeFit(
         committee=_assemble(scaling, [settings[number].places for number in kept], members),
         plan=plan,
@@ -176,18 +180,46 @@ def fit_committee(
         unusual=unusual,
         folds=folds,
         member_folds=torch.tensor(list(product(range(plan.repeats), kept, range(plan.folds))))[:, [0, 2]],
-        logits=logits[:, list(kept)].mean((0, 1)),
-        attention=torch.stack([fitted.attention[place] for repeat in members for fitted, place in repeat]).mean(0),
+        logits=own_logits,
+        attention=own_attention,
     )
 
 
+def _out_of_fold(
+    settings: Sequence[Setting],
+    fits: Sequence[Sequence[tuple[Fitted, int]]],
+    logits: Float64[Tensor, "repeats settings scans"],
+    folds: Int[Tensor, "repeats scans"],
+    scans: Scans,
+    patient_ids: Sequence[str],
+) -> tuple[Float64[Tensor, "scans"], Float[Tensor, "slices"]]:
+    """Logits and attention of each scan; the settings of a fold are chosen by the other folds' scans alone.
+
+    The best of many settings by chance would look good on the scans that it was chosen by.
+    """
+    found = torch.zeros(len(folds), len(patient_ids), dtype=torch.float64)
+    attention = torch.zeros(len(folds), int(scans.lengths.sum()))
+    for repeat, own in enumerate(folds):
+        fold_of_slice = own.repeat_interleave(scans.lengths)
+        for fold in range(int(own.max()) + 1):
+            others = own != fold
+            ids = [patient for patient, other in zip(patient_ids, others.tolist(), strict=True) if other]
+            kept, _, _ = choose(settings, logits.mean(0)[:, others], scans.labels[others], ids)
+            found[repeat, ~others] = logits[repeat][list(kept)][:, ~others].mean(0)
+            slices = fold_of_slice == fold
+            shown = [fits[repeat][number] for number in kept]
+            attention[repeat, slices] = torch.stack([one.attention[place][slices] for one, place in shown]).mean(0)
+    return found.mean(0), attention.mean(0)
+
+
 def _kinds(lengths: Int[Tensor, "scans"]) -> list[tuple[Places, float]]:
-    """The kinds of places and their sharpness; the narrowest also sharp."""
+    """The kinds of places and their sharpness; windows reach at least one slice."""
     median = lengths.double().median().item()
-    found = []
-    for central, (rank, width) in product((True, False), enumerate(WIDTHS)):
-        places = Places(width * median, central)
-        found += [(places, sharpness) for sharpness in ((1.0, SHARP) if rank < 2 else (1.0,))]
+    reaches = dict.fromkeys(reach and max(1.0, reach * median) for reach in REACHES)
+    found = [(Places(reach, central), 1.0) for central, reach in product((True, False), reaches)]
+    for central, (rank, reach) in product((True, False), enumerate(reaches)):
+        several = Places(reach, central, several=True)
+        found += [(several, sharpness) for sharpness in ((1.0, SHARP) if rank < 2 else (1.0,))]
     return found
 
 
@@ -224,8 +256,21 @@ def choose(
     unusual = _excess(losses[best_usual] - losses[best], patient_ids) > CLEARLY
     candidates = range(len(settings)) if unusual else usual
     leader = best if unusual else best_usual
-    kept = tuple(number for number in candidates if _excess(losses[number] - losses[leader], patient_ids) <= CLEARLY)
+    learned = _ignorance(labels) - losses[leader]
+    clearly = _excess(learned, patient_ids) > CLEARLY
+    most = means[leader] + LITTLE * learned.mean() if clearly else torch.inf
+    kept = tuple(
+        number
+        for number in candidates
+        if means[number] <= most and _excess(losses[number] - losses[leader], patient_ids) <= CLEARLY
+    )
     return kept, unusual, means
+
+
+def _ignorance(labels: Int[Tensor, "scans"]) -> Float64[Tensor, "scans"]:
+    """The log losses of one who knows nothing but how frequent positive scans are."""
+    share = labels.double().mean()
+    return F.binary_cross_entropy(share.expand(len(labels)), labels.double(), reduction="none")
 
 
 def _excess(differences: Float64[Tensor, "scans"], patient_ids: Sequence[str]) -> float:

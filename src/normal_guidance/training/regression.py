@@ -25,14 +25,20 @@ POWER_STEPS = 30
 
 
 def fit_logistic(
-    rows: Float[Tensor, "models scans inputs"],
+    rows: Float[Tensor, "models scans inputs"] | Float[Tensor, "scans inputs"],
     labels: Int[Tensor, "scans"],
     chosen: Bool[Tensor, "models scans"],
     *,
     ridge: Float[Tensor, "models"],
     lasso: Float[Tensor, "models"],
+    start: Float[Tensor, "models inputs"] | None = None,
 ) -> tuple[Float64[Tensor, "models inputs"], Float64[Tensor, "models"]]:
     """The weights and biases of all models; the bias is not penalised.
+
+    Args:
+        rows: of each model, or of all.
+        chosen: the training scans.
+        start: weights that are close to the solution, which is then found sooner.
 
     Example:
         >>> rows = torch.tensor([[[2.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-2.0, -0.1]]])
@@ -46,13 +52,13 @@ def fit_logistic(
     rows, targets = rows.double(), labels.double()
     ridge, lasso = ridge.double()[:, None], lasso.double()[:, None]
     size = 1.0 / (0.25 * _largest(rows, share) + ridge)
-    weights = torch.zeros(len(rows), rows.shape[2], dtype=torch.float64, device=rows.device)
+    weights = rows.new_zeros(len(share), rows.shape[-1]) if start is None else start.double()
     bias = torch.logit((share * targets).sum(1, keepdim=True), eps=1e-6)
-    ahead, ahead_bias, momentum = weights, bias, torch.ones(len(rows), 1, dtype=torch.float64, device=rows.device)
+    ahead, ahead_bias, momentum = weights, bias, torch.ones_like(bias)
     for _ in range(STEPS):
-        scores = (rows @ ahead[:, :, None])[:, :, 0] + ahead_bias
+        scores = _scores(rows, ahead) + ahead_bias
         error = share * (scores.sigmoid() - targets)
-        gradient = (error[:, None] @ rows)[:, 0] + ridge * ahead
+        gradient = _sums(rows, error) + ridge * ahead
         moved = ahead - size * gradient
         moved = moved.sign() * (moved.abs() - size * lasso).clamp_min(0.0)
         moved_bias = ahead_bias - size * error.sum(1, keepdim=True)
@@ -68,13 +74,21 @@ def fit_logistic(
     return weights, bias[:, 0]
 
 
-def _largest(rows: Float64[Tensor, "models scans inputs"], share: Float64[Tensor, "models scans"]) -> Tensor:
+def _scores(rows: Tensor, weights: Float64[Tensor, "models inputs"]) -> Float64[Tensor, "models scans"]:
+    return weights @ rows.T if rows.ndim == 2 else (rows @ weights[:, :, None])[:, :, 0]
+
+
+def _sums(rows: Tensor, factors: Float64[Tensor, "models scans"]) -> Float64[Tensor, "models inputs"]:
+    return factors @ rows if rows.ndim == 2 else (factors[:, None] @ rows)[:, 0]
+
+
+def _largest(rows: Tensor, share: Float64[Tensor, "models scans"]) -> Float64[Tensor, "models one"]:
     """An upper bound of the largest eigenvalue of each model's mean of x x^T, the constant of the bias included."""
-    vector = torch.ones(len(rows), rows.shape[2] + 1, dtype=torch.float64, device=rows.device)
-    value = torch.ones(len(rows), 1, dtype=torch.float64, device=rows.device)
+    vector = rows.new_ones(len(share), rows.shape[-1] + 1)
+    value = rows.new_ones(len(share), 1)
     for _ in range(POWER_STEPS):
         vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-300)
-        scores = share * ((rows @ vector[:, :-1, None])[:, :, 0] + vector[:, -1:])
-        vector = torch.cat([(scores[:, None] @ rows)[:, 0], scores.sum(1, keepdim=True)], 1)
+        scores = share * (_scores(rows, vector[:, :-1]) + vector[:, -1:])
+        vector = torch.cat([_sums(rows, scores), scores.sum(1, keepdim=True)], 1)
         value = vector.norm(dim=1, keepdim=True)
     return 1.1 * value  # the last products may still be a little below
