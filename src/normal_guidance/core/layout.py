@@ -199,6 +199,8 @@ class Layout:
         weights = weights.to(rows.dtype)
         if self.sizes is None:
             return weights @ rows.view(self.bags, self.longest, -1)
+        if rows.is_cuda and not rows.requires_grad and self.pad_index is not None:
+            return weights @ rows[self.pad_index]  # one kernel, where a bag at a time would wait for each launch
         shares = self.restore(weights).split(self.sizes, dim=-1)
         return torch.stack([a @ x for a, x in zip(shares, rows.split(self.sizes), strict=True)])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +82,10 @@ class Fitted:
     attention: Float[Tensor, "penalties slices"]
     """Out of fold."""
 
+    def to(self, device: torch.device | str) -> Fitted:
+        """The same on another device."""
+        return Fitted(*(getattr(self, field.name).to(device) for field in fields(self)))
+
 
 def fit_evidence(
     scans: Bags,
@@ -105,8 +109,9 @@ def fit_evidence(
         >>> found.weights.shape, found.weights.mean((0, 1)).abs().argmax().item()  # the first feature has the signal
         (torch.Size([3, 1, 4]), 0)
     """
-    count = int(folds.max()) + 1
-    training = folds != torch.arange(count)[:, None]
+    count, device = int(folds.max()) + 1, scans.features.device
+    folds = folds.to(device)
+    training = folds != torch.arange(count, device=device)[:, None]
     everywhere = Layout.packed(scans.lengths)
     made: list[Fitted] = []
     for _ in range(passes):
@@ -115,13 +120,13 @@ def fit_evidence(
             scale, certain = fit_slopes(raw, scans.labels, training)
             made.append(_out_of_fold(scans, folds, places, scale[:, :, None] * weights, sharpness * certain))
             continue
-        windows = torch.zeros(len(scans), len(penalties), everywhere.longest, dtype=torch.float64)
+        windows = torch.zeros(len(scans), len(penalties), everywhere.longest, dtype=torch.float64, device=device)
         for fold, batch, rows, layout in _held_out(scans, folds):
             found = places.windows(layout.pad((rows @ weights[fold].T.to(rows.dtype)).T), layout)
             windows[batch, :, : layout.longest] = found
         scale, certain = fit_sharpness(places, windows, everywhere, scans.labels, training)
         made.append(_out_of_fold(scans, folds, places, scale[:, :, None] * weights, certain))
-    return tuple(made)
+    return tuple(one.to("cpu") for one in made)
 
 
 def fit_slopes(
@@ -169,7 +174,7 @@ def fit_sharpness(
         0.0
     """
     unit = windows.square().sum((0, 2)).div(layout.lengths.sum()).sqrt().clamp_min(1e-300)  # of each penalty
-    factors = FACTORS / unit[:, None]
+    factors = FACTORS.to(unit.device) / unit[:, None]
     odds = torch.stack([places.log_odds(one[:, None] * windows, layout) for one in factors.T], 2)
     odds = torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2)  # no evidence
     loss = _loss_with_best_bias(odds, labels, training)
@@ -215,18 +220,21 @@ def _regress(
     """
     folds, count, inputs = len(training), len(penalties), scans.width
     strengths = torch.tensor(
-        [[one.of(int(own.sum()), inputs) for one in penalties] for own in training], dtype=torch.float64
+        [[one.of(int(own.sum()), inputs) for one in penalties] for own in training],
+        dtype=torch.float64,
+        device=training.device,
     )
     if before is None:  # attention is the prior, for all alike
-        rows, scale = _standardised(_pool(scans, places, torch.zeros(1, inputs), torch.zeros(1))[0])
+        nothing = scans.features.new_zeros(1, inputs)
+        rows, scale = _standardised(_pool(scans, places, nothing, nothing[:, 0])[0])
         chosen = training.repeat_interleave(count, 0)
         ridge, lasso = strengths.flatten(0, 1).unbind(1)
         weights, bias = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
         scores = (weights @ rows.T + bias[:, None]).view(folds, count, -1)
         return (weights / scale).view(folds, count, inputs), (scores * ~training[:, None]).sum(0)
-    found, raw = [], torch.zeros(count, len(scans), dtype=torch.float64)
+    found, raw = [], strengths.new_zeros(count, len(scans))
     together = max(1, MOST_POOLED // (count * len(scans) * inputs))
-    for some in torch.arange(folds).split(together):
+    for some in torch.arange(folds, device=training.device).split(together):
         pooled = [_pool(scans, places, before.weights[fold], before.sharpness[fold]) for fold in some.tolist()]
         rows, scale = _standardised(torch.cat(pooled))
         chosen, (ridge, lasso) = training[some].repeat_interleave(count, 0), strengths[some].flatten(0, 1).unbind(1)
@@ -248,7 +256,7 @@ def _pool(
 ) -> Float64[Tensor, "penalties scans inputs"]:
     """The features of every scan, pooled under each member's attention."""
     pooled = []
-    for batch in torch.arange(len(scans)).split(SCANS_AT_ONCE):
+    for batch in torch.arange(len(scans), device=scans.features.device).split(SCANS_AT_ONCE):
         rows, layout = scans.rows(batch), Layout.packed(scans.lengths[batch])
         log_a, _ = look(places, rows @ weights.T.to(rows.dtype), sharpness, layout)
         pooled.append(layout.pool(log_a.exp(), rows))
@@ -270,15 +278,16 @@ def _out_of_fold(
     sharpness: Float64[Tensor, "folds penalties"],
 ) -> Fitted:
     """What the members say of the scans they have not seen."""
-    raw = torch.zeros(weights.shape[1], len(scans), dtype=torch.float64)
-    attention = torch.zeros(weights.shape[1], int(scans.lengths.sum()))
+    raw = weights.new_zeros(weights.shape[1], len(scans))
+    attention = scans.features.new_zeros(weights.shape[1], len(scans.features), dtype=torch.float32)
     starts = scans.lengths.cumsum(0) - scans.lengths
     for fold, batch, rows, layout in _held_out(scans, folds):
         log_a, found = look(places, rows @ weights[fold].T.to(rows.dtype), sharpness[fold], layout)
         raw[:, batch] = found.T
-        slices = [torch.arange(size) + start for size, start in zip(layout.lengths, starts[batch], strict=True)]
-        attention[:, torch.cat(slices)] = layout.restore(log_a.exp()).float()
-    training = folds != torch.arange(len(weights))[:, None]
+        place = torch.arange(layout.longest, device=rows.device)
+        slices = (starts[batch][:, None] + place)[layout.mask]
+        attention[:, slices] = layout.restore(log_a.exp()).float()
+    training = folds != torch.arange(len(weights), device=folds.device)[:, None]
     lines, shape = _lines(raw, scans.labels, training), sharpness.shape
     # Evidence that points the wrong way is not turned around, but counts as nothing.
     rising = lines.slope > 0.0

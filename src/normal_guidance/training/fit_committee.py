@@ -133,6 +133,7 @@ def fit_committee(
     patient_ids: Sequence[str],
     plan: Plan | None = None,
     *,
+    device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> CommitteeFit:
     """Fit a committee to scans and their labels.
@@ -141,6 +142,7 @@ def fit_committee(
         scans: features and labels.
         patient_ids: the patient of each scan; a patient's scans share a fold.
         plan: how; without it, `make_plan` decides.
+        device: where it is fitted; the committee is on the CPU.
         watch: called with the share that is done.
 
     Example:
@@ -153,7 +155,7 @@ def fit_committee(
     labels = scans.labels.tolist()
     plan = plan or make_plan(labels, patient_ids)
     scaling = fit_scaling(scans, plan.components)
-    scaled = scale_scans(scans, scaling)
+    scaled = scale_scans(scans, scaling, device)
     penalties = [Penalty("ridge", one) for one in RIDGES]
     if scaling.rotation is None:
         penalties += [Penalty("lasso", one) for one in LASSOS]
@@ -223,10 +225,11 @@ def _kinds(lengths: Int[Tensor, "scans"]) -> list[tuple[Places, float]]:
     return found
 
 
-def scale_scans(scans: Scans, scaling: Scaling) -> Bags:
-    """The scaled features of all scans, in memory."""
+def scale_scans(scans: Scans, scaling: Scaling, device: torch.device | str = "cpu") -> Bags:
+    """The scaled features of all scans, in the memory of the device."""
     batches = torch.arange(len(scans.lengths)).split(LOADING_BATCH)
-    return Bags(torch.cat([scaling(scans.rows(batch)) for batch in batches]), scans.lengths, scans.labels)
+    rows = torch.cat([scaling(scans.rows(batch)).to(device) for batch in batches])
+    return Bags(rows, scans.lengths.to(device), scans.labels.to(device))
 
 
 def choose(
