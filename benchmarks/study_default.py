@@ -1,0 +1,221 @@
+"""What `nguide fit` makes beside every single method, on many kinds of data; a line of JSON for each part.
+
+    python benchmarks/study_default.py SETS --sets head,prostate --methods committee,ng --repeats 3 --out OUT
+
+SETS is a folder with one file NAME.pt for each set: a dict of `features`, `lengths`, `labels`, `slice_labels` and
+`patients`.  Every set is divided into five folds by patient, `--repeats` times.  A fold is predicted by a committee of
+the other four, or by the best by validation AUROC of a method's 32 configurations, trained on four fifths of the other
+four folds and chosen on the last fifth.  A set `semi/VARIANT/SEED` is drawn, and its own test part is predicted.
+
+Jobs run side by side in `--jobs` processes, in the order of the options; those left when `--minutes` are over are not
+begun.  OUT gets results.jsonl (a line for each job: scan scores and localization of the predicted scans) and
+attention-N.npz, the slice scores of each job.  Finished jobs in OUT are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.method_names import COMMITTEE
+from normal_guidance.core.metrics import localization
+from normal_guidance.core.models import EVERY_METHOD, Prediction
+from normal_guidance.data.splits import fold_scans
+from normal_guidance.simulate.semi_synthetic import semi_synthetic
+from normal_guidance.training.config import Config, fitting_batch, grid
+from normal_guidance.training.execution import Execution
+from normal_guidance.training.fit import predict
+from normal_guidance.training.fit_committee import fit_committee, make_plan
+from normal_guidance.training.sweep import sweep
+from normal_guidance.training.winners import winner_model
+from report import machine, names
+
+FOLDS = 5
+SEMI = "semi/"
+METHODS = [COMMITTEE, *(name for name, method in EVERY_METHOD.items() if method.scores_scans)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A method on one fold of one division of a set; drawn sets have one fold."""
+
+    set: str
+    repeat: int
+    method: str
+    fold: int
+    seed: int = 0
+    """Of initial weights and of the committee's division."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return tuple(asdict(self).values())
+
+
+@cache
+def load(folder: str, name: str) -> tuple[Bags, tuple[str, ...]]:
+    """A set and its patients."""
+    kept = torch.load(Path(folder) / f"{name}.pt")
+    bags = Bags(kept["features"].float(), kept["lengths"], kept["labels"], kept["slice_labels"])
+    return bags, tuple(map(str, kept["patients"]))
+
+
+def parts(folder: str, job: Job) -> tuple[Bags, Bags, Tensor, list[str]]:
+    """Training scans, scans to predict, the numbers of these, and the patients of the training scans."""
+    if job.set.startswith(SEMI):
+        _, variant, seed = job.set.split("/")
+        drawn = semi_synthetic(int(seed), variant)
+        both = Bags(*(torch.cat([getattr(part, name) for part in (drawn.train, drawn.val)]) for name in PARTS))
+        return both, drawn.test, torch.arange(len(drawn.test)), [str(number) for number in range(len(both))]
+    bags, patients = load(folder, job.set)
+    folds = torch.tensor(fold_scans(patients, bags.labels.tolist(), FOLDS, job.repeat))
+    train, test = (chosen.nonzero().flatten() for chosen in (folds != job.fold, folds == job.fold))
+    return take(bags, train), take(bags, test), test, [patients[number] for number in train.tolist()]
+
+
+PARTS = ("features", "lengths", "labels", "slice_labels")
+
+
+def take(bags: Bags, scans: Tensor) -> Bags:
+    starts = bags.lengths.cumsum(0) - bags.lengths
+    spans = [torch.arange(start, start + size) for start, size in zip(starts[scans], bags.lengths[scans], strict=True)]
+    rows = torch.cat(spans)
+    return Bags(bags.features[rows], bags.lengths[scans], bags.labels[scans], bags.slice_labels[rows])
+
+
+def run(folder: str, job: Job, device: str) -> tuple[dict[str, Any], np.ndarray]:
+    """The row of a job and its slice scores."""
+    begin = time.perf_counter()
+    train, test, scans, patients = parts(folder, job)
+    loaded = time.perf_counter()
+    if job.method == COMMITTEE:
+        found, about = by_committee(train, patients, test, job.seed, device)
+    else:
+        found, about = by_method(train, patients, test, job, device)
+    scores = found.slice_scores.flatten().float()
+    located = localization(scores, test.slice_labels, test.lengths).auroc
+    row = asdict(job) | {
+        "loading_s": round(loaded - begin, 2),
+        "seconds": round(time.perf_counter() - loaded, 2),
+        "scans": scans.tolist(),
+        "logits": [round(x, 5) for x in found.logit.tolist()],
+        "localization": [None if x != x else round(x, 5) for x in located.tolist()],
+        **about,
+    }
+    return row, scores.half().numpy()
+
+
+def by_committee(
+    train: Bags, patients: Sequence[str], test: Bags, seed: int, device: str
+) -> tuple[Prediction, dict[str, Any]]:
+    plan = make_plan(train.labels.tolist(), patients, seed=seed)
+    found = fit_committee(train, patients, plan, device=device)
+    leader = found.settings[found.kept[found.losses[list(found.kept)].argmin()]]
+    kind = {**asdict(leader.places), "sharpness": leader.sharpness, "turn": leader.turn, **asdict(leader.penalty)}
+    about = {"members": len(found.committee), "settings": len(found.kept), "unusual": found.unusual, "leader": kind}
+    return predict(found.committee, test), about
+
+
+def by_method(
+    train: Bags, patients: Sequence[str], test: Bags, job: Job, device: str
+) -> tuple[Prediction, dict[str, Any]]:
+    folds = torch.tensor(fold_scans(patients, train.labels.tolist(), FOLDS, job.repeat))
+    own, val = (take(train, chosen.nonzero().flatten()) for chosen in (folds != 0, folds == 0))
+    base = Config(job.method, batch_size=fitting_batch(len(own)), seed=job.seed)
+    result = sweep(grid(base), own, val, Execution(device))
+    (winner,) = result.winners
+    model = winner_model(winner.config, train.width, winner.weights)
+    about = {"lr": winner.config.lr, "l1": winner.config.l1, "epoch": winner.epoch, "val_auroc": winner.val_auroc}
+    return predict(model, test), about
+
+
+def work(folder: str, job: Job, device: str) -> tuple[dict[str, Any], np.ndarray | None]:
+    """In a process of its own; an error is a row, too."""
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    try:
+        return run(folder, job, device)
+    except Exception as error:
+        return asdict(job) | {"failed": f"{type(error).__name__}: {error}"[:500]}, None
+
+
+def make_jobs(sets: Sequence[str], methods: Sequence[str], repeats: int, seeds: int) -> list[Job]:
+    found = []
+    for repeat, method, name, seed in product(range(repeats), methods, sets, range(seeds)):
+        if name.startswith(SEMI):
+            found += [Job(name, 0, method, 0, seed)] if repeat == 0 else []
+        else:
+            found += [Job(name, repeat, method, fold, seed) for fold in range(FOLDS)]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="SETS")
+    parser.add_argument("--sets", type=lambda text: text.split(","), required=True)
+    parser.add_argument("--methods", type=names(METHODS), default=METHODS)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    results, begin = options.out / "results.jsonl", time.monotonic()
+    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    known = {tuple(row[name] for name in asdict(Job("", 0, "", 0))) for row in done if "failed" not in row}
+    jobs = [
+        job for job in make_jobs(options.sets, options.methods, options.repeats, options.seeds) if job.key not in known
+    ]
+    attention: dict[str, np.ndarray] = {}
+    failed = 0
+    with (
+        results.open("a") as lines,
+        ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool,
+    ):
+        waiting = iter(jobs)
+        first = islice(waiting, options.jobs)
+        running = {pool.submit(work, options.folder, job, options.device) for job in first}
+        while running:
+            for future in as_completed(running):
+                running.discard(future)
+                row, scores = future.result()
+                lines.write(json.dumps(row) + "\n")
+                lines.flush()
+                failed += "failed" in row
+                if scores is not None:
+                    attention["/".join(str(row[name]) for name in ("set", "repeat", "method", "fold", "seed"))] = scores
+                print({name: row[name] for name in row if name not in ("scans", "logits", "localization")}, flush=True)
+                if time.monotonic() - begin < 60 * options.minutes and (job := next(waiting, None)) is not None:
+                    running.add(pool.submit(work, options.folder, job, options.device))
+                break
+    number = len(list(options.out.glob("attention-*.npz")))
+    np.savez_compressed(options.out / f"attention-{number}.npz", **attention)
+    left = sum(1 for _ in waiting)
+    about = machine(options.device, options.commit)
+    print(
+        json.dumps(
+            {"benchmark": "study_default", "machine": about, "done": len(attention), "failed": failed, "left": left}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
