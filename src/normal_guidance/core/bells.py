@@ -42,7 +42,7 @@ NEAREST = 1e-300
 
 STEEPEST, FARTHEST = 5.0, 7.0
 """Upper bounds of the log of a learned shape and of the log of a powered distance.  e^(-e^7 / 2) is practically 0;
-beyond the bounds the value would be 0 and its gradient NaN.  So no entry of K, and no sum K q, is below e^-548."""
+beyond the bounds the value would be 0 and its gradient NaN.  So no entry of K, and no sum K q, is below e^-549."""
 
 Scores = Float[Tensor, "bags longest"]
 Kernel = Float64[Tensor, "longest longest"]

@@ -376,8 +376,7 @@ BEYOND: dict[str, Method] = {
 }
 """Methods beyond the paper, each followed by its guided version.
 
-L1 penalises the same parameters as in the paper's methods, but not width, sharpness, shape and scale, which it would
-pull to 1: of these heads it penalises w only."""
+L1 penalises w only.  It would pull width, sharpness, shape and scale to 1."""
 
 EVERY_METHOD: dict[str, Method] = METHODS | BEYOND
 
