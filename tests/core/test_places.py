@@ -34,18 +34,19 @@ def by_hand(places: Places, evidence: list[float]) -> tuple[list[float], float]:
 
 @pytest.mark.parametrize("places", KINDS, ids=str)
 def test_attention_and_odds_are_bayes_rule(places: Places) -> None:
-    layout = Layout.packed([7])
-    windows = places.windows(torch.tensor(EVIDENCE, dtype=torch.float64)[None, None], layout)
+    here = places.of(Layout.packed([7]))
+    windows = here.windows(torch.tensor(EVIDENCE, dtype=torch.float64)[None, None])
     attention, odds = by_hand(places, EVIDENCE)
-    assert places.attend(windows, layout).exp()[0, 0].tolist() == pytest.approx(attention, rel=1e-9)
-    assert places.log_odds(windows, layout).item() == pytest.approx(odds, rel=1e-9)
+    assert here.attend(windows).exp()[0, 0].tolist() == pytest.approx(attention, rel=1e-9)
+    assert here.log_odds(windows).item() == pytest.approx(odds, rel=1e-9)
 
 
 @pytest.mark.parametrize("places", KINDS, ids=str)
 def test_other_scans_and_padding_change_nothing(places: Places) -> None:
     def look(rows: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-        windows = places.windows(layout.fold(rows), layout)
-        return layout.restore(places.attend(windows, layout)).exp(), places.log_odds(windows, layout)
+        here = places.of(layout)
+        windows = here.windows(layout.fold(rows))
+        return layout.restore(here.attend(windows)).exp(), here.log_odds(windows)
 
     rows, lengths = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)), [5, 1, 6]
     attention, odds = look(rows, Layout.packed(lengths))
@@ -57,8 +58,8 @@ def test_other_scans_and_padding_change_nothing(places: Places) -> None:
 def test_very_strong_evidence_stays_exact() -> None:
     evidence = torch.zeros(1, 1, 60)
     evidence[0, 0, 7] = 2000.0
-    places, layout = Places(1.0, central=False), Layout.packed([60])
-    log_attention = places.attend(places.windows(evidence, layout), layout)
+    places = Places(1.0, central=False).of(Layout.packed([60]))
+    log_attention = places.attend(places.windows(evidence))
     assert log_attention.isfinite().all()
     assert log_attention.argmax().item() == 7
     assert log_attention.exp().sum().item() == pytest.approx(1.0)

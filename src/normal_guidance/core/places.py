@@ -38,7 +38,7 @@ FLATNESS = 8.0
 
 @dataclass(frozen=True)
 class Places:
-    """The places that a finding may have, and their prior.
+    """The kind of places that a finding may have.
 
     Args:
         reach: half the width of the windows, in slices; 0 for single slices.
@@ -47,13 +47,13 @@ class Places:
         several: whether a scan may have findings in several places.
 
     Example:
-        >>> layout, places = Layout.packed([5]), Places(0.0, central=True)
-        >>> places.attend(torch.zeros(1, 1, 5).double(), layout).exp().round(decimals=2)
+        >>> places = Places(0.0, central=True).of(Layout.packed([5]))
+        >>> places.attend(torch.zeros(1, 1, 5).double()).exp().round(decimals=2)
         tensor([[[0.0500, 0.2400, 0.4000, 0.2400, 0.0500]]], dtype=torch.float64)
-        >>> sure = places.windows(torch.tensor([[[0.0, 5.0, 0.0, 0.0, 0.0]]]), layout)
-        >>> places.attend(sure, layout).exp().round(decimals=2)
+        >>> sure = places.windows(torch.tensor([[[0.0, 5.0, 0.0, 0.0, 0.0]]]))
+        >>> places.attend(sure).exp().round(decimals=2)
         tensor([[[0.0000, 0.9800, 0.0100, 0.0100, 0.0000]]], dtype=torch.float64)
-        >>> places.log_odds(sure, layout).round(decimals=2)
+        >>> places.log_odds(sure).round(decimals=2)
         tensor([[3.6100]], dtype=torch.float64)
     """
 
@@ -61,50 +61,49 @@ class Places:
     central: bool
     several: bool = False
 
-    def windows(
-        self, evidence: Float[Tensor, "bags members longest"], layout: Layout
-    ) -> Float64[Tensor, "bags members longest"]:
-        """The evidence of the window around every slice."""
-        kernel = self._kernel(layout)
-        inside = evidence.masked_fill(~layout.mask[:, None], 0.0)
-        return smooth(inside.flatten(0, 1), kernel).view(evidence.shape) / self._whole
+    def of(self, layout: Layout) -> ScanPlaces:
+        """The places of these scans."""
+        device = layout.mask.device
+        if self.reach == 0.0:
+            kernel, whole = torch.eye(layout.longest, dtype=torch.float64, device=device), 1.0
+        else:
+            reach, flatness = (
+                torch.tensor(math.log(x), dtype=torch.float64, device=device) for x in (self.reach, FLATNESS)
+            )
+            kernel = shaped_kernel(reach, flatness, layout.longest)
+            farthest = math.ceil(2.0 * self.reach) + 1  # from there on a window is 0
+            whole = 1.0 + 2.0 * sum(math.exp(-0.5 * (d / self.reach) ** FLATNESS) for d in range(1, farthest))
+        prior = INSIDE * (smooth(layout.mask.double(), kernel) / whole).clamp_min(1e-300).log()
+        if self.central:
+            place = torch.arange(layout.longest, device=device, dtype=torch.float64) + 0.5
+            prior = prior - 0.5 * ((place / layout.lengths[:, None] - 0.5) / CENTRAL_WIDTH).square()
+        return ScanPlaces(layout, kernel, whole, layout.log_softmax(prior), self.several)
 
-    def log_odds(
-        self, windows: Float64[Tensor, "bags members longest"], layout: Layout
-    ) -> Float64[Tensor, "bags members"]:
-        """log-odds of the scan, but for a constant and, with several places, for a factor."""
-        posterior = layout.hide(self._log_prior(layout)[:, None] + windows)
+
+@dataclass(frozen=True, eq=False)
+class ScanPlaces:
+    """The places of some scans; `Places.of` makes it."""
+
+    layout: Layout
+    kernel: Float64[Tensor, "longest longest"]
+    whole: float
+    """The size of a window that is inside the scan."""
+    log_prior: Float64[Tensor, "bags longest"]
+    several: bool
+
+    def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
+        """The evidence of the window around every slice."""
+        inside = evidence.masked_fill(~self.layout.mask[:, None], 0.0)
+        return smooth(inside.flatten(0, 1), self.kernel).view(evidence.shape) / self.whole
+
+    def log_odds(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members"]:
+        """log-odds of the scans, but for a constant and, with several places, for a factor."""
+        posterior = self.layout.hide(self.log_prior[:, None] + windows)
         return (posterior.softmax(2) * windows).sum(2) if self.several else posterior.logsumexp(2)
 
-    def attend(
-        self, windows: Float64[Tensor, "bags members longest"], layout: Layout
-    ) -> Float64[Tensor, "bags members longest"]:
+    def attend(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
         """log-attention; very low in the padding."""
-        places = layout.log_softmax(self._log_prior(layout)[:, None] + windows)
-        spread = smooth(places.exp().flatten(0, 1), self._kernel(layout)).view(windows.shape)
+        places = self.layout.log_softmax(self.log_prior[:, None] + windows)
+        spread = smooth(places.exp().flatten(0, 1), self.kernel).view(windows.shape)
         # The place of the slice itself is a lower bound, and exact where all others are too small for float64.
-        return layout.log_softmax(torch.maximum(spread.clamp_min(1e-300).log(), places))
-
-    @property
-    def _whole(self) -> float:
-        """The size of a window that is inside the scan."""
-        if self.reach == 0.0:
-            return 1.0
-        farthest = math.ceil(2.0 * self.reach) + 1  # from there on a window is 0
-        return 1.0 + 2.0 * sum(math.exp(-0.5 * (d / self.reach) ** FLATNESS) for d in range(1, farthest))
-
-    def _kernel(self, layout: Layout) -> Float64[Tensor, "longest longest"]:
-        if self.reach == 0.0:
-            return torch.eye(layout.longest, dtype=torch.float64, device=layout.mask.device)
-        reach, flatness = (
-            torch.tensor(math.log(x), dtype=torch.float64, device=layout.mask.device) for x in (self.reach, FLATNESS)
-        )
-        return shaped_kernel(reach, flatness, layout.longest)
-
-    def _log_prior(self, layout: Layout) -> Float64[Tensor, "bags longest"]:
-        share = smooth(layout.mask.double(), self._kernel(layout)) / self._whole
-        prior = INSIDE * share.clamp_min(1e-300).log()
-        if self.central:
-            place = torch.arange(layout.longest, device=layout.mask.device, dtype=torch.float64) + 0.5
-            prior = prior - 0.5 * ((place / layout.lengths[:, None] - 0.5) / CENTRAL_WIDTH).square()
-        return layout.log_softmax(prior)
+        return self.layout.log_softmax(torch.maximum(spread.clamp_min(1e-300).log(), places))

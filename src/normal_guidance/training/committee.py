@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from normal_guidance.core.layout import Layout, as_rows
+from normal_guidance.core.layout import as_rows
 from normal_guidance.core.models import BagsLike, Prediction
-from normal_guidance.core.places import Places
+from normal_guidance.core.places import Places, ScanPlaces
 from normal_guidance.training.scaling import Scaling
 
 LEAST_SHARPNESS = 0.05
@@ -83,7 +83,8 @@ class Committee(nn.Module):
         attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
         for number, places in enumerate(self.places):
             own = self.kind == number
-            log_a, odds = look(places, evidence[:, own], self.sharpness[own], layout)
+            here = places.of(layout)
+            log_a, odds = look(here, here.windows(layout.pad(evidence[:, own].T)), self.sharpness[own])
             logit += (self.gain[own] * odds + self.bias[own]).sum(1)
             attention += log_a.exp().sum(1)
         log_attention = layout.hide((attention / len(self)).clamp_min(1e-300).log())
@@ -120,15 +121,9 @@ class Committee(nn.Module):
 
 
 def look(
-    places: Places,
-    evidence: Float[Tensor, "rows members"],
-    sharpness: Float[Tensor, "members"],
-    layout: Layout,
+    places: ScanPlaces, windows: Float64[Tensor, "bags members longest"], sharpness: Float[Tensor, "*bags members"]
 ) -> tuple[Float64[Tensor, "bags members longest"], Float64[Tensor, "bags members"]]:
     """The log-attention of members that look for the same kind of places, and the scans' log-odds but for g and c."""
-    windows, t = places.windows(layout.pad(evidence.T), layout), sharpness.double()
+    t = sharpness.double()
     least = t.clamp_min(LEAST_SHARPNESS)  # as t falls to 0, log-odds become the mean of evidence under the prior
-    return (
-        places.attend(t[:, None] * windows, layout),
-        places.log_odds(least[:, None] * windows, layout) / least,
-    )
+    return places.attend(t[..., None] * windows), places.log_odds(least[..., None] * windows) / least

@@ -11,8 +11,9 @@ whose evidence is out of fold itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +22,10 @@ from torch import Tensor
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.places import Places
+from normal_guidance.core.places import Places, ScanPlaces
 from normal_guidance.statistics.platt import Lines, fit_lines
 from normal_guidance.training.committee import look
-from normal_guidance.training.regression import fit_logistic
+from normal_guidance.training.regression import apply_weights, fit_logistic
 
 TURNS = 3
 """Turns of weights and attention; more change little."""
@@ -114,23 +115,55 @@ def fit_evidence(
     count, device = int(folds.max()) + 1, scans.features.device
     folds = folds.to(device)
     training = folds != torch.arange(count, device=device)[:, None]
-    everywhere = Layout.packed(scans.lengths)
+    everywhere, chunks = places.of(Layout.packed(scans.lengths)), _chunks(scans, places)
     last, made = None if before is None else before.to(device), []
     for _ in range(turns):
-        weights, raw = _regress(scans, training, places, penalties, last)
+        weights, raw = _regress(scans, chunks, training, penalties, last)
+        windows = _own_windows(chunks, folds, weights, everywhere.layout.longest)
         if places.several:
             scale, certain = fit_slopes(raw, scans.labels, training)
-            last = _out_of_fold(scans, folds, places, scale[:, :, None] * weights, sharpness * certain)
-            made.append(last.to("cpu"))
-            continue
-        windows = torch.zeros(len(scans), len(penalties), everywhere.longest, dtype=torch.float64, device=device)
-        for fold, batch, rows, layout in _held_out(scans, folds):
-            found = places.windows(layout.pad((rows @ weights[fold].T.to(rows.dtype)).T), layout)
-            windows[batch, :, : layout.longest] = found
-        scale, certain = fit_sharpness(places, windows, everywhere, scans.labels, training)
-        last = _out_of_fold(scans, folds, places, scale[:, :, None] * weights, certain)
+            certain = sharpness * certain
+        else:
+            scale, certain = fit_sharpness(everywhere, windows, scans.labels, training)
+        log_a, odds = look(everywhere, scale[folds][:, :, None] * windows, certain[folds])
+        attention = everywhere.layout.restore(log_a.exp()).float()
+        last = _calibrated(scale[:, :, None] * weights, certain, odds.T, attention, scans.labels, folds)
         made.append(last.to("cpu"))
     return tuple(made)
+
+
+class _Chunk(NamedTuple):
+    """Some of the scans, in their order."""
+
+    rows: Float[Tensor, "rows inputs"]
+    places: ScanPlaces
+
+    def windows(self, weights: Float64[Tensor, "members inputs"]) -> Float64[Tensor, "bags members longest"]:
+        """The evidence of every window, by weights."""
+        return self.places.windows(self.places.layout.pad((self.rows @ weights.T.to(self.rows.dtype)).T))
+
+
+def _chunks(scans: Bags, places: Places) -> list[_Chunk]:
+    lengths = scans.lengths.split(SCANS_AT_ONCE)
+    rows = scans.features.split([int(own.sum()) for own in lengths])
+    return [_Chunk(own, places.of(Layout.packed(some))) for own, some in zip(rows, lengths, strict=True)]
+
+
+def _own_windows(
+    chunks: Sequence[_Chunk],
+    folds: Int[Tensor, "scans"],
+    weights: Float64[Tensor, "folds penalties inputs"],
+    longest: int,
+) -> Float64[Tensor, "scans penalties longest"]:
+    """The evidence of every scan's windows by the weights of its own fold, which were not trained on it."""
+    count, penalties, _ = weights.shape
+    windows, start = weights.new_zeros(len(folds), penalties, longest), 0
+    for chunk in chunks:
+        found = chunk.windows(weights.flatten(0, 1)).unflatten(1, (count, penalties))
+        own = folds[start : start + len(found)]
+        windows[start : start + len(found), :, : found.shape[3]] = found[torch.arange(len(found)), own]
+        start += len(found)
+    return windows
 
 
 def fit_slopes(
@@ -152,9 +185,8 @@ def _lines(
 
 
 def fit_sharpness(
-    places: Places,
+    places: ScanPlaces,
     windows: Float64[Tensor, "scans penalties longest"],
-    layout: Layout,
     labels: Int[Tensor, "scans"],
     training: Bool[Tensor, "folds scans"],
 ) -> tuple[Float64[Tensor, "folds penalties"], Float64[Tensor, "folds penalties"]]:
@@ -167,19 +199,20 @@ def fit_sharpness(
         windows: evidence of the windows, in any unit and out of fold.
 
     Example:
-        >>> labels, layout = torch.arange(100) % 2, Layout.packed([4] * 100)
+        >>> labels, places = torch.arange(100) % 2, Places(0.0, central=False).of(Layout.packed([4] * 100))
         >>> windows = torch.zeros(100, 1, 4).double()
         >>> windows[:, 0, 2] = 0.01 * (labels - 0.5)
         >>> every = torch.ones(1, 100, dtype=torch.bool)
-        >>> scale, sharpness = fit_sharpness(Places(0.0, central=False), windows, layout, labels, every)
+        >>> scale, sharpness = fit_sharpness(places, windows, labels, every)
         >>> scale.item() > 500, round(sharpness.item(), 2)
         (True, 0.5)
-        >>> fit_sharpness(Places(0.0, central=False), windows, layout, labels.roll(50) // 2, every)[1].item()
+        >>> fit_sharpness(places, windows, labels.roll(50) // 2, every)[1].item()
         0.0
     """
-    unit = windows.square().sum((0, 2)).div(layout.lengths.sum()).sqrt().clamp_min(1e-300)  # of each penalty
+    slices = places.layout.lengths.sum()
+    unit = (windows * places.layout.mask[:, None]).square().sum((0, 2)).div(slices).sqrt().clamp_min(1e-300)
     factors = FACTORS.to(unit.device) / unit[:, None]
-    odds = torch.stack([places.log_odds(one[:, None] * windows, layout) for one in factors.T], 2)
+    odds = torch.stack([places.log_odds(one[:, None] * windows) for one in factors.T], 2)
     odds = torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2)  # no evidence
     loss = _loss_with_best_bias(odds, labels, training)
     best, place = loss[:, :, 1:].min(2)
@@ -213,8 +246,8 @@ def _loss_with_best_bias(
 
 def _regress(
     scans: Bags,
+    chunks: Sequence[_Chunk],
     training: Bool[Tensor, "folds scans"],
-    places: Places,
     penalties: Sequence[Penalty],
     before: Fitted | None,
 ) -> tuple[Float64[Tensor, "folds penalties inputs"], Float64[Tensor, "penalties scans"]]:
@@ -228,22 +261,19 @@ def _regress(
         dtype=torch.float64,
         device=training.device,
     )
-    if before is None:  # attention is the prior, for all alike
-        nothing = scans.features.new_zeros(1, inputs)
-        rows, scale = _standardised(_pool(scans, places, nothing, nothing[:, 0])[0])
-        chosen = training.repeat_interleave(count, 0)
-        ridge, lasso = strengths.flatten(0, 1).unbind(1)
-        weights, bias = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
-        scores = (weights @ rows.T + bias[:, None]).view(folds, count, -1)
-        return (weights / scale).view(folds, count, inputs), (scores * ~training[:, None]).sum(0)
+    together = folds if before is None else max(1, MOST_POOLED // (count * len(scans) * inputs))
     found, raw = [], strengths.new_zeros(count, len(scans))
-    together = max(1, MOST_POOLED // (count * len(scans) * inputs))
     for some in torch.arange(folds, device=training.device).split(together):
-        pooled = [_pool(scans, places, before.weights[fold], before.sharpness[fold]) for fold in some.tolist()]
-        rows, scale = _standardised(torch.cat(pooled))
+        if before is None:  # attention is the prior, for all alike
+            nothing = strengths.new_zeros(1, inputs)
+            rows, scale = _standardised(_pool(chunks, nothing, nothing[:, 0])[0])
+        else:
+            rows, scale = _standardised(
+                _pool(chunks, before.weights[some].flatten(0, 1), before.sharpness[some].flatten())
+            )
         chosen, (ridge, lasso) = training[some].repeat_interleave(count, 0), strengths[some].flatten(0, 1).unbind(1)
         weights, bias = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
-        scores = (rows @ weights[:, :, None])[:, :, 0] + bias[:, None]
+        scores = apply_weights(rows, weights) + bias[:, None]
         raw += (scores.view(len(some), count, -1) * ~training[some][:, None]).sum(0)
         found.append((weights / scale).view(len(some), count, inputs))
     return torch.cat(found), raw
@@ -256,47 +286,30 @@ def _standardised(pooled: Float64[Tensor, "*many scans inputs"]) -> tuple[Tensor
 
 
 def _pool(
-    scans: Bags, places: Places, weights: Float[Tensor, "penalties inputs"], sharpness: Float[Tensor, "penalties"]
-) -> Float64[Tensor, "penalties scans inputs"]:
+    chunks: Sequence[_Chunk], weights: Float64[Tensor, "members inputs"], sharpness: Float64[Tensor, "members"]
+) -> Float64[Tensor, "members scans inputs"]:
     """The features of every scan, pooled under each member's attention."""
     pooled = []
-    for batch in torch.arange(len(scans), device=scans.features.device).split(SCANS_AT_ONCE):
-        rows, layout = scans.rows(batch), Layout.packed(scans.lengths[batch])
-        log_a, _ = look(places, rows @ weights.T.to(rows.dtype), sharpness, layout)
-        pooled.append(layout.pool(log_a.exp(), rows))
+    for chunk in chunks:
+        log_a, _ = look(chunk.places, chunk.windows(weights), sharpness)
+        pooled.append(chunk.places.layout.pool(log_a.exp(), chunk.rows))
     return torch.cat(pooled).movedim(1, 0).double()
 
 
-def _held_out(scans: Bags, folds: Int[Tensor, "scans"]) -> Iterator[tuple[int, Int[Tensor, "some"], Tensor, Layout]]:
-    """All scans in batches of one fold: the fold, the scans, their rows and layout."""
-    for fold in range(int(folds.max()) + 1):
-        for batch in (folds == fold).nonzero().flatten().split(SCANS_AT_ONCE):
-            yield fold, batch, scans.rows(batch), Layout.packed(scans.lengths[batch])
-
-
-def _out_of_fold(
-    scans: Bags,
-    folds: Int[Tensor, "scans"],
-    places: Places,
+def _calibrated(
     weights: Float64[Tensor, "folds penalties inputs"],
     sharpness: Float64[Tensor, "folds penalties"],
+    odds: Float64[Tensor, "penalties scans"],
+    attention: Float[Tensor, "penalties slices"],
+    labels: Int[Tensor, "scans"],
+    folds: Int[Tensor, "scans"],
 ) -> Fitted:
-    """What the members say of the scans they have not seen."""
-    raw = weights.new_zeros(weights.shape[1], len(scans))
-    attention = scans.features.new_zeros(weights.shape[1], len(scans.features), dtype=torch.float32)
-    starts = scans.lengths.cumsum(0) - scans.lengths
-    for fold, batch, rows, layout in _held_out(scans, folds):
-        log_a, found = look(places, rows @ weights[fold].T.to(rows.dtype), sharpness[fold], layout)
-        raw[:, batch] = found.T
-        place = torch.arange(layout.longest, device=rows.device)
-        slices = (starts[batch][:, None] + place)[layout.mask]
-        attention[:, slices] = layout.restore(log_a.exp()).float()
+    """The members with gain and bias, each fitted to the scans of the other folds."""
     training = folds != torch.arange(len(weights), device=folds.device)[:, None]
-    lines, shape = _lines(raw, scans.labels, training), sharpness.shape
+    lines, shape = _lines(odds, labels, training), sharpness.shape
     # Evidence that points the wrong way is not turned around, but counts as nothing.
     rising = lines.slope > 0.0
-    nothing = _lines(0.0 * raw, scans.labels, training).intercept
+    nothing = _lines(0.0 * odds, labels, training).intercept
     gain = torch.where(rising, lines.slope, 0.0).view(shape)
     bias = torch.where(rising, lines.intercept, nothing).view(shape)
-    logits = gain.T[:, folds] * raw + bias.T[:, folds]
-    return Fitted(weights, bias, gain, sharpness, logits, attention)
+    return Fitted(weights, bias, gain, sharpness, gain.T[:, folds] * odds + bias.T[:, folds], attention)
