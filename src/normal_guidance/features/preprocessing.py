@@ -68,7 +68,7 @@ class Preprocessing:
     windows: tuple[tuple[float | int, float | int] | None, ...] = (None,)
     size: int = SIZE
     statistics: Statistics | None = None
-    field: float | None = None
+    field: float | int | None = None
 
     def __post_init__(self) -> None:
         if not self.windows or self.size < 1:
@@ -81,9 +81,9 @@ class Preprocessing:
         if self.field is not None:
             if not 0 < self.field < math.inf:
                 raise UserError(f"field {self.field:g} is not a size; give millimetres above 0, for instance 70")
-            object.__setattr__(self, "field", float(self.field))
+            object.__setattr__(self, "field", float(self.field))  # 70 and 70.0 must have the same fingerprint
         floats = tuple(None if window is None else (float(window[0]), float(window[1])) for window in self.windows)
-        object.__setattr__(self, "windows", floats)  # 300 and 300.0 must have the same fingerprint
+        object.__setattr__(self, "windows", floats)  # as 300 and 300.0
 
     def _check(self, statistics: Statistics) -> None:
         mean, sd = statistics
