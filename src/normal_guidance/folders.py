@@ -74,7 +74,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     different = [name for name in old | new if old.get(name, absent) != new.get(name, absent)]
     if not different:
         return None
-    name = different[0]
+    name = min(different, key=lambda one: one.endswith(".version"))  # an option tells more than its format's version
     more = f" ({len(different) - 1} more differences)" if len(different) > 1 else ""
     return f"{name} was {_shown(old.get(name, absent))}, now it is {_shown(new.get(name, absent))}{more}"
 

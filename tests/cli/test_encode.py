@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import _Commands, progress_bar
 from normal_guidance.cli.encode import _statistics, _watch, describe_progress, encode
-from normal_guidance.data.manifest import ScanRow, write_manifest
+from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.data.problems import read_problems
+from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoders import load_encoder
 from normal_guidance.features.encoding import EncodingProgress
@@ -48,7 +50,7 @@ def write_slice(path: Path, hu: np.ndarray) -> None:
 
 @pytest.fixture
 def index(tmp_path) -> Path:
-    """An index as `nguide index` makes it, of tiny slices; the last file of scan s1 is no image."""
+    """An index as `nguide index` makes it, of tiny slices; the last file of s1 is no image, s3 has no spacing."""
     random = np.random.default_rng(0)
     rows = []
     for number, length in enumerate(LENGTHS):
@@ -57,7 +59,8 @@ def index(tmp_path) -> Path:
         for file in files:
             write_slice(tmp_path / "scans" / file, random.integers(-200, 400, (8, 8)))
         places = tuple(5.0 * place for place in range(length))
-        rows.append(ScanRow(f"s{number}", f"p{number}", number % 2, None, "dicom", files, (0,) * length, places, 8, 8))
+        row = ScanRow(f"s{number}", f"p{number}", number % 2, None, "dicom", files, (0,) * length, places, 8, 8)
+        rows.append(replace(row, pixel_spacing=None if number == 3 else (1.0, 0.5)))
     (tmp_path / "scans" / "s1" / "1.dcm").write_text("no image")
     (tmp_path / "index").mkdir()
     write_manifest(tmp_path / "index" / "manifest.parquet", rows, {"source": "folder", "root": str(tmp_path / "scans")})
@@ -115,6 +118,32 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(index, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_field_is_encoded_and_a_scan_without_spacing_left_out(index, tmp_path):
+    out = tmp_path / "store"
+    command = (index, *COMMON, "--normalize", "40,80", "--field", "4", "-o", out, "--workers", 0)
+    dry = run(*command, "--dry-run")
+    assert "2 of these scans could not be encoded" in dry
+    assert not out.exists()
+    said = run(*command)
+    assert "2 scans could not be encoded: 1 no_image, 1 no_spacing" in said
+    problems = {line.scan_id: line.detail for line in read_problems(out / "problems.csv")}
+    assert problems["s3"] == "a field of 4 mm needs the pixel spacing, which is unknown"
+    store, manifest = open_store(out), read_manifest(index)
+    assert store.provenance["preprocessing"]["field"] == 4.0
+    hu = np.concatenate([read_volume(manifest[number], manifest.root)[0] for number in (0, 2)])
+    # 4 rows of 1 mm, all 8 columns of half a millimetre; two lines of the scan's minimum above and below.
+    lowest = [hu[:3, 2:6].min(), hu[3:, 2:6].min()]
+    square = np.repeat(np.array(lowest, np.float32), (3, 4))[:, None, None] * np.ones((1, 8, 8), np.float32)
+    square[:, 2:6] = hu[:, 2:6]
+    images = torch.nn.functional.interpolate(
+        torch.from_numpy(square.clip(-100, 300))[:, None], (224, 224), mode="bilinear", antialias=True
+    )
+    expected = load_encoder("efficientnet-lite0", offline=True).encode((images - 40) / 80)
+    torch.testing.assert_close(store.bags().features, expected, rtol=1e-3, atol=1e-3)
+    said = run(*command, "--field", "5", code=2)
+    assert "was begun with other data or options: preprocessing.field was 4.0, now it is 5.0" in said
+
+
 def test_scans_that_were_moved_are_found(index, tmp_path):
     (tmp_path / "scans").rename(tmp_path / "elsewhere")
     arguments = (index, *COMMON, "--normalize", "40,80", "-o", tmp_path / "store", "--workers", 0)
@@ -131,6 +160,11 @@ def test_scans_that_were_moved_are_found(index, tmp_path):
         (["--normalize", "40"], "--normalize 40: give MEAN,SD for each of the 1 window(s)"),
         (["--normalize", "40,0"], "cannot normalise"),
         (["--window", "brain", "--normalize", "0,1"], "window 'brain' is unknown"),
+        (["--field", "0", "--normalize", "0,1"], "--field 0: give the side of the field in millimetres, above 0"),
+        (["--field", "-5", "--normalize", "0,1"], "--field -5: give"),
+        (["--field", "nan", "--normalize", "0,1"], "--field nan: give"),
+        (["--field", "inf", "--normalize", "0,1"], "--field inf: give"),
+        (["--field", "abc", "--normalize", "0,1"], "--field abc: give"),
         (["--split", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--device", "tpu", "--normalize", "0,1"], "--device tpu is unknown"),
         (["--precision", "int4", "--normalize", "0,1"], "--precision int4 is unknown"),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -14,14 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
-from normal_guidance.clinical import NotPredicted, PredictOptions, ScanPrediction, predict, predicting
+from normal_guidance.clinical import (
+    NotPredicted,
+    PredictOptions,
+    ScanPrediction,
+    load_bundle,
+    predict,
+    predicting,
+    write_bundle,
+)
 from normal_guidance.clinical.new_scans import find_scans
 from normal_guidance.clinical.predicting import predict_found
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
+from normal_guidance.features.encoding import encode
+from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.statistics.key_slices import APART_MM, key_slices
 from normal_guidance.statistics.localization import smallest_interval
-from small_bundle import copy_series, read_or_die, tiny
+from small_bundle import WINDOW, copy_series, read_or_die, tiny, train
 
 pytestmark = pytest.mark.usefixtures("tiny_encoder")
 
@@ -252,6 +263,74 @@ def test_a_volume_is_read_the_same_whatever_way_it_was_written(trained, bundle, 
     assert one.logit == pytest.approx(expected.logit.item(), abs=1e-4)
     assert one.instance_numbers == [None] * len(row)
     np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------
+# A field
+# ----------------------------------------------------------------------------------------------------
+
+FIELD = 80.0
+
+
+@pytest.fixture(scope="module")
+def field_trained(trained, tmp_path_factory):
+    """The phantoms encoded with a field, and a run on them."""
+    folder = tmp_path_factory.mktemp("field")
+    parts = dict(zip(trained.store.scan_ids, trained.store.scans["part"], strict=True))
+    way = Preprocessing(windows=(WINDOW,), field=FIELD)
+    store = encode(trained.manifest, tiny, folder / "store", preprocessing=way, read=read_volume, parts=parts).store
+    return SimpleNamespace(store=store, run=train(folder / "run", store, replace(trained.config, epochs=1)))
+
+
+@pytest.fixture
+def field_bundle(field_trained, tmp_path):
+    """Written and read again, as it is handed over."""
+    write_bundle(load_bundle(field_trained.run), tmp_path / "bundle")
+    return load_bundle(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("kind", ["dicom", "nifti"])
+def test_a_new_scan_gets_the_field_of_training(trained, field_trained, field_bundle, copy, tmp_path, kind):
+    row = trained.manifest[0]
+    assert field_bundle.preprocessing.field == FIELD
+    assert round(FIELD / row.pixel_spacing[0]) < row.rows, "the field is smaller than the slices"
+    new = tmp_path / "one"
+    if kind == "dicom":
+        copy("one")
+    else:
+        hu, _ = read_volume(row, trained.manifest.root)
+        down, across = row.pixel_spacing
+        new = tmp_path / "one.nii.gz"
+        nibabel.save(nibabel.Nifti1Image(hu.transpose(2, 1, 0), np.diag([-across, -down, row.slice_spacing, 1.0])), new)
+    one = run(new, field_bundle)["one"]
+    features = field_trained.store.select([row.scan_id]).bags().features
+    expected = field_bundle.model(features, torch.tensor([len(row)]))
+    assert one.logit == pytest.approx(expected.logit.item(), abs=1e-5)
+    np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-6)
+    whole = trained.store.select([row.scan_id]).bags().features
+    assert not torch.allclose(features, whole, atol=0.1), "whole slices would be something else"
+
+
+def test_the_new_scans_own_spacing_decides(trained, field_bundle, copy, tmp_path):
+    """8 mm between rows and 5 between columns: 10 x 16 of 32 x 32 pixels."""
+    copy("one", PixelSpacing=[8, 5])
+    one = run(tmp_path / "one", field_bundle)["one"]
+    hu, _ = read_volume(trained.manifest[0], trained.manifest.root)
+    middle = torch.from_numpy(hu[:, 11:21, 8:24].copy())
+    features = tiny().encode(replace(field_bundle.preprocessing, field=None).apply(middle))
+    expected = field_bundle.model(features, torch.tensor([len(hu)]))
+    assert one.logit == pytest.approx(expected.logit.item(), abs=1e-5)
+
+
+def test_a_new_scan_without_spacing_is_left_out(field_bundle, copy, tmp_path):
+    copy("two/good", SeriesInstanceUID="1.1")
+    copy("two/bare", scan=1, SeriesInstanceUID="1.2", PixelSpacing=None)
+    for force in (False, True):
+        outcomes = run(tmp_path / "two", field_bundle, force=force)
+        assert isinstance(outcomes["good"], ScanPrediction)
+        reason = outcomes["bare"].reason
+        assert (reason.kind, reason.action) == ("no_spacing", "left out")
+        assert reason.detail == "a field of 80 mm needs the pixel spacing, which is unknown"
 
 
 def test_an_encoder_serves_several_calls(copy, bundle, tmp_path):

@@ -68,6 +68,19 @@ def test_scans_that_cannot_be_cut_are_read_at_once(change):
     assert cut(row) == [row]
 
 
+@pytest.mark.parametrize(
+    ("changes", "pieces"),
+    [
+        ({"pixel_spacing": (1.0, 1.0)}, 3),
+        ({"pixel_spacing": (1.0, 1.0), "columns": 20}, 3),  # the field is square, though the slices are not
+        ({"pixel_spacing": (1.0, 2.0)}, 1),  # a field of 6 x 3 pixels has margins
+        ({"pixel_spacing": None}, 1),  # the scan fails once
+    ],
+)
+def test_scans_are_cut_where_their_field_is_square(changes, pieces):
+    assert len(cut(make_row(LONG, **changes), 6.0)) == pieces
+
+
 @pytest.fixture
 def long_scans(tmp_path) -> Manifest:
     """Batches hold pieces of several scans."""
@@ -77,12 +90,12 @@ def long_scans(tmp_path) -> Manifest:
     return write_manifest(tmp_path / "manifest.parquet", rows, {"source": "fake", "root": str(root)})
 
 
-def run(manifest: Manifest, out: Path, read, parts: dict[str, str] | None = None):
+def run(manifest: Manifest, out: Path, read, parts: dict[str, str] | None = None, field: float | None = None):
     return encode(
         manifest,
         load,
         out,
-        preprocessing=PREPROCESSING,
+        preprocessing=replace(PREPROCESSING, field=field),
         read=read,
         parts=parts,
         statistics=None if parts else Statistics((20.0,), (80.0,)),
@@ -102,6 +115,16 @@ def test_pieces_give_the_same_bytes_as_whole_scans(long_scans, tmp_path, monkeyp
     turns = 2 if measured else 1
     assert whole.sizes == [5, LONG, PIECE + 1, 3] * turns
     assert pieces.sizes == [5, PIECE, PIECE, LONG - 2 * PIECE, PIECE, 1, 3] * turns
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 2.0)])
+def test_pieces_give_the_same_field_as_whole_scans(long_scans, tmp_path, monkeypatch, spacing):
+    rows = [replace(row, pixel_spacing=spacing) for row in long_scans]
+    manifest = write_manifest(tmp_path / "spaced.parquet", rows, long_scans.about)
+    run(manifest, tmp_path / "pieces", _Reading(), field=6.0)
+    monkeypatch.setattr(encoder_inputs, "PIECE", 10 * LONG)
+    run(manifest, tmp_path / "whole", _Reading(), field=6.0)
+    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
 
 
 def test_whole_numbers_give_the_same_features_in_16_and_32_bits(long_scans, tmp_path):
@@ -147,6 +170,21 @@ def test_whole_numbers_are_sent_in_16_bits_and_others_in_32(dtype, sent):
     assert np.array_equal(found.hu, hu)
     assert found.lowest == -1024
     assert _unpinned((found, [])).hu.dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
+
+
+def test_only_the_field_is_sent():
+    hu = np.random.default_rng(0).integers(-1000, 2000, (3, 12, 12)).astype(np.int16)
+
+    def read(row, root, *, repair):
+        return hu, []
+
+    decoding = Decoding(read, Path(), True, field=6.0)
+    found, _ = decoding.pixels(make_row(3, pixel_spacing=(1.0, 2.0)))
+    assert np.array_equal(found.hu, hu[:, 3:9, 4:7])
+    assert found.lowest == hu[:, 3:9, 4:7].min()
+    assert found.hu.flags.c_contiguous
+    with pytest.raises(UnreadableError, match="pixel spacing, which is unknown"):
+        decoding.pixels(make_row(3))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -11,7 +11,7 @@ import torch
 from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
 
 from normal_guidance.core.bags import UNKNOWN
-from normal_guidance.data.manifest import Manifest, read_manifest
+from normal_guidance.data.manifest import Manifest, read_manifest, write_manifest
 from normal_guidance.data.problems import read_problems
 from normal_guidance.data.worker_pool import Pool
 from normal_guidance.errors import UserError
@@ -107,6 +107,39 @@ def test_an_encoder_that_normalises_gets_its_range(scans, tmp_path):
     )
     features, _ = expected(scans, scans[2], Statistics((-100.0,), (400.0,)))
     torch.testing.assert_close(outcome.store.select(["s002"]).bags().features, features)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_field_is_all_that_the_encoder_sees(scans, tmp_path, workers):
+    """Rows 1 mm apart, columns 2 mm: 6 x 3 pixels of 10 x 12; two scans say nothing of their spacing."""
+    rows = [replace(row, pixel_spacing=None if n in (1, 6) else (1.0, 2.0)) for n, row in enumerate(scans)]
+    manifest = write_manifest(tmp_path / "manifest.parquet", rows, scans.about)
+    parts = make_parts(scans)
+    whole = run(scans, tmp_path / "whole", parts=parts)
+    field = replace(PREPROCESSING, field=6)
+    outcome = run(manifest, tmp_path / "store", preprocessing=field, workers=workers, parts=parts, statistics=None)
+
+    def by_hand(row):
+        inner = torch.from_numpy(np.clip(read(row, scans.root)[0][:, 2:8, 4:7], -100, 300))[:, None]
+        square = torch.nn.functional.pad(inner, (1, 2), value=float(inner.min()))
+        return torch.nn.functional.interpolate(square, (SIZE, SIZE), mode="bilinear", antialias=True)
+
+    good = [row for row in manifest if row.pixel_spacing is not None]
+    training = [by_hand(row).double() for row in good if parts[row.scan_id] == "train"]
+    mean, sd = (
+        float(np.mean([one.mean() for one in training])),
+        float(np.mean([one.std(correction=0) for one in training])),
+    )
+    used = outcome.store.provenance["preprocessing"]
+    assert (used["field"], used["mean"], used["sd"]) == (6.0, [pytest.approx(mean)], [pytest.approx(sd)])
+    expected = torch.cat([load().module((by_hand(row) - mean) / sd) for row in good])
+    torch.testing.assert_close(outcome.store.bags().features, expected)
+    assert outcome.failed == {"no_spacing": 2}
+    lines = [line for line in read_problems(tmp_path / "store" / "problems.csv") if line.kind == "no_spacing"]
+    assert {line.scan_id: line.action for line in lines} == dict.fromkeys(("s001", "s006"), "left out of the store")
+    assert {line.detail for line in lines} == {"a field of 6 mm needs the pixel spacing, which is unknown"}
+    assert outcome.store.recipe != whole.store.recipe
+    assert "field" not in whole.store.provenance["preprocessing"]
 
 
 def test_without_anything_to_normalise_with_it_is_refused(scans, tmp_path):
@@ -325,6 +358,7 @@ def test_a_complete_store_is_only_shown(scans, tmp_path):
 CHANGES = {
     "encoder.fingerprint": {"load": partial(load, scale=2.0)},
     "preprocessing.windows.0.0": {"preprocessing": replace(PREPROCESSING, windows=(None,))},
+    "preprocessing.field": {"preprocessing": replace(PREPROCESSING, field=5)},
     "preprocessing.mean.0": {"statistics": Statistics((21.0,), (80.0,))},
     "execution.batch_size": {"options": replace(OPTIONS, batch_size=5)},
     "execution.repair": {"options": replace(OPTIONS, repair=False)},

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
 from normal_guidance.features import preprocessing
+from normal_guidance.features.field import middle
 from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics, scan_statistics
 
 HEAD = ((-100.0, 300.0),)
@@ -151,6 +153,70 @@ def test_any_shape_becomes_squares_within_the_window(slices, rows, columns, size
 
 
 # ----------------------------------------------------------------------------------------------------
+# The field
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "spacing", "field", "down", "across"),
+    [
+        (128, 84, (2.0, 2.0), 70.0, (46, 81), (24, 59)),  # 35 of each: 93 and 49 lines are left over
+        (10, 10, (1.0, 0.5), 4.0, (3, 7), (1, 9)),  # each axis has its own spacing
+        (10, 9, (1.0, 1.0), 5.0, (2, 7), (2, 7)),  # the odd line is below
+        (10, 10, (3.0, 3.0), 10.0, (3, 6), (3, 6)),  # 3.33 lines
+        (10, 10, (3.0, 3.0), 11.0, (3, 7), (3, 7)),  # 3.67 lines
+        (10, 6, (1.0, 1.0), 8.0, (1, 9), (0, 6)),  # an image that is smaller on one side
+        (10, 10, (1.0, 1.0), 1e9, (0, 10), (0, 10)),
+        (10, 11, (1.0, 1.0), 0.01, (4, 5), (5, 6)),
+    ],
+)
+def test_a_field_is_the_middle_of_the_image(rows, columns, spacing, field, down, across):
+    assert middle(rows, columns, spacing, field) == (slice(*down), slice(*across))
+
+
+@given(st.integers(1, 600), st.floats(0.01, 10), st.floats(0.1, 1000))
+def test_a_manifests_32_bits_give_the_field_of_the_headers_64(lines, spacing, field):
+    stored = float(np.float32(spacing))
+    assert middle(lines, lines, (spacing,) * 2, field) == middle(lines, lines, (stored,) * 2, field)
+    kept = middle(lines, lines, (spacing,) * 2, field)[0]
+    assert 0 <= kept.start < kept.stop <= lines
+    assert lines - kept.stop - kept.start in (0, 1), "it is centred"
+
+
+def test_a_half_is_rounded_alike_in_32_and_64_bits():
+    assert round(70 / 0.8) != round(70 / float(np.float32(0.8))), "the test is about such a number"
+    assert middle(512, 512, (0.8, 0.8), 70.0) == middle(512, 512, (float(np.float32(0.8)),) * 2, 70.0)
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 2.0), (0.7, 0.4)])
+def test_a_field_is_cut_out_before_all_other_steps(spacing):
+    scan = make_scan(3, 40, 50)
+    scan[:, 0, 0] = -5000  # outside: no margin is filled with it
+    plain = Preprocessing(windows=(*HEAD, None), size=20, statistics=Statistics((1.0, 2.0), (3.0, 4.0)))
+    rows, columns = round(12 / spacing[0]), round(12 / spacing[1])
+    top, left = (40 - rows) // 2, (50 - columns) // 2
+    by_hand = apply(plain, scan[:, top : top + rows, left : left + columns].copy())
+    field = replace(plain, field=12)
+    np.testing.assert_array_equal(field.apply(torch.from_numpy(scan), spacing=spacing).numpy(), by_hand)
+    np.testing.assert_array_equal(plain.apply(torch.from_numpy(scan), spacing=spacing).numpy(), apply(plain, scan))
+
+
+def test_a_field_needs_the_spacing():
+    with pytest.raises(UserError, match="a field of 70 mm needs the pixel spacing; give it in mm"):
+        apply(Preprocessing(field=70), make_scan())
+
+
+@pytest.mark.parametrize(
+    ("spacing", "found"),
+    [(None, "unknown"), ((0.0, 1.0), "0 x 1 mm"), ((1.0, np.nan), "1 x nan mm"), ((1e300, 1.0), r"1e\+300 x 1 mm")],
+)
+def test_a_spacing_that_is_none_is_named(spacing, found):
+    with pytest.raises(UnreadableError, match=f"a field of 70 mm needs the pixel spacing, which is {found}") as caught:
+        middle(10, 10, spacing, 70.0)
+    assert caught.value.kind == "no_spacing"
+
+
+# ----------------------------------------------------------------------------------------------------
 # Statistics
 # ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +258,8 @@ WAYS = [
     Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.0,))),
     Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.5,))),
     Preprocessing(windows=HEAD).to_unit_range(),
+    Preprocessing(windows=HEAD, field=70),
+    Preprocessing(windows=HEAD, field=70.5).to_unit_range(),
 ]
 
 
@@ -208,6 +276,18 @@ def test_the_fingerprint_is_the_sha256_of_canonical_json():
     text = '{"mean":[-100.0],"sd":[400.0],"size":224,"version":1,"windows":[[-100.0,300.0]]}'
     expected = hashlib.sha256(text.encode()).hexdigest()
     assert Preprocessing(windows=((-100, 300),)).to_unit_range().fingerprint == expected  # whole numbers, too
+
+
+def test_a_field_is_described_only_where_there_is_one():
+    assert "field" not in Preprocessing().to_dict()
+    text = '{"field":70.0,"mean":null,"sd":null,"size":224,"version":2,"windows":[null]}'
+    assert Preprocessing(field=70).fingerprint == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_software_that_knows_no_fields_would_refuse_one():
+    assert Preprocessing(field=70).to_dict()["version"] > Preprocessing().to_dict()["version"] == preprocessing.VERSION
+    with pytest.raises(UserError, match="version 1, this software's is 2; encode the scans again"):
+        Preprocessing.from_dict(Preprocessing(field=70).to_dict() | {"version": 1})
 
 
 def test_another_versions_description_is_refused():
@@ -230,6 +310,10 @@ def test_another_versions_description_is_refused():
         ({"statistics": Statistics((0.0, 0.0), (1.0, 1.0))}, "2 means and 2 sds for 1 channels"),
         ({"statistics": Statistics((0.0,), (0.0,))}, "mean 0 and sd 0 cannot normalise"),
         ({"statistics": Statistics((np.nan,), (1.0,))}, "mean nan"),
+        ({"field": 0}, "field 0 is not a size; give millimetres above 0"),
+        ({"field": -5.0}, "field -5 is"),
+        ({"field": np.nan}, "field nan is"),
+        ({"field": np.inf}, "field inf is"),
     ],
 )
 def test_impossible_ways_are_refused(change, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -42,6 +43,13 @@ def encode(
             autocompletion=some_of(WINDOWS),
         ),
     ] = "none",
+    field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MM",
+            help="Encode only the middle of each slice, a square of so many mm, for a small organ in a large image.",
+        ),
+    ] = None,
     split: Annotated[
         Path | None,
         typer.Option(help="Table that nguide split made: normalise with mean and sd of its training scans."),
@@ -123,7 +131,7 @@ def encode(
     manifest = read_manifest(index)
     load = partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline)
     arguments: dict[str, Any] = {
-        "preprocessing": Preprocessing(windows=windows),
+        "preprocessing": Preprocessing(windows=windows, field=_field(field)),
         "read": read_volume,
         "statistics": _statistics(normalize, len(windows)),
         "parts": None if split is None else read_parts(split),
@@ -181,6 +189,24 @@ def describe_estimate(estimate: EncodingEstimate, out: Path) -> list[str]:
         f", of which {time_text(one.statistics_s)} for mean and sd of the training scans" if one.statistics_s else ""
     )
     return [*lines, f"Estimated time: {time_text(one.total_s)}{first}. Nothing was written."]
+
+
+def _field(text: str | None) -> float | None:
+    """Return the side of the field in mm.
+
+    Example:
+        >>> _field("70")
+        70.0
+    """
+    if text is None:
+        return None
+    try:
+        side = float(text)
+    except ValueError:
+        side = 0.0
+    if not 0 < side < math.inf:
+        raise UserError(f"--field {text}: give the side of the field in millimetres, above 0, for instance 70")
+    return side
 
 
 def _statistics(text: str | None, channels: int) -> Statistics | None:

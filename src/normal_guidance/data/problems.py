@@ -37,6 +37,7 @@ KINDS = {
     "one_slice": "The series has one slice.",
     "multi_frame": "One file holds several slices.",
     # Pixels
+    "no_spacing": "No pixel spacing, which a field in mm needs.",
     "intercept": "The rescale intercept does not fit the stored values (RSNA 2019).",
     "bits": "BitsStored or PixelRepresentation do not fit the stored values (RSNA 2023).",
     "no_rescale": "Rescale slope or intercept is missing or impossible.",

@@ -16,6 +16,7 @@ import numpy as np
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem, UnreadableError
 from normal_guidance.data.volumes import Slices
+from normal_guidance.features.field import middle
 
 Reader = Callable[..., tuple[np.ndarray, list[Problem]]]
 """Like `normal_guidance.data.volumes.read_volume(row, root, repair=True)`; workers find it by its name."""
@@ -43,16 +44,19 @@ class Decoding:
         read: returns a scan's slices in HU, and its problems.
         root: where the scans lie.
         repair: whether known mistakes in the files are repaired.
+        field: mm of each slice's middle that are sent; None sends whole slices.
     """
 
     read: Reader
     root: Path
     repair: bool
+    field: float | None = None
 
     def pixels(self, row: ScanRow) -> tuple[Pixels, list[Problem]]:
         """The slices in HU, int16 or float32, and their problems.
 
-        Pixels that are not finite, and images too large to be slices, raise an `UnreadableError`.
+        Pixels that are not finite, images too large to be slices, and a field without pixel spacing raise an
+        `UnreadableError`.
         """
         hu, problems = self.read(row, self.root, repair=self.repair)
         if len(hu) != len(row):
@@ -60,6 +64,9 @@ class Decoding:
         slices, rows, columns = hu.shape
         if not hu.size or max(rows, columns) > MAX_SIDE:
             raise UnreadableError("failed", f"{slices} slices of {rows} x {columns} pixels (at most {MAX_SIDE})")
+        if self.field is not None:
+            down, across = middle(rows, columns, row.pixel_spacing, self.field)
+            hu = hu[:, down, across]
         hu = np.ascontiguousarray(hu, np.int16 if hu.dtype == np.int16 else np.float32)
         lowest = float(hu.min())
         if hu.dtype != np.int16 and not (math.isfinite(lowest) and math.isfinite(hu.max())):
@@ -67,16 +74,27 @@ class Decoding:
         return Pixels(hu, lowest), problems
 
 
-def cut(row: ScanRow) -> list[ScanRow]:
+def cut(row: ScanRow, field: float | None = None) -> list[ScanRow]:
     """Consecutive parts of a scan of at most `PIECE` slices.
 
-    Two kinds of scans are not cut: slices that are not square, whose margin is the whole scan's minimum, and files
-    with several slices, which are decoded once.
+    Two kinds of scans are not cut: slices that are not square, or whose field is not, because their margin is the
+    whole scan's minimum, and files with several slices, which are decoded once.
     """
-    if row.rows != row.columns or len(set(row.files)) < len(row):
+    if not _is_square(row, field) or len(set(row.files)) < len(row):
         return [row]
     places = [slice(start, start + PIECE) for start in range(0, len(row), PIECE)]
     return [
         replace(row, files=row.files[place], frames=row.frames[place], positions=row.positions[place])
         for place in places
     ]
+
+
+def _is_square(row: ScanRow, field: float | None) -> bool:
+    """Whether a scan's slices are sent as squares."""
+    if field is None:
+        return row.rows == row.columns
+    try:
+        down, across = middle(row.rows, row.columns, row.pixel_spacing, field)
+    except UnreadableError:  # it is recorded when the scan is read
+        return False
+    return down.stop - down.start == across.stop - across.start

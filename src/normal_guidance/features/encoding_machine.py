@@ -1,8 +1,8 @@
 """Encoding on one machine: worker processes read scans, the encoder takes their slices in fixed batches.
 
-Workers send HU, 16 bits where that is exact.  A thread of this process copies them to the encoder's device and
-preprocesses them there, on a card in a stream of its own, while the encoder runs.  A card is given batches ahead, so
-that it also computes while a unit is saved.
+Workers send HU, 16 bits where that is exact, and of each slice only the field, where there is one.  A thread of this
+process copies them to the encoder's device and preprocesses them there, on a card in a stream of its own, while the
+encoder runs.  A card is given batches ahead, so that it also computes while a unit is saved.
 
 The features of a unit depend on its scans alone: a batch never holds slices of two units, and a scan that
 cannot be decoded leaves zeros in its place, so that the others' bits do not change.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -85,7 +85,7 @@ class Inputs(NamedTuple):
     decoding: Decoding
     """Runs in the workers."""
     preprocessing: Preprocessing
-    """Runs on the encoder's device."""
+    """Runs on the encoder's device, except for the field, which the workers cut out."""
 
 
 @dataclass(frozen=True)
@@ -299,23 +299,26 @@ class _Piece(NamedTuple):
 def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow]) -> Iterator[_Piece]:
     """The slices of all scans, in their order."""
     waiting: deque[tuple[int, bool]] = deque()
+    # The workers cut the field out, so that less is sent; the other steps are left.
+    decoding = replace(inputs.decoding, field=inputs.preprocessing.field)
+    preprocessing = replace(inputs.preprocessing, field=None)
 
     def draw() -> Iterator[ScanRow]:
         for row in scans:
-            pieces = cut(row)
+            pieces = cut(row, decoding.field)
             for piece in pieces:
                 waiting.append((len(piece), piece is pieces[-1]))
                 yield piece
 
     outcome: list[Problem] | Failure = []
-    read = pool.map(inputs.decoding.pixels, draw(), size=_largest_bytes, ahead=AHEAD_BYTES)
+    read = pool.map(decoding.pixels, draw(), size=_largest_bytes, ahead=AHEAD_BYTES)
     pinned = torch.device(device).type == "cuda"
     for result in in_threads(_pinned, read, COPYING_THREADS) if pinned else map(_unpinned, read):
         (slices, is_last), images = waiting.popleft(), None
         if isinstance(result, Failure):
             outcome = outcome if isinstance(outcome, Failure) else result
         else:
-            images = inputs.preprocessing.apply(result.hu.to(device, non_blocking=True), result.lowest)
+            images = preprocessing.apply(result.hu.to(device, non_blocking=True), result.lowest)
             outcome = outcome if isinstance(outcome, Failure) else outcome + result.problems
         yield _Piece(slices, images, outcome if is_last else None)
         if is_last:

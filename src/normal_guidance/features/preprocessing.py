@@ -3,6 +3,8 @@
 The order of the steps is the paper's.  Each window makes a channel.  A slice's result depends on the rest of its scan
 in one respect only: the scan's minimum fills the margins.  All steps run on the device that holds the slices; the CPU
 and CUDA differ in the last bits.
+
+A field comes before all steps: what lies outside it is cut off, and the rest is treated as the whole scan.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,9 +23,13 @@ from jaxtyping import Float32, Int16
 from torch import Tensor
 
 from normal_guidance.errors import UserError
+from normal_guidance.features.field import middle
 
 VERSION = 1
 """Version of this module's arithmetic: a change that alters results raises it and changes the fingerprints."""
+
+VERSION_WITH_FIELD = 2
+"""Version of a preprocessing with a field: software that knows no fields must refuse it, not encode whole slices."""
 
 SIZE = 224
 """Rows and columns of an image, unless the encoder takes others."""
@@ -47,6 +53,7 @@ class Preprocessing:
         windows: lowest and highest HU of each channel; values outside are set to these.  None keeps all values.
         size: rows and columns of the result.
         statistics: the mean to subtract and the sd to divide by, for each channel; None leaves HU.
+        field: side in mm of the square in the middle of each slice that the encoder sees; None: the whole slice.
 
     Example:
         >>> head = Preprocessing(windows=((-100.0, 300.0),), size=2)
@@ -61,6 +68,7 @@ class Preprocessing:
     windows: tuple[tuple[float | int, float | int] | None, ...] = (None,)
     size: int = SIZE
     statistics: Statistics | None = None
+    field: float | int | None = None
 
     def __post_init__(self) -> None:
         if not self.windows or self.size < 1:
@@ -70,8 +78,12 @@ class Preprocessing:
                 raise UserError(f"window {window[0]}:{window[1]} is empty or infinite; give low:high in HU")
         if self.statistics is not None:
             self._check(self.statistics)
+        if self.field is not None:
+            if not 0 < self.field < math.inf:
+                raise UserError(f"field {self.field:g} is not a size; give millimetres above 0, for instance 70")
+            object.__setattr__(self, "field", float(self.field))  # 70 and 70.0 must have the same fingerprint
         floats = tuple(None if window is None else (float(window[0]), float(window[1])) for window in self.windows)
-        object.__setattr__(self, "windows", floats)  # 300 and 300.0 must have the same fingerprint
+        object.__setattr__(self, "windows", floats)  # as 300 and 300.0
 
     def _check(self, statistics: Statistics) -> None:
         mean, sd = statistics
@@ -97,13 +109,20 @@ class Preprocessing:
         self,
         hu: Int16[Tensor, "slices rows columns"] | Float32[Tensor, "slices rows columns"],
         lowest: float | None = None,
+        spacing: Sequence[float] | None = None,
     ) -> Float32[Tensor, "slices {self.channels} {self.size} {self.size}"]:
-        """Slices windowed, padded around their centre to a square, resized and normalised, on their device.
+        """Slices cut to the field, windowed, padded to a square, resized and normalised, on their device.
 
         Args:
             hu: finite values.
-            lowest: the scan's minimum, which fills the margins; the slices' own, if left out.
+            lowest: the scan's minimum, within the field, which fills the margins; the slices' own, if left out.
+            spacing: mm between rows, mm between columns; a field needs it.
         """
+        if self.field is not None:
+            if spacing is None:
+                raise UserError(f"a field of {self.field:g} mm needs the pixel spacing; give it in mm: (rows, columns)")
+            down, across = middle(hu.shape[1], hu.shape[2], spacing, self.field)
+            hu = hu[:, down, across]
         slices, rows, columns = hu.shape
         side = max(rows, columns)
         if lowest is None and rows != columns:
@@ -141,20 +160,24 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values; `from_dict` is the inverse."""
+        field = {} if self.field is None else {"field": self.field}
         return {
-            "version": VERSION,
+            "version": VERSION if self.field is None else VERSION_WITH_FIELD,
             "windows": [None if window is None else list(window) for window in self.windows],
             "size": self.size,
             "mean": None if self.statistics is None else [float(value) for value in self.statistics.mean],
             "sd": None if self.statistics is None else [float(value) for value in self.statistics.sd],
+            **field,
         }
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
         """The preprocessing that `to_dict` described; another version is an error, as the results would differ."""
-        if content.get("version") != VERSION:
+        field = content.get("field")
+        version = VERSION if field is None else VERSION_WITH_FIELD
+        if content.get("version") != version:
             raise UserError(
-                f"the preprocessing is of version {content.get('version')!r}, this software's is {VERSION}; encode the "
+                f"the preprocessing is of version {content.get('version')!r}, this software's is {version}; encode the "
                 "scans again, or install the version that encoded them"
             )
         normalised = content["mean"] is not None
@@ -162,6 +185,7 @@ class Preprocessing:
             windows=tuple(None if window is None else (window[0], window[1]) for window in content["windows"]),
             size=content["size"],
             statistics=Statistics(tuple(content["mean"]), tuple(content["sd"])) if normalised else None,
+            field=field,
         )
 
     def _resized(self, hu: Tensor, lowest: float | None) -> Tensor:
