@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.clinical.bundle import bundle_run, load_bundle
-from normal_guidance.clinical.fitting import OUT_OF_FOLD, FittedModel, fit_model
+from normal_guidance.clinical.fitting import FittedModel, fit_model
 from normal_guidance.clinical.predicting import score
 from normal_guidance.core.bags import Bags
 from normal_guidance.errors import UserError
@@ -16,6 +16,7 @@ from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.features.store import FeatureStore, open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.fit_committee import Plan
+from normal_guidance.training.measured_fit import OUT_OF_FOLD
 from normal_guidance.viewer.prediction_folders import find_splits
 
 QUICK = Plan(folds=3)
