@@ -25,6 +25,8 @@ from normal_guidance.training.scaling import COMPONENTS
 Features: TypeAlias = Num[Tensor, "_ features"] | Num[np.ndarray, "_ features"]
 """One scan without its label."""
 
+GIVE = "give Bags, a list of Bag, or a list of arrays (slices, features)"
+
 ScansLike: TypeAlias = Bags | FeatureStore | Iterable[Bag | Features]
 
 Labels: TypeAlias = Sequence[int] | Shaped[np.ndarray, "scans"] | Shaped[Tensor, "scans"]
@@ -36,8 +38,9 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
     Scans are `Bags`, a feature store, or a list: of `Bag`, or of arrays `(slices, features)`.  Labels and patients are
     those of the bags or the store; where bags name no patients, each scan is its own.  Labels of slices are used to
     measure the result, never to train.  Numbers of scans are numpy arrays, as scikit-learn's are; those of slices are
-    packed tensors, as this library's are.  `fit` changes neither its scans nor any global state, and fitting again gives
-    the same result.
+    packed tensors, as this library's are.
+
+    `fit` changes neither its scans nor any global state, and fitting again gives the same result.
 
     Args:
         folds: parts into which patients are divided; without it, 5, or fewer where a label has fewer patients.
@@ -147,6 +150,8 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
     def _predict(self, bags: ScansLike) -> Prediction:
         check_is_fitted(self)
         scans = _as_scans(bags)
+        if not len(scans):
+            raise UserError(f"{scans}: there is nothing to predict; give at least one scan")
         if scans.width != self.n_features_in_:
             raise UserError(
                 f"the scans have {scans.width} features per slice, but the finder was fitted to {self.n_features_in_}; "
@@ -181,7 +186,11 @@ def _as_scans(bags: ScansLike, *, labelled: bool = False) -> Bags | FeatureStore
         return bags
     if isinstance(bags, Bags):
         return bags.to("cpu")
+    if isinstance(bags, str) or not isinstance(bags, Iterable):
+        raise UserError(f"scans: got {type(bags).__name__} {bags!r}; {GIVE}, or open_store(FOLDER)")
     scans = list(bags)
+    if not scans:
+        raise UserError(f"scans: the list is empty; {GIVE}")
     named = [scan for scan in scans if isinstance(scan, Bag)]
     if len(named) == len(scans):
         return Bags.pack(named).to("cpu")
@@ -193,7 +202,7 @@ def _as_scans(bags: ScansLike, *, labelled: bool = False) -> Bags | FeatureStore
 def _features(number: int, scan: object) -> Float[Tensor, "slices features"]:
     if not isinstance(scan, Tensor | np.ndarray) or scan.ndim != 2:
         what = f"shape {tuple(scan.shape)}" if isinstance(scan, Tensor | np.ndarray) else type(scan).__name__
-        raise UserError(f"scan {number}: {what}; give Bags, a list of Bag, or a list of arrays (slices, features)")
+        raise UserError(f"scan {number}: {what}; {GIVE}")
     rows = torch.as_tensor(scan).cpu()
     return rows if rows.is_floating_point() else rows.float()
 
@@ -204,19 +213,21 @@ def _with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] |
     if y is None and patient_ids is None:
         return scans
     packed = scans.bags() if isinstance(scans, FeatureStore) else scans
-    labels = packed.labels if y is None else _labels(y)
+    labels = packed.labels if y is None else _labels(y, len(packed))
     # Slice labels may contradict other scan labels; they measure the result only.
-    same = labels.shape == packed.labels.shape and bool((labels == packed.labels).all())
     return replace(
         packed,
         labels=labels,
-        slice_labels=packed.slice_labels if same else None,
+        slice_labels=packed.slice_labels if torch.equal(labels, packed.labels) else None,
         patient_ids=packed.patient_ids if patient_ids is None else tuple(map(str, patient_ids)),
     )
 
 
-def _labels(y: Labels) -> Shaped[Tensor, "scans"]:
-    values = y.cpu() if isinstance(y, Tensor) else np.asarray(y)
-    if isinstance(values, np.ndarray) and values.dtype.kind not in "biuf":
-        raise UserError(f"y has values such as {values.ravel()[0]!r}; labels are 0 or 1")
-    return torch.as_tensor(values)
+def _labels(y: Labels, scans: int) -> Int64[Tensor, "scans"]:
+    values = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if values.shape != (scans,):
+        raise UserError(f"y has shape {values.shape} for {scans} scans; give one label per scan")
+    wrong = np.flatnonzero(~np.isin(values, (0, 1)))
+    if len(wrong):
+        raise UserError(f"scan {wrong[0]} has label {values[wrong[0]]} ({len(wrong)} such scans); labels are 0 or 1")
+    return torch.from_numpy(values.astype(np.int64))
