@@ -37,7 +37,7 @@ BINS, IN_A_BIN = 8, 10
 ACROSS = 3
 """Examples in a row."""
 
-GUESS = "0.45"
+GUESS = "0.25"
 """The colour of what knows nothing of the scan: chance, and the prior."""
 
 

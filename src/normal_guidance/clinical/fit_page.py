@@ -21,7 +21,7 @@ from normal_guidance.presentation import html
 from normal_guidance.presentation.figure_style import save
 from normal_guidance.presentation.html import Section
 from normal_guidance.presentation.text_tables import Grid
-from normal_guidance.statistics.calibration import describe
+from normal_guidance.statistics.calibration import Calibration, describe
 from normal_guidance.statistics.number_format import NOTHING, digits, signed
 from normal_guidance.training.fit_committee import CLEARLY, LITTLE, CommitteeFit, Setting
 from normal_guidance.training.measured_fit import LabelledScans, Measured, MeasuredFit
@@ -123,7 +123,13 @@ def _scans(found: MeasuredFit, scans: LabelledScans, test: LabelledScans | None)
         "Left: the ROC curve. Right: the share of positive scans among scans of similar probability, with 95 % "
         "intervals. Calibration and threshold were chosen on the out-of-fold scans, which flatters them a little."
     )
+    if not _calibrated(found):
+        caption += " No calibration could be fitted: take these probabilities for nothing but an order of scans."
     return _embed(plot_scans(parts, found.operation), caption)
+
+
+def _calibrated(found: MeasuredFit) -> bool:
+    return found.operation.calibration != Calibration()
 
 
 def _positions(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
@@ -144,12 +150,15 @@ def _examples(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "sl
     marked = [scan for scan in positive if labels is not None and int((labels[scan] == 1).sum())]
     candidates = marked or positive
     chosen = sorted(np.random.default_rng(0).permutation(len(candidates))[:EXAMPLES].tolist())
+    uncalibrated = "" if _calibrated(found) else "uncalibrated "
     examples = []
     for scan in (candidates[number] for number in chosen):
         odds = found.operation.calibration.probability(found.fit.logits[scan].item())
         truth = None if labels is None or not marked else labels[scan]
         examples.append(
-            Example(f"scan {scan + 1}: probability {rounded(odds)}", attention[scan], expected[scan], truth)
+            Example(
+                f"scan {scan + 1}: {uncalibrated}probability {rounded(odds)}", attention[scan], expected[scan], truth
+            )
         )
     known = "slices labelled positive are filled" if marked else "which slices are positive is not known"
     caption = (

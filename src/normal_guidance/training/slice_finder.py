@@ -142,7 +142,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         bags: ScansLike,
         y: Labels | None = None,
     ) -> float:
-        """Accuracy, as scikit-learn's classifiers have it; scan AUROC is `auroc` of `decision_function`."""
+        """Accuracy, as scikit-learn's classifiers have it; scan AUROC is `roc_auc_score` of `decision_function`."""
         check_is_fitted(self)
         scans = _with_labels(bags, y)
         return float((self.predict(scans) == scans.labels.numpy()).mean())
