@@ -140,7 +140,7 @@ def by_position(attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"
 
     Example:
         >>> import torch
-        >>> by_position(torch.tensor([0.5, 0.5, 0.2, 0.3, 0.5]), torch.tensor([2, 3]))[:, [0, -1]]
+        >>> by_position(torch.tensor([0.5, 0.5, 0.2, 0.3, 0.5]), torch.tensor([2, 3]))[:, [0, -1]].round(3)
         array([[1. , 1. ],
                [0.6, 1.5]])
     """
