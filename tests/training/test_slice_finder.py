@@ -1,6 +1,7 @@
 """`SliceFinder` has scikit-learn's habits, does what `nguide fit` does, and refuses bad scans in one line."""
 
 import pickle
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,6 +22,15 @@ from normal_guidance.training.slice_finder import SliceFinder
 
 QUICK = {"folds": 3, "repeats": 1}
 LEARNED = ("weights", "bias", "gain", "sharpness")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_settings() -> Iterator[None]:
+    """The finder's habits do not depend on the number of settings, but the time does."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, values in (("REACHES", (0.0, 0.15)), ("RIDGES", (1.0,)), ("LASSOS", ())):
+            patch.setattr(f"normal_guidance.training.fit_committee.{name}", values)
+        yield
 
 
 @pytest.fixture(scope="module")
