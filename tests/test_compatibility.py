@@ -13,8 +13,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from normal_guidance.cli import app
 from normal_guidance.clinical import load_bundle
+from normal_guidance.core.models import REMOVED
 from normal_guidance.data.manifest import read_manifest
 from normal_guidance.evaluation.runs import load_run, run_sweep
 from normal_guidance.features.store import open_store
@@ -90,3 +93,19 @@ def test_results_of_predict_open_in_the_viewer():
     (split,) = gallery.splits
     assert len(gallery.scans(0)) == 12
     assert len(split.sources) == 1
+
+
+@pytest.mark.parametrize("method", REMOVED)
+def test_models_of_removed_methods_name_the_commit_that_loads_them(method, tmp_path):
+    for name, files in (("run", ("report.json", "best.json")), ("bundle", ("bundle.json",))):
+        folder = Path(shutil.copytree(FILES / name, tmp_path / name))
+        for file in files:
+            text = (folder / file).read_text(encoding="utf-8")
+            assert '"method": "ng"' in text
+            (folder / file).write_text(text.replace('"method": "ng"', f'"method": "{method}_ng"'), encoding="utf-8")
+        result = CliRunner().invoke(
+            app, ["predict", str(tmp_path), "--model", str(folder), "-o", str(tmp_path / "out")]
+        )
+        assert result.exit_code == 2
+        assert f"method '{method}_ng' was removed; load it with commit 4bbc9f6" in " ".join(result.output.split())
+    assert open_gallery(tmp_path / "run").splits[0].sources[0].title == f"{method}_ng"

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from normal_guidance.core.method_names import method_title
 from normal_guidance.statistics.number_format import digits
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -21,7 +20,7 @@ def studies():
     """docs/studies is a folder of scripts and not a package, so it is on the path only here."""
     sys.path.insert(0, str(DOCS / "studies"))
     try:
-        names = ("make_page", "page_beyond", "page_phantoms", "page_semi_synthetic")
+        names = ("make_page", "page_beyond", "page_phantoms", "page_semi_synthetic", "removed_heads")
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
         sys.path.remove(str(DOCS / "studies"))
@@ -121,7 +120,7 @@ def test_the_page_beyond_shows_what_each_run_reached(studies, folder, runs):
     (lines,) = [part.splitlines()[2:] for part in page.split("\n\n") if part.startswith("| Method | 1001 |")]
     rows, checked = {title: cells for title, *cells in map(cells_of, lines)}, 0
     for (method, seed), scores in studies.page_semi_synthetic.scores(folder).items():
-        title = method_title(method, "semi-synthetic")
+        title = studies.removed_heads.title_of(method, "semi-synthetic")
         cells = rows.get(title) or rows.get(f"{title} (our run)")
         if cells is None:
             continue

@@ -24,9 +24,9 @@ from keep import read, results_of
 from make_page import IMAGES, TABLES, difference, short, table
 from matplotlib.figure import Figure
 from page_semi_synthetic import PAPER, compare, scores
+from removed_heads import color_of, title_of
 
-from normal_guidance.core.method_names import method_title
-from normal_guidance.presentation.figure_style import METHOD_MARKERS, WIDTH, method_color, save, styled
+from normal_guidance.presentation.figure_style import METHOD_MARKERS, WIDTH, save, styled
 from normal_guidance.simulate.semi_synthetic import SEEDS, VARIANTS
 from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
 from normal_guidance.statistics.differences import LEVEL, Claim, differences, student_quantile
@@ -247,7 +247,7 @@ def ahead() -> str:
     """Posterior Bells against every method, selected as the paper selects."""
     found = compare("posterior_bells", PAPER, "beyond")
     rows = [
-        [method_title(other, PAPER), *(difference(found.get((other, metric)), bold=False) for metric in SHOWN)]
+        [title_of(other, PAPER), *(difference(found.get((other, metric)), bold=False) for metric in SHOWN)]
         for other in dict.fromkeys(other for other, _ in found)
     ]
     return table(["Against", "Localization AUROC", "Scan AUROC"], rows)
@@ -260,7 +260,7 @@ def unfiltered() -> str:
         values = [[getattr(reached[method, seed], metric) for metric in SHOWN] for seed in SEEDS]
         cells = [" / ".join(map(digits, one)) for one in [*values, list(map(fmean, zip(*values, strict=True)))]]
         own = (difference(found[method, metric], bold=False) for metric in SHOWN)
-        rows.append([method_title(method, PAPER), *cells, *own])
+        rows.append([title_of(method, PAPER), *cells, *own])
     header = ["Method, no filter", *map(str, SEEDS), "Mean"]
     return table([*header, "Posterior Bells: localization", "Posterior Bells: scan"], rows)
 
@@ -322,7 +322,7 @@ def choice() -> str:
     by_method = {}
     for method in dict.fromkeys(point.method for point in points("lambda")):
         own = [winners_of(point) for point in points("lambda") if point.method == method]
-        by_method[method_title(method)] = choices([[one[seed] for one in own] for seed in own[0]])
+        by_method[title_of(method)] = choices([[one[seed] for one in own] for seed in own[0]])
     return regret_table(by_method)
 
 
@@ -387,7 +387,7 @@ def plot_data(rows: Sequence[Row]) -> Figure:
 
 
 def _look(method: str, size: float = 6.5) -> dict[str, Any]:
-    own = {"color": method_color(method), "marker": METHOD_MARKERS[method], "ms": size}
+    own = {"color": color_of(method), "marker": METHOD_MARKERS.get(method, "D"), "ms": size}
     return {**own, "mec": "white", "mew": 0.6, "lw": 0, "elinewidth": 1}
 
 

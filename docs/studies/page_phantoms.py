@@ -12,10 +12,10 @@ from typing import Any
 
 from keep import read
 from make_page import TABLES, difference, table
+from removed_heads import GUIDED, SHOWN, title_of
 
-from normal_guidance.core.method_names import CEILING, method_title
-from normal_guidance.core.models import EVERY_METHOD
-from normal_guidance.statistics.differences import COUNTERPARTS, RIVALS, Difference
+from normal_guidance.core.method_names import CEILING
+from normal_guidance.statistics.differences import RIVALS, Difference
 from normal_guidance.statistics.number_format import NOTHING, digits
 from normal_guidance.statistics.scores import METRICS, Metric
 
@@ -33,10 +33,10 @@ def rows() -> dict[tuple[str, str, str, str | None], dict[str, Any]]:
 
 def means(metric: Metric) -> str:
     """Mean and sd of every method in each layout."""
-    methods = [method for method in (*EVERY_METHOD, CEILING) if (LAYOUTS[0], metric, method, None) in rows()]
+    methods = [method for method in SHOWN if (LAYOUTS[0], metric, method, None) in rows()]
     return table(
         ["Method", *LAYOUTS],
-        [[method_title(method), *(_mean(layout, metric, method) for layout in LAYOUTS)] for method in methods],
+        [[title_of(method), *(_mean(layout, metric, method) for layout in LAYOUTS)] for method in methods],
     )
 
 
@@ -53,7 +53,7 @@ def against(metric: Metric, pairs: Iterable[tuple[str, str]]) -> str:
     found = {pair: [_difference(rows().get((layout, metric, *pair))) for layout in LAYOUTS] for pair in pairs}
     return table(
         ["Method", "Against", *LAYOUTS],
-        [[*map(method_title, pair), *map(difference, own)] for pair, own in found.items() if any(own)],
+        [[*map(title_of, pair), *map(difference, own)] for pair, own in found.items() if any(own)],
     )
 
 
@@ -66,9 +66,16 @@ def _difference(row: dict[str, Any] | None) -> Difference | None:
     return Difference(**known)
 
 
-HEADS = [method for method in EVERY_METHOD if method not in ("max", "mean")]
+HEADS = [method for method in SHOWN if method not in ("max", "mean", CEILING)]
+STEPS = {
+    "smap": "abmil",
+    "ng": "abmil",
+    "whole_bells": "bells",
+    "posterior_bells": "whole_bells",
+    "abmil_bells": "abmil",
+}
 GAUSSIAN = [(method, "centered_gaussian") for method in HEADS]
-PAIRS = [*COUNTERPARTS.items(), *RIVALS.items()]
+PAIRS = [*STEPS.items(), *GUIDED.items(), *RIVALS.items()]
 CEILINGS = [(method, CEILING) for method in HEADS]
 
 SECTIONS: dict[str, Callable[[], str]] = {

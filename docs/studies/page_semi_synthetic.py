@@ -5,6 +5,7 @@ The same table holds runs that docs/results/beyond.md compares with them, each u
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -15,11 +16,11 @@ from typing import Any
 
 from keep import read, results_of
 from make_page import TABLES, difference, table
+from removed_heads import SHOWN
 
-from normal_guidance.core.method_names import CEILING, method_title
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.method_names import method_title
 from normal_guidance.evaluation.study import SEMI_SYNTHETIC
-from normal_guidance.evaluation.study_folder import FORMS, SCORES, find_results
+from normal_guidance.evaluation.study_folder import FORMS, SCORES
 from normal_guidance.reports.localization_table import CAPTION, COLUMNS
 from normal_guidance.reports.study_tables import Results, collect
 from normal_guidance.statistics.differences import Claim, Difference, claims
@@ -37,7 +38,6 @@ COMPARED: dict[Metric, str] = {
     "localization_auprc": "Localization AUPRC",
     "scan_auroc": "Scan AUROC",
 }
-METHODS = (*EVERY_METHOD, CEILING)
 
 
 @cache
@@ -66,15 +66,18 @@ def collected() -> Results:
 
 def scores(name: str) -> dict[tuple[str, int], Scores]:
     """Method and seed -> what each run of a set reached on the test scans."""
-    with run_folders(name) as folder:
-        found = find_results(folder, SEMI_SYNTHETIC.name)
-        return {(one.method, one.seed): one.scores for one in found if one.scores is not None}
+    found = {}
+    for method, seed in sorted(runs(name), key=lambda key: SHOWN.index(key[0])):
+        report = json.loads(runs(name)[method, seed]["report"])
+        reached = report["scores"][FORMS[method][0]] if method in FORMS else report["winners"][0]["test"]
+        found[method, seed] = Scores(**reached)
+    return found
 
 
 def splits(*sets: str) -> list[SplitResults]:
     """Per-scan results of each seed, of methods that have them for every seed."""
     own = {key: row for key, row in runs(*sets).items() if row["auroc"] is not None}
-    methods = [method for method in METHODS if all((method, seed) in own for seed in SEMI_SYNTHETIC.seeds)]
+    methods = [method for method in SHOWN if all((method, seed) in own for seed in SEMI_SYNTHETIC.seeds)]
     made = []
     for seed in SEMI_SYNTHETIC.seeds:
         results = {method: results_of(own[method, seed]) for method in methods}
@@ -122,7 +125,7 @@ def measures() -> str:
     columns = {name: heading for name, heading in COLUMNS.items() if name != "peak_error_mm"}
     rows = []
     for method in dict.fromkeys(
-        method for method in METHODS for seed in SEMI_SYNTHETIC.seeds if (method, seed) in runs(PAPER)
+        method for method in SHOWN for seed in SEMI_SYNTHETIC.seeds if (method, seed) in runs(PAPER)
     ):
         seeds: Sequence[Any] = [runs(PAPER)[method, seed]["measures"] for seed in SEMI_SYNTHETIC.seeds]
         means = {name: fsum(one[name] for one in seeds) / len(seeds) for name in columns}

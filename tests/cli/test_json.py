@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.cli.json_output import print_json
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.models import BEYOND, EVERY_METHOD
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.features.store import open_store, write_store
@@ -52,6 +52,9 @@ def test_methods():
     assert {"ng", "mhng"} <= {one["name"] for one in told if one["guided"]}
     assert not any(one["guided"] for one in told if one["name"] in ("abmil", "transmil"))
     assert next(one for one in told if one["name"] == "max")["parameters"] == 769  # 768 weights and a bias
+    assert [one["name"] for one in told if one["when"]] == list(BEYOND)
+    printed = CliRunner().invoke(app, ["methods"]).output
+    assert "whole_bells, whole_bells_ng: Use it for findings in one block of slices" in printed
 
 
 def test_index_prints_its_report(trained, tmp_path):

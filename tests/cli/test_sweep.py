@@ -210,7 +210,8 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
         (("--methods", "mean", "--no-renormalize"), "--no-renormalize: none of mean is guided"),
         (("--methods", "mean", "--modes", "2"), "--modes 2: none of mean is guided; add one of ng, mhng to --methods"),
         (("--methods", "mean,abmil", "--negatives", "none"), "--negatives none: none of mean, abmil is guided"),
-        (("--methods", "bells", "--warmup", "10"), "--warmup 10: none of bells is guided"),
+        (("--methods", "evidence", "--warmup", "10"), "--warmup 10: none of evidence is guided"),
+        (("--methods", "bells_ng", "--warmup", "10"), "method 'bells_ng' was removed; load it with commit 4bbc9f6"),
         (("--negatives", "all"), "negatives 'all' is unknown; choose one of own, uniform, none"),
         (("--methods", "abmil,ng", "--divergence", "foo"), "divergence 'foo' is unknown"),
         (("--out", "/proc/runs"), "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
@@ -259,7 +260,7 @@ def test_grids_are_the_papers_unless_told() -> None:
         32
     }
     assert parse_methods("beyond") == list(BEYOND)
-    assert parse_methods("bells,beyond,ng") == ["bells", *(name for name in BEYOND if name != "bells"), "ng"]
+    assert parse_methods("whole_bells,beyond,ng") == ["whole_bells", "evidence", "evidence_ng", "whole_bells_ng", "ng"]
     assert parse_methods("all") == [name for name in METHODS if name != "centered_gaussian"]
     options = TrainingOptions(l1="0", guidance_weight="0.1,1", divergence="forward_kl", patience=3)
     grids = make_grids(["abmil", "ng"], [5], options, 99)
@@ -269,7 +270,7 @@ def test_grids_are_the_papers_unless_told() -> None:
 
 def test_options_of_guidance_are_no_departure_of_a_method_that_has_none() -> None:
     guides = {"renormalize": False, "modes": 2, "negatives": "uniform", "warmup": 5}
-    grids = make_grids(["abmil", "ng", "bells", "bells_ng"], [0], TrainingOptions(**guides), 256)
+    grids = make_grids(["abmil", "ng", "evidence", "evidence_ng"], [0], TrainingOptions(**guides), 256)
     assert grids["abmil", 0] == make_grids(["abmil"], [0], TrainingOptions(), 256)["abmil", 0]
     usual = {"patience": 50, "train_above_val": False}
     assert [departures(configs[0]) for configs in grids.values()] == [usual, usual | guides, usual, usual | guides]

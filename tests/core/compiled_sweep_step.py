@@ -18,7 +18,7 @@ def main(method: str, device: str = "cpu") -> None:
     packed = torch.randn(sum(lengths), 32)
     padded, mask = unpack(packed, torch.tensor(lengths))
     forms = {"padded": (padded, Layout.from_mask(mask))}
-    if method == "bells_ng":
+    if method == "whole_bells_ng":
         forms["packed"] = (packed, Layout.packed(torch.tensor(lengths)))
     models = [build_model(method, 32) for _ in range(3)]
     stacked, _ = stack_module_state(models)

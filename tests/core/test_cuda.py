@@ -71,7 +71,7 @@ def test_bags_move_and_select() -> None:
     assert isinstance(build_model("abmil", 4), nn.Module)
 
 
-@pytest.mark.parametrize("method", ["ng", "smap", "mhng", "smtp", "bells_ng", "transmil_bells"])
+@pytest.mark.parametrize("method", ["ng", "smap", "mhng", "smtp", "whole_bells_ng"])
 def test_compiled_and_stacked_equals_eager(method: str) -> None:
     script = Path(__file__).with_name("compiled_sweep_step.py")
     run = subprocess.run([sys.executable, str(script), method, "cuda"], capture_output=True, text=True, timeout=3600)

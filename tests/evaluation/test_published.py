@@ -127,8 +127,8 @@ def test_an_unknown_method_is_not_merely_unpublished(ask):
 
 
 def test_everything_in_a_table_has_a_title():
-    assert method_title("bells_ng") == "Mixture of Bells + Normal Guidance"
-    assert published("localization_auroc", "bells_ng", "semi-synthetic") is None  # the paper has no such method
+    assert method_title("evidence_ng") == "Tied Evidence + Normal Guidance"
+    assert published("localization_auroc", "evidence_ng", "semi-synthetic") is None  # the paper has no such method
     assert [method_title(method) for method in METHODS] == [about.title for about in METHODS.values()]
     assert method_title("slice_reference") == "Slice reference"
     assert method_title("scan_reference") == "Scan reference"

@@ -73,11 +73,11 @@ def test_other_methods_get_a_row_of_their_own():
 
 
 def test_what_the_paper_does_not_have_gets_a_row_without_and_one_with_guidance():
-    figure = plot_attention([scan(methods=("bells_ng", "ng", "bells", "posterior_bells"))])
+    figure = plot_attention([scan(methods=("evidence_ng", "ng", "evidence", "whole_bells"))])
     assert [list(curves(panel)) for panel in panels(figure)] == [
         ["ABMIL + Normal Guidance"],
-        ["Mixture of Bells", "Posterior Bells"],
-        ["Mixture of Bells + Normal Guidance"],
+        ["Tied Evidence", "Mixture of Whole Bells"],
+        ["Tied Evidence + Normal Guidance"],
     ]
 
 

@@ -82,7 +82,7 @@ def test_the_label_of_a_scan_does_not_change_the_members_that_predict_it(planted
     scaled = scale_scans(planted, fit_scaling(planted))
     other = Bags(scaled.features, scaled.lengths, torch.where(folds == 0, 1 - scaled.labels, scaled.labels))
     places, penalties = Places(3.0, central=False), [Penalty("ridge", 1.0)]
-    first, changed = (fit_evidence(scans, folds, places, penalties, passes=1)[0] for scans in (scaled, other))
+    first, changed = (fit_evidence(scans, folds, places, penalties, turns=1)[0] for scans in (scaled, other))
     direction, again = (one.weights[0, 0] / one.weights[0, 0].norm() for one in (first, changed))
     torch.testing.assert_close(direction, again, rtol=0, atol=1e-4)
     # The size of a fold's evidence comes from the log-odds of the other folds.

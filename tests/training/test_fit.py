@@ -38,7 +38,7 @@ def test_objective_is_the_sum_of_its_three_terms() -> None:
     assert got.item() == pytest.approx(bce / 3 + 0.01 * weights + guide, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["abmil", "ng", "mean", "evidence", "bells_ng"])
+@pytest.mark.parametrize("method", ["abmil", "ng", "mean", "evidence", "whole_bells_ng"])
 def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[Bags, Bags]) -> None:
     train, val = sets
     config = Config(method, lr=0.1, l1=0.01, epochs=2, batch_size=len(train), seed=5)
@@ -53,7 +53,7 @@ def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[
         loss = F.binary_cross_entropy_with_logits(prediction.logit, batch.labels.float())
         counted = [model.classifier.weight] if method in BEYOND else model.parameters()
         loss = loss + 0.005 * sum(p.abs().sum() for p in counted)
-        if method in ("ng", "bells_ng"):
+        if method in ("ng", "whole_bells_ng"):
             loss = loss + NormalGuidance()(prediction.attention, lengths=batch.lengths)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         norm = torch.stack([g.norm() for g in gradients]).norm()

@@ -47,9 +47,6 @@ def configs(method: str, **options: object) -> tuple[Config, ...]:
         "smtp",
         "evidence",
         "whole_bells_ng",
-        "posterior_bells",
-        "abmil_bells",
-        "transmil_bells_ng",
     ],
 )
 def test_a_gpu_trains_as_the_cpu_does(method: str, precision: str) -> None:
@@ -66,7 +63,7 @@ def test_a_gpu_trains_as_the_cpu_does(method: str, precision: str) -> None:
         ("ng", "tf32", "compiled"),
         ("smap", "float32", "compiled"),
         ("mhng", "bf16", "compiled"),
-        ("transmil_bells_ng", "bf16", "compiled"),
+        ("whole_bells_ng", "bf16", "compiled"),
         ("smtp", "tf32", "packed"),
     ],
 )

@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 METHODS = ("centered_gaussian", "max", "mean", "abmil", "smap", "ng", "transmil", "smtp", "mhng")
-BEYOND = (
-    *("evidence", "evidence_ng", "bells", "bells_ng", "whole_bells", "whole_bells_ng"),
-    *("posterior_bells", "posterior_bells_ng"),
-    *("abmil_bells", "abmil_bells_ng", "transmil_bells", "transmil_bells_ng"),
-)
+BEYOND = ("evidence", "evidence_ng", "whole_bells", "whole_bells_ng")
 DIVERGENCES = ("forward_kl", "reverse_kl", "squared_error")
 NEGATIVES = ("own", "uniform", "none")
 ENCODERS = ("vit-b16-imagenet", "efficientnet-lite0")

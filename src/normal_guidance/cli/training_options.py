@@ -325,14 +325,15 @@ def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
     """Return names of methods; 'all' stands for the paper's and 'beyond' for ours, those that `keep` accepts.
 
     Example:
-        >>> named_methods("all, bells", keep=lambda method: method.guided)
-        ['ng', 'mhng', 'bells']
+        >>> named_methods("all, evidence", keep=lambda method: method.guided)
+        ['ng', 'mhng', 'evidence']
     """
     from normal_guidance.core import models
 
     groups = {"all": models.METHODS, "beyond": models.BEYOND}
     names: list[str] = []
     for word in parse_list("--methods", text, str):
+        models.refuse_removed(word)
         kept = [name for name, method in groups.get(word, {}).items() if keep(method)]
         names += kept if word in groups else [word]
     return list(dict.fromkeys(names))

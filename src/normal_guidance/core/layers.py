@@ -9,7 +9,6 @@ the dtype of the parameters, and rows in the parameters' dtype need no cast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import comb
 from typing import Any
 
@@ -354,12 +353,8 @@ class ClassAttention(nn.Module):
         tokens: Rows,
         layout: Layout,
         mix: Float[Tensor, "bags queries"] | None = None,
-        attend: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Float[Tensor, "bags features"], Float[Tensor, "bags heads longest"]]:
-        """The output of MHA for row 0 (or the rows mixed by `mix`), and log-attention of row 0 with its own entry.
-
-        `attend` turns scores into log-attention, by default by softmax.
-        """
+        """The output of MHA for row 0 (or the rows mixed by `mix`), and log-attention of row 0 with its own entry."""
         heads, features = self.block.heads, tokens.shape[1]
         width = features // heads
         weight, bias = self.block.attention.in_proj_weight, self.block.attention.in_proj_bias
@@ -378,8 +373,7 @@ class ClassAttention(nn.Module):
         w_k, w_v = (w.view(heads, width, features) for w in (w_k, w_v))
         u = torch.einsum("bhd,hdm->bhm", q, w_k).reshape(layout.bags, count * heads, features) * scale * width**-0.5
         scores = layout.dot(u.to(n.dtype).contiguous(), n)  # without shift, which also adds a constant
-        spread = layout.log_softmax if attend is None else attend
-        log_rows = spread(scores).reshape(layout.bags, count, heads, layout.longest)
+        log_rows = layout.log_softmax(scores).reshape(layout.bags, count, heads, layout.longest)
         a = log_rows.exp()
         a = a[:, 0] if mix is None else (a * mix[:, :, None, None]).sum(1)
 

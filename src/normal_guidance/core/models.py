@@ -1,6 +1,6 @@
 """The methods: models that take frozen embeddings of a scan's slices and return a logit and attention over them.
 
-`METHODS` holds the nine of the paper, `BEYOND` those whose attention is made of bells.
+`METHODS` holds the nine of the paper, `BEYOND` two heads for research, each with and without guidance.
 
 Each model is a plain `nn.Module` for one configuration and takes bags in any form that `as_rows` knows: packed with
 `lengths`, padded with a boolean `mask`, or with a `Layout`.  Attention is returned in the same form.  Guidance is a
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from normal_guidance.core.bells import WindowAttention, centered
+from normal_guidance.core.bells import WindowAttention
 from normal_guidance.core.layers import (
     PPEG,
     ClassAttention,
@@ -169,8 +169,6 @@ class ABMIL(nn.Module):
     $$ a_j = \mathrm{softmax}_j(w_2^\top \tanh(W_1 h_j + b_1) + b_2),
        \quad \mathrm{logit} = \sum_j a_j\, w^\top h_j + c $$
 
-    With `bells`, a mixture of bells over the same scores takes the place of the softmax (`WindowAttention`).
-
     Reference: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
 
     Example:
@@ -179,21 +177,17 @@ class ABMIL(nn.Module):
         torch.Size([2])
     """
 
-    def __init__(self, features: int = FEATURES, hidden: int = 128, *, bells: bool = False) -> None:
+    def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:
         super().__init__()
         self.hidden = nn.Linear(features, hidden)
         self.score = nn.Linear(hidden, 1)
         self.classifier = nn.Linear(features, 1)
-        self.bells = WindowAttention(bells=True) if bells else None
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         scores = hidden_scores(self.hidden, self.score.weight[0], rows, layout) + self.score.bias
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
-        if self.bells is None:
-            return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
-        log_a = self.bells(centered(layout.fold(scores), layout), layout)
-        return _classify(log_a, evidence, self.classifier.bias, layout)
+        return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
 
 
 class SmAP(nn.Module):
@@ -231,8 +225,7 @@ class TransMIL(nn.Module):
 
     Full softmax attention, no MLP, no final norm, no dropout.  Attention is the class token's row of block 2 without
     its own entry, one per head: it sums to less than one.  With `smooth`, each block's MHA is followed by its own `Sm`
-    before the residual, with the class token as node 0 of the chain (SmTP).  With `bells`, the share of block 2's
-    attention that goes to slices is spread over them as a mixture of bells, one for each head.
+    before the residual, with the class token as node 0 of the chain (SmTP).
 
     Reference: Shao et al., "TransMIL", 2021; smoothing: Castro-Macías et al., 2024.
 
@@ -242,7 +235,7 @@ class TransMIL(nn.Module):
         torch.Size([8, 5])
     """
 
-    def __init__(self, features: int = FEATURES, heads: int = 8, *, smooth: bool = False, bells: bool = False) -> None:
+    def __init__(self, features: int = FEATURES, heads: int = 8, *, smooth: bool = False) -> None:
         super().__init__()
         if features % heads:
             near = [width for width in (features - features % heads, features - features % heads + heads) if width]
@@ -256,7 +249,6 @@ class TransMIL(nn.Module):
         self.block2 = ClassAttention(features, heads)
         self.sm1 = Sm() if smooth else None
         self.sm2 = Sm() if smooth else None
-        self.bells = WindowAttention(heads, bells=True) if bells else None
         self.classifier = nn.Linear(features, 1)
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
@@ -267,20 +259,9 @@ class TransMIL(nn.Module):
             mixed = self.sm1(mixed, tokens)
         x = self.ppeg(layout.prepend(self.class_token, rows) + mixed, tokens)
         mix = None if self.sm2 is None else self.sm2.first_row(tokens)
-        attend = None if self.bells is None else partial(self._spread, tokens, layout)
-        output, log_row = self.block2(x, tokens, mix, attend)
+        output, log_row = self.block2(x, tokens, mix)
         z = (tokens.take_first(x) + output).to(self.classifier.weight.dtype)
         return _predict(self.classifier(z).squeeze(-1), log_row[:, :, 1:], layout)
-
-    def _spread(
-        self, tokens: Layout, layout: Layout, scores: Float[Tensor, "bags heads tokens"]
-    ) -> Float[Tensor, "bags heads tokens"]:
-        """log-attention with the class token's own entry unchanged, and the rest divided among the slices by bells."""
-        assert self.bells is not None
-        token, slices = tokens.log_softmax(scores).split([1, layout.longest], -1)
-        rest = layout.hide(slices).logsumexp(-1, keepdim=True)
-        bells = self.bells(centered(scores[:, :, 1:], layout), layout)
-        return torch.cat([token, layout.hide(rest + bells)], -1)
 
 
 class EvidenceMIL(nn.Module):
@@ -288,45 +269,30 @@ class EvidenceMIL(nn.Module):
 
     $$ e_j = w^\top h_j, \quad a = \mathrm{softmax}(\beta K e), \quad \mathrm{logit} = \sum_j a_j e_j + c $$
 
-    K sums over a Gaussian window along the slices, because the evidence of adjacent slices adds up.  With `bells`,
-    attention is a mixture of bells (`WindowAttention`), and the logit has a learned scale, $\gamma \sum_j a_j e_j + c$,
-    because attention that spreads beyond the evidence dilutes it.  `whole` and `shaped` are options of
-    `WindowAttention`.
+    K sums over a Gaussian window along the slices, because the evidence of adjacent slices adds up: Tied Evidence, for
+    findings in several places, anywhere in the scan.
 
-    With `posterior`, evidence is a log-likelihood ratio (so beta is 1), and the logit follows from Bayes' rule for one
-    block at any place, $\log \operatorname{mean}_j e^{(K e)_j} + c$.  With the true feature and windows of the block's
-    length the scan score is the Bayes estimator of `simulate.semi_synthetic`, and attention is its posterior.  The
-    attention is then the gradient of the scan score: $\partial\, \mathrm{logit} / \partial e_j = (K q)_j \propto a_j$.
+    With `bells`, attention is a mixture of bells (`WindowAttention`), and the logit has a learned scale,
+    $\gamma \sum_j a_j e_j + c$, because attention that spreads beyond the evidence dilutes it: Mixture of Whole Bells,
+    for findings in one block of slices, usually around the middle of the scan.
 
     Example:
         >>> model = EvidenceMIL(bells=True)
-        >>> sum(parameter.numel() for parameter in model.parameters())  # w, c, sigma, beta, gamma
-        772
+        >>> sum(parameter.numel() for parameter in model.parameters())  # w, c, sigma, beta, kappa, p, gamma
+        774
         >>> model(torch.randn(5, 768), torch.tensor([2, 3])).attention.shape
         torch.Size([5])
     """
 
-    def __init__(
-        self,
-        features: int = FEATURES,
-        *,
-        bells: bool = False,
-        whole: bool = False,
-        shaped: bool = False,
-        posterior: bool = False,
-    ) -> None:
+    def __init__(self, features: int = FEATURES, *, bells: bool = False) -> None:
         super().__init__()
         self.classifier = nn.Linear(features, 1)
-        self.attention = WindowAttention(bells=bells, whole=whole, shaped=shaped, sharpened=not posterior)
-        self.posterior = posterior
-        self.log_gamma = nn.Parameter(torch.zeros(())) if bells and not posterior else None  # more evidence, more logit
+        self.attention = WindowAttention(bells=bells)
+        self.log_gamma = nn.Parameter(torch.zeros(())) if bells else None  # more evidence, more logit
 
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
-        if self.posterior:
-            log_a, score = self.attention.posterior(layout.fold(evidence), layout)
-            return _predict(score + self.classifier.bias, log_a[:, None], layout)
         log_a = self.attention(layout.fold(evidence), layout)
         if self.log_gamma is not None:
             evidence = self.log_gamma.exp() * evidence
@@ -356,6 +322,8 @@ class Method:
     """Pools a scan's slices to one row, for methods that pool without parameters; the rest is logistic regression."""
     unpenalized: tuple[str, ...] = ()
     """Names of parameters without L1 penalty; in the paper's methods all are penalised, biases included."""
+    when: str = ""
+    """When to use it, in a sentence; the paper's methods have none."""
 
 
 METHODS: dict[str, Method] = {
@@ -374,59 +342,65 @@ METHODS: dict[str, Method] = {
 }
 """The nine methods of the paper, in the order of its tables."""
 
-_WINDOW = ("log_sigma", "log_beta")
-_OF_EVIDENCE = ("classifier.bias", *(f"attention.{name}" for name in _WINDOW))
-_OF_BELLS = tuple(f"bells.{name}" for name in _WINDOW)
+_OF_EVIDENCE = ("classifier.bias", "attention.log_sigma", "attention.log_beta")
+_OF_BELLS = (*_OF_EVIDENCE, "attention.log_kappa", "attention.log_shape", "log_gamma")
 
 
 def _with_and_without_guidance(
-    name: str, title: str, build: Callable[[int], nn.Module], unpenalized: tuple[str, ...], guidance: str
+    name: str, title: str, build: Callable[[int], nn.Module], unpenalized: tuple[str, ...], when: str
 ) -> tuple[Method, Method]:
     """A method and its guided version, `<name>_ng`."""
-    guided = Method(f"{name}_ng", f"{title} + {guidance}", build, guided=True, unpenalized=unpenalized)
-    return Method(name, title, build, unpenalized=unpenalized), guided
+    plain = Method(name, title, build, unpenalized=unpenalized, when=when)
+    return plain, replace(plain, name=f"{name}_ng", title=f"{title} + Normal Guidance", guided=True)
 
 
 BEYOND: dict[str, Method] = {
     method.name: method
     for pair in (
-        _with_and_without_guidance("evidence", "Tied Evidence", EvidenceMIL, _OF_EVIDENCE, "Normal Guidance"),
         _with_and_without_guidance(
-            "bells",
-            "Mixture of Bells",
-            partial(EvidenceMIL, bells=True),
-            (*_OF_EVIDENCE, "log_gamma"),
-            "Normal Guidance",
+            "evidence",
+            "Tied Evidence",
+            EvidenceMIL,
+            _OF_EVIDENCE,
+            "Use it for findings in several places, anywhere in the scan.",
         ),
         _with_and_without_guidance(
             "whole_bells",
             "Mixture of Whole Bells",
-            partial(EvidenceMIL, bells=True, whole=True, shaped=True),
-            (*_OF_EVIDENCE, "attention.log_kappa", "attention.log_shape", "log_gamma"),
-            "Normal Guidance",
-        ),
-        _with_and_without_guidance(
-            "posterior_bells",
-            "Posterior Bells",
-            partial(EvidenceMIL, bells=True, whole=True, shaped=True, posterior=True),
-            ("classifier.bias", *(f"attention.{name}" for name in ("log_sigma", "log_kappa", "log_shape"))),
-            "Normal Guidance",
-        ),
-        _with_and_without_guidance(
-            "abmil_bells", "ABMIL + Bells", partial(ABMIL, bells=True), _OF_BELLS, "Normal Guidance"
-        ),
-        _with_and_without_guidance(
-            "transmil_bells", "TransMIL + Bells", partial(TransMIL, bells=True), _OF_BELLS, "Multi-Head Normal Guidance"
+            partial(EvidenceMIL, bells=True),
+            _OF_BELLS,
+            "Use it for findings in one block of slices, usually around the middle of the scan.",
         ),
     )
     for method in pair
 }
 """Methods beyond the paper, each followed by its guided version.
 
-L1 penalises the same parameters as in the paper's methods, but not width, sharpness, shape and scale, which it would
-pull to 1.  In methods made of evidence alone it penalises w only."""
+L1 penalises w only.  It would pull width, sharpness, shape and scale to 1."""
 
 EVERY_METHOD: dict[str, Method] = METHODS | BEYOND
+
+REMOVED = ("bells", "posterior_bells", "abmil_bells", "transmil_bells")
+"""Heads of earlier runs, each also with `_ng`, which this version cannot build."""
+
+LAST_WITH_REMOVED = "4bbc9f6"
+"""The last commit that has them."""
+
+
+def refuse_removed(method: str) -> None:
+    """Refuse a removed method, and say which commit still has it.
+
+    Example:
+        >>> refuse_removed("posterior_bells_ng")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: method 'posterior_bells_ng' was removed; load it with commit 4bbc9f6, or train
+        one of evidence, evidence_ng, whole_bells, whole_bells_ng
+    """
+    if method.removesuffix("_ng") in REMOVED:
+        raise UserError(
+            f"method {method!r} was removed; load it with commit {LAST_WITH_REMOVED}, or train one of "
+            f"{', '.join(BEYOND)}"
+        )
 
 
 def build_model(method: str, features: int = FEATURES) -> nn.Module:
@@ -436,6 +410,7 @@ def build_model(method: str, features: int = FEATURES) -> nn.Module:
         >>> sum(p.numel() for p in build_model("transmil").parameters()) - (768 + 1)  # pooling without classifier
         4742400
     """
+    refuse_removed(method)
     if method not in EVERY_METHOD:
         raise UserError(f"method {method!r} is unknown; choose one of {', '.join(EVERY_METHOD)}")
     return EVERY_METHOD[method].build(features)

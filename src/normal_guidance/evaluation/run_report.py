@@ -80,6 +80,8 @@ def load_run(folder: str | Path) -> Run:
             seconds=float(report["seconds"]["total"]),
             report=report,
         )
+    except UserError as error:
+        raise UserError(f"{folder / REPORT}: {error}") from error
     except NOT_OURS as error:
         raise UserError(
             f"{folder / REPORT} is damaged or not a report ({error!r}); give the folder of a run, or copy it again"

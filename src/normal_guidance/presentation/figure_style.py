@@ -46,29 +46,21 @@ METHOD_COLORS = {
     "mhng": "#00573F",
     "evidence": "#CDC12F",
     "evidence_ng": "#64530C",
-    "bells": "#DB5CA7",
-    "bells_ng": "#900876",
     "whole_bells": "#EE9F63",
     "whole_bells_ng": "#490037",
-    "posterior_bells": "#F01E5A",
-    "posterior_bells_ng": "#000096",
-    "abmil_bells": "#5FC9E6",
-    "abmil_bells_ng": "#ADDCC7",
-    "transmil_bells": "#7C49E4",
-    "transmil_bells_ng": "#11482B",
     **dict.fromkeys((CEILING, *REFERENCE_TITLES), "#000000"),
 }
 """Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL.
 
-Methods that the paper does not have are yellow (evidence), pink, apricot or crimson (bells), or a lighter or darker
-shade of a similar method.  References are black.
+Methods that the paper does not have are yellow (evidence) and apricot (bells), their guided versions darker.
+References are black.
 """
 
 METHOD_MARKERS = {
     **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},
-    **{name: "s" if name.startswith("transmil") else "D" for name in BEYOND},
+    **dict.fromkeys(BEYOND, "D"),
 }
-"""Squares for TransMIL and its variants, diamonds for the other methods that the paper does not have."""
+"""Squares for TransMIL and its variants, diamonds for methods that the paper does not have."""
 
 DIVERGENCE_COLORS: dict[DivergenceName, str] = {"forward_kl": GREEN, "reverse_kl": RED, "squared_error": ORANGE}
 """The same colours as in the paper."""

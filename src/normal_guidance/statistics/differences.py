@@ -34,10 +34,9 @@ BASELINE = "centered_gaussian"
 
 COUNTERPARTS = {
     **{"smap": "abmil", "ng": "abmil", "smtp": "transmil", "mhng": "transmil"},
-    **{"whole_bells": "bells", "posterior_bells": "whole_bells", "abmil_bells": "abmil", "transmil_bells": "transmil"},
     **{name: name.removesuffix("_ng") for name, method in BEYOND.items() if method.guided},
 }
-"""A smoothed or guided method, or one made of bells, and its counterpart without."""
+"""A smoothed or guided method, and its counterpart without."""
 
 RIVALS = {"ng": "smap", "mhng": "smtp"}
 """A guided method, and smoothing of the same model."""

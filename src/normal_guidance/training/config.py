@@ -11,7 +11,7 @@ from typing import Any
 
 from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
 from normal_guidance.core.method_names import SLICE_REFERENCE
-from normal_guidance.core.models import EVERY_METHOD, Method
+from normal_guidance.core.models import EVERY_METHOD, Method, refuse_removed
 from normal_guidance.core.slice_reference import SliceReference
 from normal_guidance.errors import UserError
 
@@ -100,6 +100,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_reference()
+        refuse_removed(self.method)
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
             trainable = ", ".join(name for name, method in EVERY_METHOD.items() if method.scores_scans)
             raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")

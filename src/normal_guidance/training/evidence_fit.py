@@ -26,8 +26,8 @@ from normal_guidance.statistics.platt import Lines, fit_lines
 from normal_guidance.training.committee import look
 from normal_guidance.training.regression import fit_logistic
 
-PASSES = 2
-"""Turns of weights and attention; more change little, and cost scan AUROC where scans are few."""
+TURNS = 3
+"""Turns of weights and attention; more change little."""
 
 FACTORS = 2.0 ** torch.arange(-3.0, 4.5, 0.5, dtype=torch.float64)
 """Sizes of evidence that are tried: standard deviations of a window's log-odds, the mean of all scans' windows."""
@@ -94,13 +94,15 @@ def fit_evidence(
     penalties: Sequence[Penalty],
     *,
     sharpness: float = 1.0,
-    passes: int = PASSES,
+    turns: int = TURNS,
+    before: Fitted | None = None,
 ) -> tuple[Fitted, ...]:
-    """Fit one member for each fold and penalty; `scans` have scaled features.  Return the members of every pass.
+    """Fit one member for each fold and penalty; `scans` have scaled features.  Return the members of every turn.
 
     Args:
         folds: the fold of each scan, from 0.
         sharpness: with several places, attention sees so many times the log-odds.
+        before: the turn before; without it, attention begins as the prior.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -113,20 +115,22 @@ def fit_evidence(
     folds = folds.to(device)
     training = folds != torch.arange(count, device=device)[:, None]
     everywhere = Layout.packed(scans.lengths)
-    made: list[Fitted] = []
-    for _ in range(passes):
-        weights, raw = _regress(scans, training, places, penalties, made[-1] if made else None)
+    last, made = None if before is None else before.to(device), []
+    for _ in range(turns):
+        weights, raw = _regress(scans, training, places, penalties, last)
         if places.several:
             scale, certain = fit_slopes(raw, scans.labels, training)
-            made.append(_out_of_fold(scans, folds, places, scale[:, :, None] * weights, sharpness * certain))
+            last = _out_of_fold(scans, folds, places, scale[:, :, None] * weights, sharpness * certain)
+            made.append(last.to("cpu"))
             continue
         windows = torch.zeros(len(scans), len(penalties), everywhere.longest, dtype=torch.float64, device=device)
         for fold, batch, rows, layout in _held_out(scans, folds):
             found = places.windows(layout.pad((rows @ weights[fold].T.to(rows.dtype)).T), layout)
             windows[batch, :, : layout.longest] = found
         scale, certain = fit_sharpness(places, windows, everywhere, scans.labels, training)
-        made.append(_out_of_fold(scans, folds, places, scale[:, :, None] * weights, certain))
-    return tuple(one.to("cpu") for one in made)
+        last = _out_of_fold(scans, folds, places, scale[:, :, None] * weights, certain)
+        made.append(last.to("cpu"))
+    return tuple(made)
 
 
 def fit_slopes(

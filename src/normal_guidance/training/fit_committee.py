@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.statistics.delong import in_standard_errors
 from normal_guidance.training.batches import LOADING_BATCH, Scans
 from normal_guidance.training.committee import Committee
-from normal_guidance.training.evidence_fit import Fitted, Penalty, fit_evidence
+from normal_guidance.training.evidence_fit import TURNS, Fitted, Penalty, fit_evidence
 from normal_guidance.training.scaling import COMPONENTS, Scaling, fit_scaling
 
 FOLDS = 5
@@ -36,19 +37,25 @@ ENOUGH = 400
 
 REPEATS = 5
 
-REACHES = (0.0, 1 / 40, 1 / 20, 1 / 10, 3 / 20)
+REACHES = (0.0, 1 / 40, 1 / 20, 3 / 40, 1 / 10, 3 / 20)
 """Half the width of the places in lengths of the median scan; 0 is a single slice."""
 
 SHARP = 4.0
 """The sharpness of the settings for several findings that are far shorter than the scan; the others have 1."""
 
-RIDGES, LASSOS = (0.3, 1.0, 3.0), (0.5, 0.8)
+RIDGES, LASSOS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.5, 0.8)
 
 CLEARLY = 2.0
 """Standard errors of a mean paired difference, above which a setting is clearly worse than another."""
 
+HOPELESSLY = 5.0
+"""Standard errors by which a kind of places is worse than others after the first turn, above which it has no more."""
+
 LITTLE = 0.1
 """The share of what the best setting has learned, in log loss, that a setting of the committee may lack."""
+
+Kind = tuple[Places, float]
+"""Places to look for, and the sharpness with which."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +170,29 @@ def fit_committee(
     folds = torch.tensor([fold_scans(patient_ids, labels, plan.folds, plan.seed + n) for n in range(plan.repeats)])
     settings: list[Setting] = []
     fits: list[list[tuple[Fitted, int]]] = [[] for _ in folds]
-    for number, (kind, repeat) in enumerate(product(kinds, range(plan.repeats))):
-        for turn, fitted in enumerate(fit_evidence(scaled, folds[repeat], kind[0], penalties, sharpness=kind[1])):
+
+    def add(kind: Kind, repeat: int, first: int, made: Sequence[Fitted]) -> None:
+        for turn, fitted in enumerate(made):
             fits[repeat] += [(fitted, place) for place in range(len(penalties))]
-            settings += [Setting(*kind, penalty, turn + 1) for penalty in penalties if repeat == 0]
+            settings.extend(Setting(*kind, penalty, first + turn) for penalty in penalties if repeat == 0)
+
+    def fit(kind: Kind, repeat: int, **options: Any) -> tuple[Fitted, ...]:
+        return fit_evidence(scaled, folds[repeat], kind[0], penalties, sharpness=kind[1], **options)
+
+    done, begun = 0.0, {}
+    for kind, repeat in product(kinds, range(plan.repeats)):
+        begun[kind, repeat] = fit(kind, repeat, turns=1)
+        add(kind, repeat, 1, begun[kind, repeat])
+        done += 1 / (TURNS * len(kinds) * plan.repeats)
         if watch is not None:
-            watch((number + 1) / (len(folds) * len(kinds)))
-    logits = torch.stack([torch.stack([fitted.logits[place] for fitted, place in repeat]) for repeat in fits])
+            watch(done)
+    going = _promising(kinds, settings, _logits(fits).mean(0), scans.labels, patient_ids)
+    for kind, repeat in product(going, range(plan.repeats)):
+        add(kind, repeat, 2, fit(kind, repeat, turns=TURNS - 1, before=begun[kind, repeat][0]))
+        done += (1 - 1 / TURNS) / (len(going) * plan.repeats)
+        if watch is not None:
+            watch(done)
+    logits = _logits(fits)
     kept, unusual, losses = choose(settings, logits.mean(0), scans.labels, patient_ids)
     members = [[repeat[setting] for setting in kept] for repeat in fits]
     own_logits, own_attention = _out_of_fold(settings, fits, logits, folds, scans, patient_ids)
@@ -185,6 +208,35 @@ def fit_committee(
         logits=own_logits,
         attention=own_attention,
     )
+
+
+def _logits(fits: Sequence[Sequence[tuple[Fitted, int]]]) -> Float64[Tensor, "repeats settings scans"]:
+    return torch.stack([torch.stack([fitted.logits[place] for fitted, place in repeat]) for repeat in fits])
+
+
+def _promising(
+    kinds: Sequence[Kind],
+    settings: Sequence[Setting],
+    logits: Float64[Tensor, "settings scans"],
+    labels: Int[Tensor, "scans"],
+    patient_ids: Sequence[str],
+) -> list[Kind]:
+    """The kinds that are not hopelessly worse than the best kind, or than the best usual one if they are usual."""
+    losses = F.binary_cross_entropy_with_logits(logits, labels.double().expand_as(logits), reduction="none")
+    best: dict[Kind, int] = {}
+    for number in losses.mean(1).argsort(descending=True).tolist():
+        best[settings[number].places, settings[number].sharpness] = number
+    usual = [number for number in best.values() if settings[number].usual]
+    leaders = [min(group, key=lambda number: losses[number].mean().item()) for group in (list(best.values()), usual)]
+
+    def hopeless(number: int, leader: int) -> bool:
+        return _excess(losses[number] - losses[leader], patient_ids) > HOPELESSLY
+
+    return [
+        kind
+        for kind in kinds
+        if not hopeless(best[kind], leaders[0]) or (settings[best[kind]].usual and not hopeless(best[kind], leaders[1]))
+    ]
 
 
 def _out_of_fold(
@@ -214,7 +266,7 @@ def _out_of_fold(
     return found.mean(0), attention.mean(0)
 
 
-def _kinds(lengths: Int[Tensor, "scans"]) -> list[tuple[Places, float]]:
+def _kinds(lengths: Int[Tensor, "scans"]) -> list[Kind]:
     """The kinds of places and their sharpness; windows reach at least one slice."""
     median = lengths.double().median().item()
     reaches = dict.fromkeys(reach and max(1.0, reach * median) for reach in REACHES)

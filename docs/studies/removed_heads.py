@@ -1,0 +1,35 @@
+"""Titles and colours of heads that result pages show and the library no longer has (docs/decisions/heads.md)."""
+
+from __future__ import annotations
+
+from normal_guidance.core.method_names import CEILING, method_title
+from normal_guidance.core.models import METHODS
+from normal_guidance.presentation.figure_style import method_color
+
+REMOVED = {
+    "bells": ("Mixture of Bells", "#DB5CA7"),
+    "bells_ng": ("Mixture of Bells + Normal Guidance", "#900876"),
+    "posterior_bells": ("Posterior Bells", "#F01E5A"),
+    "posterior_bells_ng": ("Posterior Bells + Normal Guidance", "#000096"),
+    "abmil_bells": ("ABMIL + Bells", "#5FC9E6"),
+    "abmil_bells_ng": ("ABMIL + Bells + Normal Guidance", "#ADDCC7"),
+}
+
+SHOWN = (
+    *METHODS,
+    *("evidence", "evidence_ng", "bells", "bells_ng", "whole_bells", "whole_bells_ng"),
+    *("posterior_bells", "posterior_bells_ng", "abmil_bells", "abmil_bells_ng"),
+    CEILING,
+)
+"""Every row that a page may have, in the order of its tables."""
+
+GUIDED = {name: name.removesuffix("_ng") for name in SHOWN if name.endswith("_ng")}
+"""A guided head and the same without."""
+
+
+def title_of(method: str, dataset: str = "") -> str:
+    return REMOVED[method][0] if method in REMOVED else method_title(method, dataset)
+
+
+def color_of(method: str) -> str:
+    return REMOVED[method][1] if method in REMOVED else method_color(method)
