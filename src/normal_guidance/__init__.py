@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
     from normal_guidance.core.models import METHODS, Prediction, build_model
     from normal_guidance.errors import UserError
+    from normal_guidance.training.slice_finder import SliceFinder
 
 _HOME = {
     "Bag": "core.bags",
@@ -50,6 +51,7 @@ _HOME = {
     "Prediction": "core.models",
     "build_model": "core.models",
     "UserError": "errors",
+    "SliceFinder": "training.slice_finder",
 }
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "Layout",
     "NormalGuidance",
     "Prediction",
+    "SliceFinder",
     "UserError",
     "auprc",
     "auroc",

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from normal_guidance.clinical.bundle import bundle_run, load_bundle, write_bundle
-from normal_guidance.clinical.calibration import choose_operation
 from normal_guidance.clinical.expectations import Expectations
 from normal_guidance.clinical.predicting import score
 from normal_guidance.data.manifest import ScanRow
@@ -21,6 +20,7 @@ from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.features.encoders import load_encoder
 from normal_guidance.features.store import open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.statistics.calibration import choose_operation
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.winners import load_winner
 from small_bundle import PATIENT, WINDOW, tiny, train, use_tiny

@@ -1,21 +1,28 @@
 """`nguide fit`: a folder that predicts, sentences that do not flatter, and refusals."""
 
+import re
+from html import escape
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.clinical.bundle import bundle_run, load_bundle
-from normal_guidance.clinical.fitting import OUT_OF_FOLD, FittedModel, fit_model
+from normal_guidance.clinical.fit_figures import PredictedScans, plot_scans
+from normal_guidance.clinical.fitting import FittedModel, fit_model
 from normal_guidance.clinical.predicting import score
 from normal_guidance.core.bags import Bags
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.features.store import FeatureStore, open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.statistics.calibration import Calibration, Operation, describe
+from normal_guidance.statistics.number_format import digits, signed
 from normal_guidance.training.fit_committee import Plan
+from normal_guidance.training.measured_fit import OUT_OF_FOLD
 from normal_guidance.viewer.prediction_folders import find_splits
 
 QUICK = Plan(folds=3)
@@ -72,6 +79,11 @@ def test_noise_is_told_as_noise(tmp_path: Path) -> None:
     assert sentences[0].startswith("It is not shown to tell scans apart")
     assert sentences[1].startswith("It is not shown to find slices better")
     assert sentences[2].startswith(("Do not use it", "Take all of it as rough"))
+    page = read_page(tmp_path / "model")
+    assert "class=shown" not in page
+    assert "differences between the curves may be chance" in page
+    assert "not shown to be better than position" in page
+    assert "no scans were kept aside for a test" in page
 
 
 def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
@@ -80,6 +92,9 @@ def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", [("train", plain)], provenance={"encoder": "drawn"})
     made = fit_model(store, tmp_path / "model", plan=QUICK)
     assert made.sentences()[1].startswith("Whether it finds the slices is unknown")
+    page = read_page(tmp_path / "model")
+    assert "no slice labels" in page
+    assert "which slices are positive is not known" in page
 
 
 def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
@@ -93,6 +108,62 @@ def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, Fitte
         bundle_run(tmp_path / "copy")
 
 
+def read_page(folder: Path) -> str:
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_begins_with_the_sentences_and_needs_no_network(made: tuple[Path, FittedModel]) -> None:
+    page = read_page(made[0])
+    places = [page.index(escape(sentence)) for sentence in made[1].sentences()]
+    assert places == sorted(places)
+    assert places[-1] < page.index("<h2")
+    assert "default-src 'none'" in page
+    assert not re.search(r"(src|href)=[\"']?(http|//|file)", page)
+    assert page.count('src="data:image/png;base64,') == 3
+    assert len(page) < 1_000_000
+
+
+def test_the_page_has_both_parts_and_what_is_specific_to_patients(made: tuple[Path, FittedModel]) -> None:
+    page, test = read_page(made[0]), made[1].test
+    assert "<th>Out of fold</th><th>Test</th>" in page
+    for number in (made[1].out_of_fold.localization, test.localization):
+        assert f"<td>{number}</td>" in page
+    for found, value in ((test.skill, test.skill.skill), (test.specific, test.specific.difference)):
+        assert f"<td>{signed(value)} [{digits(found.low)}, {digits(found.high)}]</td>" in page
+    assert escape(describe(made[1].bundle.operation)[0]) in page
+
+
+def test_the_page_says_what_was_chosen(made: tuple[Path, FittedModel]) -> None:
+    page, fit = read_page(made[0]), made[1].fit
+    assert "60 scans of 60 patients were divided into 3 folds by patient, once (seed 0)" in page
+    assert f"{len(fit.kept)} were kept" in page
+    assert f"the mean of {len(fit.committee)} members: {len(fit.kept)} settings x 3 folds x 1 repeat." in page
+    assert ("Unusual places were needed" in page) == fit.unusual
+
+
+def test_the_page_names_no_scan(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+    page = read_page(made[0])
+    assert not [name for name in (*store.scan_ids, *store.patient_ids) if name in page]
+
+
+def test_a_calibration_that_is_right_lies_on_the_diagonal() -> None:
+    random = np.random.default_rng(1)
+    probability = random.random(4000)
+    labels = torch.from_numpy((random.random(4000) < probability).astype(np.int64))
+    logits = torch.from_numpy(np.log(probability / (1 - probability)))
+    parts = {"out of fold": PredictedScans(logits, labels, "")}
+    _, panel = plot_scans(parts, Operation(Calibration(), None)).axes
+    points = next(line for line in panel.lines if line.get_linestyle() == "None")
+    np.testing.assert_allclose(points.get_xdata(), points.get_ydata(), atol=0.06)
+
+
+def test_the_prior_is_attention_without_evidence(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+    committee, lengths = made[1].fit.committee, store.part("test").lengths
+    blind = committee.of(range(len(committee)))
+    blind.weights.zero_()
+    torch.testing.assert_close(committee.prior(lengths), blind(store.part("test").bags().features, lengths).attention)
+
+
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normal_guidance.training.fit_committee.ENOUGH", 1)
     monkeypatch.setattr("normal_guidance.training.fit_committee.FOLDS", 3)
@@ -101,6 +172,7 @@ def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.Mo
     assert "60 scans of 60 patients" in run.output
     assert "test scans" in run.output
     assert "Next: nguide predict FEATURES" in run.output
+    assert f"Report: {tmp_path / 'model' / 'report.html'}" in run.output.replace("\n", "")
     again = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
     assert again.exit_code == 2
     assert "model" in again.output

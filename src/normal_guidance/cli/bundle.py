@@ -25,8 +25,8 @@ def bundle(
     Without --sensitivity, the threshold maximises sensitivity + specificity on the validation scans.
     """
     from normal_guidance.clinical.bundle import BUNDLE, bundle_run, write_bundle
-    from normal_guidance.clinical.calibration import describe
     from normal_guidance.files import read_json
+    from normal_guidance.statistics.calibration import describe
 
     made = bundle_run(run, group=group, sensitivity=sensitivity)
     write_bundle(made, out)

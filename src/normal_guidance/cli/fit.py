@@ -30,13 +30,14 @@ def fit(
 ) -> None:
     """Fit a model to stored features and scan labels: folds, penalties and a committee are chosen by themselves.
 
-    The folder is a bundle: nguide predict takes it as it is, nguide bundle makes a copy without the training scans'
-    predictions. Labels of slices are only used to measure the result.
+    The folder is a bundle with a report for people, report.html: nguide predict takes it as it is, nguide bundle makes
+    a copy without the training scans' predictions. Labels of slices are only used to measure the result.
     """
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
-    from normal_guidance.clinical.calibration import describe
+    from normal_guidance.clinical.fit_page import PAGE
     from normal_guidance.clinical.fitting import fit_model
     from normal_guidance.features.store import open_store
+    from normal_guidance.statistics.calibration import describe
     from normal_guidance.training.fit_committee import make_plan
 
     opened = open_store(store)
@@ -65,6 +66,7 @@ def fit(
         print_json(
             {
                 "folder": out,
+                "report": out / PAGE,
                 "members": len(made.fit.committee),
                 "plan": asdict(made.fit.plan),
                 "sentences": made.sentences(),
@@ -74,5 +76,6 @@ def fit(
         return
     for line in (*made.sentences(), *describe(made.bundle.operation)):
         say(console, line)
+    say(console, f"Report: {out / PAGE}")
     what = "SCAN" if made.bundle.encoder else "FEATURES"
     say(console, f"Next: nguide predict {what} --model {out} -o OUT")

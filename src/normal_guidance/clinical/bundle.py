@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from normal_guidance import __version__
-from normal_guidance.clinical.calibration import Operation, choose_operation
 from normal_guidance.clinical.expectations import Expectations
 from normal_guidance.core.method_names import COMMITTEE
 from normal_guidance.core.models import EVERY_METHOD
@@ -32,6 +31,7 @@ from normal_guidance.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.features.store_files import DTYPES
 from normal_guidance.files import folder_atomically, read_json, write_json
+from normal_guidance.statistics.calibration import Operation, choose_operation
 from normal_guidance.training.checkpoint import read_tensors, write_tensors
 from normal_guidance.training.committee import Committee
 from normal_guidance.training.config import Config

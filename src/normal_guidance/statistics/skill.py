@@ -158,6 +158,62 @@ def best_prior(
 
 
 # ----------------------------------------------------------------------------------------------------
+# Localization
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """The interval of a measure, and the scans that it rests on or leaves out."""
+
+    low: float
+    high: float
+    scans: int
+    patients: int
+    unlabelled: int
+    all_negative: int
+    all_positive: int
+    level: float = LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanAuroc(_Measured):
+    """A localization AUROC, the plain mean over scans, with its interval; made by `mean_auroc`."""
+
+    auroc: float
+
+    def __str__(self) -> str:
+        return f"{digits(self.auroc)} [{digits(self.low)}, {digits(self.high)}]"
+
+
+def mean_auroc(
+    scores: Float[Tensor, "slices"],
+    slice_labels: Shaped[Tensor, "slices"],
+    lengths: Int[Tensor, "scans"],
+    *,
+    patient_ids: Sequence[str] | None = None,
+    level: float = LEVEL,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> MeanAuroc:
+    """The localization AUROC of one method's slice scores, with an interval made as that of `measure_skill`.
+
+    Example:
+        >>> from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
+        >>> bags = shifted_mean(200, seed=1, features=2)
+        >>> print(mean_auroc(bayes_slice_scores(bags), bags.slice_labels, bags.lengths))
+        .878 [.834, .921]
+    """
+    _check_level(level)
+    found = localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
+    _check_defined(found)
+    patients = _patients(patient_ids, len(lengths), found.kept)
+    drawn = _resampled({"own": found.auroc}, patients, draws, seed)
+    value = found.mean_auroc.item()
+    return MeanAuroc(auroc=value, **_measured(value, drawn["own"], found, patients, level))
+
+
+# ----------------------------------------------------------------------------------------------------
 # Skill
 # ----------------------------------------------------------------------------------------------------
 
@@ -174,20 +230,6 @@ def skill(auroc: float, prior: float) -> float:
         (0.4, -0.5)
     """
     return (auroc - prior) / (1 - prior) if prior < 1 else math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """The interval of a measure, and the scans that it rests on or leaves out."""
-
-    low: float
-    high: float
-    scans: int
-    patients: int
-    unlabelled: int
-    all_negative: int
-    all_positive: int
-    level: float = LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)

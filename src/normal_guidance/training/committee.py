@@ -91,6 +91,15 @@ class Committee(nn.Module):
         attended = layout.restore(attention / len(self))
         return Prediction((logit / len(self)).float(), attended.float(), layout.restore(log_attention[:, None]).float())
 
+    def prior(self, lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
+        """The attention without any evidence: where members expect a finding before they look at the scan."""
+        layout = Layout.packed(lengths.to(self.kind.device))
+        nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=self.kind.device)
+        counts = self.kind.bincount(minlength=len(self.places)).tolist()
+        kinds = zip(self.places, counts, strict=True)
+        attention = torch.stack([count * places.attend(nothing, layout)[:, 0].exp() for places, count in kinds]).sum(0)
+        return layout.restore(attention / len(self)).float()
+
     def of(self, members: Sequence[int]) -> Committee:
         """A committee of some of the members."""
         chosen = torch.tensor(list(members), dtype=torch.int64, device=self.kind.device)

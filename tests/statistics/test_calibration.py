@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_curve
 
-from normal_guidance.clinical.calibration import (
+from normal_guidance.errors import UserError
+from normal_guidance.statistics.calibration import (
     Calibration,
     Operation,
     choose_operation,
@@ -18,7 +19,6 @@ from normal_guidance.clinical.calibration import (
     sensitive_threshold,
     youden_threshold,
 )
-from normal_guidance.errors import UserError
 
 
 def draw(seed: int, scans: int = 120, shift: float = 1.5, scale: float = 1.0):

@@ -1,0 +1,212 @@
+"""A committee with its calibration and threshold, and what it does on scans that it was not trained on.
+
+Both ways to fit one share this: `nguide fit` (`clinical.fitting`) and `SliceFinder` (`training.slice_finder`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normal_guidance.core.method_names import COMMITTEE
+from normal_guidance.core.models import Prediction
+from normal_guidance.errors import UserError
+from normal_guidance.statistics.calibration import FEW, Operation, check_sensitivity, choose_operation
+from normal_guidance.statistics.delong import delong
+from normal_guidance.statistics.skill import (
+    MeanAuroc,
+    PatientSpecific,
+    Skill,
+    mean_auroc,
+    measure_skill,
+    patient_specific,
+)
+from normal_guidance.statistics.split_results import MethodResults, SplitResults
+from normal_guidance.training.batches import Scans
+from normal_guidance.training.fit import predict
+from normal_guidance.training.fit_committee import CommitteeFit, Plan, fit_committee
+
+OUT_OF_FOLD = "out-of-fold"
+"""What the training scans are called where the model is measured on them."""
+
+
+@runtime_checkable
+class LabelledScans(Scans, Protocol):
+    """Scans with everything that measuring needs, such as `Bags` or a feature store."""
+
+    @property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
+    @property
+    def scan_ids(self) -> tuple[str, ...]: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class ScanAuroc:
+    """A scan AUROC with its interval (DeLong, patients as units)."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    @property
+    def shown(self) -> bool:
+        """Whether it is above chance by its whole interval."""
+        return self.low > 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What a model does on scans that it was not trained on.
+
+    The last three are None where no positive scan has slice labels.
+    """
+
+    positive: int
+    negative: int
+    scans: ScanAuroc
+    localization: MeanAuroc | None
+    skill: Skill | None
+    specific: PatientSpecific | None
+
+    @property
+    def finds(self) -> bool:
+        """Whether attention is better than a guess by position, by the whole interval of skill."""
+        return self.skill is not None and math.isfinite(self.skill.low) and self.skill.low > 0
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredFit:
+    """What `fit_and_measure` has made; `tested` and `test` are None without test scans."""
+
+    fit: CommitteeFit
+    operation: Operation
+    predicted: Prediction
+    """Out of fold."""
+    out_of_fold: Measured
+    tested: Prediction | None
+    test: Measured | None
+
+    def sentences(self) -> list[str]:
+        """Three sentences: does it tell scans apart, does it find the slices, can it be trusted."""
+        own = self.test or self.out_of_fold
+        where = "test scans" if self.test else "scans, each by members that were not trained on it"
+        return [
+            _tells_apart(own, where),
+            _finds_slices(own),
+            _trusted(self.out_of_fold, self.fit),
+        ]
+
+
+def fit_and_measure(
+    scans: LabelledScans,
+    plan: Plan | None = None,
+    *,
+    test: LabelledScans | None = None,
+    sensitivity: float | None = None,
+    device: torch.device | str = "cpu",
+    watch: Callable[[float], None] | None = None,
+) -> MeasuredFit:
+    """Fit a committee, calibrate it and choose its threshold, all out of fold.
+
+    Args:
+        scans: the training scans; labels of slices are used to measure the result, never to train.
+        plan: how; without it, the scans decide.
+        test: other patients' scans, to measure the model on.
+        sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
+        device: where it is fitted.
+        watch: called with the share that is done.
+
+    Example:
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
+        >>> found = fit_and_measure(shifted_mean(60, seed=1, features=4, shift=2.0), Plan(folds=3))
+        >>> found.sentences()[0]
+        'It tells scans apart with an AUROC of ...'
+    """
+    check_sensitivity(sensitivity)  # before the work
+    if test is not None and (shared := {*scans.patient_ids} & {*test.patient_ids}):
+        raise UserError(f"patient {min(shared)!r} has training and test scans ({len(shared)} such); split again")
+    fit = fit_committee(scans, scans.patient_ids, plan, device=device, watch=watch)
+    own = Prediction(fit.logits.float(), fit.attention, fit.attention.clamp_min(1e-38).log()[None])
+    tested = None if test is None else predict(fit.committee, test)
+    operation = choose_operation(
+        fit.logits,
+        scans.labels,
+        sensitivity=sensitivity,
+        test=None if test is None or tested is None else (tested.logit, test.labels),
+        scans=OUT_OF_FOLD,
+    )
+    measured = None if test is None or tested is None else measure(test, tested)
+    return MeasuredFit(fit, operation, own, measure(scans, own), tested, measured)
+
+
+def measure(scans: LabelledScans, prediction: Prediction) -> Measured:
+    """Scan AUROC, and the measures of finding slices where their labels are known."""
+    labels = scans.labels
+    positive, slices = int(labels.sum()), scans.slice_labels
+    counts = {"positive": positive, "negative": len(labels) - positive}
+    found = scan_auroc(scans, prediction.logit)
+    if slices is None or not _localizable(slices, scans.lengths):
+        return Measured(**counts, scans=found, localization=None, skill=None, specific=None)
+    what, patients = (prediction.slice_scores, slices, scans.lengths), scans.patient_ids
+    return Measured(
+        **counts,
+        scans=found,
+        localization=mean_auroc(*what, patient_ids=patients),
+        skill=measure_skill(*what, patient_ids=patients),
+        specific=patient_specific(*what, patient_ids=patients),
+    )
+
+
+def _localizable(slices: Int[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> bool:
+    """Whether any scan has positive and negative slices."""
+    return any(0 < int((own == 1).sum()) < len(own) for own in slices.split(lengths.tolist()))
+
+
+def scan_auroc(scans: LabelledScans, logits: Float[Tensor, "scans"]) -> ScanAuroc:
+    """The AUROC and its interval, as the difference from scores that are all the same."""
+    nothing = np.full(len(scans), np.nan)
+    scores = {COMMITTEE: logits.double().numpy(), "chance": np.zeros(len(scans))}
+    results = {name: MethodResults(nothing, nothing, values) for name, values in scores.items()}
+    split = SplitResults(scans.scan_ids, scans.patient_ids, scans.labels.numpy().astype(np.int64), results)
+    found = delong([split], COMMITTEE, "chance")
+    low, high = found.interval()
+    return ScanAuroc(0.5 + found.difference, max(0.0, 0.5 + low), min(1.0, 0.5 + high))
+
+
+def _tells_apart(own: Measured, where: str) -> str:
+    counts = f"{own.positive} positive and {own.negative} negative {where}"
+    if not own.scans.shown:
+        return f"It is not shown to tell scans apart: scan AUROC {own.scans}, which may be chance ({counts})."
+    return f"It tells scans apart with an AUROC of {own.scans} ({counts})."
+
+
+def _finds_slices(own: Measured) -> str:
+    if own.skill is None:
+        return "Whether it finds the slices is unknown: no scan has labels for some of its slices; label 30 to know."
+    found = own.skill
+    text = f"localization AUROC {found.auroc:.3f}, by position alone {found.prior_auroc:.3f}"
+    interval = f"skill {found.skill:.3f} [{found.low:.3f}, {found.high:.3f}], {found.scans} scans"
+    shown = "finds" if own.finds else "is not shown to find"
+    return f"It {shown} slices better than their position in the scan does: {text} ({interval})."
+
+
+def _trusted(own: Measured, fit: CommitteeFit) -> str:
+    if min(own.positive, own.negative) < FEW:
+        return f"Take all of it as rough: {own.positive} positive and {own.negative} negative scans are few."
+    if not own.scans.shown:
+        return "Do not use it: attention then shows where findings usually lie, and nothing about the patient."
+    places = "anywhere in the scan" if fit.unusual else "around the middle of the scan, as usual"
+    return f"Its members look for findings {places}; try it on scans from elsewhere before you rely on it."
