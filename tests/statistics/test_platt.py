@@ -55,6 +55,11 @@ def test_equal_scores_have_no_slope() -> None:
     assert line.intercept == pytest.approx(np.log(10 / 30), abs=0.1)
 
 
+def test_scores_that_differ_by_rounding_alone_have_no_slope() -> None:
+    noise = 1e-16 * torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert fit_line(noise, torch.arange(40) % 2).slope == 0.0
+
+
 def test_scores_that_separate_the_labels_have_a_finite_line() -> None:
     line = fit_line(torch.tensor([-2.0, -1.0, 1.0, 2.0]), torch.tensor([0, 0, 1, 1]))
     assert 0 < line.slope < 100

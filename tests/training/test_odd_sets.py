@@ -39,7 +39,7 @@ def twelve_scans() -> Bags:
 def three_positives() -> Bags:
     scans = shifted_mean(400, 5, features=12, shift=3.0)
     few = torch.cat([(scans.labels == 1).nonzero()[:3, 0], (scans.labels == 0).nonzero()[:40, 0]])
-    return Bags.from_bags([scans[int(number)] for number in few])
+    return Bags.pack([scans[int(number)] for number in few])
 
 
 def one_slice_scans() -> Bags:
@@ -63,12 +63,12 @@ def one_long_scan() -> Bags:
         shifted_mean(60, 8, features=12, shift=2.0),
         shifted_mean(4, 9, features=12, shift=2.0, min_slices=3000, max_slices=3000),
     )
-    return Bags.from_bags([*(short[number] for number in range(60)), *(long[number] for number in range(4))])
+    return Bags.pack([*(short[number] for number in range(60)), *(long[number] for number in range(4))])
 
 
 def the_same_scan_again() -> Bags:
     scans = shifted_mean(10, 10, features=12, shift=2.0)
-    return Bags.from_bags([scans[number % 10] for number in range(60)])
+    return Bags.pack([scans[number % 10] for number in range(60)])
 
 
 SETS = {

@@ -19,7 +19,7 @@ HALVINGS = 30
 """A step that would raise the loss is halved at most so often."""
 
 ROUNDING = 1e-12
-"""A step may raise the loss by this share of it: rounding does, close to the solution."""
+"""A step may raise the loss by this share of it, and scores may differ by this share: rounding does that."""
 
 
 class Line(NamedTuple):
@@ -72,7 +72,7 @@ def fit_lines(
     count = weight.sum(1, keepdim=True)
     center = (weight * values).sum(1, keepdim=True) / count
     scale = ((weight * (values - center).square()).sum(1, keepdim=True) / (count - 1).clamp_min(1.0)).sqrt()
-    flat = ~(scale > 0.0)
+    flat = ~(scale > ROUNDING * (1.0 + center.abs()))
     x = torch.where(flat, 0.0, (values - center) / scale.masked_fill(flat, 1.0))
     slope = torch.zeros_like(center)
     intercept = torch.logit((weight * targets).sum(1, keepdim=True) / count)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from normal_guidance.core.layout import as_rows
+from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.models import BagsLike, Prediction
 from normal_guidance.core.places import Places, ScanPlaces
 from normal_guidance.training.scaling import Scaling
@@ -97,7 +97,9 @@ class Committee(nn.Module):
         nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=self.kind.device)
         counts = self.kind.bincount(minlength=len(self.places)).tolist()
         kinds = zip(self.places, counts, strict=True)
-        attention = torch.stack([count * places.attend(nothing, layout)[:, 0].exp() for places, count in kinds]).sum(0)
+        attention = torch.stack([count * places.of(layout).attend(nothing)[:, 0].exp() for places, count in kinds]).sum(
+            0
+        )
         return layout.restore(attention / len(self)).float()
 
     def of(self, members: Sequence[int]) -> Committee:
