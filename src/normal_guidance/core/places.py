@@ -20,10 +20,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from normal_guidance.core.bells import shaped_kernel, smooth
 from normal_guidance.core.layout import Layout
 
 CENTRAL_WIDTH = 0.2
@@ -34,6 +34,9 @@ INSIDE = 4.0
 
 FLATNESS = 8.0
 """The shape of windows: 2 would be a normal's bell, and large numbers are boxes."""
+
+DENSE = 128
+"""Slices up to which windows are summed by one matrix product."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +67,16 @@ class Places:
     def of(self, layout: Layout) -> ScanPlaces:
         """The places of these scans."""
         device = layout.mask.device
-        if self.reach == 0.0:
-            kernel, whole = torch.eye(layout.longest, dtype=torch.float64, device=device), 1.0
-        else:
-            reach, flatness = (
-                torch.tensor(math.log(x), dtype=torch.float64, device=device) for x in (self.reach, FLATNESS)
-            )
-            kernel = shaped_kernel(reach, flatness, layout.longest)
-            farthest = math.ceil(2.0 * self.reach) + 1  # from there on a window is 0
-            whole = 1.0 + 2.0 * sum(math.exp(-0.5 * (d / self.reach) ** FLATNESS) for d in range(1, farthest))
-        prior = INSIDE * (smooth(layout.mask.double(), kernel) / whole).clamp_min(1e-300).log()
+        farthest = math.ceil(2.0 * self.reach)  # beyond it a window is 0
+        half = min(farthest, layout.longest - 1)
+        distance = torch.arange(-half, half + 1, device=device, dtype=torch.float64).abs()
+        taps = torch.exp(-0.5 * (distance / max(self.reach, 1e-9)) ** FLATNESS)
+        whole = 1.0 + 2.0 * sum(math.exp(-0.5 * (d / self.reach) ** FLATNESS) for d in range(1, farthest + 1))
+        prior = INSIDE * (smooth(layout.mask.double(), taps) / whole).clamp_min(1e-300).log()
         if self.central:
             place = torch.arange(layout.longest, device=device, dtype=torch.float64) + 0.5
             prior = prior - 0.5 * ((place / layout.lengths[:, None] - 0.5) / CENTRAL_WIDTH).square()
-        return ScanPlaces(layout, kernel, whole, layout.log_softmax(prior), self.several)
+        return ScanPlaces(layout, taps, whole, layout.log_softmax(prior), self.several)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,8 @@ class ScanPlaces:
     """The places of some scans; `Places.of` makes it."""
 
     layout: Layout
-    kernel: Float64[Tensor, "longest longest"]
+    taps: Float64[Tensor, "width"]
+    """A window, from its first slice to its last."""
     whole: float
     """The size of a window that is inside the scan."""
     log_prior: Float64[Tensor, "bags longest"]
@@ -94,7 +94,7 @@ class ScanPlaces:
     def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
         """The evidence of the window around every slice."""
         inside = evidence.masked_fill(~self.layout.mask[:, None], 0.0)
-        return smooth(inside.flatten(0, 1), self.kernel).view(evidence.shape) / self.whole
+        return smooth(inside.flatten(0, 1), self.taps).view(evidence.shape) / self.whole
 
     def log_odds(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members"]:
         """log-odds of the scans, but for a constant and, with several places, for a factor."""
@@ -104,6 +104,24 @@ class ScanPlaces:
     def attend(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
         """log-attention; very low in the padding."""
         places = self.layout.log_softmax(self.log_prior[:, None] + windows)
-        spread = smooth(places.exp().flatten(0, 1), self.kernel).view(windows.shape)
+        spread = smooth(places.exp().flatten(0, 1), self.taps).view(windows.shape)
         # The place of the slice itself is a lower bound, and exact where all others are too small for float64.
         return self.layout.log_softmax(torch.maximum(spread.clamp_min(1e-300).log(), places))
+
+
+def smooth(values: Float[Tensor, "rows longest"], taps: Float64[Tensor, "width"]) -> Float64[Tensor, "rows longest"]:
+    """Sums under a window around every slice; `values` are 0 beyond the scan.
+
+    Example:
+        >>> smooth(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.tensor([0.5, 1.0, 0.5]).double())
+        tensor([[0.5000, 1.0000, 0.5000, 0.0000]], dtype=torch.float64)
+    """
+    values, half, longest = values.double(), len(taps) // 2, values.shape[1]
+    if half == 0:
+        return values * taps
+    if longest <= DENSE:
+        place = torch.arange(longest, device=values.device)
+        distance = place[:, None] - place
+        kernel = torch.where(distance.abs() <= half, taps[(distance + half).clamp(0, len(taps) - 1)], 0.0)
+        return values @ kernel
+    return F.conv1d(values[:, None], taps[None, None], padding=half)[:, 0]

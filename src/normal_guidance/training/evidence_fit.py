@@ -39,8 +39,8 @@ BIAS_STEPS = 8
 MOST_POOLED = 50_000_000
 """Numbers of pooled features that are in memory together, but for one fold's at least."""
 
-SCANS_AT_ONCE = 256
-"""Scans whose attention is computed together."""
+SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15
+"""Scans, and slices with padding, whose attention is computed together."""
 
 
 @dataclass(frozen=True)
@@ -115,55 +115,79 @@ def fit_evidence(
     count, device = int(folds.max()) + 1, scans.features.device
     folds = folds.to(device)
     training = folds != torch.arange(count, device=device)[:, None]
-    everywhere, chunks = places.of(Layout.packed(scans.lengths)), _chunks(scans, places)
+    chunks = _chunks(scans, places)
     last, made = None if before is None else before.to(device), []
     for _ in range(turns):
         weights, raw = _regress(scans, chunks, training, penalties, last)
-        windows = _own_windows(chunks, folds, weights, everywhere.layout.longest)
+        windows = [chunk.own_windows(weights, folds) for chunk in chunks]
         if places.several:
             scale, certain = fit_slopes(raw, scans.labels, training)
             certain = sharpness * certain
         else:
-            scale, certain = fit_sharpness(everywhere, windows, scans.labels, training)
-        log_a, odds = look(everywhere, scale[folds][:, :, None] * windows, certain[folds])
-        attention = everywhere.layout.restore(log_a.exp()).float()
-        last = _calibrated(scale[:, :, None] * weights, certain, odds.T, attention, scans.labels, folds)
+            factors = FACTORS.to(device) / _size(windows, scans)[:, None]
+            tried = [chunk.odds_by_factor(own, factors) for chunk, own in zip(chunks, windows, strict=True)]
+            scale, certain = fit_sharpness(factors, _scatter(chunks, tried), scans.labels, training)
+        weights = scale[:, :, None] * weights
+        odds, attention = [], weights.new_zeros(len(penalties), len(scans.features), dtype=torch.float32)
+        for chunk, own in zip(chunks, windows, strict=True):
+            log_a, found = look(chunk.places, scale[folds[chunk.scans]][:, :, None] * own, certain[folds[chunk.scans]])
+            odds.append(found)
+            attention[:, chunk.slices] = chunk.places.layout.restore(log_a.exp()).float()
+        last = _calibrated(weights, certain, _scatter(chunks, odds).T, attention, scans.labels, folds)
         made.append(last.to("cpu"))
     return tuple(made)
 
 
 class _Chunk(NamedTuple):
-    """Some of the scans, in their order."""
+    """Some scans of about the same length."""
 
+    scans: Int[Tensor, "bags"]
+    slices: Int[Tensor, "rows"]
+    """The places of their rows among those of all scans."""
     rows: Float[Tensor, "rows inputs"]
     places: ScanPlaces
 
     def windows(self, weights: Float64[Tensor, "members inputs"]) -> Float64[Tensor, "bags members longest"]:
-        """The evidence of every window, by weights."""
+        """The evidence of every window."""
         return self.places.windows(self.places.layout.pad((self.rows @ weights.T.to(self.rows.dtype)).T))
+
+    def own_windows(
+        self, weights: Float64[Tensor, "folds penalties inputs"], folds: Int[Tensor, "scans"]
+    ) -> Float64[Tensor, "bags penalties longest"]:
+        """The evidence of every window by the weights of the scan's own fold, which were not trained on it."""
+        found = self.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
+        return found[torch.arange(len(found), device=folds.device), folds[self.scans]]
+
+    def odds_by_factor(
+        self, windows: Float64[Tensor, "bags penalties longest"], factors: Float64[Tensor, "penalties factors"]
+    ) -> Float64[Tensor, "bags penalties factors"]:
+        """The scans' log-odds if evidence is multiplied by each factor."""
+        return torch.stack([self.places.log_odds(factor[:, None] * windows) for factor in factors.T], 2)
 
 
 def _chunks(scans: Bags, places: Places) -> list[_Chunk]:
-    lengths = scans.lengths.split(SCANS_AT_ONCE)
-    rows = scans.features.split([int(own.sum()) for own in lengths])
-    return [_Chunk(own, places.of(Layout.packed(some))) for own, some in zip(rows, lengths, strict=True)]
+    """Scans sorted by length, so that little is padded, in chunks of at most `SCANS_AT_ONCE` and `ROWS_AT_ONCE`."""
+    starts, order, found = scans.lengths.cumsum(0) - scans.lengths, scans.lengths.argsort(stable=True), []
+    while len(order):
+        rows = scans.lengths[order] * torch.arange(1, len(order) + 1, device=order.device)  # padded to the longest
+        own = order[: max(1, min(SCANS_AT_ONCE, int((rows <= ROWS_AT_ONCE).sum())))]
+        layout = Layout.packed(scans.lengths[own])
+        slices = (starts[own][:, None] + torch.arange(layout.longest, device=own.device))[layout.mask]
+        found.append(_Chunk(own, slices, scans.features[slices], places.of(layout)))
+        order = order[len(own) :]
+    return found
 
 
-def _own_windows(
-    chunks: Sequence[_Chunk],
-    folds: Int[Tensor, "scans"],
-    weights: Float64[Tensor, "folds penalties inputs"],
-    longest: int,
-) -> Float64[Tensor, "scans penalties longest"]:
-    """The evidence of every scan's windows by the weights of its own fold, which were not trained on it."""
-    count, penalties, _ = weights.shape
-    windows, start = weights.new_zeros(len(folds), penalties, longest), 0
-    for chunk in chunks:
-        found = chunk.windows(weights.flatten(0, 1)).unflatten(1, (count, penalties))
-        own = folds[start : start + len(found)]
-        windows[start : start + len(found), :, : found.shape[3]] = found[torch.arange(len(found)), own]
-        start += len(found)
-    return windows
+def _scatter(chunks: Sequence[_Chunk], values: Sequence[Tensor]) -> Tensor:
+    """The values of all scans in their own order."""
+    found = torch.cat(list(values))
+    return found[torch.cat([chunk.scans for chunk in chunks]).argsort()]
+
+
+def _size(windows: Sequence[Tensor], scans: Bags) -> Float64[Tensor, "penalties"]:
+    """The root mean square of the windows' evidence."""
+    total = torch.stack([own.square().sum((0, 2)) for own in windows]).sum(0)
+    return total.div(len(scans.features)).sqrt().clamp_min(1e-300)
 
 
 def fit_slopes(
@@ -185,8 +209,8 @@ def _lines(
 
 
 def fit_sharpness(
-    places: ScanPlaces,
-    windows: Float64[Tensor, "scans penalties longest"],
+    factors: Float64[Tensor, "penalties factors"],
+    odds: Float64[Tensor, "scans penalties factors"],
     labels: Int[Tensor, "scans"],
     training: Bool[Tensor, "folds scans"],
 ) -> tuple[Float64[Tensor, "folds penalties"], Float64[Tensor, "folds penalties"]]:
@@ -196,30 +220,24 @@ def fit_sharpness(
     unit of log-likelihood worse, which is one standard error, is certain; 0 is where no evidence is as probable.
 
     Args:
-        windows: evidence of the windows, in any unit and out of fold.
+        factors: those that are tried, rising.
+        odds: log-odds of the scans with each, out of fold.
 
     Example:
-        >>> labels, places = torch.arange(100) % 2, Places(0.0, central=False).of(Layout.packed([4] * 100))
-        >>> windows = torch.zeros(100, 1, 4).double()
-        >>> windows[:, 0, 2] = 0.01 * (labels - 0.5)
-        >>> every = torch.ones(1, 100, dtype=torch.bool)
-        >>> scale, sharpness = fit_sharpness(places, windows, labels, every)
-        >>> scale.item() > 500, round(sharpness.item(), 2)
-        (True, 0.5)
-        >>> fit_sharpness(places, windows, labels.roll(50) // 2, every)[1].item()
+        >>> labels, factors = torch.arange(100) % 2, torch.tensor([[1.0, 2.0, 4.0, 8.0]]).double()
+        >>> score = torch.where(torch.arange(100) < 80, labels - 0.5, 0.5 - labels)  # right in four of five
+        >>> odds = score[:, None, None] * factors
+        >>> fit_sharpness(factors, odds, labels, torch.ones(1, 100, dtype=torch.bool))
+        (tensor([[2.]], dtype=torch.float64), tensor([[1.]], dtype=torch.float64))
+        >>> fit_sharpness(factors, odds, labels.roll(1), torch.ones(1, 100, dtype=torch.bool))[1].item()
         0.0
     """
-    slices = places.layout.lengths.sum()
-    unit = (windows * places.layout.mask[:, None]).square().sum((0, 2)).div(slices).sqrt().clamp_min(1e-300)
-    factors = FACTORS.to(unit.device) / unit[:, None]
-    odds = torch.stack([places.log_odds(one[:, None] * windows) for one in factors.T], 2)
-    odds = torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2)  # no evidence
-    loss = _loss_with_best_bias(odds, labels, training)
+    loss = _loss_with_best_bias(torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2), labels, training)
     best, place = loss[:, :, 1:].min(2)
     certain = (loss <= best[:, :, None] + 0.5).double().argmax(2)
-    all_factors = torch.cat([torch.zeros_like(unit)[:, None], factors], 1).expand(len(training), -1, -1)
-    scale = all_factors.gather(2, place[:, :, None] + 1)[:, :, 0]
-    return scale, all_factors.gather(2, certain[:, :, None])[:, :, 0] / scale
+    every = torch.cat([torch.zeros_like(factors[:, :1]), factors], 1).expand(len(training), -1, -1)
+    scale = every.gather(2, place[:, :, None] + 1)[:, :, 0]
+    return scale, every.gather(2, certain[:, :, None])[:, :, 0] / scale
 
 
 def _loss_with_best_bias(
@@ -293,7 +311,7 @@ def _pool(
     for chunk in chunks:
         log_a, _ = look(chunk.places, chunk.windows(weights), sharpness)
         pooled.append(chunk.places.layout.pool(log_a.exp(), chunk.rows))
-    return torch.cat(pooled).movedim(1, 0).double()
+    return _scatter(chunks, pooled).movedim(1, 0).double()
 
 
 def _calibrated(

@@ -79,7 +79,8 @@ def fit_scaling(scans: Scans, components: int = COMPONENTS) -> Scaling:
     """
     count, mean, covariance = _moments(scans)
     deviation = covariance.diagonal().clamp_min(0.0).sqrt()
-    scale = torch.where(deviation > 1e-6 * deviation.max(), 1.0 / deviation, 0.0)
+    varies = deviation > (1e-6 * (mean.square() + deviation.square()).sqrt()).clamp_min(1e-30)
+    scale = torch.where(varies, 1.0 / deviation, 0.0)
     values, vectors = torch.linalg.eigh(covariance * scale * scale[:, None])
     values = values.clamp_min(0.0)
     components = max(1, min(components, count // SLICES_A_COMPONENT))
