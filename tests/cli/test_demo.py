@@ -39,7 +39,6 @@ def run(out: Path, *words: object) -> Done:
 def _small() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SLICES", 12)
-        patch.setattr(module, "EPOCHS", 10)
         yield
 
 
@@ -50,7 +49,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 def closing(printed: str) -> str:
     """What it tells at the end, but for the time."""
-    return printed.partition("Results: slice AUROC")[2].rpartition("All of it took")[0]
+    return printed.partition("New scans: drawn and predicted")[2].rpartition("All of it took")[0]
 
 
 def commands(printed: str) -> list[list[str]]:
@@ -72,26 +71,21 @@ def test_the_printed_commands_are_those_that_ran(done: Done) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_is_scikit_learns(done: Done) -> None:
+def test_what_it_tells_of_the_model_is_scikit_learns(done: Done) -> None:
     labels = pd.read_csv(done.out / "scans" / "labels.csv").set_index("scan_id")
-    for method in ("abmil", "ng"):
-        table = pd.read_parquet(done.out / "study" / method / str(SEED) / "predictions.parquet")
-        test = table[table["part"] == "test"]
-        truth = labels.loc[test["scan_id"]]
-        slices = [
-            roc_auc_score([int(word) for word in words.split()], attention)
-            for words, attention in zip(truth["slice_labels"], test["attention"], strict=True)
-            if "1" in words
-        ]
-        row = next(line for line in done.printed.splitlines() if line.startswith(f"{METHODS[method].title} "))
-        found = [float(number) for number in re.findall(r"(?<=\s)[+-]?\d?\.\d{3}", row)]
-        scan_auroc = roc_auc_score(truth["label"], test["logit"])
-        assert (found[0], found[2]) == pytest.approx((np.mean(slices), scan_auroc), abs=6e-4)
-        gaussian = next(line for line in done.printed.splitlines() if line.startswith("Centered Gaussian "))
-        assert found[1] == pytest.approx(found[0] - float(gaussian.split()[2]), abs=1.1e-3)
-        assert f"on the {len(slices)} positive test scans" in done.printed
-    assert "Supervised reference" in done.printed
-    assert "an illustration, not evidence" in done.printed
+    table = pd.read_parquet(done.out / "model" / "predictions.parquet")
+    test = table[table["part"] == "test"]
+    truth = labels.loc[test["scan_id"]]
+    told = re.search(r"scan(?:s apart with an)? AUROC (?:of )?(\d\.\d{3})", done.printed)
+    assert float(told[1]) == pytest.approx(roc_auc_score(truth["label"], test["logit"]), abs=6e-4)
+    slices = [
+        roc_auc_score([int(word) for word in words.split()], attention)
+        for words, attention in zip(truth["slice_labels"], test["attention"], strict=True)
+        if "1" in words
+    ]
+    found = re.search(r"localization AUROC (\d\.\d{3})", done.printed)
+    assert float(found[1]) == pytest.approx(np.mean(slices), abs=6e-4)
+    assert "how well it works on patients" in done.printed
 
 
 @pytest.mark.slow
@@ -116,7 +110,7 @@ def test_new_scans_are_of_other_patients_and_told_beside_the_truth(done: Done) -
 @pytest.mark.slow
 def test_every_place_it_names_is_there(done: Done) -> None:
     listed = done.printed.partition("Results to look at\n")[2].partition("\n\n")[0].splitlines()
-    assert len(listed) == 5
+    assert len(listed) == 4
     for line in listed:
         place = Path(line[13:]).relative_to(done.out)
         assert list(done.out.glob(str(place))), line
@@ -124,23 +118,24 @@ def test_every_place_it_names_is_there(done: Done) -> None:
 
 @pytest.mark.slow
 def test_the_viewer_opens_with_the_printed_arguments(done: Done) -> None:
-    study, new = commands(done.printed)[-2:]
-    assert (study[0], study[2], study[4]) == ("view", "--index", "--store")
-    gallery = open_gallery(Path(study[1]), Path(study[3]), Path(study[5]))
+    model, new, experiment = commands(done.printed)[-3:]
+    assert (model[0], model[2], model[4]) == ("view", "--index", "--store")
+    gallery = open_gallery(Path(model[1]), Path(model[3]), Path(model[5]))
     assert gallery.manifest is not None
-    assert len(gallery) == len(pd.read_parquet(done.out / "study" / "ng" / str(SEED) / "predictions.parquet"))
+    assert len(gallery) == len(pd.read_parquet(done.out / "model" / "predictions.parquet"))
+    assert experiment[0] == "experiment"
     assert len(open_gallery(Path(new[1]), None, None)) == module.NEW_SCANS
 
 
 @pytest.mark.slow
 def test_started_again_it_does_what_is_missing(done: Done) -> None:
     missing = done.out / "splits" / f"split-{SEED}.csv"
-    before, report = missing.read_bytes(), (done.out / "study" / "report.html").stat().st_mtime_ns
+    before, report = missing.read_bytes(), (done.out / "model" / "report.html").stat().st_mtime_ns
     missing.unlink()
     again = run(done.out, "--scans", SCANS, "--seed", SEED)
-    assert again.printed.count("done before: ") == 7
+    assert again.printed.count("done before: ") == 6
     assert missing.read_bytes() == before
-    assert (done.out / "study" / "report.html").stat().st_mtime_ns == report
+    assert (done.out / "model" / "report.html").stat().st_mtime_ns == report
     assert closing(again.printed) == closing(done.printed)
 
 
@@ -170,7 +165,7 @@ def test_a_stage_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "SLICES", 3)
     told = refused(tmp_path / "out")
     assert "slices is 3; a scan has at least 12" in told
-    assert "2/8" not in told
+    assert "2/7" not in told
 
 
 def test_long_commands_can_be_pasted() -> None:

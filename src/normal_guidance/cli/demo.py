@@ -22,15 +22,12 @@ from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-DATASET = "head-phantoms"
 MARK = "demo.json"
 """The file that marks the folder as a demo and records its options."""
 
 SLICES = 20
-EPOCHS = 60
-"""With `SLICES` and the grid: small enough for two minutes on two cores."""
+"""Of a scan: small enough for two minutes on two cores."""
 
 NEW_SCANS = 2
 """One positive, one negative."""
@@ -44,7 +41,7 @@ def demo(
     scans: Annotated[int, typer.Option(min=16, help="Scans to draw.")] = 120,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of scans, split and initial weights.")] = 1001,
 ) -> None:
-    """Run the whole chain on drawn head CTs: index, encode, train, compare, predict new scans, report.
+    """Run the whole chain on drawn head CTs: index, encode, fit a model, predict new scans, report.
 
     It needs no data, no network and no GPU. Start it again to resume it.
     """
@@ -60,8 +57,8 @@ def demo(
     planned = stages(out, scans, seed)
     for number, stage in enumerate(planned, start=1):
         _do(console, stage, f"{number}/{len(planned)}")
-    for part in (*_comparison(out), *_new_scans(out), *_places(out)):
-        console.print(part)
+    for line in (*_new_scans(out), *_places(out)):
+        console.print(line)
     console.print(f"\nAll of it took {time.monotonic() - begin:.0f} s.")
 
 
@@ -80,11 +77,9 @@ class Stage:
 
 
 def stages(out: Path, scans: int, seed: int) -> list[Stage]:
-    """Return the stages in order; sizes and grid suit two cores, not the best result."""
+    """Return the stages in order; sizes suit two cores, not the best result."""
     drawing = f"--slices {SLICES} --positive 0.5 --contrast 2"
     split = out / "splits" / f"split-{seed}.csv"
-    batch = min(16, scans // 4)  # about half of the scans are for training
-    grid = f"--lr 0.1,0.01 --l1 0.001,0 --epochs {EPOCHS} --patience 20 --batch-size {batch}"
     return [
         _stage(
             "Draw head CTs and write them as DICOM",
@@ -97,7 +92,7 @@ def stages(out: Path, scans: int, seed: int) -> list[Stage]:
             made=out / "index" / "manifest.parquet",
         ),
         _stage(
-            "Split them by patient: half to train, a quarter to choose by, a quarter to test",
+            "Split them by patient: a quarter is kept to test the model on",
             *("split", out / "index", f"--seeds {seed} --proportions 2:1:1 -o", out / "splits"),
             made=split,
         ),
@@ -108,14 +103,8 @@ def stages(out: Path, scans: int, seed: int) -> list[Stage]:
             made=out / "store" / "store.json",
         ),
         _stage(
-            "Train with scan labels only, test, and compare",
-            *("experiment", out / "store", "--split", out / "splits", "--index", out / "index"),
-            *(f"--dataset {DATASET} --methods centered_gaussian,abmil,ng {grid} --device cpu -o", out / "study"),
-            made=out / "study" / "report.html",
-        ),
-        _stage(
-            "Make a bundle of the guided model: calibrated, with a threshold, to hand over",
-            *("bundle", out / "study" / "ng" / str(seed), "-o", out / "model"),
+            "Fit a model to scan labels alone, with nothing to choose, and test it",
+            *("fit", out / "store", "--split", split, "-o", out / "model"),
             made=out / "model" / "bundle.json",
         ),
         _stage(
@@ -222,41 +211,6 @@ def _program() -> str:
 # ----------------------------------------------------------------------------------------------------
 
 
-def _comparison(out: Path) -> Iterator[str | Table]:
-    """Yield the localization of each method on the test scans, compared with the centered Gaussian."""
-    from rich.table import Table
-
-    from normal_guidance.core.method_names import CEILING
-    from normal_guidance.evaluation.study_folder import LOG_DENSITY, find_results
-    from normal_guidance.reports.difference_tables import read_differences
-    from normal_guidance.reports.paper_tables import PaperTables
-    from normal_guidance.reports.study_tables import collect
-    from normal_guidance.statistics.number_format import digits, signed
-
-    study = out / "study"
-    results, tested = collect(study, DATASET), read_differences(study / "differences.json")
-    # Differences use its log-density; the form in the paper's tables has ties.
-    gaussian = next(find_results(study, DATASET, ("centered_gaussian",))).forms[LOG_DENSITY]
-    found = [one for one in tested.found if one.metric == "localization_auroc" and one.against != CEILING]
-    beside = {one.method: signed(one.estimate) for one in found if one.against == "centered_gaussian"}
-    table = Table("", box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in ("slice AUROC", "against centered Gaussian", "scan AUROC"):
-        table.add_column(column, justify="right")
-    assert isinstance(results.table, PaperTables)
-    for row in results.table.rows:
-        scores = gaussian if row.method == "centered_gaussian" else row.scores[0]
-        numbers = digits(scores.localization_auroc), beside.get(row.method, ""), digits(scores.scan_auroc)
-        table.add_row(row.title, *numbers)
-    yield f"\nResults: slice AUROC on the {gaussian.localized} positive test scans, scan AUROC on all\n"
-    yield table
-    yield ""
-    yield from (f"- {one.words(tested.titles)}" for one in found)
-    yield (
-        "- The centered Gaussian is a bell in the middle of the scan and sees no image; the supervised reference\n"
-        "  learnt slice labels. One small set of phantoms and one split: an illustration, not evidence."
-    )
-
-
 def _new_scans(out: Path) -> Iterator[str]:
     """Yield the predictions beside the truth that was drawn."""
     from normal_guidance.files import read_json
@@ -292,16 +246,15 @@ def _places(out: Path) -> Iterator[str]:
     """Yield the files to look at, and the next commands."""
     yield "\nResults to look at"
     for what, where in (
-        ("report", out / "study" / "report.html"),
+        ("report", out / "model" / "report.html"),
         ("new scans", out / "predicted" / "index.html"),
-        ("pictures", out / "study" / "figures"),
-        ("", out / "predicted" / "*" / "strip.png"),
+        ("pictures", out / "predicted" / "*" / "strip.png"),
         ("DICOM", out / "predicted" / "*" / "dicom"),
     ):
         yield f"  {what:<10} {where}"
     yield "\nThe same in the viewer, which prints the address to open"
     for words in (
-        ["view", str(out / "study"), "--index", str(out / "index"), "--store", str(out / "store")],
+        ["view", str(out / "model"), "--index", str(out / "index"), "--store", str(out / "store")],
         ["view", str(out / "predicted")],
     ):
         yield from (f"  {line}" for line in command_lines(words))
@@ -311,3 +264,7 @@ def _places(out: Path) -> Iterator[str]:
         server.read_page(server.STATIC)
     except UserError as error:  # it names the next action
         yield f"  Not yet: {error}"
+    yield "\nEvery method of the paper beside each other, on the same features"
+    words = ["experiment", str(out / "store"), "--split", str(out / "splits"), "--index", str(out / "index")]
+    yield from (f"  {line}" for line in command_lines([*words, "-o", str(out / "study")]))
+    yield "\nOne small set of phantoms: it shows how everything fits together, not how well it works on patients."

@@ -92,9 +92,10 @@ class ScanPlaces:
     several: bool
 
     def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
-        """The evidence of the window around every slice."""
-        inside = evidence.masked_fill(~self.layout.mask[:, None], 0.0)
-        return smooth(inside.flatten(0, 1), self.taps).view(evidence.shape) / self.whole
+        """The evidence of the window around every slice; 0 in the padding."""
+        padding = ~self.layout.mask[:, None]
+        sums = smooth(evidence.masked_fill(padding, 0.0).flatten(0, 1), self.taps).view(evidence.shape)
+        return (sums / self.whole).masked_fill(padding, 0.0)
 
     def log_odds(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members"]:
         """log-odds of the scans, but for a constant and, with several places, for a factor."""
