@@ -1,5 +1,6 @@
 """`nguide fit`: a folder that predicts, sentences that do not flatter, and refusals."""
 
+import json
 import re
 from html import escape
 from pathlib import Path
@@ -162,6 +163,21 @@ def test_the_prior_is_attention_without_evidence(made: tuple[Path, FittedModel],
     blind = committee.of(range(len(committee)))
     blind.weights.zero_()
     torch.testing.assert_close(committee.prior(lengths), blind(store.part("test").bags().features, lengths).attention)
+
+
+def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: FeatureStore, tmp_path: Path) -> None:
+    words = ["trust", str(made[0]), "--store", str(store.folder), "-o", str(tmp_path / "trust")]
+    run = CliRunner().invoke(app, words)
+    assert run.exit_code == 0, run.output
+    found = {
+        one["name"]: one["verdict"] for one in json.loads((tmp_path / "trust" / "trust.json").read_text())["findings"]
+    }
+    assert found["randomize"] == found["deletion"] == "passes"
+    trained_on = CliRunner().invoke(app, [*words, "--part", "val"])
+    assert "a model is not tested on part 'val'" in " ".join(trained_on.output.split())
+    missing = CliRunner().invoke(app, [*words[:2], *words[4:]])
+    assert missing.exit_code == 2
+    assert "does not say where its features are; give some: --store STORE" in " ".join(missing.output.split())
 
 
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,16 @@ BY = ("slices", "attention")
 
 def trust(
     run: Annotated[
-        Path, typer.Argument(help="Folder of a run that nguide sweep or nguide experiment wrote.", metavar="RUN")
+        Path,
+        typer.Argument(
+            help="Folder of a run that nguide sweep or nguide experiment wrote, or of a model of nguide fit.",
+            metavar="RUN",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for trust.json, trust.md and trust.png.")],
     store: Annotated[
-        Path | None, typer.Option(help="Folder of the run's feature store. Default: the path that the run records.")
+        Path | None,
+        typer.Option(help="Folder of the run's feature store. Default: the path that a run records; a model needs it."),
     ] = None,
     split: Annotated[
         Path | None,
@@ -53,6 +58,8 @@ def trust(
     """
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.cli.training_options import choose_execution
+    from normal_guidance.clinical.bundle import BUNDLE
+    from normal_guidance.clinical.bundle_trust import examine_bundle
     from normal_guidance.evaluation.trust.trained_run import examine_run
     from normal_guidance.files import make_folder, write_atomically, write_json
     from normal_guidance.reports.figures.deletion import draw_trust
@@ -65,7 +72,12 @@ def trust(
         def watch(done: float) -> None:
             status.update(f"Testing: {done:.0%}")
 
-        found = examine_run(run, store=store, split=split, part=part, group=group, by=chosen, device=where, watch=watch)
+        if (run / BUNDLE).is_file():
+            found = examine_bundle(run, store=store, split=split, part=part, by=chosen, device=where, watch=watch)
+        else:
+            found = examine_run(
+                run, store=store, split=split, part=part, group=group, by=chosen, device=where, watch=watch
+            )
     make_folder(out)
     if found.curves is not None:
         draw_trust(found.curves, out / "trust.png", by=found.by)

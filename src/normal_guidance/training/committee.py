@@ -115,6 +115,15 @@ class Committee(nn.Module):
             sharpness=self.sharpness[chosen],
         )
 
+    def untrained(self, seed: int) -> Committee:
+        """The same with weights of other inputs and random signs: evidence of the same size, and wrong."""
+        made, generator = self.of(range(len(self))), torch.Generator().manual_seed(seed)
+        inputs = made.weights.shape[1]
+        shift = int(torch.randint(1, max(2, inputs), (1,), generator=generator))
+        signs = 2.0 * torch.randint(0, 2, (inputs,), generator=generator) - 1.0
+        made.weights.copy_(made.weights.roll(shift, 1) * signs.to(made.weights.device))
+        return made.eval()
+
     def as_json(self) -> dict[str, Any]:
         """What `from_json` needs beside the state dict."""
         return {"members": len(self), "places": [asdict(places) for places in self.places]}
