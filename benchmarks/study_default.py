@@ -60,7 +60,7 @@ class Job:
     method: str
     fold: int
     seed: int = 0
-    """Of initial weights and of the committee's division."""
+    """Draws initial weights and the committee's division."""
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -27,7 +27,7 @@ MARK = "demo.json"
 """The file that marks the folder as a demo and records its options."""
 
 SLICES = 20
-"""Of a scan: small enough for two minutes on two cores."""
+"""The slices of a scan are few enough for two minutes on two cores."""
 
 NEW_SCANS = 2
 """One positive, one negative."""

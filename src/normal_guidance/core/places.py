@@ -111,7 +111,7 @@ class ScanPlaces:
 
 
 def smooth(values: Float[Tensor, "rows longest"], taps: Float64[Tensor, "width"]) -> Float64[Tensor, "rows longest"]:
-    """Sums under a window around every slice; `values` are 0 beyond the scan.
+    """Sums under a window of any shape around every slice; `values` are 0 beyond the scan.
 
     Example:
         >>> smooth(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.tensor([0.5, 1.0, 0.5]).double())

@@ -6,7 +6,8 @@ rule (`core.places`), brought to scale by a gain g:
 
 $$ \mathrm{logit} = \frac{g}{t} \log \sum_c \pi_c e^{t s_c} + c $$
 
-The member's sharpness t is 1, less where its evidence may be noise, and 0 where it is no better than noise.
+A sharpness t of 1 takes evidence as it is.  It is lower where evidence may be noise, 0 where it is no better than
+noise, and above 1 for several findings that are far shorter than the scan.  With several places, log-odds are a mean.
 """
 
 from __future__ import annotations
@@ -96,11 +97,10 @@ class Committee(nn.Module):
         layout = Layout.packed(lengths.to(self.kind.device))
         nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=self.kind.device)
         counts = self.kind.bincount(minlength=len(self.places)).tolist()
-        kinds = zip(self.places, counts, strict=True)
-        attention = torch.stack([count * places.of(layout).attend(nothing)[:, 0].exp() for places, count in kinds]).sum(
-            0
-        )
-        return layout.restore(attention / len(self)).float()
+        attention = nothing[:, 0]
+        for places, count in zip(self.places, counts, strict=True):
+            attention = attention + count / len(self) * places.of(layout).attend(nothing)[:, 0].exp()
+        return layout.restore(attention).float()
 
     def of(self, members: Sequence[int]) -> Committee:
         """A committee of some of the members."""

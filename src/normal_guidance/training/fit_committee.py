@@ -1,6 +1,6 @@
 """From scans and their labels to a committee (`training.committee`), with nothing to choose.
 
-Every kind of places, penalty and pass is a setting.  All are fitted in folds by patient, and compared by the
+Every kind of places, penalty and turn is a setting.  All are fitted in folds by patient, and compared by the
 log loss of the scans that they have not seen, paired by patient.  Places around the middle are what is usual in medical
 scans: they stay unless another setting is clearly better.  The members of all settings that stay are averaged.
 Slice labels are not used.
