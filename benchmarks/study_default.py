@@ -126,7 +126,7 @@ def by_committee(
     plan = make_plan(train.labels.tolist(), patients, seed=seed)
     found = fit_committee(train, patients, plan, device=device)
     leader = found.settings[found.kept[found.losses[list(found.kept)].argmin()]]
-    kind = {**asdict(leader.places), "sharpness": leader.sharpness, "turn": leader.turn, **asdict(leader.penalty)}
+    kind = {**asdict(leader.places), "power": leader.power, "turn": leader.turn, **asdict(leader.penalty)}
     about = {"members": len(found.committee), "settings": len(found.kept), "unusual": found.unusual, "leader": kind}
     return predict(found.committee, test), about
 

@@ -48,10 +48,10 @@ def test_a_planted_signal_is_found_in_scans_that_were_not_seen(planted: Bags, fo
     assert localization(found.attention.log(), planted.slice_labels, planted.lengths).auroc.nanmean() > 0.9
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_what_is_out_of_fold_comes_from_members_that_were_not_trained_on_the_scan(planted: Bags, several: bool) -> None:
-    scaling, folds, places = fit_scaling(planted), torch.arange(len(planted)) % 3, Places(3.0, False, several)
-    fitted = fit_evidence(scale_scans(planted, scaling), folds, places, [Penalty("ridge", 1.0)])[-1]
+@pytest.mark.parametrize("power", [1.0, 4.0])
+def test_what_is_out_of_fold_comes_from_members_that_were_not_trained_on_the_scan(planted: Bags, power: float) -> None:
+    scaling, folds, places = fit_scaling(planted), torch.arange(len(planted)) % 3, Places(3.0, central=False)
+    fitted = fit_evidence(scale_scans(planted, scaling), folds, places, [Penalty("ridge", 1.0)], power=power)[-1]
     committee = _assemble(scaling, [places], [[(fitted, 0)]])
     for scan in (6, 7, 8):
         own, start = planted[scan], int(planted.lengths[:scan].sum())
@@ -61,17 +61,32 @@ def test_what_is_out_of_fold_comes_from_members_that_were_not_trained_on_the_sca
         torch.testing.assert_close(prediction.attention, shown, rtol=1e-3, atol=1e-6)
 
 
+def test_what_every_slice_says_tells_scans_apart_and_leaves_attention_in_the_middle() -> None:
+    scans = shifted_mean(120, seed=5, features=8, shift=0.0)
+    scans.features[:, 3] += 0.6 * scans.labels.repeat_interleave(scans.lengths)
+    found = fit_committee(scans, names(scans), Plan(folds=3))
+    assert not found.unusual
+    assert any(found.settings[number].whole for number in found.kept)
+    assert auroc(found.logits, scans.labels) > 0.95
+    attention, lengths = found.attention.split(scans.lengths.tolist()), scans.lengths.tolist()
+    middle = [own[size // 4 : size - size // 4].sum().item() for own, size in zip(attention, lengths, strict=True)]
+    assert sum(middle) > 0.65 * len(middle)  # a half if all places were alike
+
+
 def test_settings_are_chosen_without_the_scans_that_they_predict() -> None:
     """Setting 0 is right in folds 1 and 2, setting 1 in fold 0 alone: fold 0 is predicted by setting 0."""
-    places, labels, folds = Places(1.0, central=True), torch.arange(60) % 2, torch.arange(60) // 20
-    settings = [Setting(places, 1.0, Penalty("ridge", strength), 1) for strength in (1.0, 2.0)]
+    labels, folds = torch.arange(60) % 2, torch.arange(60) // 20
+    kinds = [Places(reach, central=True) for reach in (1.0, 2.0, None)]
+    settings = [Setting(places, 1.0, Penalty("ridge", 1.0), 1) for places in kinds]
     right, noise = 4.0 * (2 * labels.double() - 1), 0.1 * torch.randn(60, generator=torch.Generator().manual_seed(0))
-    logits = torch.stack([torch.where(folds == 0, -right, right), torch.where(folds == 0, right, -right)]) + noise
+    logits = (
+        torch.stack([torch.where(folds == 0, -right, right), torch.where(folds == 0, right, -right), -right]) + noise
+    )
     scans = Bags(torch.zeros(60, 1), torch.ones(60, dtype=torch.int64), labels)
-    none = torch.zeros(3, 2, dtype=torch.float64)
-    fitted = Fitted(none[:, :, None], none, none, none, logits, torch.tensor([[0.25], [0.75]]).expand(2, 60))
+    none = torch.zeros(3, 3, dtype=torch.float64)
+    fitted = Fitted(none[:, :, None], none, none, none, logits, torch.tensor([[0.25], [0.75], [0.5]]).expand(3, 60))
     own, attention = _out_of_fold(
-        settings, [[(fitted, 0), (fitted, 1)]], logits[None], folds[None], scans, names(scans)
+        settings, [[(fitted, place) for place in range(3)]], logits[None], folds[None], scans, names(scans)
     )
     torch.testing.assert_close(own[:20], logits[0, :20])
     assert (attention[:20] == 0.25).all()

@@ -23,7 +23,7 @@ from normal_guidance.presentation.html import Section
 from normal_guidance.presentation.text_tables import Grid
 from normal_guidance.statistics.calibration import Calibration, describe
 from normal_guidance.statistics.number_format import NOTHING, digits, signed
-from normal_guidance.training.fit_committee import CLEARLY, LITTLE, CommitteeFit, Setting
+from normal_guidance.training.fit_committee import CLEARLY, LITTLE, CommitteeFit, Kind, Setting
 from normal_guidance.training.measured_fit import LabelledScans, Measured, MeasuredFit
 
 PAGE = "report.html"
@@ -238,12 +238,12 @@ class _Kind:
 
 def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
     """One row for each kind of places, the best first."""
-    groups: dict[tuple[Places, float], list[int]] = {}
+    groups: dict[Kind, list[int]] = {}
     for number, setting in enumerate(fit.settings):
-        groups.setdefault((setting.places, setting.sharpness), []).append(number)
+        groups.setdefault((setting.places, setting.power), []).append(number)
     kinds = [
-        _Kind(place_words(places, sharpness), fit.settings[own[0]].usual, tuple(own))
-        for (places, sharpness), own in groups.items()
+        _Kind(place_words(places, power), fit.settings[own[0]].usual, tuple(own))
+        for (places, power), own in groups.items()
     ]
     kinds.sort(key=lambda kind: fit.losses[list(kind.numbers)].min().item())
     rows = []
@@ -260,24 +260,24 @@ def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
     return Grid("", caption, ["Where a finding may lie", "Log loss", "Settings kept"], rows)
 
 
-def place_words(places: Places, sharpness: float = 1.0) -> str:
+def place_words(places: Places, power: float = 1.0) -> str:
     """A kind of places in words.
 
     Example:
         >>> place_words(Places(3.0, central=True))
         'a block of about 7 slices around the middle'
-        >>> place_words(Places(0.0, central=False, several=True), sharpness=4.0)
-        'several single slices anywhere, only the clearest'
+        >>> place_words(Places(0.0, central=False), 4.0)
+        'several single slices anywhere'
+        >>> place_words(Places(0.0, central=False), 1 / 8)
+        'the clearest single slice anywhere'
     """
-    single, width = places.reach == 0.0, round(2 * places.reach) + 1
-    what = {
-        (True, False): "a single slice",
-        (True, True): "several single slices",
-        (False, False): f"a block of about {width} slices",
-        (False, True): f"several blocks of about {width} slices",
-    }[single, places.several]
-    clearest = ", only the clearest" if sharpness > 1.0 else ""
-    return f"{what} {'around the middle' if places.central else 'anywhere'}{clearest}"
+    if places.reach is None:
+        return "the whole scan at once"
+    one, many = "single slice", "single slices"
+    if places.reach > 0.0:
+        one, many = (f"{word} of about {round(2 * places.reach) + 1} slices" for word in ("block", "blocks"))
+    what = f"a {one}" if power == 1.0 else f"several {many}" if power > 1.0 else f"the clearest {one}"
+    return f"{what} {'around the middle' if places.central else 'anywhere'}"
 
 
 def _record(bundle: Bundle) -> str:

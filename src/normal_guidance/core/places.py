@@ -8,8 +8,8 @@ the odds of the scan, the posterior $q$ of the places, and a slice's attention, 
 $$ s_c = \frac{(K e)_c}{\sum_d K_d}, \quad \mathrm{odds} = \sum_c \pi_c e^{s_c}, \quad
    q = \mathrm{softmax}_c(\log \pi_c + s_c), \quad a_j \propto (K q)_j $$
 
-These are the odds of a finding in one place.  Where a scan may have several, each place under attention adds to them,
-and log-odds are the mean of the evidence, $\sum_c q_c s_c$.
+These are the odds of a finding in one place.  Findings in $n$ places that do not depend on each other have the
+$n$-th power of these odds, and the same $q$.
 
 Evidence of 0 leaves the prior.  So a model that knows nothing looks where findings usually lie, and not at noise.
 """
@@ -44,10 +44,10 @@ class Places:
     """The kind of places that a finding may have.
 
     Args:
-        reach: half the width of the windows, in slices; 0 for single slices.
+        reach: half the width of the windows, in slices; 0 for single slices.  None makes the whole scan the one place:
+            its evidence is the mean of all slices', and nothing is said about where the finding lies.
         central: whether places around the middle of the scan are more likely; else all are alike, but windows that
             extend beyond the scan.
-        several: whether a scan may have findings in several places.
 
     Example:
         >>> places = Places(0.0, central=True).of(Layout.packed([5]))
@@ -60,13 +60,16 @@ class Places:
         tensor([[3.6100]], dtype=torch.float64)
     """
 
-    reach: float
+    reach: float | None
     central: bool
-    several: bool = False
 
     def of(self, layout: Layout) -> ScanPlaces:
         """The places of these scans."""
         device = layout.mask.device
+        if self.reach is None:
+            every = torch.ones(2 * layout.longest - 1, dtype=torch.float64, device=device)
+            alike = layout.log_softmax(torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=device))
+            return ScanPlaces(layout, every, layout.lengths.double()[:, None, None], alike)
         farthest = math.ceil(2.0 * self.reach)  # beyond it a window is 0
         half = min(farthest, layout.longest - 1)
         distance = torch.arange(-half, half + 1, device=device, dtype=torch.float64).abs()
@@ -76,7 +79,7 @@ class Places:
         if self.central:
             place = torch.arange(layout.longest, device=device, dtype=torch.float64) + 0.5
             prior = prior - 0.5 * ((place / layout.lengths[:, None] - 0.5) / CENTRAL_WIDTH).square()
-        return ScanPlaces(layout, taps, whole, layout.log_softmax(prior), self.several)
+        return ScanPlaces(layout, taps, torch.tensor(whole, dtype=torch.float64), layout.log_softmax(prior))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +89,9 @@ class ScanPlaces:
     layout: Layout
     taps: Float64[Tensor, "width"]
     """A window, from its first slice to its last."""
-    whole: float
-    """The size of a window that is inside the scan."""
+    whole: Float64[Tensor, "*bags_1_1"]
+    """The size of a window that is inside the scan, or of each scan."""
     log_prior: Float64[Tensor, "bags longest"]
-    several: bool
 
     def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
         """The evidence of the window around every slice; 0 in the padding."""
@@ -98,9 +100,8 @@ class ScanPlaces:
         return (sums / self.whole).masked_fill(padding, 0.0)
 
     def log_odds(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members"]:
-        """log-odds of the scans, but for a constant and, with several places, for a factor."""
-        posterior = self.layout.hide(self.log_prior[:, None] + windows)
-        return (posterior.softmax(2) * windows).sum(2) if self.several else posterior.logsumexp(2)
+        """log-odds of the scans, but for a constant."""
+        return self.layout.hide(self.log_prior[:, None] + windows).logsumexp(2)
 
     def attend(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
         """log-attention; very low in the padding."""

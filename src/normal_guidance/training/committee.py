@@ -6,8 +6,11 @@ rule (`core.places`), brought to scale by a gain g:
 
 $$ \mathrm{logit} = \frac{g}{t} \log \sum_c \pi_c e^{t s_c} + c $$
 
-A sharpness t of 1 takes evidence as it is.  It is lower where evidence may be noise, 0 where it is no better than
-noise, and above 1 for several findings that are far shorter than the scan.  With several places, log-odds are a mean.
+A sharpness t of 1 takes evidence as it is.  It is lower where evidence may be noise, and 0 where it is no better than
+noise.  A gain of n makes the odds those of findings in n places.
+
+Some members may see the whole scan as one place.  They add what speaks for a positive scan without saying where, so
+they have no part in the attention; in the log-odds, all of them together count as much as all others (`shares`).
 """
 
 from __future__ import annotations
@@ -80,26 +83,27 @@ class Committee(nn.Module):
     def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.scaling.features)
         evidence = self.scaling(rows) @ self.weights.T
+        of_logit, of_attention = shares([self.places[kind].reach is None for kind in self.kind.tolist()])
         logit = torch.zeros(layout.bags, dtype=torch.float64, device=rows.device)
         attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
         for number, places in enumerate(self.places):
             own = self.kind == number
             here = places.of(layout)
             log_a, odds = look(here, here.windows(layout.pad(evidence[:, own].T)), self.sharpness[own])
-            logit += (self.gain[own] * odds + self.bias[own]).sum(1)
-            attention += log_a.exp().sum(1)
-        log_attention = layout.hide((attention / len(self)).clamp_min(1e-300).log())
-        attended = layout.restore(attention / len(self))
-        return Prediction((logit / len(self)).float(), attended.float(), layout.restore(log_attention[:, None]).float())
+            logit += (self.gain[own] * odds + self.bias[own]) @ of_logit.to(own.device)[own]
+            attention += (log_a.exp() * of_attention.to(own.device)[own][:, None]).sum(1)
+        log_attention = layout.restore(layout.hide(attention.clamp_min(1e-300).log())[:, None])
+        return Prediction(logit.float(), layout.restore(attention).float(), log_attention.float())
 
     def prior(self, lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
         """The attention without any evidence: where members expect a finding before they look at the scan."""
         layout = Layout.packed(lengths.to(self.kind.device))
         nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=self.kind.device)
-        counts = self.kind.bincount(minlength=len(self.places)).tolist()
+        _, of_attention = shares([self.places[kind].reach is None for kind in self.kind.tolist()])
         attention = nothing[:, 0]
-        for places, count in zip(self.places, counts, strict=True):
-            attention = attention + count / len(self) * places.of(layout).attend(nothing)[:, 0].exp()
+        for number, places in enumerate(self.places):
+            share = of_attention[(self.kind == number).cpu()].sum().item()
+            attention = attention + share * places.of(layout).attend(nothing)[:, 0].exp()
         return layout.restore(attention).float()
 
     def of(self, members: Sequence[int]) -> Committee:
@@ -138,6 +142,20 @@ class Committee(nn.Module):
         if len(committee) != about["members"]:
             raise ValueError(f"{about['members']} members, but {len(committee)} in the weights")
         return committee.eval()
+
+
+def shares(whole: Sequence[bool]) -> tuple[Float64[Tensor, "members"], Float64[Tensor, "members"]]:
+    """The share of each member in the log-odds and in the attention, by whether it sees the whole scan as one place.
+
+    Example:
+        >>> shares([False, False, True])
+        (tensor([0.2500, 0.2500, 0.5000], dtype=torch.float64), tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64))
+        >>> shares([False, False])[0]
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    everywhere = torch.tensor(whole)
+    groups = [group.double() / group.sum() for group in (~everywhere, everywhere) if group.any()]
+    return torch.stack(groups).mean(0), groups[0]
 
 
 def look(

@@ -25,7 +25,7 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.places import Places, ScanPlaces
 from normal_guidance.statistics.platt import Lines, fit_lines
 from normal_guidance.training.committee import look
-from normal_guidance.training.regression import apply_weights, fit_logistic
+from normal_guidance.training.regression import fit_logistic
 
 TURNS = 3
 """Turns of weights and attention; more change little."""
@@ -94,7 +94,7 @@ def fit_evidence(
     places: Places,
     penalties: Sequence[Penalty],
     *,
-    sharpness: float = 1.0,
+    power: float = 1.0,
     turns: int = TURNS,
     before: Fitted | None = None,
 ) -> tuple[Fitted, ...]:
@@ -102,7 +102,8 @@ def fit_evidence(
 
     Args:
         folds: the fold of each scan, from 0.
-        sharpness: with several places, attention sees so many times the log-odds.
+        power: the scan's odds are this power of the odds of one place.  Above 1 it is the number of places with a
+            finding.  Below 1 attention is sharper than the odds: the clearest slice alone says nearly what all say.
         before: the turn before; without it, attention begins as the prior.
 
     Example:
@@ -118,15 +119,11 @@ def fit_evidence(
     chunks = _chunks(scans, places)
     last, made = None if before is None else before.to(device), []
     for _ in range(turns):
-        weights, raw = _regress(scans, chunks, training, penalties, last)
+        weights = _regress(scans, chunks, training, penalties, last)
         windows = [chunk.own_windows(weights, folds) for chunk in chunks]
-        if places.several:
-            scale, certain = fit_slopes(raw, scans.labels, training)
-            certain = sharpness * certain
-        else:
-            factors = FACTORS.to(device) / _size(windows, scans)[:, None]
-            tried = [chunk.odds_by_factor(own, factors) for chunk, own in zip(chunks, windows, strict=True)]
-            scale, certain = fit_sharpness(factors, _scatter(chunks, tried), scans.labels, training)
+        factors = FACTORS.to(device) / _size(windows, scans)[:, None]
+        tried = [power * chunk.odds_by_factor(own, factors) for chunk, own in zip(chunks, windows, strict=True)]
+        scale, certain = fit_sharpness(factors, _scatter(chunks, tried), scans.labels, training)
         weights = scale[:, :, None] * weights
         odds, attention = [], weights.new_zeros(len(penalties), len(scans.features), dtype=torch.float32)
         for chunk, own in zip(chunks, windows, strict=True):
@@ -188,16 +185,6 @@ def _size(windows: Sequence[Tensor], scans: Bags) -> Float64[Tensor, "penalties"
     """The root mean square of the windows' evidence."""
     total = torch.stack([own.square().sum((0, 2)) for own in windows]).sum(0)
     return total.div(len(scans.features)).sqrt().clamp_min(1e-300)
-
-
-def fit_slopes(
-    raw: Float64[Tensor, "penalties scans"], labels: Int[Tensor, "scans"], training: Bool[Tensor, "folds scans"]
-) -> tuple[Float64[Tensor, "folds penalties"], Float64[Tensor, "folds penalties"]]:
-    """What evidence must be multiplied by to be log-odds of the scan, and how much of that is certain."""
-    lines = _lines(raw, labels, training)
-    slope = lines.slope.clamp_min(0.0)
-    certain = torch.where(slope > 0.0, 1.0 - lines.error / slope, 0.0).clamp_min(0.0)
-    return slope.view(len(training), -1), certain.view(len(training), -1)
 
 
 def _lines(
@@ -268,11 +255,8 @@ def _regress(
     training: Bool[Tensor, "folds scans"],
     penalties: Sequence[Penalty],
     before: Fitted | None,
-) -> tuple[Float64[Tensor, "folds penalties inputs"], Float64[Tensor, "penalties scans"]]:
-    """Weights for each fold and penalty, from features pooled under the attention of the turn before.
-
-    Also the scores of the scans by the weights of their own fold, from the same features.
-    """
+) -> Float64[Tensor, "folds penalties inputs"]:
+    """Weights for each fold and penalty, from features pooled under the attention of the turn before."""
     folds, count, inputs = len(training), len(penalties), scans.width
     strengths = torch.tensor(
         [[one.of(int(own.sum()), inputs) for one in penalties] for own in training],
@@ -280,7 +264,7 @@ def _regress(
         device=training.device,
     )
     together = folds if before is None else max(1, MOST_POOLED // (count * len(scans) * inputs))
-    found, raw = [], strengths.new_zeros(count, len(scans))
+    found = []
     for some in torch.arange(folds, device=training.device).split(together):
         if before is None:  # attention is the prior, for all alike
             nothing = strengths.new_zeros(1, inputs)
@@ -290,11 +274,9 @@ def _regress(
                 _pool(chunks, before.weights[some].flatten(0, 1), before.sharpness[some].flatten())
             )
         chosen, (ridge, lasso) = training[some].repeat_interleave(count, 0), strengths[some].flatten(0, 1).unbind(1)
-        weights, bias = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
-        scores = apply_weights(rows, weights) + bias[:, None]
-        raw += (scores.view(len(some), count, -1) * ~training[some][:, None]).sum(0)
+        weights, _ = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
         found.append((weights / scale).view(len(some), count, inputs))
-    return torch.cat(found), raw
+    return torch.cat(found)
 
 
 def _standardised(pooled: Float64[Tensor, "*many scans inputs"]) -> tuple[Tensor, Tensor]:

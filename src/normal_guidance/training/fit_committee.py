@@ -2,7 +2,8 @@
 
 Every kind of places, penalty and turn is a setting.  All are fitted in folds by patient, and compared by the
 log loss of the scans that they have not seen, paired by patient.  Places around the middle are what is usual in medical
-scans: they stay unless another setting is clearly better.  The members of all settings that stay are averaged.
+scans: they stay unless another setting is clearly better, and clearly better than a look at the whole scan, too: what
+tells scans apart without saying where says nothing about places.  The members of all settings that stay are averaged.
 Slice labels are not used.
 """
 
@@ -24,7 +25,7 @@ from normal_guidance.data.splits import fold_scans
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.delong import in_standard_errors
 from normal_guidance.training.batches import LOADING_BATCH, Scans
-from normal_guidance.training.committee import Committee
+from normal_guidance.training.committee import Committee, shares
 from normal_guidance.training.evidence_fit import TURNS, Fitted, Penalty, fit_evidence
 from normal_guidance.training.scaling import COMPONENTS, Scaling, fit_scaling
 
@@ -40,8 +41,8 @@ REPEATS = 5
 REACHES = (0.0, 1 / 40, 1 / 20, 3 / 40, 1 / 10, 3 / 20)
 """Half the width of the places in lengths of the median scan; 0 is a single slice."""
 
-SHARP = 4.0
-"""The sharpness of the settings for several findings that are far shorter than the scan; the others have 1."""
+POWERS = ((1.0, len(REACHES)), (4.0, 4), (1 / 8, 2))
+"""Powers of the odds of one place (`fit_evidence`), each with the number of reaches, the shortest, that are tried."""
 
 RIDGES, LASSOS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.5, 0.8)
 
@@ -55,7 +56,7 @@ LITTLE = 0.1
 """The share of what the best setting has learned, in log loss, that a setting of the committee may lack."""
 
 Kind = tuple[Places, float]
-"""Places to look for, and the sharpness with which."""
+"""Places to look for, and the power of their odds."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,20 @@ class Setting:
     """What members of one kind have in common."""
 
     places: Places
-    sharpness: float
+    power: float
     penalty: Penalty
     turn: int
     """How often weights and attention were fitted in turn."""
 
     @property
     def usual(self) -> bool:
-        """Whether it looks for blocks of slices around the middle of the scan, as most findings are."""
-        return self.places.central and self.places.reach > 0.0 and self.sharpness == 1.0
+        """Whether it looks for one block of slices around the middle of the scan, as most findings are."""
+        return self.places.central and bool(self.places.reach) and self.power == 1.0
+
+    @property
+    def whole(self) -> bool:
+        """Whether it sees the whole scan as one place."""
+        return self.places.reach is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +183,7 @@ def fit_committee(
             settings.extend(Setting(*kind, penalty, first + turn) for penalty in penalties if repeat == 0)
 
     def fit(kind: Kind, repeat: int, **options: Any) -> tuple[Fitted, ...]:
-        return fit_evidence(scaled, folds[repeat], kind[0], penalties, sharpness=kind[1], **options)
+        return fit_evidence(scaled, folds[repeat], kind[0], penalties, power=kind[1], **options)
 
     done, begun = 0.0, {}
     for kind, repeat in product(kinds, range(plan.repeats)):
@@ -186,7 +192,7 @@ def fit_committee(
         done += 1 / (TURNS * len(kinds) * plan.repeats)
         if watch is not None:
             watch(done)
-    going = _promising(kinds, settings, _logits(fits).mean(0), scans.labels, patient_ids)
+    going = _promising(kinds[:-1], settings, _logits(fits).mean(0), scans.labels, patient_ids)
     for kind, repeat in product(going, range(plan.repeats)):
         add(kind, repeat, 2, fit(kind, repeat, turns=TURNS - 1, before=begun[kind, repeat][0]))
         done += (1 - 1 / TURNS) / (len(going) * plan.repeats)
@@ -225,7 +231,7 @@ def _promising(
     losses = F.binary_cross_entropy_with_logits(logits, labels.double().expand_as(logits), reduction="none")
     best: dict[Kind, int] = {}
     for number in losses.mean(1).argsort(descending=True).tolist():
-        best[settings[number].places, settings[number].sharpness] = number
+        best[settings[number].places, settings[number].power] = number
     usual = [number for number in best.values() if settings[number].usual]
     leaders = [min(group, key=lambda number: losses[number].mean().item()) for group in (list(best.values()), usual)]
 
@@ -259,22 +265,24 @@ def _out_of_fold(
             others = own != fold
             ids = [patient for patient, other in zip(patient_ids, others.tolist(), strict=True) if other]
             kept, _, _ = choose(settings, logits.mean(0)[:, others], scans.labels[others], ids)
-            found[repeat, ~others] = logits[repeat][list(kept)][:, ~others].mean(0)
+            of_logit, of_attention = shares([settings[number].whole for number in kept])
+            found[repeat, ~others] = of_logit @ logits[repeat][list(kept)][:, ~others]
             slices = fold_of_slice == fold
-            shown = [fits[repeat][number] for number in kept]
-            attention[repeat, slices] = torch.stack([one.attention[place][slices] for one, place in shown]).mean(0)
+            shown = torch.stack([one.attention[place][slices] for one, place in (fits[repeat][n] for n in kept)])
+            attention[repeat, slices] = of_attention.float() @ shown
     return found.mean(0), attention.mean(0)
 
 
 def _kinds(lengths: Int[Tensor, "scans"]) -> list[Kind]:
-    """The kinds of places and their sharpness; windows reach at least one slice."""
+    """The kinds of places and their powers; windows reach at least one slice.  The last is the whole scan."""
     median = lengths.double().median().item()
-    reaches = dict.fromkeys(reach and max(1.0, reach * median) for reach in REACHES)
-    found = [(Places(reach, central), 1.0) for central, reach in product((True, False), reaches)]
-    for central, (rank, reach) in product((True, False), enumerate(reaches)):
-        several = Places(reach, central, several=True)
-        found += [(several, sharpness) for sharpness in ((1.0, SHARP) if rank < 2 else (1.0,))]
-    return found
+    reaches = list(dict.fromkeys(reach and max(1.0, reach * median) for reach in REACHES))
+    found = [
+        (Places(reach, central), power)
+        for power, shortest in POWERS
+        for central, reach in product((True, False), reaches[:shortest])
+    ]
+    return [*found, (Places(None, central=False), 1.0)]
 
 
 def scale_scans(scans: Scans, scaling: Scaling, device: torch.device | str = "cpu") -> Bags:
@@ -293,33 +301,41 @@ def choose(
     """The settings that stay, whether unusual places were needed, and the mean log loss of all settings.
 
     Example:
-        >>> usual, other = (
-        ...     Setting(Places(1.0, central), 1.0, Penalty("ridge", 1.0), 1) for central in (True, False))
+        >>> kinds = Places(1.0, central=True), Places(1.0, central=False), Places(None, central=False)
+        >>> settings = [Setting(places, 1.0, Penalty("ridge", 1.0), 1) for places in kinds]
         >>> labels, names = torch.arange(8) % 2, [str(n) for n in range(8)]
         >>> good = 2.0 * (2 * labels.double() - 1)
-        >>> kept, unusual, losses = choose([usual, other], torch.stack([0.9 * good, good]), labels, names)
-        >>> kept, unusual
+        >>> choose(settings, torch.stack([0.8 * good, good, 0.8 * good]), labels, names)[:2]
         ((1,), True)
+        >>> choose(settings, torch.stack([0.8 * good, good, good]), labels, names)[:2]  # the whole scan is as good
+        ((0, 2), False)
         >>> noisy = good * torch.tensor([1.1, 0.8] * 4)
-        >>> choose([usual, other], torch.stack([noisy, good]), labels, names)[:2]
+        >>> choose(settings, torch.stack([noisy, good, 0.8 * good]), labels, names)[:2]
         ((0,), False)
     """
     losses = F.binary_cross_entropy_with_logits(logits, labels.double().expand_as(logits), reduction="none")
     means = losses.mean(1)
+
+    def clearly(differences: Float64[Tensor, "scans"]) -> bool:
+        return _excess(differences, patient_ids) > CLEARLY
+
+    def close_to(leader: int, candidates: Sequence[int]) -> list[int]:
+        learned = _ignorance(labels) - losses[leader]
+        most = means[leader] + LITTLE * learned.mean() if clearly(learned) else torch.inf
+        return [
+            number for number in candidates if means[number] <= most and not clearly(losses[number] - losses[leader])
+        ]
+
     usual = [number for number, setting in enumerate(settings) if setting.usual]
-    best, best_usual = int(means.argmin()), min(usual, key=lambda number: means[number].item())
-    unusual = _excess(losses[best_usual] - losses[best], patient_ids) > CLEARLY
-    candidates = range(len(settings)) if unusual else usual
+    whole = [number for number, setting in enumerate(settings) if setting.whole]
+    looking = [number for number, setting in enumerate(settings) if not setting.whole]
+    best, best_usual, best_whole = (group[int(means[group].argmin())] for group in (looking, usual, whole))
+    unusual = all(clearly(losses[other] - losses[best]) for other in (best_usual, best_whole))
     leader = best if unusual else best_usual
-    learned = _ignorance(labels) - losses[leader]
-    clearly = _excess(learned, patient_ids) > CLEARLY
-    most = means[leader] + LITTLE * learned.mean() if clearly else torch.inf
-    kept = tuple(
-        number
-        for number in candidates
-        if means[number] <= most and _excess(losses[number] - losses[leader], patient_ids) <= CLEARLY
-    )
-    return kept, unusual, means
+    kept = close_to(leader, looking if unusual else usual)
+    if clearly(_ignorance(labels) - losses[best_whole]):
+        kept += close_to(leader, whole)
+    return tuple(kept), unusual, means
 
 
 def _ignorance(labels: Int[Tensor, "scans"]) -> Float64[Tensor, "scans"]:
