@@ -170,7 +170,7 @@ def initial_momenta(parameters: Parameters, optimizer: OptimizerName) -> Paramet
 def adamw_rates(
     momenta: Mapping[str, Tensor], lr: Float[Tensor, "configs"], beta_1: float
 ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs"]]:
-    """Count a step of AdamW.  Return lr and the root of the second moment's scale, both corrected for early steps."""
+    """Count step t of AdamW.  Return lr / (1 - beta_1^t) and sqrt(1 - beta_2^t), as its moments start at 0."""
     steps = momenta[STEPS].add_(1.0)
     return (lr / (1.0 - beta_1**steps)).to(lr.dtype), (1.0 - BETA_2**steps).sqrt().to(lr.dtype)
 
