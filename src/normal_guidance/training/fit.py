@@ -106,10 +106,10 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
 
 
 def _optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    exempt = {name: name in config.spec.unpenalized for name, _ in model.named_parameters()}
+    named, exempt = list(model.named_parameters()), config.spec.unpenalized
     groups = [
-        {"params": [p for name, p in model.named_parameters() if exempt[name] == without], "weight_decay": decay}
-        for without, decay in ((False, config.weight_decay), (True, 0.0))
+        {"params": [p for name, p in named if name not in exempt], "weight_decay": config.weight_decay},
+        {"params": [p for name, p in named if name in exempt], "weight_decay": 0.0},
     ]
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, betas=(config.momentum, BETA_2))
