@@ -23,6 +23,7 @@ from normal_guidance.simulate.phantom.dicom_writer import COMPRESSIONS
 from normal_guidance.simulate.phantom.folder_layouts import LAYOUTS
 from normal_guidance.simulate.phantom.oddities import ODDITIES
 from normal_guidance.simulate.phantom.plan import ANATOMIES
+from normal_guidance.training.config import OptimizerName, ScheduleName
 
 # As the installed command does; torch and its like must not be imported for it.
 PROGRAM = """
@@ -125,6 +126,8 @@ def test_a_real_bash_completes(tmp_path):
         (completion.BEYOND, BEYOND),
         (completion.DIVERGENCES, DIVERGENCES),
         (completion.NEGATIVES, NEGATIVES),
+        (completion.OPTIMIZERS, get_args(OptimizerName)),
+        (completion.SCHEDULES, get_args(ScheduleName)),
         (completion.ENCODERS, ENCODERS),
         (completion.WINDOWS, WINDOWS),
         (completion.SOURCES, SOURCES),

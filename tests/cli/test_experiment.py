@@ -230,6 +230,17 @@ def test_the_old_name_of_split_is_hidden():
 
 
 @pytest.mark.usefixtures("unrendered")
+def test_the_protocol_is_that_of_methods_and_references(store, tmp_path):
+    options = (store, "--split", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
+    given = ("--optimizer", "adamw", "--weight-decay", "0.01", "--schedule", "cosine", "--class-weights")
+    result = invoke(*options, "--methods", "mean", *given)
+    assert result.exit_code == 0, result.output
+    protocol = {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "cosine", "class_weights": True}
+    for method in ("mean", "slice_reference", "scan_reference"):
+        assert protocol.items() <= load_run(tmp_path / "out" / method / "1001").report["departures"].items()
+
+
+@pytest.mark.usefixtures("unrendered")
 def test_guides_concern_guided_methods_only(store, tmp_path):
     options = (store, "--split", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
     guides = {"modes": 2, "negatives": "none", "warmup": 3}

@@ -213,6 +213,9 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
         (("--methods", "evidence", "--warmup", "10"), "--warmup 10: none of evidence is guided"),
         (("--methods", "bells_ng", "--warmup", "10"), "method 'bells_ng' was removed; load it with commit 4bbc9f6"),
         (("--negatives", "all"), "negatives 'all' is unknown; choose one of own, uniform, none"),
+        (("--optimizer", "adam"), "optimizer 'adam' is unknown; choose one of sgd, adamw"),
+        (("--schedule", "linear"), "schedule 'linear' is unknown; choose one of constant, cosine"),
+        (("--weight-decay", "-1"), "weight_decay is -1.0; it must be at least 0.0, and finite"),
         (("--methods", "abmil,ng", "--divergence", "foo"), "divergence 'foo' is unknown"),
         (("--out", "/proc/runs"), "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
         (("--out", "/dev/null"), "/dev/null/ng/0 is, or lies under, a file; name a folder"),
@@ -288,6 +291,18 @@ def test_guides_are_those_that_were_given(store: Path, tmp_path: Path) -> None:
     assert "ng/0 holds another run: configs.0.modes was 2, now it is 3" in sweep(*options, "--modes", "3", code=2)
     for option, value in (("--modes", "0"), ("--warmup", "-1")):
         assert option in sweep(*options, option, value, code=2)
+
+
+def test_the_protocol_is_the_one_that_was_given(store: Path, tmp_path: Path) -> None:
+    options = (store, "--methods", "abmil", "--out", tmp_path, *QUICK)
+    given = ("--optimizer", "adamw", "--weight-decay", "0.01", "--schedule", "cosine", "--class-weights")
+    sweep(*options, *given)
+    run = load_run(tmp_path / "abmil" / "0")
+    protocol = {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "cosine", "class_weights": True}
+    assert {name: getattr(run.winners[0].config, name) for name in protocol} == protocol
+    assert protocol.items() <= run.report["departures"].items()
+    assert protocol.items() <= run.report["options"].items()
+    assert "abmil/0 holds another run: configs.0.optimizer was " in sweep(*options, code=2)
 
 
 def test_precision_follows_the_device() -> None:

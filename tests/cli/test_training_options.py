@@ -54,6 +54,13 @@ def test_given_options_replace_those_of_either_protocol():
         assert (protocol.patience, protocol.train_above_val, protocol.epochs, protocol.modes) == (None, False, 9, 2)
 
 
+def test_the_optimizer_is_an_option_of_either_protocol():
+    options = {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "cosine", "class_weights": True}
+    given = TrainingOptions(**options)
+    for protocol in (given.protocol(500), given.paper_protocol()):
+        assert {name: getattr(protocol, name) for name in options} == options
+
+
 def test_a_study_takes_one_value_of_each_guide():
     assert TrainingOptions(guidance_weight="0.1").study_axes() == {"guidance_weight": [0.1]}
     for name in ("guidance_weight", "divergence"):

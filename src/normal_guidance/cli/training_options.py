@@ -21,7 +21,9 @@ from normal_guidance.cli.completion import (
     ENGINES,
     METHODS,
     NEGATIVES,
+    OPTIMIZERS,
     PRECISIONS,
+    SCHEDULES,
     one_of,
     some_of,
 )
@@ -38,6 +40,9 @@ GRID = "Grid: every combination is trained, and validation chooses"
 GUIDANCE = "Guidance: for guided methods only; the defaults are the paper's"
 TRAINING = "Training"
 COMPUTING = "Computing"
+
+PROTOCOL = ("batch_size", "optimizer", "weight_decay", "schedule", "class_weights", "patience", "train_above_val")
+"""Options of training that are None where they are not given: the command's protocol then has its own value."""
 
 Device = Annotated[
     str | None,
@@ -139,6 +144,37 @@ class TrainingOptions:
             rich_help_panel=TRAINING,
         ),
     ] = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="sgd, with momentum, or adamw. Default: sgd.",
+            autocompletion=one_of(OPTIMIZERS),
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    weight_decay: Annotated[
+        float | None,
+        typer.Option(
+            help="Decay of the weights, as torch's SGD or AdamW does it. Default: 0.", rich_help_panel=TRAINING
+        ),
+    ] = None
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            help="Learning rate over the epochs: constant, or cosine, which falls to 0 at --epochs. Default: constant.",
+            autocompletion=one_of(SCHEDULES),
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    class_weights: Annotated[
+        bool | None,
+        typer.Option(
+            "--class-weights",
+            help="Weight positive and negative training scans inversely to their number. Default: all count alike.",
+            rich_help_panel=TRAINING,
+            show_default=False,
+        ),
+    ] = None
     patience: Annotated[
         int | None,
         typer.Option(
@@ -194,7 +230,7 @@ class TrainingOptions:
 
     def _given(self) -> dict[str, Any]:
         """Return the fields of the protocol that were given, and those whose default is the same everywhere."""
-        fields = {name: getattr(self, name) for name in ("batch_size", "patience", "train_above_val")}
+        fields = {name: getattr(self, name) for name in PROTOCOL}
         given = {name: value for name, value in fields.items() if value is not None}
         if self.patience == 0:
             given["patience"] = None

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import Field, asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal, get_args
 
 from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
 from normal_guidance.core.method_names import SLICE_REFERENCE
 from normal_guidance.core.models import EVERY_METHOD, Method, refuse_removed
 from normal_guidance.core.slice_reference import SliceReference
 from normal_guidance.errors import UserError
+
+OptimizerName = Literal["sgd", "adamw"]
+ScheduleName = Literal["constant", "cosine"]
 
 LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)
 L1_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 0.0)
@@ -38,6 +41,7 @@ RANGES: tuple[tuple[str, int | float, int | float], ...] = (
     ("guidance_weight", 0.0, math.inf),
     ("momentum", 0.0, 1.0),
     ("clip_norm", 1e-12, math.inf),
+    ("weight_decay", 0.0, math.inf),
     ("epochs", 1, math.inf),
     ("batch_size", 1, math.inf),
     ("modes", 1, math.inf),
@@ -46,7 +50,17 @@ RANGES: tuple[tuple[str, int | float, int | float], ...] = (
 )
 """Least and greatest value of each field; all are finite, and whole numbers where the least is one."""
 
-OPTIONAL = ("receptive_field", "modes", "negatives", "warmup")
+CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("optimizer", get_args(OptimizerName)),
+    ("schedule", get_args(ScheduleName)),
+    ("class_weights", (False, True)),
+)
+"""Fields that take one of a few values."""
+
+OPTIONAL = (
+    *("receptive_field", "modes", "negatives", "warmup"),
+    *("optimizer", "weight_decay", "schedule", "class_weights"),
+)
 """Fields that a run folder holds only where they are set, so that folders from before these fields stay valid."""
 
 GUIDES = ("renormalize", "modes", "negatives", "warmup")
@@ -60,7 +74,7 @@ class Config:
     Args:
         method: a name in `METHODS` or `BEYOND`; guided methods add the guidance term.  Or `SLICE_REFERENCE`, the
             supervised reference, the only one trained and selected on slice labels: see `on_slices`.
-        lr: learning rate of SGD with momentum.
+        lr: learning rate.
         l1: alpha, the strength of L1 on all trainable parameters except those of `Method.unpenalized`.
         guidance_weight: lambda; not comparable across divergences or scan lengths.
         divergence: a name in `DIVERGENCES`.
@@ -68,12 +82,21 @@ class Config:
         modes: number of bells of the reference: see `NormalGuidance`.
         negatives: how negative scans are guided, a name in `NEGATIVES`.
         warmup: epochs in which lambda rises from 0 to its value in equal steps; 0: lambda is constant.
+        momentum: of SGD, or beta_1 of AdamW.
+        clip_norm: the greatest norm of a step's gradient, L1 included; longer ones are scaled down to it.
         patience: stop after so many epochs in which validation AUROC reached no new high; None trains all epochs.
         train_above_val: the paper's rule: only an epoch whose training AUROC is above its validation AUROC can be
             selected, and of equals the first.  Otherwise the highest validation AUROC of all epochs is, and of equals
             the lowest validation loss.
         seed: seed of the initial weights; in a sweep, the first configuration's also orders the scans.
         receptive_field: R of the supervised reference: required for it, and refused for other methods.
+        optimizer: "sgd", with momentum, or "adamw" (Loshchilov and Hutter, 2019) with torch's other defaults.
+        weight_decay: as in `torch.optim.SGD` (added to the clipped gradient) or `torch.optim.AdamW` (decoupled from
+            it), on the parameters that L1 concerns.
+        schedule: "constant", or "cosine": from epoch to epoch lr falls along half a cosine, from its value in the first
+            epoch to 0 after the last one of `epochs`.
+        class_weights: weight the cross-entropy of positive and negative training scans inversely to their number, with
+            a mean weight of 1; slices, for the supervised reference.  Guidance and validation are not weighted.
 
     Example:
         >>> Config("mhng", lr=0.1, l1=1e-3).guidance()
@@ -97,6 +120,10 @@ class Config:
     modes: int = 1
     negatives: NegativesName = "own"
     warmup: int = 0
+    optimizer: OptimizerName = "sgd"
+    weight_decay: float = 0.0
+    schedule: ScheduleName = "constant"
+    class_weights: bool = False
 
     def __post_init__(self) -> None:
         self._check_reference()
@@ -116,6 +143,12 @@ class Config:
                 raise UserError(f"{name} is {value}; it must be a whole number")
             if isinstance(least, float):
                 object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same configuration
+        for name, known in CHOICES:
+            if getattr(self, name) not in known:
+                choices = ", ".join(map(str, known))
+                raise UserError(f"{name} {getattr(self, name)!r} is unknown; choose one of {choices}")
+        if self.optimizer == "adamw" and self.momentum == 1.0:
+            raise UserError("momentum is 1.0; of adamw it is beta_1, which must be below 1")
         if self.patience is not None and not (_is_whole(self.patience) and self.patience >= 1):
             raise UserError(f"patience is {self.patience}; give a whole number of epochs, at least 1")
 
@@ -193,6 +226,17 @@ class Config:
     def ramp(self, epoch: int) -> float:
         """Return the share of lambda that counts in an epoch, counted from 1."""
         return min(1.0, epoch / self.warmup) if self.warmup else 1.0
+
+    def rate(self, epoch: int) -> float:
+        """Return the learning rate of an epoch, counted from 1.
+
+        Example:
+            >>> [round(Config("ng", lr=0.1, schedule="cosine", epochs=4).rate(epoch), 4) for epoch in (1, 2, 3, 4)]
+            [0.1, 0.0854, 0.05, 0.0146]
+        """
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * 0.5 * (1.0 + math.cos(math.pi * (epoch - 1) / self.epochs))
 
 
 def paper_config(method: str, **fields: Any) -> Config:

@@ -18,7 +18,8 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.training.stacked_model import CLIP_EPSILON
+from normal_guidance.training.config import OptimizerName
+from normal_guidance.training.stacked_model import ADAM_EPSILON, BETA_2, CLIP_EPSILON, SQUARE, adamw_rates
 
 BLOCK = 4096
 """Numbers of a parameter that a program handles."""
@@ -38,6 +39,8 @@ def descend(
     clip_norm: float,
     unpenalized: Collection[str],
     copies: Mapping[str, Tensor],
+    optimizer: OptimizerName = "sgd",
+    weight_decay: float = 0.0,
 ) -> Float[Tensor, "configs"]:
     """`stacked_model.descend` in two passes."""
     configs = len(lr)
@@ -48,6 +51,8 @@ def descend(
     parts = torch.empty(configs, starts[-1], 2, dtype=torch.float32, device=lr.device)
     scale, penalty = torch.empty_like(lr), torch.empty_like(lr)
     full = [gradient.contiguous() for gradient in gradients]
+    adamw = optimizer == "adamw"
+    rate, root = adamw_rates(momenta, lr, momentum) if adamw else (lr, lr)
     with torch.cuda.device_of(lr):
         for (name, theta), gradient, size, start in zip(parameters.items(), full, sizes, starts, strict=False):
             grid = (triton.cdiv(size, BLOCK), configs)
@@ -62,13 +67,21 @@ def descend(
                 theta,
                 gradient,
                 momenta[name],
+                momenta[name + SQUARE] if adamw else theta,
                 theta if copy is None else copy,
                 l1,
                 lr,
+                rate,
+                root,
                 scale,
                 size,
                 momentum,
+                BETA_2,
+                ADAM_EPSILON,
+                weight_decay,
                 PENALIZED=name not in unpenalized,
+                DECAYED=weight_decay > 0 and name not in unpenalized,
+                ADAMW=adamw,
                 COPIED=copy is not None,
                 BLOCK=BLOCK,
             )
@@ -121,23 +134,43 @@ def _step_kernel(
     theta,
     gradient,
     momenta,
+    squares,
     copy,
     l1,
     lr,
+    rate,
+    root,
     scale,
     size,
     momentum,
+    beta_2,
+    epsilon,
+    weight_decay,
     PENALIZED: tl.constexpr,
+    DECAYED: tl.constexpr,
+    ADAMW: tl.constexpr,
     COPIED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The step of one part of a parameter, with its momentum and its copy."""
+    """The step of one part of a parameter, with its momenta and its copy."""
     config = tl.program_id(1).to(tl.int64)
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place, inside = config * size + number, number < size
     weight, slope = _penalized_gradient(theta, gradient, place, inside, tl.load(l1 + config), PENALIZED)
-    moved = momentum * tl.load(momenta + place, mask=inside, other=0.0) + tl.load(scale + config) * slope
-    weight -= tl.load(lr + config) * moved
+    moved = momentum * tl.load(momenta + place, mask=inside, other=0.0)
+    if ADAMW:
+        slope *= tl.load(scale + config)
+        moved += (1.0 - momentum) * slope
+        square = beta_2 * tl.load(squares + place, mask=inside, other=0.0) + (1.0 - beta_2) * slope * slope
+        tl.store(squares + place, square, mask=inside)
+        if DECAYED:
+            weight -= tl.load(lr + config) * weight_decay * weight
+        weight -= tl.load(rate + config) * moved / (tl.sqrt(square) / tl.load(root + config) + epsilon)
+    else:
+        moved += tl.load(scale + config) * slope
+        if DECAYED:
+            moved += weight_decay * weight
+        weight -= tl.load(lr + config) * moved
     tl.store(momenta + place, moved, mask=inside)
     tl.store(theta + place, weight, mask=inside)
     if COPIED:

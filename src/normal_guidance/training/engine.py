@@ -20,8 +20,18 @@ from torch import Tensor
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import MAX_CELLS, auroc
-from normal_guidance.training.batches import Plan, Resident, Scans, Streamed, Targets, batched, prefetch
-from normal_guidance.training.stacked_model import Parameters, Stack, descend
+from normal_guidance.training.batches import (
+    Plan,
+    Resident,
+    Scans,
+    Streamed,
+    Targets,
+    batched,
+    prefetch,
+    slice_labels_of,
+)
+from normal_guidance.training.objective import balanced_weights
+from normal_guidance.training.stacked_model import Parameters, Stack, descend, initial_momenta
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
 
@@ -66,13 +76,17 @@ class Engine:
     step_function: Callable[..., Tensor] = staticmethod(descend)
     compiled = False
 
-    def __init__(self, stack: Stack, batch_size: int, precision: Precision) -> None:
+    def __init__(self, stack: Stack, train: Scans, batch_size: int, precision: Precision) -> None:
         self.stack = stack
         self.precision = precision
         self.batch_size = batch_size
         self.device = stack.lr.device
         self.parameters = stack.initial_parameters()
-        self.momenta = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.momenta = initial_momenta(self.parameters, stack.configs[0].optimizer)
+        self.class_weights: Tensor | None = None
+        if stack.configs[0].class_weights:
+            labels = slice_labels_of(train) if stack.on_slices else train.labels
+            self.class_weights = balanced_weights(labels).to(stack.lr)
         matrices = {name for name, p in self.parameters.items() if p.ndim == 3 and min(p.shape[1:]) > 1}
         self.weights = {
             name: (p.to(row_dtype(precision)) if name in matrices else p).detach().requires_grad_()
@@ -109,6 +123,8 @@ class Engine:
                 clip_norm=config.clip_norm,
                 unpenalized=config.spec.unpenalized,
                 copies=self.copies,
+                optimizer=config.optimizer,
+                weight_decay=config.weight_decay,
             )
 
     @torch.no_grad()
@@ -122,13 +138,13 @@ class PackedEngine(Engine):
     """Trains on packed batches that a thread reads ahead: no compiler, any device."""
 
     def __init__(self, stack: Stack, train: Scans, val: Scans, batch_size: int, precision: Precision) -> None:
-        super().__init__(stack, batch_size, precision)
+        super().__init__(stack, train, batch_size, precision)
         self.train, self.val = train, val
         self.train_targets, self.val_targets = (Targets(part, on_slices=stack.on_slices) for part in (train, val))
         self.steps = len(train.lengths) // batch_size
 
     def time_step(self) -> float:
-        """Seconds of a step on the first batch, without the step of SGD; nothing is changed."""
+        """Seconds of a step on the first batch, without the optimizer's step; nothing is changed."""
         batch = torch.arange(self.batch_size)
         begin = time.perf_counter()
         for _ in range(2):  # the first one also loads libraries
@@ -150,12 +166,13 @@ class PackedEngine(Engine):
 
         for _, rows, layout in self._read(self.train, [batch]):
             with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-                self.stack.losses(self.weights, rows, layout, self.train_targets.of(batch).to(self.device))
+                labels = self.train_targets.of(batch).to(self.device)
+                self.stack.losses(self.weights, rows, layout, labels, self.class_weights)
         return found
 
     def _gradients(self, batch: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         labels = self.train_targets.of(batch).to(self.device)
-        loss, logits = self.stack.losses(self.weights, rows, layout, labels)
+        loss, logits = self.stack.losses(self.weights, rows, layout, labels, self.class_weights)
         return loss.detach(), logits.detach(), torch.autograd.grad(loss.sum(), list(self.weights.values()))
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
@@ -205,7 +222,7 @@ class SlottedEngine(Engine):
         *,
         streamed: bool | None = None,
     ) -> None:
-        super().__init__(stack, batch_size, precision)
+        super().__init__(stack, train, batch_size, precision)
         self.streamed = streamed
         self.graphed = self.device.type == "cuda"
         if self.graphed and precision != "float64":
@@ -338,7 +355,7 @@ class SlottedEngine(Engine):
 
     def _losses(self, parameters: Parameters, table: Tensor, plan: Plan, step: Tensor) -> tuple[Tensor, Tensor]:
         source, layout, labels = plan.batch(step, self.longest)
-        return self.stack.losses(parameters, table[source], layout, labels)
+        return self.stack.losses(parameters, table[source], layout, labels, self.class_weights)
 
     def _descend_and_record(self, gradients: Sequence[Tensor], loss: Tensor, logits: Tensor) -> None:
         penalty = self.descend(gradients)

@@ -41,7 +41,7 @@ SLOW = 2.0
 """Seconds of a batch that is not trained a second time."""
 
 STATES = 3
-"""Copies of all parameters in a saved state: weights, momenta, and those of the best epoch."""
+"""Copies of all parameters in a saved state: weights, momenta, and those of the best epoch; AdamW has one more."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ def estimate_sweep(
     if engine == "recorded" and execution.engine is None:
         compiled = compiled_seconds(seconds)
         engine, seconds = ("recorded", seconds) if compiled is None else ("compiled", compiled)
-    values = (STATES * trial.parameters * 4 + config.epochs * len(HISTORY) * 8) * len(configs)
+    states = STATES + (config.optimizer == "adamw")
+    values = (states * trial.parameters * 4 + config.epochs * len(HISTORY) * 8) * len(configs)
     return SweepEstimate(
         method=config.method,
         configs=len(configs),

@@ -36,7 +36,7 @@ MEMORY_SHARE = 0.6
 """Share of the free memory that training on the CPU may take: the system ends a process that takes too much."""
 
 COPIES = 5
-"""Weights, momenta, gradients, those of the best epoch, and one for the step."""
+"""Weights, momenta, gradients, those of the best epoch, and one for the step; AdamW has one more."""
 
 SLOT_CLASSES = 3
 """The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
@@ -134,7 +134,8 @@ def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution
     stack = Stack.of(configs[:1], train.width, "cpu", execution.dtype)
     one = PackedEngine(stack, train, val, configs[0].batch_size, execution.precision)
     weights = sum(value.nbytes for value in one.parameters.values())
-    fits = int(MEMORY_SHARE * free / (COPIES * weights + one.saved_bytes()))
+    copies = COPIES + (configs[0].optimizer == "adamw")
+    fits = int(MEMORY_SHARE * free / (copies * weights + one.saved_bytes()))
     if fits < wanted:
         _log.warning("memory holds %d of %d configurations together; they are trained in parts", max(1, fits), wanted)
     return max(1, min(wanted, fits))

@@ -21,8 +21,8 @@ from normal_guidance.core.metrics import auroc
 from normal_guidance.core.models import Prediction
 from normal_guidance.training.batches import Scans, check_batch_size, slice_labels_of
 from normal_guidance.training.config import Config
-from normal_guidance.training.objective import objective
-from normal_guidance.training.stacked_model import initial_model
+from normal_guidance.training.objective import balanced_weights, objective
+from normal_guidance.training.stacked_model import BETA_2, initial_model
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = False) -
 
 
 def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], None] | None = None) -> Fit:
-    """Train one configuration: SGD with momentum, clipped gradients, reshuffled batches, last partial batch dropped.
+    """Train one configuration: clipped gradients, reshuffled batches, last partial batch dropped.
 
     Validation scan labels alone choose the kept epoch (`select_epoch`); for the supervised reference, validation slice
     labels do.
@@ -78,7 +78,7 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     """
     check_batch_size(len(train), config.batch_size)
     model = initial_model(config, train.width).to(train.features)
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    optimizer = _optimizer(config, model)
     shuffling = torch.Generator().manual_seed(config.seed)
     history: tuple[Epoch, ...] = ()
     best: Epoch | None = None
@@ -105,6 +105,17 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     return Fit(model, config, history, best)
 
 
+def _optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    named, exempt = list(model.named_parameters()), config.spec.unpenalized
+    groups = [
+        {"params": [p for name, p in named if name not in exempt], "weight_decay": config.weight_decay},
+        {"params": [p for name, p in named if name in exempt], "weight_decay": 0.0},
+    ]
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr, betas=(config.momentum, BETA_2))
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+
+
 def _train_epoch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -116,6 +127,12 @@ def _train_epoch(
     model.train()
     guidance, parameters = config.guidance(number), list(model.parameters())
     penalized = [p for name, p in model.named_parameters() if name not in config.spec.unpenalized]
+    class_weights = None
+    if config.class_weights:
+        every = slice_labels_of(train) if config.on_slices else train.labels
+        class_weights = balanced_weights(every).to(train.features)
+    for group in optimizer.param_groups:
+        group["lr"] = config.rate(number)
     losses, logits, labels = [], [], []
     for batch in train.batches(config.batch_size, shuffle=True, generator=shuffling, drop_last=True):
         prediction = model(batch.features, batch.layout)
@@ -128,6 +145,7 @@ def _train_epoch(
             l1=config.l1,
             guidance=guidance,
             on_slices=config.on_slices,
+            class_weights=class_weights,
         )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from normal_guidance.core.guidance import DivergenceName, NormalGuidance
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.models import Prediction
-from normal_guidance.training.config import Config
+from normal_guidance.training.config import Config, OptimizerName
 from normal_guidance.training.objective import classification, slice_classification
 
 Parameters = dict[str, Tensor]
@@ -27,6 +27,12 @@ Parameters = dict[str, Tensor]
 
 CLIP_EPSILON = 1e-6
 """The epsilon of `torch.nn.utils.clip_grad_norm_`."""
+
+BETA_2, ADAM_EPSILON = 0.999, 1e-8
+"""Those of `torch.optim.AdamW`."""
+
+SQUARE, STEPS = ".square", "steps"
+"""AdamW's names in the momenta: the second moment of a parameter, and each configuration's number of steps."""
 
 
 def initial_model(config: Config, features: int) -> nn.Module:
@@ -54,6 +60,7 @@ class Stack:
     skeleton: nn.Module
     """The model that holds the structure and the buffers; its own parameters are not used."""
     lr: Float[Tensor, "configs"]
+    """`begin_epoch` updates it."""
     l1: Float[Tensor, "configs"]
     divergences: tuple[DivergenceName, ...]
     """The divergences that any configuration uses."""
@@ -81,7 +88,9 @@ class Stack:
         )
 
     def begin_epoch(self, number: int) -> None:
-        """Set lambda for this epoch, counted from 1: in place, where compiled code and graphs read it."""
+        """Set lambda and lr for this epoch, counted from 1: in place, where compiled code and graphs read them."""
+        if self.configs[0].schedule != "constant":
+            self.lr.copy_(torch.tensor([config.rate(number) for config in self.configs], dtype=self.lr.dtype))
         if self.configs[0].warmup:
             weights = torch.tensor(_weights(self.configs, self.divergences)).to(self.guidance_weights)
             self.guidance_weights.copy_(weights.reshape(self.guidance_weights.shape) * self.configs[0].ramp(number))
@@ -122,6 +131,7 @@ class Stack:
         features: Tensor,
         layout: Layout,
         labels: Int[Tensor, "targets"] | Int[Tensor, "bags longest"],
+        class_weights: Float[Tensor, "two"] | None = None,
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
         """The loss of classification and guidance, without L1 (`descend` adds it), and the logits of the targets."""
         classify = slice_classification if self.on_slices else classification
@@ -133,13 +143,36 @@ class Stack:
 
         def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
             prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
-            loss = classify(prediction, labels)
+            loss = classify(prediction, labels, class_weights)
             for weight, term in zip(weights.unbind(), guidance, strict=True):
                 value = term(prediction.log_attention, lengths=layout, from_logits=True, labels=labels)
                 loss = loss + weight * value
             return loss, self._logit(prediction)
 
         return vmap(one)(parameters, self.guidance_weights)
+
+
+def initial_momenta(parameters: Parameters, optimizer: OptimizerName) -> Parameters:
+    """Zeros for what the optimizer remembers: a velocity of each parameter, or AdamW's two moments and its steps.
+
+    Example:
+        >>> list(initial_momenta({"w": torch.ones(2, 1)}, "adamw"))
+        ['w', 'w.square', 'steps']
+    """
+    momenta = {name: torch.zeros_like(theta) for name, theta in parameters.items()}
+    if optimizer == "adamw":
+        first = next(iter(parameters.values()))
+        momenta |= {name + SQUARE: torch.zeros_like(theta) for name, theta in parameters.items()}
+        momenta[STEPS] = first.new_zeros(len(first), dtype=torch.float64)  # 1 - beta^steps needs the digits
+    return momenta
+
+
+def adamw_rates(
+    momenta: Mapping[str, Tensor], lr: Float[Tensor, "configs"], beta_1: float
+) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs"]]:
+    """Count step t of AdamW.  Return lr / (1 - beta_1^t) and sqrt(1 - beta_2^t), as its moments start at 0."""
+    steps = momenta[STEPS].add_(1.0)
+    return (lr / (1.0 - beta_1**steps)).to(lr.dtype), (1.0 - BETA_2**steps).sqrt().to(lr.dtype)
 
 
 def descend(
@@ -153,12 +186,15 @@ def descend(
     clip_norm: float,
     unpenalized: Collection[str] = (),
     copies: Mapping[str, Tensor] = MappingProxyType({}),
+    optimizer: OptimizerName = "sgd",
+    weight_decay: float = 0.0,
 ) -> Float[Tensor, "configs"]:
-    """Take one step of SGD with momentum, in place, each configuration with its own norm, clip, L1 and lr.
+    """Take one step of SGD with momentum or AdamW, in place, each configuration with its own norm, clip, L1 and lr.
 
     `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all but
     the `unpenalized` parameters.  They may have a lower precision than the parameters.  `copies` are parameters in a
-    lower precision, to be brought up to date.  Return the value of the L1 term before the step.
+    lower precision, to be brought up to date.  `momenta` are those of `initial_momenta`; `momentum` is AdamW's beta_1.
+    `weight_decay` is that of `torch.optim.SGD` or `AdamW`.  Return the value of the L1 term before the step.
 
     Example:
         >>> theta, velocity = {"w": torch.tensor([[1.0], [1.0]])}, {"w": torch.zeros(2, 1)}
@@ -183,10 +219,20 @@ def descend(
     counted = [theta for name, theta in parameters.items() if name not in unpenalized]
     size = torch.stack([per_config(theta.abs()) for theta in counted]).sum(0)
     scale = (clip_norm / (squares.sqrt() + CLIP_EPSILON)).clamp_max(1.0)
-    for theta, velocity, gradient in zip(parameters.values(), momenta.values(), full, strict=True):
-        moved = momentum * velocity + column(scale, theta) * gradient
-        velocity.copy_(moved)
-        theta.copy_(theta - column(lr, theta) * moved)
+    rate, root = adamw_rates(momenta, lr, momentum) if optimizer == "adamw" else (lr, None)
+    for (name, theta), gradient in zip(parameters.items(), full, strict=True):
+        slope, decay = column(scale, theta) * gradient, 0.0 if name in unpenalized else weight_decay
+        if root is None:
+            moved = momentum * momenta[name] + (slope + decay * theta if decay else slope)
+            step = column(rate, theta) * moved
+        else:
+            moved = momentum * momenta[name] + (1.0 - momentum) * slope
+            square = momenta[name + SQUARE]
+            square.copy_(BETA_2 * square + (1.0 - BETA_2) * slope.square())
+            step = column(rate, theta) * moved / (square.sqrt() / column(root, theta) + ADAM_EPSILON)
+            step = step + decay * column(lr, theta) * theta if decay else step
+        momenta[name].copy_(moved)
+        theta.copy_(theta - step)
     for name, copy in copies.items():
         copy.copy_(parameters[name])
     return 0.5 * l1 * size
