@@ -362,12 +362,20 @@ def _read(folder: Path) -> Bundle:
             expects=Expectations.from_json(content["expects"]),
             operation=Operation.from_json(content["operation"]),
             training=content["training"],
-            intervals=IntervalCalibration.from_dict(intervals) if (intervals := content.get("intervals")) else None,
+            intervals=_intervals(path, content.get("intervals")),
         )
     except (*NOT_OURS, RuntimeError, StopIteration) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is damaged ({error!r}); copy it again, or {AGAIN}") from error
+
+
+def _intervals(path: Path, content: Mapping[str, Any] | None) -> IntervalCalibration | None:
+    """The calibration of intervals; bundles of earlier versions do not mention it."""
+    try:
+        return None if content is None else IntervalCalibration.from_dict(content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _model(config: Config | None, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:

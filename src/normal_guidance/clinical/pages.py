@@ -16,7 +16,7 @@ from normal_guidance.data.problems import Problem, summarize
 from normal_guidance.features.convert import file_name
 from normal_guidance.presentation.html import Section, bullets, figure, page, paragraph
 from normal_guidance.statistics.calibration import describe
-from normal_guidance.statistics.conformal import IntervalCalibration
+from normal_guidance.statistics.conformal import IntervalCalibration, promise
 
 CAUTION = (
     "Research software, not a medical device: not for diagnosis. Attention shows where the model looked, which "
@@ -115,7 +115,7 @@ def _model(bundle: Bundle) -> list[str]:
         "out-of-fold AUROC": _number(training.get("out_of_fold_auroc")),
         "test AUROC": _number(test.get("scan_auroc")),
         "test localization AUROC": _number(test.get("localization_auroc")),
-        "intervals": bundle.intervals and _intervals(bundle.intervals, test.get("intervals")),
+        "interval": bundle.intervals and _interval(bundle.intervals, test.get("intervals")),
         "seed": str(training["seed"]),
         "date": training["date"],
         "commit": training["commit"],
@@ -123,10 +123,9 @@ def _model(bundle: Bundle) -> list[str]:
     return [_facts(facts), *(paragraph(line, note=True) for line in describe(bundle.operation))]
 
 
-def _intervals(calibration: IntervalCalibration, test: Mapping[str, int] | None) -> str:
-    tested = f"; so they do in {test['held']} of {test['scans']} test scans" if test else ""
-    percent = f"{100 * calibration.coverage:g} %"
-    return f"contain the finding with {percent} probability by {calibration.scans} labelled scans{tested}"
+def _interval(calibration: IntervalCalibration, test: Mapping[str, int] | None) -> str:
+    tested = f"; it does in {test['held']} of {test['scans']} test scans" if test else ""
+    return f"{promise(calibration.coverage)} (calibrated on {calibration.scans} scans{tested})"
 
 
 def _number(value: float | None) -> str | None:
