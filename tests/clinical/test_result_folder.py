@@ -125,6 +125,8 @@ def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_
     promised = next(iter(predict(scans / "a", calibrated, options=PredictOptions(workers=0))))
     first, last = calibrated.intervals.interval(one.attention, torch.tensor([len(one.row)]))
     assert promised.interval == (int(first), int(last))
+    sentence = f"The interval, slices {int(first) + 1} to {int(last) + 1} of {len(one.row)}, {words}."
+    assert replace(promised, interval=(3, 3)).interval_sentence == sentence.replace("slices 4 to 7", "slice 4")
     (written,) = write_predictions([promised], calibrated, tmp_path / "out", dicom=True)
     content = json.loads((written.folder / "prediction.json").read_text())
     ends = {"first": int(first) + 1, "last": int(last) + 1}
@@ -132,11 +134,11 @@ def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_
     assert content["model"]["intervals"]["scans"] == 30
     assert [line["interval_meaning"] for line in lines(tmp_path / "out" / "summary.csv")] == [words]
     page = (written.folder / "report.html").read_text()
-    assert f"The interval, slices {first + 1} to {last + 1} of {len(one.row)}, {words}." in page
+    assert sentence in page
     assert f"interval: {words} (calibrated on 30 scans)" in page
     assert words.encode() in (written.folder / "dicom" / "structured_report.dcm").read_bytes()
     _, curve = plot_strip(promised, [(promised.key_slices[0], np.eye(4))]).subfigs
-    assert curve.axes[0].get_title() == f"The interval, slices {first + 1} to {last + 1}, {words}"
+    assert curve.axes[0].get_title() == sentence
 
 
 def test_tables_serve_the_viewer(scans, bundle, tmp_path):

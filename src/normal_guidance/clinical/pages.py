@@ -77,11 +77,9 @@ def _key_slices(prediction: ScanPrediction) -> list[str]:
         share = f"{100 * prediction.attention[place].item():.2f} %"
         number = "none" if numbers[place] is None else str(numbers[place])
         lines.append((str(rank), str(place + 1), number, position, share))
-    first, last = prediction.interval
-    where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
     order = "by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber"
     interval = (
-        f"The interval, {where} of {len(prediction.row)}, {prediction.meaning}. Slices are counted from 1 "
+        f"{prediction.interval_sentence} Slices are counted from 1 "
         f"{order if prediction.has_images else 'in the order of their features'}."
     )
     return [table(("rank", "slice", "image number", "position in mm", "attention"), lines), paragraph(interval)]

@@ -58,13 +58,6 @@ class ScanPrediction:
     coverage: float | None = None
     problems: tuple[Problem, ...] = ()
 
-    @property
-    def meaning(self) -> str:
-        """What the interval does: these words follow "the interval" in every result."""
-        if self.coverage is not None:
-            return promise(self.coverage)
-        return f"is the shortest with {100 * (self.share or 0):g} % of the attention and promises nothing"
-
     @cached_property
     def head_attention(self) -> Float[Tensor, "heads slices"]:
         """One row a head; each sums to one over the slices."""
@@ -89,3 +82,17 @@ class ScanPrediction:
     def is_positive(self) -> bool | None:
         """Whether the probability reaches the threshold; None if there is none."""
         return None if self.threshold is None else self.probability >= self.threshold
+
+    @property
+    def meaning(self) -> str:
+        """What the interval does: these words follow "the interval" in every result."""
+        if self.coverage is not None:
+            return promise(self.coverage)
+        return f"is the shortest with {100 * (self.share or 0):g} % of the attention and promises nothing"
+
+    @property
+    def interval_sentence(self) -> str:
+        """Where the interval is, with slices counted from 1, and its meaning."""
+        first, last = self.interval
+        where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
+        return f"The interval, {where} of {len(self.row)}, {self.meaning}."

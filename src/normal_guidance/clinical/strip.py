@@ -117,7 +117,7 @@ def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
     slices = np.arange(1, len(attention) + 1)
     first, last = prediction.interval
     panel.axvspan(first + 0.5, last + 1.5, color=ORANGE, alpha=0.2, lw=0, label="interval")
-    panel.set_title(f"The interval, slices {first + 1} to {last + 1}, {prediction.meaning}", fontsize=8)
+    panel.set_title(prediction.interval_sentence, fontsize=8)
     if 1 < len(heads) <= HEADS_SHOWN:
         for number, head in enumerate(heads):
             panel.plot(slices, head, color="0.7", lw=0.8, label=None if number else f"each of {len(heads)} heads")
