@@ -85,7 +85,7 @@ def test_intervals_hold_the_finding(train: Bags, new: Bags, finder: SliceFinder)
     plain = replace(train, slice_labels=None)
     without = SliceFinder(**QUICK).fit(plain)
     assert without.interval_calibration_ is None
-    with pytest.raises(UserError, match=r"Intervals promise nothing .* needs 9, better 30; fit it to"):
+    with pytest.raises(UserError, match=r"Intervals promise nothing .* needs 9, better 30; fit the finder to more"):
         without.find_intervals(new)
     with pytest.raises(UserError, match="no patients have a positive scan with slice labels, but intervals with"):
         SliceFinder(**QUICK, coverage=0.8).fit(plain)

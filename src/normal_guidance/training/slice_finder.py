@@ -154,7 +154,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if self.interval_calibration_ is None:
-            raise UserError(f"{self._intervals.sentences()[0].removesuffix('.')}; fit it to scans with more of them")
+            raise UserError(f"{self._intervals.sentences()[0].removesuffix('.')}; fit the finder to more such scans")
         scans = _as_scans(bags)
         return self.interval_calibration_.interval(self._predict(scans).attention, scans.lengths)
 
