@@ -99,10 +99,12 @@ def test_the_promise_holds_for_whole_committees_and_fresh_scans(monkeypatch: pyt
     """Out-of-fold attention calibrates, the whole committee's is used: the promise is tested, not proved."""
     for name, values in (("REACHES", (0.0, 0.15)), ("RIDGES", (1.0,)), ("LASSOS", ())):
         monkeypatch.setattr(f"normal_guidance.training.fit_committee.{name}", values)
-    fresh = shifted_mean(300, seed=999, features=4, shift=1.5)
     covered: dict[float, list[float]] = {1.0: [], 0.8: []}
     for seed in range(20):
         found = fit_and_measure(shifted_mean(60, seed=seed, features=4, shift=1.5), Plan(folds=3))
+        fresh = shifted_mean(
+            100, seed=1000 + seed, features=4, shift=1.5
+        )  # others each time, so that fits are independent
         attention, calibration = predict(found.fit.committee, fresh).attention, found.intervals.calibration
         for shorter, values in covered.items():
             own = replace(calibration, threshold=shorter * calibration.threshold)
