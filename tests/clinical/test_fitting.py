@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.features.store import FeatureStore, open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.calibration import Calibration, Operation, describe
+from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.statistics.number_format import digits, signed
 from normal_guidance.training.fit_committee import Plan
 from normal_guidance.training.measured_fit import OUT_OF_FOLD
@@ -96,6 +99,13 @@ def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
     page = read_page(tmp_path / "model")
     assert "no slice labels" in page
     assert "which slices are positive is not known" in page
+    assert "Intervals promise nothing about the finding: no patients have a positive scan with slice labels" in page
+    assert predict_new(tmp_path / "model", tmp_path / "new")["interval"]["coverage"] is None
+    words = ["fit", str(store.folder), "-o", str(tmp_path / "other"), "--coverage", "0.9"]
+    run = CliRunner().invoke(app, words)
+    assert run.exit_code == 2
+    assert "intervals with a coverage of 0.9 need 9, better 30; label more scans" in " ".join(run.output.split())
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
@@ -105,8 +115,61 @@ def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, Fitte
     copy = load_bundle(tmp_path / "copy")
     assert copy.operation.point.validation.sensitivity == 1.0
     assert any("nguide encode did not make the features" in note for note in copy.operation.notes)
+    assert copy.intervals == made[1].bundle.intervals is not None
     with pytest.raises(UserError, match="is a bundle already"):
         bundle_run(tmp_path / "copy")
+
+
+def test_the_intervals_are_calibrated_out_of_fold(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+    model, train, test = made[1], store.part("train"), store.part("test")
+    own = calibrate_intervals(model.fit.attention, train.lengths, train.slice_labels)
+    assert load_bundle(made[0]).intervals == model.bundle.intervals == own
+    assert (own.coverage, own.scans) == (0.9, int(train.labels.sum()))
+    new = test.bags()
+    first, last = own.interval(model.fit.committee(new.features, new.lengths).attention, new.lengths)
+    held = [
+        bool(low <= found[0] and found[-1] <= high)
+        for labels, low, high in zip(new.slice_labels.split(new.lengths.tolist()), first, last, strict=True)
+        if len(found := labels.nonzero().flatten())
+    ]
+    assert model.bundle.training["test"]["intervals"] == {"held": sum(held), "scans": int(test.labels.sum())}
+    page = read_page(made[0])
+    assert "An interval contains the whole finding of a positive scan with 90 % probability." in page
+    assert f"On the test scans it contains the whole finding in {sum(held)} of {len(held)}." in page
+    assert "The promise is for new positive scans of the same kind" in page
+
+
+def predict_new(model: Path, out: Path, *options: str) -> dict[str, Any]:
+    """The first new scan's prediction.json, from features that a user has."""
+    new = draw(4, 9, 2.0, first=900)
+    np.savez(out.with_suffix(".npz"), x=new.features.numpy(), lengths=new.lengths.numpy(), ids=list(new.scan_ids))
+    words = ["predict", str(out.with_suffix(".npz")), "--model", str(model), "-o", str(out), *options]
+    run = CliRunner().invoke(app, words)
+    assert run.exit_code == 0, run.output
+    return json.loads((out / "S0900" / "prediction.json").read_text())
+
+
+def test_predictions_carry_the_promise(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
+    words = "contains the whole finding of a positive scan with 90 % probability"
+    bundled = CliRunner().invoke(app, ["bundle", str(made[0]), "-o", str(tmp_path / "copy")])
+    assert f"An interval {words}." in " ".join(bundled.output.split())
+    found = predict_new(tmp_path / "copy", tmp_path / "new")["interval"]
+    assert (found["share"], found["coverage"], found["meaning"]) == (None, 0.9, words)
+    asked = predict_new(made[0], tmp_path / "asked", "--share", "0.8")["interval"]
+    assert (asked["share"], asked["coverage"]) == (0.8, None)
+    assert asked["meaning"].endswith("promises nothing")
+
+
+def test_a_damaged_calibration_names_its_file(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
+    shutil.copytree(made[0], tmp_path / "model")
+    file = tmp_path / "model" / "bundle.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "intervals": {**content["intervals"], "version": 7}}))
+    with pytest.raises(UserError, match=r"bundle\.json: the calibration of intervals is of version 7"):
+        load_bundle(tmp_path / "model")
+    del content["intervals"]  # as earlier versions wrote it
+    file.write_text(json.dumps(content))
+    assert load_bundle(tmp_path / "model").intervals is None
 
 
 def read_page(folder: Path) -> str:
@@ -187,6 +250,7 @@ def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.Mo
     assert run.exit_code == 0, run.output
     assert "60 scans of 60 patients" in run.output
     assert "test scans" in run.output
+    assert "An interval contains the whole finding" in run.output
     assert "Next: nguide predict FEATURES" in run.output
     assert f"Report: {tmp_path / 'model' / 'report.html'}" in run.output.replace("\n", "")
     again = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
@@ -209,9 +273,13 @@ def test_a_patient_of_both_parts_is_refused(store: FeatureStore, tmp_path: Path)
         fit_model(open_store(store.folder), tmp_path / "model", test=store.part("test"), plan=QUICK)
 
 
-def test_a_wrong_sensitivity_is_refused_before_the_work(store: FeatureStore, tmp_path: Path) -> None:
+def test_a_wrong_sensitivity_or_coverage_is_refused_before_the_work(store: FeatureStore, tmp_path: Path) -> None:
     def working(share: float) -> None:
         pytest.fail(f"{share} is done")
 
     with pytest.raises(UserError, match="sensitivity is 2"):
         fit_model(store.part("train"), tmp_path / "model", plan=QUICK, sensitivity=2.0, watch=working)
+    with pytest.raises(UserError, match="coverage is 90"):
+        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, coverage=90.0, watch=working)
+    with pytest.raises(UserError, match=r"25 patients have .* coverage of 0.99 need 99; label more"):
+        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, coverage=0.99, watch=working)

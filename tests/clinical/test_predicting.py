@@ -30,6 +30,7 @@ from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoding import encode
 from normal_guidance.features.preprocessing import Preprocessing
+from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.statistics.key_slices import APART_MM, key_slices
 from normal_guidance.statistics.localization import smallest_interval
 from small_bundle import WINDOW, copy_series, read_or_die, tiny, train
@@ -100,6 +101,10 @@ def test_share_and_number_of_keys_are_the_users(copy, bundle, tmp_path):
     first, last = smallest_interval(one.attention, torch.tensor([len(one.row)]), 0.8)
     assert (one.interval, one.share) == ((int(first), int(last)), 0.8)
     assert one.attention[first : last + 1].sum() >= 0.8 - 1e-6
+    calibrated = replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7))
+    promised = run(tmp_path / "one", calibrated)["one"]
+    assert (promised.share, promised.coverage) == (None, 0.9)
+    assert run(tmp_path / "one", calibrated, share=0.8)["one"].meaning == one.meaning  # what is asked for wins
     for wrong in ({"share": 0.0}, {"share": 1.5}, {"keys": 0}):
         with pytest.raises(UserError):
             PredictOptions(**wrong)
@@ -173,7 +178,8 @@ def test_refusals_name_scan_value_range_and_option(copy, bundle, tmp_path):
     assert said["torn"].startswith("1 of its files cannot be read (torn/0002.dcm: ")
     assert all(one.refused and "--force" in one.reason.action for one in outcomes.values())
 
-    forced = run(tmp_path / "all", bundle, force=True)
+    forced = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)), force=True)
+    assert [scan for scan, one in forced.items() if one.coverage is not None] == ["good"]  # no promise for the others
     assert set(forced) == {"good", "thin", "short", "mr", "torn"}
     assert all(isinstance(one, ScanPrediction) for one in forced.values())
     for scan in said:

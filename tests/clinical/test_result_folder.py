@@ -23,6 +23,7 @@ from normal_guidance.data.problems import Problem, read_problems
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.statistics.conformal import IntervalCalibration
 from pages import check_page
 from small_bundle import PATIENT, WINDOW, copy_series
 
@@ -98,7 +99,10 @@ def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
     assert content["positive"] is one.is_positive
     assert content["attention"] == one.attention.tolist()
     assert [line["slice"] for line in content["key_slices"]] == [place + 1 for place in one.key_slices]
-    assert content["interval"] == {"first": one.interval[0] + 1, "last": one.interval[1] + 1, "share": 0.5}
+    words = "is the shortest with 50 % of the attention and promises nothing"
+    ends = {"first": one.interval[0] + 1, "last": one.interval[1] + 1}
+    assert content["interval"] == {**ends, "share": 0.5, "coverage": None, "meaning": words}
+    assert words in (folder / "report.html").read_text()
     for line in content["key_slices"]:
         header = dcmread(one.root / line["file"])
         assert header.InstanceNumber == line["instance_number"]
@@ -113,6 +117,28 @@ def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
     assert (inside[0], inside[-1], len(inside)) == (one.interval[0] + 1, one.interval[1] + 1, np.ptp(one.interval) + 1)
     ranked = sorted((int(line["key_slice"]), int(line["slice"]) - 1) for line in table if line["key_slice"])
     assert [place for _, place in ranked] == list(one.key_slices)
+
+
+def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_path):
+    words = "contains the whole finding of a positive scan with 90 % probability"
+    calibrated = replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.5))
+    promised = next(iter(predict(scans / "a", calibrated, options=PredictOptions(workers=0))))
+    first, last = calibrated.intervals.interval(one.attention, torch.tensor([len(one.row)]))
+    assert promised.interval == (int(first), int(last))
+    sentence = f"The interval, slices {int(first) + 1} to {int(last) + 1} of {len(one.row)}, {words}."
+    assert replace(promised, interval=(3, 3)).interval_sentence == sentence.replace("slices 4 to 7", "slice 4")
+    (written,) = write_predictions([promised], calibrated, tmp_path / "out", dicom=True)
+    content = json.loads((written.folder / "prediction.json").read_text())
+    ends = {"first": int(first) + 1, "last": int(last) + 1}
+    assert content["interval"] == {**ends, "share": None, "coverage": 0.9, "meaning": words}
+    assert content["model"]["intervals"]["scans"] == 30
+    assert [line["interval_meaning"] for line in lines(tmp_path / "out" / "summary.csv")] == [words]
+    page = (written.folder / "report.html").read_text()
+    assert sentence in page
+    assert f"interval: {words} (calibrated on 30 scans)" in page
+    assert words.encode() in (written.folder / "dicom" / "structured_report.dcm").read_bytes()
+    _, curve = plot_strip(promised, [(promised.key_slices[0], np.eye(4))]).subfigs
+    assert curve.axes[0].get_title() == sentence
 
 
 def test_tables_serve_the_viewer(scans, bundle, tmp_path):

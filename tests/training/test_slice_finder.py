@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.features.store import write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.calibration import choose_operation
+from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.training.fit_committee import Plan, fit_committee
 from normal_guidance.training.slice_finder import SliceFinder
 
@@ -73,6 +75,20 @@ def test_a_planted_signal_is_found(new: Bags, finder: SliceFinder):
     assert finder.out_of_fold_.specific.difference > 0.1
     sums = [own.sum().item() for own in finder.find_slices(new).split(new.lengths.tolist())]
     assert sums == pytest.approx([1.0] * len(new), abs=1e-4)
+
+
+def test_intervals_hold_the_finding(train: Bags, new: Bags, finder: SliceFinder):
+    calibration = finder.interval_calibration_
+    assert calibration == calibrate_intervals(finder.out_of_fold_attention_, train.lengths, train.slice_labels)
+    first, last = finder.find_intervals(new)
+    torch.testing.assert_close((first, last), calibration.interval(finder.find_slices(new), new.lengths))
+    plain = replace(train, slice_labels=None)
+    without = SliceFinder(**QUICK).fit(plain)
+    assert without.interval_calibration_ is None
+    with pytest.raises(UserError, match=r"Intervals promise nothing .* needs 9, better 30; fit the finder to more"):
+        without.find_intervals(new)
+    with pytest.raises(UserError, match="no patients have a positive scan with slice labels, but intervals with"):
+        SliceFinder(**QUICK, coverage=0.8).fit(plain)
 
 
 def test_fitting_has_no_side_effects_and_repeats_itself(train: Bags, finder: SliceFinder, tmp_path, monkeypatch):
@@ -146,7 +162,9 @@ def test_scikit_learn_validates_it(train: Bags):
     assert scores.min() > 0.7
 
 
-@pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function", "find_slices", "score"])
+@pytest.mark.parametrize(
+    "method", ["predict", "predict_proba", "decision_function", "find_slices", "find_intervals", "score"]
+)
 def test_a_finder_that_was_not_fitted_says_so(new: Bags, method: str):
     with pytest.raises(NotFittedError, match="SliceFinder instance is not fitted"):
         getattr(SliceFinder(), method)(new)

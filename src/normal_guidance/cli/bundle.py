@@ -27,6 +27,7 @@ def bundle(
     from normal_guidance.clinical.bundle import BUNDLE, bundle_run, write_bundle
     from normal_guidance.files import read_json
     from normal_guidance.statistics.calibration import describe
+    from normal_guidance.statistics.conformal import promise
 
     made = bundle_run(run, group=group, sensitivity=sensitivity)
     write_bundle(made, out)
@@ -39,4 +40,6 @@ def bundle(
         typer.echo(f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}")
     for line in describe(made.operation):
         typer.echo(line)
+    if made.intervals is not None:
+        typer.echo(f"An interval {promise(made.intervals.coverage)}.")
     typer.echo(f"Next: nguide predict {'SCAN' if made.encoder else 'FEATURES'} --model {out} -o OUT")

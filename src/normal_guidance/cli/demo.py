@@ -223,11 +223,12 @@ def _new_scans(out: Path) -> Iterator[str]:
             continue  # the command has printed why
         drawn = [place for place, label in enumerate(truth[line["scan_id"]], start=1) if label]
         side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
-        where = f"half of the attention on slices {line['interval_first']} to {line['interval_last']}"
+        where = f"the interval, slices {line['interval_first']} to {line['interval_last']}, {line['interval_meaning']}"
         yield f"- {line['scan_id']}, {line['slices']} slices: " + (
             f"a hemorrhage in slices {_ranges(drawn)}" if drawn else "no hemorrhage"
         )
-        yield f"  probability {line['probability']:.2f}{side}; {where}, key slices {line['key_slices']}"
+        yield f"  probability {line['probability']:.2f}{side}; key slices {line['key_slices']}"
+        yield f"  {where}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -25,13 +25,21 @@ def fit(
         float | None,
         typer.Option(help="Set the threshold to find this share of the positive scans, such as 0.95."),
     ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            help="Probability with which an interval shall contain the whole finding of a positive scan; it needs "
+            "slice labels. Default: 0.9, if enough scans have them."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Fit a model to stored features and scan labels: folds, penalties and a committee are chosen by themselves.
 
     The folder is a bundle with a report for people, report.html: nguide predict takes it as it is, nguide bundle makes
-    a copy without the training scans' predictions. Labels of slices are only used to measure the result.
+    a copy without the training scans' predictions. Labels of slices measure the result and calibrate intervals; they
+    never train.
     """
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
     from normal_guidance.clinical.fit_page import PAGE
@@ -59,6 +67,7 @@ def fit(
             test=opened.part("test") if tested.any() else None,
             plan=plan,
             sensitivity=sensitivity,
+            coverage=coverage,
             watch=tell,
         )
     if as_json:
@@ -70,11 +79,12 @@ def fit(
                 "members": len(made.fit.committee),
                 "plan": asdict(made.fit.plan),
                 "sentences": made.sentences(),
+                "intervals": made.measured.intervals.as_json(),
                 **{name: None if found is None else asdict(found) for name, found in measured.items()},
             }
         )
         return
-    for line in (*made.sentences(), *describe(made.bundle.operation)):
+    for line in (*made.sentences(), *describe(made.bundle.operation), *made.measured.intervals.sentences()):
         say(console, line)
     say(console, f"Report: {out / PAGE}")
     what = "SCAN" if made.bundle.encoder else "FEATURES"

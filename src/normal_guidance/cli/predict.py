@@ -40,8 +40,12 @@ def predict(
     ] = False,
     keys: Annotated[int, typer.Option(min=1, help="Number of key slices, at most.")] = 5,
     share: Annotated[
-        float, typer.Option(help="Share of the attention that the reported interval holds, above 0 and at most 1.")
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            help="Report the shortest interval with this share of the attention, which promises nothing. Default: the "
+            "interval that the model promises to contain the finding; without one, half of the attention."
+        ),
+    ] = None,
     dicom: Annotated[
         bool, typer.Option("--dicom", help="Write DICOM results as well: key objects, structured report, picture.")
     ] = False,

@@ -32,6 +32,7 @@ from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.features.store_files import DTYPES
 from normal_guidance.files import folder_atomically, read_json, write_json
 from normal_guidance.statistics.calibration import Operation, choose_operation
+from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.training.checkpoint import read_tensors, write_tensors
 from normal_guidance.training.committee import Committee
 from normal_guidance.training.config import Config
@@ -69,6 +70,7 @@ class Bundle:
         expects: which scans it was made for.
         operation: calibration and threshold.
         training: dataset, numbers of scans, scores, seed, commit, date; for people to read.
+        intervals: makes intervals that contain the finding with a known probability; None without slice labels.
     """
 
     config: Config | None
@@ -81,6 +83,7 @@ class Bundle:
     expects: Expectations
     operation: Operation
     training: Mapping[str, Any]
+    intervals: IntervalCalibration | None = None
 
     @property
     def method(self) -> str:
@@ -107,6 +110,7 @@ class Bundle:
             "repair": self.repair,
             "expects": self.expects.as_json(),
             "operation": self.operation.as_json(),
+            "intervals": None if self.intervals is None else self.intervals.to_dict(),
             "training": dict(self.training),
         }
 
@@ -221,6 +225,7 @@ def make_bundle(
     features: Mapping[str, Any],
     operation: Operation,
     training: Mapping[str, Any],
+    intervals: IntervalCalibration | None = None,
 ) -> Bundle:
     """The bundle of a model that was trained on a store, with notes about what is not known of its features.
 
@@ -246,6 +251,7 @@ def make_bundle(
         expects=Expectations.from_inputs(inputs),
         operation=operation,
         training=training,
+        intervals=intervals,
     )
 
 
@@ -356,11 +362,20 @@ def _read(folder: Path) -> Bundle:
             expects=Expectations.from_json(content["expects"]),
             operation=Operation.from_json(content["operation"]),
             training=content["training"],
+            intervals=_intervals(path, content.get("intervals")),
         )
     except (*NOT_OURS, RuntimeError, StopIteration) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is damaged ({error!r}); copy it again, or {AGAIN}") from error
+
+
+def _intervals(path: Path, content: Mapping[str, Any] | None) -> IntervalCalibration | None:
+    """The calibration of intervals; bundles of earlier versions do not mention it."""
+    try:
+        return None if content is None else IntervalCalibration.from_dict(content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def _model(config: Config | None, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:

@@ -23,8 +23,10 @@ from normal_guidance.presentation.html import Section
 from normal_guidance.presentation.text_tables import Grid
 from normal_guidance.statistics.calibration import Calibration, describe
 from normal_guidance.statistics.number_format import NOTHING, digits, signed
+from normal_guidance.training.batches import LabelledScans
 from normal_guidance.training.fit_committee import CLEARLY, LITTLE, CommitteeFit, Kind, Setting
-from normal_guidance.training.measured_fit import LabelledScans, Measured, MeasuredFit
+from normal_guidance.training.measured_fit import Measured, MeasuredFit
+from normal_guidance.training.promised_intervals import ASSUMPTIONS
 
 PAGE = "report.html"
 
@@ -41,6 +43,7 @@ def fit_page(bundle: Bundle, found: MeasuredFit, scans: LabelledScans, test: Lab
         Section("Results", [_results(found), *_meanings(own)]),
         Section("Scans", [_scans(found, scans, test), *map(html.paragraph, describe(bundle.operation))]),
         Section("Slices", [_positions(found, scans, prior), _examples(found, scans, prior)]),
+        Section("Intervals", _intervals(found)),
         Section("Choices", _choices(found.fit, scans)),
         Section("Record", [_record(bundle)]),
     ]
@@ -168,6 +171,11 @@ def _examples(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "sl
     if marked and not found.out_of_fold.finds:
         caption += " Attention is not shown to be better than position: where it fits, that may be chance."
     return _embed(plot_examples(examples), caption)
+
+
+def _intervals(found: MeasuredFit) -> list[str]:
+    lines = [html.bullets(found.intervals.sentences())]
+    return lines if found.intervals.calibration is None else [*lines, html.paragraph(ASSUMPTIONS, note=True)]
 
 
 # ----------------------------------------------------------------------------------------------------

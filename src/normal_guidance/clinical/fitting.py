@@ -60,25 +60,30 @@ def fit_model(
     test: FeatureStore | None = None,
     plan: Plan | None = None,
     sensitivity: float | None = None,
+    coverage: float | None = None,
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> FittedModel:
     """Fit a committee and write its folder, which must be new or empty.
 
     Args:
-        scans: the training scans; labels of slices are not used for training.
+        scans: the training scans; labels of slices are used to measure and to calibrate intervals, not for training.
         test: other patients' scans, to measure the model on.
         plan: how; without it, the scans decide.
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
+        coverage: the probability with which intervals shall contain the finding; see `fit_and_measure`.
         device: where it is fitted.
         watch: called with the share that is done.
     """
     features = features_of(scans)
     assert features is not None
     with folder_atomically(out) as draft:
-        found = fit_and_measure(scans, plan, test=test, sensitivity=sensitivity, device=device, watch=watch)
+        found = fit_and_measure(
+            scans, plan, test=test, sensitivity=sensitivity, coverage=coverage, device=device, watch=watch
+        )
         training = _training(scans, test, found)
-        bundle = make_bundle(None, found.fit.committee, features, found.operation, training)
+        calibrated = found.intervals.calibration
+        bundle = make_bundle(None, found.fit.committee, features, found.operation, training, calibrated)
         tables = [
             _table(some, prediction, found, part)
             for part, some, prediction in ((OUT_OF_FOLD, scans, found.predicted), ("test", test, found.tested))
@@ -104,6 +109,7 @@ def _training(scans: FeatureStore, test: FeatureStore | None, found: MeasuredFit
         scores = {
             "scan_auroc": found.test.scans.value,
             "localization_auroc": None if localized is None else localized.auroc,
+            "intervals": found.intervals.as_json()["test"],
         }
     return {
         "dataset": (scans.provenance.get("inputs") or {}).get("source"),

@@ -16,6 +16,7 @@ from normal_guidance.data.problems import Problem, summarize
 from normal_guidance.features.convert import file_name
 from normal_guidance.presentation.html import Section, bullets, figure, page, paragraph
 from normal_guidance.statistics.calibration import describe
+from normal_guidance.statistics.conformal import IntervalCalibration, promise
 
 CAUTION = (
     "Research software, not a medical device: not for diagnosis. Attention shows where the model looked, which "
@@ -37,9 +38,8 @@ def scan_page(
     """Make report.html of a scan, which needs no other file.  `problems` are those of writing its results."""
     odd = [*prediction.problems, *problems]
     caption = (
-        "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. The shaded "
-        "slices hold the share of attention named in the legend; the dashed line is the normal distribution with the "
-        "attention's mean and variance."
+        "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. The interval "
+        "is shaded; the dashed line is the normal distribution with the attention's mean and variance."
     )
     picture = [] if strip is None else [figure(strip, caption)]
     sections = [
@@ -77,12 +77,10 @@ def _key_slices(prediction: ScanPrediction) -> list[str]:
         share = f"{100 * prediction.attention[place].item():.2f} %"
         number = "none" if numbers[place] is None else str(numbers[place])
         lines.append((str(rank), str(place + 1), number, position, share))
-    first, last = prediction.interval
-    where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
     order = "by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber"
     interval = (
-        f"{100 * prediction.share:g} % of the attention lies in {where} of {len(prediction.row)}. Slices are counted "
-        f"from 1 {order if prediction.has_images else 'in the order of their features'}."
+        f"{prediction.interval_sentence} Slices are counted from 1 "
+        f"{order if prediction.has_images else 'in the order of their features'}."
     )
     return [table(("rank", "slice", "image number", "position in mm", "attention"), lines), paragraph(interval)]
 
@@ -115,11 +113,17 @@ def _model(bundle: Bundle) -> list[str]:
         "out-of-fold AUROC": _number(training.get("out_of_fold_auroc")),
         "test AUROC": _number(test.get("scan_auroc")),
         "test localization AUROC": _number(test.get("localization_auroc")),
+        "interval": bundle.intervals and _interval(bundle.intervals, test.get("intervals")),
         "seed": str(training["seed"]),
         "date": training["date"],
         "commit": training["commit"],
     }
     return [_facts(facts), *(paragraph(line, note=True) for line in describe(bundle.operation))]
+
+
+def _interval(calibration: IntervalCalibration, test: Mapping[str, int] | None) -> str:
+    tested = f"; it does in {test['held']} of {test['scans']} test scans" if test else ""
+    return f"{promise(calibration.coverage)} (calibrated on {calibration.scans} scans{tested})"
 
 
 def _number(value: float | None) -> str | None:

@@ -28,12 +28,13 @@ from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.encoding_folder import Encoded
 from normal_guidance.features.encoding_machine import EncodingOptions, Inputs, Machine, Setup, start_workers
 from normal_guidance.features.store_files import DTYPES
+from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.statistics.key_slices import KEYS, key_slices
 from normal_guidance.statistics.localization import smallest_interval
 
 SHARE = 0.5
-"""Share of the attention that the interval holds.  Half of the attention is its core, which stays in place where
-softmax leaves a little on each of hundreds of slices (`statistics.localization.SHARES`)."""
+"""Share of the attention that an interval without a promise holds.  Half of the attention is its core, which stays in
+place where softmax leaves a little on each of hundreds of slices (`statistics.localization.SHARES`)."""
 
 GO_ON = "refused; --force goes on"
 
@@ -45,7 +46,8 @@ class PredictOptions:
     Args:
         force: also predict scans that the model was not made for, and scans with an unreadable file.
         keys: key slices, at most.
-        share: share of the attention that the interval holds.
+        share: the interval shall be the shortest with this share of the attention; without it, the model's calibrated
+            interval, or else the shortest with `SHARE`.
         workers: processes that read and decode; with 0, a decoder that crashes ends the whole program.
         timeout: seconds for decoding a scan.
         anonymize: keep names, ids and paths out of the results.
@@ -54,7 +56,7 @@ class PredictOptions:
 
     force: bool = False
     keys: int = KEYS
-    share: float = SHARE
+    share: float | None = None
     workers: int = 1
     timeout: float = TIMEOUT
     anonymize: bool = False
@@ -63,7 +65,7 @@ class PredictOptions:
     def __post_init__(self) -> None:
         if self.keys < 1:
             raise UserError(f"{self.keys} key slices; give 1 or more")
-        if not 0 < self.share <= 1:
+        if self.share is not None and not 0 < self.share <= 1:
             raise UserError(f"share is {self.share}; give a number above 0 and at most 1: 0.5 is half of the attention")
 
 
@@ -174,7 +176,8 @@ def outcome_of(
     if not math.isfinite(logit) or not attention.isfinite().all():
         reason = Problem(row.scan_id, "", "failed", "the model gave numbers that are not finite", "left out")
         return NotPredicted(row.scan_id, reason, problems)
-    first, last = smallest_interval(attention, torch.tensor([len(row)]), options.share)
+    suitable = all(one.kind != "unsuitable" for one in problems)
+    interval, share, coverage = _interval(attention, bundle.intervals if suitable else None, options.share)
     return ScanPrediction(
         row=row,
         root=root,
@@ -184,10 +187,24 @@ def outcome_of(
         threshold=bundle.threshold,
         log_attention=log_attention,
         key_slices=key_slices(attention, options.keys, row.slice_spacing),
-        interval=(int(first), int(last)),
-        share=options.share,
+        interval=interval,
+        share=share,
+        coverage=coverage,
         problems=problems,
     )
+
+
+def _interval(
+    attention: Float[Tensor, "slices"], calibration: IntervalCalibration | None, share: float | None
+) -> tuple[tuple[int, int], float | None, float | None]:
+    """First and last slice, and the share of the attention that they hold or the coverage that they promise."""
+    lengths = torch.tensor([len(attention)])
+    if calibration is not None and share is None:
+        first, last = calibration.interval(attention, lengths)
+        return (int(first), int(last)), None, calibration.coverage
+    held = SHARE if share is None else share
+    first, last = smallest_interval(attention, lengths, held)
+    return (int(first), int(last)), held, None
 
 
 @torch.no_grad()

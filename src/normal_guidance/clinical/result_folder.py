@@ -85,7 +85,9 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     threshold, positive  null where no threshold was chosen
     slices               how many there are; counted from 1 along the slice normal, from the feet to the head if axial
     key_slices           slice, attention, position_mm, instance_number, file, frame; the highest attention first
-    interval             first and last slice of the shortest interval that holds `share` of the attention
+    interval             first and last slice, and its `meaning` in words; `coverage` is the probability with which it
+                         contains the whole finding of a positive scan; null where nothing is promised, and the interval
+                         is the shortest that holds `share` of the attention, else null
     attention            one number a slice, which add up to 1; `head_attention` has a list a head
     source               modality, size and spacing; the UIDs, files and description of the series unless anonymous
     problems             kind, file, detail and action of everything that was odd
@@ -107,7 +109,13 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
         "positive": prediction.is_positive,
         "slices": len(row),
         "key_slices": [lines[place] for place in prediction.key_slices],
-        "interval": {"first": first + 1, "last": last + 1, "share": prediction.share},
+        "interval": {
+            "first": first + 1,
+            "last": last + 1,
+            "share": prediction.share,
+            "coverage": prediction.coverage,
+            "meaning": prediction.meaning,
+        },
         "attention": prediction.attention.tolist(),
         "head_attention": prediction.head_attention.tolist(),
         "source": {
@@ -123,7 +131,7 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
             "series_description": None if anonymize else row.series_description or None,
         },
         "problems": [one._asdict() for one in prediction.problems],
-        "model": {name: about[name] for name in ("encoder", "expects", "operation", "training")},
+        "model": {name: about[name] for name in ("encoder", "expects", "operation", "intervals", "training")},
     }
 
 
@@ -345,6 +353,7 @@ def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
         "key_slices": found and " ".join(str(place + 1) for place in found.key_slices),
         "interval_first": found and found.interval[0] + 1,
         "interval_last": found and found.interval[1] + 1,
+        "interval_meaning": found and found.meaning,
         "problems": len(problems_of(one)),
         "reason": reason and f"{reason.detail} ({reason.action.removeprefix('refused; ')})",
     }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normal_guidance.data.manifest import FEATURES, ScanRow
 from normal_guidance.data.problems import Problem
+from normal_guidance.statistics.conformal import promise
 
 
 def attention_per_head(log_attention: Float[Tensor, "heads slices"]) -> Float[Tensor, "heads slices"]:
@@ -37,7 +38,10 @@ class ScanPrediction:
         threshold: the probability from which on a scan is positive; None if none was chosen.
         log_attention: one row a head, as the model gives it in float64; its exponential need not sum to one.
         key_slices: the slices of the highest attention, the highest first.
-        interval: first and last slice, both included, of the shortest interval that holds `share` of the attention.
+        interval: first and last slice, both included; `meaning` says what of.
+        share: of the attention that the interval holds, as the shortest that does; None for a calibrated interval.
+        coverage: the probability with which the interval of a positive scan contains the whole finding; None where
+            nothing is promised.
         problems: everything that was odd about the scan.
     """
 
@@ -50,7 +54,8 @@ class ScanPrediction:
     log_attention: Float[Tensor, "heads slices"]
     key_slices: tuple[int, ...]
     interval: tuple[int, int]
-    share: float
+    share: float | None
+    coverage: float | None = None
     problems: tuple[Problem, ...] = ()
 
     @cached_property
@@ -77,3 +82,17 @@ class ScanPrediction:
     def is_positive(self) -> bool | None:
         """Whether the probability reaches the threshold; None if there is none."""
         return None if self.threshold is None else self.probability >= self.threshold
+
+    @property
+    def meaning(self) -> str:
+        """What the interval does: these words follow "the interval" in every result."""
+        if self.coverage is not None:
+            return promise(self.coverage)
+        return f"is the shortest with {100 * (self.share or 0):g} % of the attention and promises nothing"
+
+    @property
+    def interval_sentence(self) -> str:
+        """Where the interval is, with slices counted from 1, and its meaning."""
+        first, last = self.interval
+        where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
+        return f"The interval, {where} of {len(self.row)}, {self.meaning}."

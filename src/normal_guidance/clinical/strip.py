@@ -116,8 +116,8 @@ def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
     attention, heads = prediction.attention, prediction.head_attention
     slices = np.arange(1, len(attention) + 1)
     first, last = prediction.interval
-    share = f"{100 * prediction.share:g} % of the attention: slices {first + 1} to {last + 1}"
-    panel.axvspan(first + 0.5, last + 1.5, color=ORANGE, alpha=0.2, lw=0, label=share)
+    panel.axvspan(first + 0.5, last + 1.5, color=ORANGE, alpha=0.2, lw=0, label="interval")
+    panel.set_title(prediction.interval_sentence, fontsize=8)
     if 1 < len(heads) <= HEADS_SHOWN:
         for number, head in enumerate(heads):
             panel.plot(slices, head, color="0.7", lw=0.8, label=None if number else f"each of {len(heads)} heads")

@@ -73,11 +73,28 @@ class IntervalCalibration:
     threshold: float
 
     def __post_init__(self) -> None:
-        _check_coverage(self.coverage)
+        check_coverage(self.coverage)
         if self.scans < scans_needed(self.coverage):
             raise UserError(_too_few(self.scans, self.coverage))
         if not 0 < self.threshold <= 1:
             raise UserError(f"the threshold of intervals is {self.threshold}, not in (0, 1]; calibrate them again")
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the coverage over sets of as many calibration scans.
+
+        Example:
+            >>> round(IntervalCalibration(coverage=0.9, scans=30, threshold=0.6).spread, 3)
+            0.052
+        """
+        held, missed = self.beta
+        return math.sqrt(held * missed / ((held + missed) ** 2 * (held + missed + 1)))
+
+    @property
+    def beta(self) -> tuple[int, int]:
+        """The parameters of the beta distribution of the coverage over sets of as many calibration scans."""
+        rank = _rank(self.scans, self.coverage)
+        return rank, self.scans + 1 - rank
 
     def interval(
         self, attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
@@ -151,7 +168,7 @@ def calibrate_intervals(
         >>> calibration.threshold, calibration.interval(attention, torch.tensor([10]))
         (0.425, (tensor([3]), tensor([5])))
     """
-    _check_coverage(coverage)
+    check_coverage(coverage)
     check_lengths(lengths, attention, "attention")
     positive = count_slices(slice_labels, lengths).positive > 0
     kept = int(positive.sum())
@@ -160,7 +177,7 @@ def calibrate_intervals(
     family = _Family.of(attention, lengths)
     flags = slice_labels.to(attention.device) == 1
     scores = family.covering(flags)[positive.to(attention.device)].sort().values
-    return IntervalCalibration(coverage, kept, scores[math.ceil((kept + 1) * _exactly(coverage)) - 1].item())
+    return IntervalCalibration(coverage, kept, scores[_rank(kept, coverage) - 1].item())
 
 
 def scans_needed(coverage: float) -> int:
@@ -173,12 +190,35 @@ def scans_needed(coverage: float) -> int:
     return math.ceil(_exactly(coverage) / (1 - _exactly(coverage)))
 
 
+def promise(coverage: float) -> str:
+    """What an interval of this coverage does, in the words of every result.
+
+    Example:
+        >>> promise(0.9)
+        'contains the whole finding of a positive scan with 90 % probability'
+    """
+    return f"contains the whole finding of a positive scan with {100 * coverage:g} % probability"
+
+
+def _rank(scans: int, coverage: float) -> int:
+    """The k of `calibrate_intervals`."""
+    return math.ceil((scans + 1) * _exactly(coverage))
+
+
 def _exactly(coverage: float) -> Fraction:
     """The decimal number that was written: .9 / (1 - .9) is above 9 in binary."""
     return Fraction(str(float(coverage)))
 
 
-def _check_coverage(coverage: float) -> None:
+def check_coverage(coverage: float) -> None:
+    """Refuse what is not a probability between 0 and 1.
+
+    Example:
+        >>> check_coverage(90.0)
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: coverage is 90.0; give a number between 0 and 1, such as .9 for 90 % of the
+        scans
+    """
     if not 0 < coverage < 1:
         raise UserError(f"coverage is {coverage}; give a number between 0 and 1, such as .9 for 90 % of the scans")
 

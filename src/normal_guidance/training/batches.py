@@ -45,6 +45,19 @@ class Scans(Protocol):
         ...
 
 
+@runtime_checkable
+class LabelledScans(Scans, Protocol):
+    """Scans with everything that measuring needs, such as `Bags` or a feature store."""
+
+    @property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
+    @property
+    def scan_ids(self) -> tuple[str, ...]: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
+    def __len__(self) -> int: ...
+
+
 def slice_labels_of(scans: Scans) -> Int[Tensor, "slices"]:
     """The labels of all slices, for the supervised reference only: nothing else in training reads them.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,25 +28,13 @@ from normal_guidance.statistics.skill import (
     patient_specific,
 )
 from normal_guidance.statistics.split_results import MethodResults, SplitResults
-from normal_guidance.training.batches import Scans
+from normal_guidance.training.batches import LabelledScans
 from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import CommitteeFit, Plan, fit_committee
+from normal_guidance.training.promised_intervals import PromisedIntervals, check_on, check_promise, promise_intervals
 
 OUT_OF_FOLD = "out-of-fold"
 """What the training scans are called where the model is measured on them."""
-
-
-@runtime_checkable
-class LabelledScans(Scans, Protocol):
-    """Scans with everything that measuring needs, such as `Bags` or a feature store."""
-
-    @property
-    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
-    @property
-    def scan_ids(self) -> tuple[str, ...]: ...
-    @property
-    def patient_ids(self) -> tuple[str, ...]: ...
-    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -98,6 +85,7 @@ class MeasuredFit:
     out_of_fold: Measured
     tested: Prediction | None
     test: Measured | None
+    intervals: PromisedIntervals
 
     def sentences(self) -> list[str]:
         """Three sentences: does it tell scans apart, does it find the slices, can it be trusted."""
@@ -116,16 +104,19 @@ def fit_and_measure(
     *,
     test: LabelledScans | None = None,
     sensitivity: float | None = None,
+    coverage: float | None = None,
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> MeasuredFit:
     """Fit a committee, calibrate it and choose its threshold, all out of fold.
 
     Args:
-        scans: the training scans; labels of slices are used to measure the result, never to train.
+        scans: the training scans; labels of slices measure the result and calibrate intervals, and never train.
         plan: how; without it, the scans decide.
         test: other patients' scans, to measure the model on.
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
+        coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
+            labels. Without it, .9 if there are enough.
         device: where it is fitted.
         watch: called with the share that is done.
 
@@ -136,6 +127,7 @@ def fit_and_measure(
         'It tells scans apart with an AUROC of ...'
     """
     check_sensitivity(sensitivity)  # before the work
+    check_promise(coverage, scans)
     if test is not None and (shared := {*scans.patient_ids} & {*test.patient_ids}):
         raise UserError(f"patient {min(shared)!r} has training and test scans ({len(shared)} such); split again")
     fit = fit_committee(scans, scans.patient_ids, plan, device=device, watch=watch)
@@ -148,8 +140,10 @@ def fit_and_measure(
         test=None if test is None or tested is None else (tested.logit, test.labels),
         scans=OUT_OF_FOLD,
     )
-    measured = None if test is None or tested is None else measure(test, tested)
-    return MeasuredFit(fit, operation, own, measure(scans, own), tested, measured)
+    intervals, measured = promise_intervals(scans, fit.attention, coverage), None
+    if test is not None and tested is not None:
+        intervals, measured = check_on(intervals, test, tested.attention), measure(test, tested)
+    return MeasuredFit(fit, operation, own, measure(scans, own), tested, measured, intervals)
 
 
 def measure(scans: LabelledScans, prediction: Prediction) -> Measured:

@@ -36,9 +36,9 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
     """Classifies scans and finds the slices that matter, from scan labels alone, with nothing to choose.
 
     Scans are `Bags`, a feature store, or a list: of `Bag`, or of arrays `(slices, features)`.  Labels and patients are
-    those of the bags or the store; where bags name no patients, each scan is its own.  Labels of slices are used to
-    measure the result, never to train.  Numbers of scans are numpy arrays, as scikit-learn's are; those of slices are
-    packed tensors, as this library's are.
+    those of the bags or the store; where bags name no patients, each scan is its own.  Labels of slices measure the
+    result and calibrate intervals; they never train.  Numbers of scans are numpy arrays, as scikit-learn's are; those
+    of slices are packed tensors, as this library's are.
 
     `fit` changes neither its scans nor any global state, and fitting again gives the same result.
 
@@ -48,6 +48,8 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         seed: of the division, the only chance in all of this.
         components: principal components that are kept of features that repeat each other, at most.
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
+        coverage: the probability with which `find_intervals` shall contain the finding; refused if too few scans have
+            slice labels. Without it, .9 if there are enough.
         device: where it is fitted, such as "cuda"; a fitted finder is on the CPU.
 
     Attributes:
@@ -61,6 +63,8 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         out_of_fold_attention_: the same for the slices, packed.
         out_of_fold_: scan AUROC and, where slice labels are known, localization AUROC, skill and the patient-specific
             measure, with intervals.
+        interval_calibration_: what `find_intervals` promises, an `IntervalCalibration` with its `coverage`; None where
+            too few patients have a positive scan with slice labels.
         sentences_: whether it tells scans apart, whether it finds the slices, and whether to trust it.
 
     Example:
@@ -80,6 +84,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         seed: int = 0,
         components: int = COMPONENTS,
         sensitivity: float | None = None,
+        coverage: float | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.folds = folds
@@ -87,6 +92,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         self.seed = seed
         self.components = components
         self.sensitivity = sensitivity
+        self.coverage = coverage
         self.device = device
 
     def fit(
@@ -105,13 +111,16 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         """
         _check_device(self.device)
         scans = _with_labels(bags, y, patient_ids)
-        found = fit_and_measure(scans, self._plan(scans), sensitivity=self.sensitivity, device=self.device)
+        found = fit_and_measure(
+            scans, self._plan(scans), sensitivity=self.sensitivity, coverage=self.coverage, device=self.device
+        )
         assert found.operation.point is not None  # both classes are there
         self.classes_ = np.array([0, 1])
         self.n_features_in_ = scans.width
         self.committee_, self.plan_ = found.fit.committee, found.fit.plan
         self.operation_, self.threshold_ = found.operation, found.operation.point.threshold
         self.out_of_fold_logits_, self.out_of_fold_attention_ = found.fit.logits.numpy(), found.fit.attention
+        self.interval_calibration_, self._intervals = found.intervals.calibration, found.intervals
         self.out_of_fold_, self.sentences_ = found.out_of_fold, tuple(found.sentences())
         return self
 
@@ -136,6 +145,18 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         `.split(bags.lengths.tolist())` makes a list of scans of it.
         """
         return self._predict(bags).attention
+
+    def find_intervals(self, bags: ScansLike) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
+        """First and last slice of each scan, counted from 0, both included: slices that promise to hold the finding.
+
+        `interval_calibration_` says with what probability they contain all of it, if the scan is positive. A finder
+        that was fitted to too few scans with slice labels has no such intervals and refuses.
+        """
+        check_is_fitted(self)
+        if self.interval_calibration_ is None:
+            raise UserError(f"{self._intervals.sentences()[0].removesuffix('.')}; fit the finder to more such scans")
+        scans = _as_scans(bags)
+        return self.interval_calibration_.interval(self._predict(scans).attention, scans.lengths)
 
     def score(
         self,
@@ -214,7 +235,7 @@ def _with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] |
         return scans
     packed = scans.bags() if isinstance(scans, FeatureStore) else scans
     labels = packed.labels if y is None else _labels(y, len(packed))
-    # Slice labels may contradict other scan labels; they measure the result only.
+    # Slice labels may contradict other scan labels, and no training needs them.
     return replace(
         packed,
         labels=labels,

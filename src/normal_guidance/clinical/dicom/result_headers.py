@@ -56,7 +56,7 @@ class Result:
         one = self.prediction
         content = (
             (__version__, one.method, one.logit, one.probability, one.threshold, one.attention.tolist()),
-            (one.key_slices, one.interval, one.share),
+            (one.key_slices, one.interval, one.share, one.coverage),
             (self.source.study_uid, self.source.slices, sorted(self.source.identity.items())),
             (self.title, sha256(self.content).hexdigest(), purpose),
         )

@@ -122,7 +122,7 @@ def _group(
 def _parameters(result: Result) -> Iterator[str]:
     yield NOTICE
     yield f"method: {result.prediction.method}"
-    yield f"share of the attention that the interval holds at least: {result.prediction.share:g}"
+    yield f"the interval {result.prediction.meaning}"
 
 
 def _number(name: CodedConcept, value: float, *places: Reference) -> Measurement:
