@@ -17,10 +17,11 @@ from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
 from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.findings import parse_findings
 from normal_guidance.data.geometry import Ordered
 from normal_guidance.data.indexing import Index, index
 from normal_guidance.data.label_tables import parse_labels, parse_ranges
-from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.manifest import ScanRow, read_manifest
 from normal_guidance.data.problems import KINDS
 from normal_guidance.data.sources import SOURCES
 from normal_guidance.data.sources.interface import LISTED
@@ -138,6 +139,24 @@ def test_head_scans_are_series_of_a_flat_folder(head):
     assert (two.kind, two.modality, two.transfer_syntax) == ("dicom", "CT", ExplicitVRLittleEndian)
     assert one.dataset_labels == {"types": []}
     assert two.dataset_labels == {"types": ["subdural"]}
+
+
+def test_head_types_are_findings_with_slice_labels(head):
+    head.labels["a1"]["epidural"] = 1  # but its `any` is 0
+    head.labels["b3"] |= {"epidural": 1, "any": 1}
+    made = head.index()
+    manifest = read_manifest(made.manifest.root.parent / "out")
+    assert [finding.name for finding in manifest.findings] == ["any", *TYPES[:-1]]
+    assert [finding.code for finding in manifest.findings] == ["1386000", *[None] * 5]
+    shown = {name: [slices(row) for row in manifest.of_finding(name)] for name in TYPES}
+    assert shown == {
+        "any": [[0, 0], [1, 1, 0]],
+        "epidural": [[0, 0], [0, 1, 0]],
+        "subdural": [[0, 0], [1, 0, 0]],
+        **{key: [[0, 0], [0, 0, 0]] for key in TYPES[1:4]},
+    }
+    assert manifest.of_finding("epidural").labels.tolist() == [0, 1]
+    assert made.report["counts"]["findings"] == dict.fromkeys(TYPES, 0) | {"any": 1, "epidural": 1, "subdural": 1}
 
 
 def test_head_duplicated_rows_are_counted_once(head):
@@ -820,3 +839,55 @@ def test_the_competitions_own_folder_is_found(head):
 
 def test_every_source_is_tested_here():
     assert set(SOURCES) == {*TABLES, "folder"}
+
+
+def test_folder_with_findings(folder):
+    for name in "abcd":
+        folder.scan(name)
+    rows = {
+        "a": {"any": 1, "epidural": 1, "subdural": 0, "slice_labels_any": "0 1 1 0", "slice_ranges_epidural": "1"},
+        "b": {"any": 0, "epidural": 0, "subdural": "", "slice_labels_any": "", "slice_ranges_epidural": ""},
+        "c": {"any": 1, "epidural": 0, "subdural": 1, "slice_labels_any": "", "slice_ranges_epidural": "2"},
+        "d": {"any": 1, "epidural": 2, "subdural": 1, "slice_labels_any": "", "slice_ranges_epidural": ""},
+    }
+    for name, cells in rows.items():
+        folder.add(name, **cells)
+    made = folder.index(findings=parse_findings("any=1386000,epidural,subdural"))
+    manifest = made.manifest
+    assert [(row.scan_id, row.label, slices(row)) for row in manifest] == [
+        ("a", 1, [0, 1, 1, 0]),
+        ("b", 0, [0, 0, 0, 0]),
+        ("c", 1, None),
+    ]
+    assert [(row.label, slices(row)) for row in manifest.of_finding("epidural")] == [
+        (1, [0, 1, 0, 0]),
+        (0, [0, 0, 0, 0]),
+        (0, None),  # its slice labels contradict it
+    ]
+    assert [(row.scan_id, row.label, slices(row)) for row in manifest.of_finding("subdural")] == [
+        ("a", 0, None),
+        ("c", 1, None),
+    ]
+    assert [problem.scan_id for problem in made.problems if problem.kind == "label_mismatch"] == ["c"]
+    wrong = [problem.detail for problem in made.problems if problem.kind == "bad_row"]
+    assert wrong == ["row 4: label of epidural '2' is neither 0 nor 1"]
+
+
+@pytest.mark.parametrize(
+    ("findings", "message"),
+    [
+        ("any,subdural", r"labels.csv has no column subdural; it has scan_id, path, any, label"),
+        ("any", "has a column label beside the findings, the first of which is the label; add it to --findings"),
+        ("any,path", "path is another column of the table"),
+    ],
+)
+def test_folder_refuses_findings_that_the_table_lacks(folder, findings, message):
+    folder.scan("a")
+    folder.add("a", any=1, label=1)
+    with pytest.raises(UserError, match=message):
+        folder.index(findings=parse_findings(findings))
+
+
+def test_other_sources_have_no_option_for_findings(head):
+    with pytest.raises(UserError, match=r"rsna-ich has no option --findings \(given: any\); leave it out"):
+        head.index(findings=parse_findings("any"))

@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from normal_guidance.data.findings import Finding, parse_findings
 from normal_guidance.errors import UserError
+from normal_guidance.features.convert import export_store
 from normal_guidance.features.import_features import import_store
-from normal_guidance.features.store import FeatureStore
+from normal_guidance.features.store import FeatureStore, open_store
 
 IDS, LABELS, PATIENTS, PARTS = ("A", "B", "C"), [0, 1, 1], ["P1", "P2", "P2"], ["train", "val", "val"]
 LENGTHS = [2, 4, 3]
@@ -412,3 +414,79 @@ def test_a_missing_library_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(UserError, match=r"h5py is not installed; pip install 'normal-guidance\[encoders\]'"):
         import_store(tmp_path / "a.h5", tmp_path / "store")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Findings
+# ----------------------------------------------------------------------------------------------------
+
+FINDINGS = parse_findings("any=1386000,epidural,subdural")
+
+
+def import_findings(folder: Path, table: str, name: str = "store") -> FeatureStore:
+    np.savez(folder / "in.npz", x=PACKED, lengths=LENGTHS, ids=IDS, patient_ids=PATIENTS)
+    (folder / "t.csv").write_text(table)
+    return import_store(folder / "in.npz", folder / name, labels=folder / "t.csv", findings=FINDINGS)
+
+
+def test_findings_are_views_of_the_same_features(tmp_path):
+    lines = ["scan_id,any,epidural,subdural,slice_labels_any,slice_labels_epidural"]
+    lines += ["A,0,0,0,0 0,", "B,1,0,,0 1 1 0,", "C,1,1,1,,0 1 0"]
+    made = import_findings(tmp_path, "\n".join(lines))
+    for store in (made, open_store(tmp_path / "store")):
+        assert store.findings == (Finding("any", "1386000"), Finding("epidural"), Finding("subdural"))
+        assert store.finding == store.findings[0]
+        assert "findings any epidural subdural" in repr(store)
+        assert store.labels.tolist() == [0, 1, 1]
+        assert store.slice_labels.tolist() == [0, 0, 0, 1, 1, 0, -1, -1, -1]
+        epidural = store.of_finding("epidural")
+        assert epidural.labels.tolist() == [0, 0, 1]
+        assert epidural.slice_labels.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 0]
+        assert epidural.findings == (Finding("epidural"),)
+        assert epidural.shards is store.shards
+        assert epidural.fingerprint != store.fingerprint
+        subdural = store.of_finding("subdural")  # of B it is unknown
+        assert (subdural.scan_ids, subdural.labels.tolist(), subdural.slice_labels) == (("A", "C"), [0, 1], None)
+        np.testing.assert_array_equal(subdural.bags().features, np.concatenate([FEATURES[0], FEATURES[2]]))
+        assert store.of_finding("any").fingerprint == store.fingerprint
+        assert store.select(["C"]).of_finding("epidural").labels.tolist() == [1]
+        with pytest.raises(UserError, match="has no finding 'all'; it has any, epidural, subdural"):
+            store.of_finding("all")
+        with pytest.raises(UserError, match="has no label of finding 'subdural' for these scans"):
+            store.select(["B"]).of_finding("subdural")
+    with pytest.raises(UserError, match="has the findings any, epidural, subdural, but npz has one label; choose one"):
+        export_store(made, tmp_path / "npz", "npz")
+    export_store(made.of_finding("epidural"), tmp_path / "npz", "npz")
+    assert import_store(tmp_path / "npz", tmp_path / "back").labels.tolist() == [0, 0, 1]
+
+
+def test_a_store_without_findings_does_not_mention_them(tmp_path):
+    np.savez(tmp_path / "in.npz", x=PACKED, lengths=LENGTHS, ids=IDS, y=LABELS)
+    store = import_store(tmp_path / "in.npz", tmp_path / "store")
+    assert b"finding" not in (tmp_path / "store" / "store.json").read_bytes()
+    assert "findings" not in repr(store)
+    assert (store.findings, store.finding) == ((), None)
+    with pytest.raises(UserError, match="has one label without a name, so there is no finding 'any' to choose"):
+        store.of_finding("any")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("B,1,x,0", "t.csv, scan 'B', finding epidural: label 'x' is neither 0 nor 1; correct the row"),
+        ("B,x,0,0", "t.csv, scan 'B': any 'x' is neither 0 nor 1; correct the row"),
+        ("B,,0,0", "t.csv, scan 'B': any is empty, but the first finding must be known for every scan"),
+    ],
+)
+def test_wrong_labels_of_findings_are_refused(tmp_path, row, message):
+    with pytest.raises(UserError, match=message):
+        import_findings(tmp_path, f"scan_id,any,epidural,subdural\nA,0,0,0\n{row}\nC,1,1,1\n")
+
+
+def test_findings_need_a_table_with_their_columns(tmp_path):
+    with pytest.raises(UserError, match="has no column subdural; it has scan_id, any, epidural"):
+        import_findings(tmp_path, "scan_id,any,epidural\nA,0,0\n")
+    with pytest.raises(UserError, match="--findings names columns of the table of labels; give it: --labels TABLE"):
+        import_store(tmp_path / "in.npz", tmp_path / "store", findings=FINDINGS)
+    with pytest.raises(UserError, match="has the columns slice_labels and slice_labels_any; leave one of them out"):
+        import_findings(tmp_path, "scan_id,any,epidural,subdural,slice_labels,slice_labels_any\nA,0,0,0,,\n")

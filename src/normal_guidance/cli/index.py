@@ -52,6 +52,13 @@ def index(
             autocompletion=one_of(LABELS),
         ),
     ] = None,
+    findings: Annotated[
+        str | None,
+        typer.Option(
+            help="For folder: columns of the table with 0 or 1, instead of label, with a SNOMED CT code where known: "
+            "any=1386000,epidural. The first is the main one."
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -65,14 +72,16 @@ def index(
     The manifest does not depend on the number of workers.
     """
     from normal_guidance.cli.progress_bar import make_console, say
+    from normal_guidance.data.findings import parse_findings
     from normal_guidance.data.indexing import check_options
     from normal_guidance.data.indexing import index as make_index
 
-    check_options(source, table, labels)
+    named = () if findings is None else parse_findings(findings)
+    check_options(source, table, labels, named)
     console = make_console(stderr=as_json)
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
     with _watch(console, f"{source} in {root}") as watch:
-        made = make_index(source, root, out, table=table, labels=labels, workers=count, watch=watch)
+        made = make_index(source, root, out, table=table, labels=labels, findings=named, workers=count, watch=watch)
     if as_json:
         print_json(made.report)
         return
@@ -88,6 +97,10 @@ def summary(made: Index, out: Path) -> list[str]:
         f"{scans:,} scans, {counts['slices']:,} slices, {counts['patients']:,} patients",
         f"{positive:,} positive scans ({100 * positive / scans:.1f} %), {sliced:,} with slice labels",
     ]
+    if "findings" in counts:
+        lines.append(
+            f"Positive by finding: {', '.join(f'{name} {count:,}' for name, count in counts['findings'].items())}"
+        )
     problems = counts["problems"]
     if problems:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in problems.items())

@@ -58,6 +58,7 @@ def _about(store: FeatureStore) -> dict[str, Any]:
         "features": store.width,
         "dtype": str(store.dtype).removeprefix("torch."),
         "bytes": store.memory,
+        "findings": [one.as_json() for one in store.findings],
         "parts": {str(part): int(count) for part, count in store.scans["part"].value_counts(sort=False).items()},
         "recipe": store.recipe or None,
         "fingerprint": store.fingerprint,
@@ -99,6 +100,13 @@ def import_(
             help="Table (.csv, .parquet) with scan_id, label, and optionally patient_id, part, slice_labels (0 0 1 1).",
         ),
     ] = None,
+    findings: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns of that table with 0 or 1, instead of label, with a SNOMED CT code where known: "
+            "any=1386000,epidural. The first is the main one."
+        ),
+    ] = None,
     form: Annotated[
         str | None,
         typer.Option(
@@ -115,9 +123,11 @@ def import_(
     A file may hold one scan or many; the command prints under which keys it found features, labels and patients.
     Reading executes no code: pickled objects are refused.
     """
+    from normal_guidance.data.findings import parse_findings
     from normal_guidance.features.import_features import import_store
 
-    store = import_store(source, out, form, labels=labels, tell=lambda line: typer.echo(line, err=True))
+    named = () if findings is None else parse_findings(findings)
+    store = import_store(source, out, form, labels=labels, findings=named, tell=lambda line: typer.echo(line, err=True))
     typer.echo(f"{out}: {store!r}")
     if not store.scans["part"].notna().any():
         typer.echo(
@@ -130,11 +140,14 @@ def export(
     store: Store,
     form: Form,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; for hdf5, the file.")],
+    finding: Annotated[
+        str | None, typer.Option(help="The finding whose labels to write, where the store has several.")
+    ] = None,
 ) -> None:
     """Write a store as npz files, HDF5 or torchmil's folders."""
     from normal_guidance.features.convert import export_store
     from normal_guidance.features.store import open_store
 
-    opened = open_store(store)
+    opened = open_store(store) if finding is None else open_store(store).of_finding(finding)
     export_store(opened, out, form)
     typer.echo(f"{out}: {len(opened)} scans as {form}")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.containers import list_files, list_members
 from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.header_reading import NIFTI, is_nifti
 from normal_guidance.data.indexing import read_rows
 from normal_guidance.data.manifest import ScanRow
@@ -25,7 +26,6 @@ from normal_guidance.data.problems import KINDS, Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
-    Labels,
     list_below,
     patient_of,
     series_folders,
@@ -167,6 +167,7 @@ class _NewScans:
     `series_of` resolves.
     """
 
+    findings: tuple[Finding, ...] = ()
     expected_files: int | None = None
     expected_groups: int | None = None
 

@@ -19,11 +19,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from normal_guidance import __version__
 from normal_guidance.data.dicom_slices import Header
 from normal_guidance.data.file_contents import Mask, Refusal
+from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.geometry import Ordered, order_slices
 from normal_guidance.data.header_reading import Found, HeaderRequest, is_nifti, read_all
 from normal_guidance.data.manifest import Manifest, ScanRow, write_manifest
@@ -75,6 +74,7 @@ def index(
     *,
     table: str | Path | None = None,
     labels: str | None = None,
+    findings: Sequence[Finding] = (),
     workers: int = 0,
     watch: Watch | None = None,
 ) -> Index:
@@ -86,6 +86,7 @@ def index(
         out: a folder that is empty or does not exist; it appears when everything is done.
         table: for `folder` only: the table of scans that `normal_guidance.data.sources.folder` describes.
         labels: for `rsna-at` only: 'image' (the default) or 'patient'.
+        findings: for `folder` only: columns of the table with a label each, in place of the column label.
         workers: processes that read headers; 0 reads them in this one.
         watch: receives the progress every `WATCH_FILES` files.
 
@@ -96,12 +97,18 @@ def index(
         folder
     """
     begin = time.monotonic()
-    options = check_options(source, table, labels)
+    options = check_options(source, table, labels, findings)
     with folder_atomically(out) as draft:
         problems: list[Problem] = []
         dataset = SOURCES[source].open(Path(root), options, problems.append)
-        about = {"source": source, "root": str(dataset.root.resolve()), "options": _stated(source, options)}
+        about: dict[str, Any] = {
+            "source": source,
+            "root": str(dataset.root.resolve()),
+            "options": _stated(source, options),
+        }
         about["version"] = __version__
+        if dataset.findings:
+            about["findings"] = [one.as_json() for one in dataset.findings]
         run = _Run(dataset, problems, watch or (lambda progress: None))
         manifest = write_manifest(draft / MANIFEST, run.rows(workers), about)
         if not len(manifest):
@@ -129,7 +136,12 @@ def read_rows(
     return _Run(dataset, problems, watch or (lambda progress: None), any_modality, with_series).rows(workers)
 
 
-def check_options(source: str, table: str | Path | None = None, labels: str | None = None) -> SourceOptions:
+def check_options(
+    source: str,
+    table: str | Path | None = None,
+    labels: str | None = None,
+    findings: Sequence[Finding] = (),
+) -> SourceOptions:
     """The options of a source; refuses options that it does not have.
 
     Example:
@@ -139,16 +151,17 @@ def check_options(source: str, table: str | Path | None = None, labels: str | No
     """
     if source not in SOURCES:
         raise UserError(f"source {source!r} is unknown; choose one of {', '.join(SOURCES)}")
-    given = {"table": None if table is None else Path(table), "labels": labels}
+    given = {"table": None if table is None else Path(table), "labels": labels, "findings": tuple(findings) or None}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():
         if name not in SOURCES[source].options:
-            raise UserError(f"{source} has no option --{name} (given: {value}); leave it out")
+            shown = ", ".join(map(str, value)) if isinstance(value, tuple) else value
+            raise UserError(f"{source} has no option --{name} (given: {shown}); leave it out")
     return SourceOptions(**chosen)
 
 
 def _stated(source: str, options: SourceOptions) -> dict[str, str]:
-    return {name: str(getattr(options, name)) for name in SOURCES[source].options}
+    return {name: str(getattr(options, name)) for name in SOURCES[source].options if name != "findings"}
 
 
 def _why(problems: Sequence[Problem]) -> str:
@@ -171,10 +184,17 @@ def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, sec
             "positive": int(manifest.labels.sum()),
             "with_slice_labels": len(manifest) - manifest.table["slice_labels"].null_count,
             "patients": len(set(manifest.patient_ids)),
+            **_finding_counts(manifest),
             "problems": summarize(problems),
         },
         "seconds": round(seconds, 1),
     }
+
+
+def _finding_counts(manifest: Manifest) -> dict[str, Any]:
+    """Positive scans of each finding; nothing where the label has no name."""
+    counts = {one.name: int(manifest.of_finding(one.name).labels.sum()) for one in manifest.findings}
+    return {"findings": counts} if counts else {}
 
 
 def _versions() -> dict[str, str | None]:
@@ -273,20 +293,18 @@ class _Run:
         labels = self.dataset.join(candidate, ordered, mask)
         if labels.label is None:
             return None
-        row = _make_row(candidate, ordered, "nifti" if nifti else "dicom", labels.label, labels.slices)
+        row = _make_row(candidate, ordered, "nifti" if nifti else "dicom", labels.label, labels)
         return _with_series(row, candidate.headers) if self.with_series else row
 
 
-def _make_row(
-    candidate: Candidate, ordered: Ordered, kind: str, label: int, slice_labels: np.ndarray | None
-) -> ScanRow:
+def _make_row(candidate: Candidate, ordered: Ordered, kind: str, label: int, labels: Labels) -> ScanRow:
     kept = {file for file, _ in ordered.slices}
     headers = [header for header in candidate.headers if header.file in kept]
     return ScanRow(
         scan_id=candidate.scan_id,
         patient_id=candidate.patient_id,
         label=label,
-        slice_labels=slice_labels,
+        slice_labels=labels.slices,
         kind=kind,
         files=tuple(file for file, _ in ordered.slices),
         frames=tuple(frame for _, frame in ordered.slices),
@@ -299,6 +317,7 @@ def _make_row(
         modality=headers[0].modality or "CT",
         transfer_syntax=",".join(sorted({header.transfer_syntax for header in headers})),
         dataset_labels=candidate.dataset_labels,
+        further=labels.further,
     )
 
 

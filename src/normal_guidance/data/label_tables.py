@@ -5,7 +5,7 @@ positive.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
+from normal_guidance.data.findings import OPTION, Finding, Labels, label_column
 from normal_guidance.errors import UserError
 from normal_guidance.files import read_parquet
 
@@ -48,6 +49,80 @@ def read_table(path: Path, option: str, wanted: Sequence[str], needed: Sequence[
         if name not in columns:
             raise UserError(f"{option} {path} has no column {name}; it has {', '.join(table.column_names)}")
     return columns
+
+
+def read_labels(
+    path: Path, option: str, wanted: Sequence[str], needed: Sequence[str], findings: Sequence[Finding] = ()
+) -> dict[str, list[str]]:
+    """`read_table` for a table with a column for each finding, which is called as the finding is.
+
+    The first finding's columns are renamed to label, slice_labels and slice_ranges; another one's to label_NAME,
+    slice_labels_NAME and slice_ranges_NAME, as which the last two are written.
+    """
+    if not findings:
+        return read_table(path, option, wanted, needed)
+    names = [one.name for one in findings]
+    for name in names:
+        if name in wanted and name != "label":
+            raise UserError(f"{OPTION} {name}: {name} is another column of the table; call the finding's otherwise")
+    sliced = {f"{kind}_{name}": (kind, name) for kind in ("slice_labels", "slice_ranges") for name in names}
+    columns = read_table(path, option, [*wanted, *names, *sliced], [*needed, *names])
+    if "label" in columns and "label" not in names:
+        raise UserError(
+            f"{option} {path} has a column label beside the findings, the first of which is the label; add it to "
+            f"{OPTION}, or leave it out"
+        )
+    renamed: dict[str, list[str]] = {}
+    for column, values in columns.items():
+        kind, name = ("label", column) if column in names else sliced.get(column, (column, names[0]))
+        target = kind if name == names[0] else f"{kind}_{name}"
+        if target in renamed:
+            raise UserError(f"{option} {path} has the columns {kind} and {kind}_{name}; leave one of them out")
+        renamed[target] = values
+    return renamed
+
+
+def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, sliced: bool) -> Labels:
+    """What a row of `read_labels` says about a finding other than the first; raises a ValueError if it does not fit.
+
+    Args:
+        row: the cells of the row.
+        count: slices of the scan.
+        sliced: whether the table has slice labels of the finding: where they are empty, those of a negative scan are 0.
+
+    Example:
+        >>> further_labels({"label_epidural": "1", "slice_ranges_epidural": "1-2"}, Finding("epidural"), 4, sliced=True)
+        Labels(label=1, slices=array([0, 1, 1, 0], dtype=int8), further=mappingproxy({}))
+    """
+    word = row.get(label_column(finding.name), "").lower()
+    if word and word not in BINARY:
+        raise ValueError(f"label {word!r} is neither 0 nor 1")
+    label, slices = BINARY.get(word), slice_labels_in(row, count, f"_{finding.name}")
+    if slices is None:
+        return Labels(label, np.zeros(count, np.int8) if sliced and label == 0 else None)
+    if label not in (None, int(slices.any())):
+        raise ValueError(f"label is {label}, but {int(slices.sum())} of {count} slices are positive")
+    return Labels(int(slices.any()), slices)
+
+
+def slice_labels_in(row: Mapping[str, str], count: int, suffix: str = "") -> np.ndarray | None:
+    """The slice labels in a row's cell slice_labels or slice_ranges, if there are any.
+
+    Example:
+        >>> slice_labels_in({"slice_labels": "", "slice_ranges": "0"}, 3).tolist()
+        [1, 0, 0]
+    """
+    labels, ranges = (row.get(f"{kind}{suffix}") for kind in ("slice_labels", "slice_ranges"))
+    if labels and ranges:
+        raise ValueError(f"slice_labels{suffix} and slice_ranges{suffix} are given; give one of them")
+    if ranges:
+        return parse_ranges(ranges, count)
+    if not labels:
+        return None
+    found = parse_labels(labels)
+    if len(found) != count:
+        raise ValueError(f"{len(found)} slice labels for {count} slices")
+    return found
 
 
 def _once(table: pa.Table, wanted: Sequence[str]) -> list[str]:

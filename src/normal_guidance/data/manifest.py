@@ -3,6 +3,8 @@
     manifest.parquet   one row per scan: ids, label, slices in order with their files and positions, geometry
     problems.csv       problems of the scans (`normal_guidance.data.problems`)
 
+Further findings have two more columns each (`normal_guidance.data.findings`).
+
 Paths are relative to the root in the manifest's metadata, so that a dataset can be moved.
 Lists (files, positions, labels) stay in Arrow's memory, about 40 bytes a slice, until a row is read.
 """
@@ -10,7 +12,7 @@ Lists (files, positions, labels) stay in Arrow's memory, about 40 bytes a slice,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from normal_guidance.data.findings import (
+    Finding,
+    Labels,
+    choose_finding,
+    further_columns,
+    label_column,
+    read_findings,
+    slices_column,
+    with_findings,
+)
 from normal_guidance.errors import UserError
 from normal_guidance.files import read_parquet, write_atomically
 
@@ -110,6 +122,8 @@ class ScanRow:
     """InstanceNumber of every slice, None for a slice without one."""
     dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
     """Other labels that the dataset's tables give the scan, by the names of `normal_guidance.data.sources`."""
+    further: Mapping[str, Labels] = field(default_factory=dict)
+    """Labels for the findings after the first, by their names."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -119,8 +133,8 @@ class Manifest:
     """The scans of a manifest, or some of them; a row is built when it is read.
 
     Args:
-        table: the columns of `SCHEMA`.
-        about: the origin: source, root, options, version.
+        table: the columns of `SCHEMA`, and those of the findings.
+        about: the origin: source, root, options, version, and the findings where they have names.
     """
 
     def __init__(self, table: pa.Table, about: dict[str, Any]) -> None:
@@ -130,16 +144,31 @@ class Manifest:
         return self.table.num_rows
 
     def __getitem__(self, number: int) -> ScanRow:
-        return _scan_row(self.table.slice(number, 1).to_pylist()[0])
+        return _scan_row(self.table.slice(number, 1).to_pylist()[0], self.findings)
 
     def __iter__(self) -> Iterator[ScanRow]:
         for batch in self.table.to_batches(max_chunksize=BATCH):
-            yield from map(_scan_row, batch.to_pylist())
+            yield from (_scan_row(values, self.findings) for values in batch.to_pylist())
 
     @property
     def root(self) -> Path:
         """The folder that all paths are relative to."""
         return Path(self.about["root"])
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the scans are labelled for, the label's own first; empty for one label without a name."""
+        return read_findings(self.about.get("findings", ()))
+
+    def of_finding(self, name: str) -> Manifest:
+        """The scans with the labels of one finding, without those for which it is unknown."""
+        finding = choose_finding(self.findings, name, f"the index of {self.root}")
+        about, table = {**self.about, "findings": [finding.as_json()]}, self.table
+        if finding != self.findings[0]:
+            table = table.filter(pc.is_valid(table[label_column(name)]))
+            for own, column in (("label", label_column(name)), ("slice_labels", slices_column(name))):
+                table = table.set_column(table.column_names.index(own), SCHEMA.field(own), table[column])
+        return Manifest(table.select(SCHEMA.names), about)
 
     @property
     def scan_ids(self) -> list[str]:
@@ -173,13 +202,20 @@ class Manifest:
         )
 
 
-def _scan_row(values: dict[str, Any]) -> ScanRow:
+def _scan_row(values: dict[str, Any], findings: Sequence[Finding]) -> ScanRow:
     extra = _decode_extra(values.pop("extra"), values["scan_id"])
     labels = values["slice_labels"]
     lists = {name: tuple(values[name]) for name in ("files", "frames", "positions")}
     optional = {name: values[name] and tuple(values[name]) for name in ("pixel_spacing", "orientation")}
-    known = None if labels is None else np.array(labels, np.int8)
-    return ScanRow(**{**values, **lists, **optional, **extra, "slice_labels": known})
+    further = {
+        one.name: Labels(values.pop(label_column(one.name)), _int8(values.pop(slices_column(one.name))))
+        for one in findings[1:]
+    }
+    return ScanRow(**{**values, **lists, **optional, **extra, "slice_labels": _int8(labels), "further": further})
+
+
+def _int8(labels: Sequence[int] | None) -> np.ndarray | None:
+    return None if labels is None else np.array(labels, np.int8)
 
 
 def _encode_extra(row: ScanRow) -> str:
@@ -203,8 +239,9 @@ def _decode_extra(text: str | None, scan_id: str) -> dict[str, Any]:
 def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, Any]) -> Manifest:
     """Writes manifest.parquet and return its content.
 
-    `about` holds at least `source` and `root`.  Scan ids must be unique.
+    `about` holds at least `source` and `root`, and the `findings` as JSON if they have names.  Scan ids must be unique.
     """
+    findings = read_findings(about.get("findings", ()))
     pieces, batch = [], []
     seen: set[str] = set()
     for row in rows:
@@ -213,20 +250,25 @@ def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, A
         seen.add(row.scan_id)
         batch.append(row)
         if len(batch) == BATCH:
-            pieces.append(_table(batch))
+            pieces.append(_table(batch, findings))
             batch = []
-    table = pa.concat_tables([*pieces, _table(batch)])
+    table = pa.concat_tables([*pieces, _table(batch, findings)])
     about = {"format": FORMAT, **about}
     held = table.replace_schema_metadata({"normal_guidance": json.dumps(about)})
     write_atomically(path, lambda file: pq.write_table(held, file, compression="zstd"))
     return Manifest(table, about)
 
 
-def _table(rows: list[ScanRow]) -> pa.Table:
+def _table(rows: list[ScanRow], findings: Sequence[Finding]) -> pa.Table:
+    schema = with_findings(SCHEMA, findings)
+    further = [further_columns(findings, row.further) for row in rows]
+
     def column(name: str) -> list[Any]:
+        if name not in SCHEMA.names:
+            return [values[name] for values in further]
         return [_encode_extra(row) if name == "extra" else getattr(row, name) for row in rows]
 
-    return pa.table([pa.array(column(name), SCHEMA.field(name).type) for name in SCHEMA.names], schema=SCHEMA)
+    return pa.table([pa.array(column(name), schema.field(name).type) for name in schema.names], schema=schema)
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -246,7 +288,8 @@ def read_manifest(path: str | Path) -> Manifest:
         about = json.loads((table.schema.metadata or {}).get(b"normal_guidance", b"{}"))
         version = about.get("format")
         if version == FORMAT:
-            return Manifest(table.select(SCHEMA.names).cast(SCHEMA).replace_schema_metadata(), about)
+            schema = with_findings(SCHEMA, read_findings(about.get("findings", ())))
+            return Manifest(table.select(schema.names).cast(schema).replace_schema_metadata(), about)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read ({error}); run nguide index again") from error
     raise UserError(f"{path}: format {version!r}, but this version reads format {FORMAT}; run nguide index again")

@@ -44,6 +44,11 @@ def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
     """Writes a store in another format, completely or not at all; `out` must not exist yet."""
     if form not in FORMATS:
         raise UserError(f"format {form!r} is unknown; choose one of {', '.join(FORMATS)}")
+    if len(store.findings) > 1:
+        names = ", ".join(one.name for one in store.findings)
+        raise UserError(
+            f"store {store.folder} has the findings {names}, but {form} has one label; choose one: --finding NAME"
+        )
     if store.dtype == torch.bfloat16:
         raise UserError(f"store {store.folder} is bfloat16, which {form} does not have; write it as float32 first")
     long = [scan for scan in store.scan_ids if len(file_name(scan)) > NAME_BYTES]

@@ -290,6 +290,8 @@ def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
                 raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
         check_patients({}, manifest.patient_ids, [parts[scan] for scan in manifest.scan_ids])
     _check_labels(manifest)
+    for finding in manifest.findings[1:]:
+        _check_labels(manifest.of_finding(finding.name))
 
 
 def _check_labels(manifest: Manifest) -> None:
@@ -456,9 +458,12 @@ def _assemble(
         "problems": dict(sorted(summarize(problems).items())),
         "identity": plan.identity,
     }
+    findings = plan.manifest.findings
     store = write_store(
         plan.out,
         stream(),
+        findings=findings,
+        further={row.scan_id: row.further for row in plan.manifest} if findings else None,
         provenance={name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")},
         recipe=recipe,
         dtype=plan.dtype,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.data.findings import OPTION, Finding, Labels
 from normal_guidance.errors import UserError
 from normal_guidance.features.convert import ABOUT, SPLITS
 from normal_guidance.features.feature_files import KINDS, has_suffix, kind_of, open_file
@@ -51,6 +52,7 @@ def import_store(
     form: str | None = None,
     *,
     labels: str | Path | None = None,
+    findings: Sequence[Finding] = (),
     dtype: torch.dtype | None = None,
     tell: Callable[[str], object] = lambda line: None,
 ) -> FeatureStore:
@@ -61,6 +63,7 @@ def import_store(
         out: folder for the store.
         form: one of `FORMATS`; found from the files if left out.
         labels: a .csv or .parquet table of labels and patients, see `normal_guidance.features.scan_table`.
+        findings: columns of that table with a label each, in place of the column label.
         dtype: number format of the stored features; that of the files if left out.
         tell: receives a line about the keys that were found, and a line for each warning.
 
@@ -72,7 +75,10 @@ def import_store(
         ...     import_store(f"{folder}/all.npz", f"{folder}/store")
         FeatureStore(2 scans of 2-3 slices (median 2), 5 slices x 3 features, 1 positive (50.0 %), float64, 120 bytes)
     """
-    table = None if labels is None else ScanTable(Path(labels))
+    if findings and labels is None:
+        raise UserError(f"{OPTION} names columns of the table of labels; give it: --labels TABLE")
+    table = None if labels is None else ScanTable(Path(labels), findings)
+    further: dict[str, Mapping[str, Labels]] = {}
     form, provenance, scans = read_scans(source, form, leave_out=labels)
     first = next(scans, None)
     if first is None:
@@ -83,11 +89,21 @@ def import_store(
     def stream() -> Iterator[tuple[str | None, Bags]]:
         for scan in checked(chain([first], scans)):
             filled = scan if table is None else table.fill(scan)
+            if table is not None and findings:
+                further[scan.scan_id] = table.further(scan)
             if filled.patient_id is None:
                 alone.append(filled.scan_id)
             yield filled.part, _bags(filled)
 
-    store = write_store(out, stream(), provenance=provenance, recipe=first.recipe, dtype=dtype)
+    store = write_store(
+        out,
+        stream(),
+        provenance=provenance,
+        recipe=first.recipe,
+        dtype=dtype,
+        findings=findings,
+        further=further,
+    )
     if alone:
         which = "no scan has" if len(alone) == len(store) else f"{len(alone)} of {len(store)} scans do not have"
         tell(f"warning: {which} a patient id ({alone[0]!r}): {NO_PATIENTS}")

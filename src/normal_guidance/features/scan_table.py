@@ -7,12 +7,17 @@
     slice_labels   optional: '0 0 1 1', in the order of the slices
     slice_ranges   optional: positive slices, counted from 0, both ends included: '12-20;31-33'
 
+With findings, each has a column of its name instead of `label`.  The first must be known; an empty cell of another one
+is unknown.  `slice_labels` and `slice_ranges` are those of the first finding, `slice_labels_NAME` and
+`slice_ranges_NAME` those of any.
+
 It is the table of `normal_guidance.data.sources.folder` without paths.  Where a table has slice labels and a cell is
 empty, all slices of a negative scan are negative, and those of a positive scan are unknown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from normal_guidance.data.label_tables import BINARY, parse_labels, parse_ranges, read_table
+from normal_guidance.data.findings import Finding, Labels
+from normal_guidance.data.label_tables import BINARY, further_labels, read_labels, slice_labels_in
 from normal_guidance.errors import UserError
 from normal_guidance.features.scan_layouts import FoundScan
 
@@ -33,17 +39,23 @@ class ScanTable:
 
     Args:
         path: a .csv or .parquet file.
+        findings: columns with a label each, in place of the column label.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        columns = read_table(path, "--labels", COLUMNS, ["scan_id"])
+    def __init__(self, path: Path, findings: Sequence[Finding] = ()) -> None:
+        self.path, self.findings = path, tuple(findings)
+        columns = read_labels(path, "--labels", COLUMNS, ["scan_id"], findings)
         names = [name for name in columns if name != "scan_id"]
         if not names:
             raise UserError(f"--labels {path} has only the column scan_id; add {', '.join(COLUMNS[1:])}, or some")
         if {"part", "split"} <= set(names):
             raise UserError(f"--labels {path} has the columns part and split; leave one of them out")
         self.sliced = not {"slice_labels", "slice_ranges"}.isdisjoint(names)
+        self.sliced_further = {
+            one.name
+            for one in self.findings[1:]
+            if not {f"slice_labels_{one.name}", f"slice_ranges_{one.name}"}.isdisjoint(names)
+        }
         self.rows: dict[str, dict[str, str]] = {}
         for number, scan in enumerate(columns["scan_id"]):
             if not scan or scan in self.rows:
@@ -51,6 +63,11 @@ class ScanTable:
                 raise UserError(f"--labels {path}, row {number + 1}: scan_id {scan!r} {problem}; correct the row")
             self.rows[scan] = {name: columns[name][number] for name in names}
         self.used: set[str] = set()
+
+    @property
+    def _first(self) -> str:
+        """The name of the label's column."""
+        return self.findings[0].name if self.findings else "label"
 
     @property
     def unused(self) -> list[str]:
@@ -80,33 +97,37 @@ class ScanTable:
             changes[name] = value
         return scan._replace(**changes)
 
+    def further(self, scan: FoundScan) -> dict[str, Labels]:
+        """The labels of a scan for all findings but the first."""
+        row, found = self.rows[scan.scan_id], {}
+        for one in self.findings[1:]:
+            try:
+                found[one.name] = further_labels(row, one, len(scan.features), sliced=one.name in self.sliced_further)
+            except ValueError as error:
+                raise UserError(
+                    f"--labels {self.path}, scan {scan.scan_id!r}, finding {one.name}: {error}; correct the row"
+                ) from error
+        return found
+
     def _values(self, scan: FoundScan, row: dict[str, str]) -> dict[str, Any]:
         word = row.get("label", "").lower()
         try:
             if word and word not in BINARY:
-                raise ValueError(f"label {word!r} is neither 0 nor 1")
+                raise ValueError(f"{self._first} {word!r} is neither 0 nor 1")
             label = BINARY.get(word)
             slices = self._slice_labels(row, label if word else scan.label, len(scan.features))
+            if self.findings and label is None and slices is None and scan.label is None:
+                raise ValueError(f"{self._first} is empty, but the first finding must be known for every scan")
         except ValueError as error:
             raise UserError(f"--labels {self.path}, scan {scan.scan_id!r}: {error}; correct the row") from error
         part = row.get("part") or row.get("split") or None
         return {"label": label, "slice_labels": slices, "patient_id": row.get("patient_id") or None, "part": part}
 
     def _slice_labels(self, row: dict[str, str], label: int | None, count: int) -> Int[Tensor, "slices"] | None:
-        labels, ranges = row.get("slice_labels"), row.get("slice_ranges")
-        if labels and ranges:
-            raise ValueError("slice_labels and slice_ranges are given; give one of them")
-        if labels:
-            found = parse_labels(labels)
-            if len(found) != count:
-                raise ValueError(f"{len(found)} slice labels for {count} slices")
-        elif ranges:
-            found = parse_ranges(ranges, count)
-        elif self.sliced and label == 0:
+        found = slice_labels_in(row, count)
+        if found is None and self.sliced and label == 0:
             found = np.zeros(count, np.int8)
-        else:
-            return None
-        return torch.from_numpy(found.astype(np.int64))
+        return None if found is None else torch.from_numpy(found.astype(np.int64))
 
 
 def _same(one: Any, other: Any) -> bool:

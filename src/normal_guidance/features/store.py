@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.data.findings import Finding, Labels, choose_finding, label_column, slices_column
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.errors import UserError
 from normal_guidance.features.store_files import (
@@ -59,6 +60,7 @@ class FeatureStore:
         provenance: how the features were made, as given to `write_store`.
         recipe: a hash of the encoder and the preprocessing; empty if unknown.
         shards: the memory-mapped features, all of them.
+        findings: what the scans are labelled for, the label's own first; empty for one label without a name.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -83,6 +85,7 @@ class FeatureStore:
     provenance: Mapping[str, Any]
     recipe: str
     shards: tuple[Float[Tensor, "_ features"], ...]
+    findings: tuple[Finding, ...] = ()
 
     def __len__(self) -> int:
         return len(self.scans)
@@ -137,6 +140,24 @@ class FeatureStore:
         names = [part_of[scan] for scan in self.scan_ids]
         check_patients({}, self.patient_ids, names)
         return self._view(self.scans.assign(part=pd.Series(names, dtype=object, index=self.scans.index)))
+
+    @property
+    def finding(self) -> Finding | None:
+        """The finding that `labels` and `slice_labels` are of; None where it has no name."""
+        return self.findings[0] if self.findings else None
+
+    def of_finding(self, name: str) -> FeatureStore:
+        """The scans with the labels of one finding, without those for which it is unknown; features are not copied."""
+        finding = choose_finding(self.findings, name, f"store {self.folder}")
+        columns = [column(one.name) for one in self.findings[1:] for column in (label_column, slices_column)]
+        scans = self.scans
+        if finding != self.findings[0]:
+            scans = scans[scans[label_column(name)].notna()]
+            labels = scans[label_column(name)].astype(np.int8)
+            scans = scans.assign(label=labels, slice_labels=scans[slices_column(name)])
+        if not len(scans):
+            raise UserError(f"store {self.folder} has no label of finding {name!r} for these scans; choose another")
+        return replace(self._view(scans.drop(columns=columns)), findings=(finding,))
 
     def rows(
         self, scan_numbers: Int[Tensor, "chosen"], out: Float[Tensor, "room features"] | None = None
@@ -226,6 +247,7 @@ class FeatureStore:
             f"{int(self.lengths.sum())} slices x {self.width} features",
             f"{positive} positive ({100 * positive / len(self):.1f} %)",
             *([f"{labelled} with slice labels"] if labelled else []),
+            *([f"findings {' '.join(one.name for one in self.findings)}"] if self.findings else []),
             *(f"{name} {count}" for name, count in counts.items() if count),
             dtype_name(self.dtype),
             f"{self.memory:,} bytes",
@@ -256,6 +278,8 @@ def write_store(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
     files: Mapping[str, bytes] | None = None,
+    findings: Sequence[Finding] = (),
+    further: Mapping[str, Mapping[str, Labels]] | None = None,
 ) -> FeatureStore:
     """Writes scans to a new store and opens it.
 
@@ -268,6 +292,8 @@ def write_store(
         dtype: number format of the stored features; that of the scans if left out.
         shard_bytes: size from which a new file is started.
         files: contents of further files in the folder, by name, such as a report.
+        findings: what the scans are labelled for; the labels of `bags` are those of the first.
+        further: labels for the other findings, by scan and finding; read when all scans are written.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -283,9 +309,9 @@ def write_store(
     scans = _scans([(None, bags)] if isinstance(bags, Bags) else bags, dtype)
     with folder_atomically(folder) as draft:
         rows, features, dtype = write_shards(draft, scans, shard_bytes, recipe)
-        write_index(draft, rows)
+        write_index(draft, rows, findings, further)
         fingerprint = fingerprint_rows(rows, features, dtype)
-        write_about(draft, About(features, dtype, dict(provenance), recipe, fingerprint))
+        write_about(draft, About(features, dtype, dict(provenance), recipe, fingerprint, tuple(findings)))
         for name, content in (files or {}).items():
             write_atomically(draft / name, content)
     return open_store(folder)
@@ -447,7 +473,7 @@ def open_store(folder: str | Path) -> FeatureStore:
     """
     folder = Path(folder)
     about = read_about(folder)
-    scans = read_index(folder)
+    scans = read_index(folder, about.findings)
     fingerprint = fingerprint_rows(index_rows(scans), about.features, about.dtype)
     if fingerprint != about.fingerprint:
         raise UserError(
@@ -455,7 +481,8 @@ def open_store(folder: str | Path) -> FeatureStore:
             f"{about.fingerprint[:12]}); {AGAIN}"
         )
     shards = map_shards(folder, scans, about)
-    return FeatureStore(folder, scans, about.features, about.dtype, about.provenance, about.recipe, shards)
+    made = (about.features, about.dtype, about.provenance, about.recipe)
+    return FeatureStore(folder, scans, *made, shards, about.findings)
 
 
 def read_parts(path: Path) -> dict[str, str]:

@@ -5,6 +5,9 @@
     features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards; the
                                  metadata contain the recipe, too
 
+Where scans are labelled for several findings, store.json lists them and index.parquet has two more columns for each
+(`normal_guidance.data.findings`).
+
 The recipe is a hash of what turned scans into features: the encoder's weights and the preprocessing.  It is the same
 in all files of a store.  `normal_guidance.features.store` is the interface; this module reads and writes its files.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -27,6 +30,7 @@ from jaxtyping import Float, Int8
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from normal_guidance.data.findings import Finding, Labels, further_columns, read_findings, with_findings
 from normal_guidance.errors import UserError
 from normal_guidance.files import read_parquet, sync, write_atomically
 
@@ -86,6 +90,7 @@ class About(NamedTuple):
     provenance: dict[str, Any]
     recipe: str
     fingerprint: str
+    findings: tuple[Finding, ...] = ()
 
 
 def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype) -> str:
@@ -101,6 +106,9 @@ def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype
 def write_about(folder: Path, about: About) -> None:
     """Writes store.json."""
     fields = {"format": FORMAT, **about._asdict(), "dtype": dtype_name(about.dtype)}
+    findings = [one.as_json() for one in fields.pop("findings")]
+    if findings:
+        fields["findings"] = findings
     write_atomically(folder / "store.json", json.dumps(fields, indent=2).encode())
 
 
@@ -115,7 +123,8 @@ def read_about(folder: Path) -> About:
         if version in FORMATS:
             recipe = fields["recipe"] if version > 1 else ""
             dtype = DTYPES[fields["dtype"]]
-            return About(fields["features"], dtype, fields["provenance"], recipe, fields["fingerprint"])
+            findings = read_findings(fields.get("findings", ()))
+            return About(fields["features"], dtype, fields["provenance"], recipe, fields["fingerprint"], findings)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error!r}); {AGAIN}") from error
     raise UserError(
@@ -124,17 +133,24 @@ def read_about(folder: Path) -> About:
     )
 
 
-def write_index(folder: Path, rows: Iterable[IndexRow]) -> None:
-    """Writes index.parquet."""
-    table = pa.Table.from_pylist([row._asdict() for row in rows], schema=INDEX)
+def write_index(
+    folder: Path,
+    rows: Iterable[IndexRow],
+    findings: Sequence[Finding] = (),
+    further: Mapping[str, Mapping[str, Labels]] | None = None,
+) -> None:
+    """Writes index.parquet; `further` are the labels for all findings but the first, by scan and finding."""
+    of_scan = further or {}
+    lines = [{**row._asdict(), **further_columns(findings, of_scan.get(row.scan_id, {}))} for row in rows]
+    table = pa.Table.from_pylist(lines, schema=with_findings(INDEX, findings))
     write_atomically(folder / "index.parquet", lambda file: pq.write_table(table, file))
 
 
-def read_index(folder: Path) -> pd.DataFrame:
-    """Reads index.parquet: the columns of `INDEX`, null as None."""
-    path = folder / "index.parquet"
+def read_index(folder: Path, findings: Sequence[Finding] = ()) -> pd.DataFrame:
+    """Reads index.parquet: the columns of `INDEX` and of the findings, null as None, but NaN for a label."""
+    path, schema = folder / "index.parquet", with_findings(INDEX, findings)
     try:
-        table = read_parquet(path).select(INDEX.names).cast(INDEX)
+        table = read_parquet(path).select(schema.names).cast(schema)
     except (OSError, pa.ArrowException, KeyError) as error:
         raise UserError(f"{path} cannot be read ({error}); {AGAIN}") from error
     scans: pd.DataFrame = table.to_pandas()

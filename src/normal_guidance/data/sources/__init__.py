@@ -8,12 +8,12 @@ from pathlib import Path
 
 from normal_guidance.data.problems import Report
 from normal_guidance.data.sources.folder import FolderScans
-from normal_guidance.data.sources.interface import Candidate, Group, Labels, ScanSource, SourceOptions
+from normal_guidance.data.sources.interface import Candidate, Group, ScanSource, SourceOptions
 from normal_guidance.data.sources.rsna_at import AbdomenScans
 from normal_guidance.data.sources.rsna_ich import HeadScans
 from normal_guidance.data.sources.rsna_pe import ChestScans
 
-__all__ = ["SOURCES", "Candidate", "Group", "Labels", "ScanSource", "Source", "SourceOptions"]
+__all__ = ["SOURCES", "Candidate", "Group", "ScanSource", "Source", "SourceOptions"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ SOURCES = {
     "rsna-ich": Source("head CT, RSNA 2019 Intracranial Hemorrhage", HeadScans),
     "rsna-pe": Source("chest CT, RSNA 2020 Pulmonary Embolism", ChestScans),
     "rsna-at": Source("abdominal CT, RSNA 2023 Abdominal Trauma", AbdomenScans, ("labels",)),
-    "folder": Source("DICOM folders, zips or NIfTI files with a table", FolderScans, ("table",)),
+    "folder": Source("DICOM folders, zips or NIfTI files with a table", FolderScans, ("table", "findings")),
 }
 """The sources of `nguide index`."""

@@ -11,14 +11,18 @@ The table (.csv or .parquet) has one row per scan:
     slice_ranges   optional; the positive slices, counted from 0, both ends included: '12-20;31-33'
     mask           optional; a NIfTI volume whose nonzero slices are positive, matched to the slices by position
 
+With findings (`SourceOptions.findings`), each has a column of its name instead of `label`.  The first must be known; an
+empty cell of another one is unknown.  `slice_labels`, `slice_ranges` and `mask` are those of the first finding, and
+`slice_labels_NAME` and `slice_ranges_NAME` those of any.
+
 Slices are ordered by position along the slice normal, ascending: from the feet to the head in axial scans.  Where a
 cell of slice labels is empty, all slices of a negative scan are negative, and those of a positive scan are unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +30,12 @@ import numpy as np
 
 from normal_guidance.data.containers import list_members
 from normal_guidance.data.file_contents import Mask
-from normal_guidance.data.label_tables import BINARY, parse_labels, parse_ranges, read_table
+from normal_guidance.data.findings import Finding, Labels, label_column
+from normal_guidance.data.label_tables import BINARY, further_labels, parse_labels, parse_ranges, read_labels
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
-    Labels,
     SourceOptions,
     largest_series,
     list_below,
@@ -57,6 +61,11 @@ class _Row:
     slice_labels: str = ""
     slice_ranges: str = ""
     mask: str = ""
+    further: Mapping[str, str] = field(default_factory=dict)
+    """The cells of further findings, by their columns."""
+
+
+COLUMNS = tuple(name for name in _Row.__dataclass_fields__ if name != "further")
 
 
 class FolderScans:
@@ -70,9 +79,13 @@ class FolderScans:
         if options.table is None:
             raise UserError("the source folder needs --table FILE (.csv, .parquet) with scan_id, path and label")
         self.root, self.report = root.resolve(), report
-        columns = _read_table(options.table)
+        self.findings = options.findings
+        columns = _read_table(options.table, options.findings)
         self.sliced = not set(SLICES).isdisjoint(columns)
         self.rows = _rows(options.table, columns, report)
+        self.sliced_further = {
+            one.name for one in self.findings[1:] if any(f"{kind}_{one.name}" in columns for kind in SLICES)
+        }
         self.expected_groups: int | None = len(self.rows)
 
     def groups(self) -> Iterator[Group]:
@@ -127,6 +140,17 @@ class FolderScans:
 
     def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
         row = self.rows[candidate.scan_id]
+        further = {one.name: self._further(row, one, len(ordered.slices)) for one in self.findings[1:]}
+        return self._join_first(row, ordered, mask)._replace(further=further)
+
+    def _further(self, row: _Row, finding: Finding, count: int) -> Labels:
+        try:
+            return further_labels(row.further, finding, count, sliced=finding.name in self.sliced_further)
+        except ValueError as error:
+            self._mismatch(row, f"{finding.name}: {error}", "slice labels left out")
+            return Labels(BINARY.get(row.further[label_column(finding.name)].lower()), None)
+
+    def _join_first(self, row: _Row, ordered: Ordered, mask: Mask | None) -> Labels:
         try:
             slices = self._slices(row, ordered, mask)
         except ValueError as error:
@@ -174,8 +198,8 @@ class FolderScans:
 # ----------------------------------------------------------------------------------------------------
 
 
-def _read_table(path: Path) -> dict[str, list[str]]:
-    columns = read_table(path, "--table", list(_Row.__dataclass_fields__), ["scan_id", "path"])
+def _read_table(path: Path, findings: Sequence[Finding]) -> dict[str, list[str]]:
+    columns = read_labels(path, "--table", COLUMNS, ["scan_id", "path"], findings)
     if set(columns).isdisjoint({"label", *SLICES}):
         raise UserError(f"--table {path} has no column label, nor one of {', '.join(SLICES)}; add one")
     return columns
@@ -184,18 +208,28 @@ def _read_table(path: Path) -> dict[str, list[str]]:
 def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str, _Row]:
     rows: dict[str, _Row] = {}
     for number in range(len(columns["scan_id"])):
-        values: dict[str, Any] = {name: column[number] for name, column in columns.items()}
+        cells = {name: column[number] for name, column in columns.items()}
+        values: dict[str, Any] = {name: cell for name, cell in cells.items() if name in COLUMNS}
+        further = {name: cell for name, cell in cells.items() if name not in COLUMNS}
         scan_id, word = values["scan_id"], values.get("label", "").lower()
+        wrong = _wrong_label(cells)
         if not scan_id or not values["path"]:
             report(Problem(scan_id, path.name, "bad_row", f"row {number + 1}: scan_id or path is empty", "left out"))
-        elif word and word not in BINARY:
-            detail = f"row {number + 1}: label {word!r} is neither 0 nor 1"
-            report(Problem(scan_id, path.name, "bad_row", detail, "left out"))
+        elif wrong:
+            report(Problem(scan_id, path.name, "bad_row", f"row {number + 1}: {wrong}", "left out"))
         elif scan_id in rows:
             detail = f"row {number + 1}: scan_id occurs twice"
             report(Problem(scan_id, path.name, "double_scan", detail, "the first row counts"))
         else:
-            rows[scan_id] = _Row(**{**values, "label": BINARY.get(word)})
+            rows[scan_id] = _Row(**{**values, "label": BINARY.get(word)}, further=further)
     if not rows:
         raise UserError(f"--table {path} has no usable row; it needs scan_id, path and a label that is 0 or 1")
     return rows
+
+
+def _wrong_label(cells: Mapping[str, str]) -> str:
+    """The first label of a row that is neither 0 nor 1 nor empty, in words; empty if all are right."""
+    for name, cell in cells.items():
+        if (name == "label" or name.startswith("label_")) and cell and cell.lower() not in BINARY:
+            return f"{name.replace('_', ' of ', 1)} {cell.lower()!r} is neither 0 nor 1"
+    return ""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from pyarrow import csv
 
 from normal_guidance.data.containers import list_files
 from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.label_tables import BINARY
 from normal_guidance.data.manifest import DatasetLabel
 from normal_guidance.data.problems import Problem, Report
@@ -41,13 +42,15 @@ class SourceOptions:
 
     Example:
         >>> SourceOptions(labels="patient")
-        SourceOptions(table=None, labels='patient')
+        SourceOptions(table=None, labels='patient', findings=())
     """
 
     table: Path | None = None
     """`folder`: the table of scans."""
     labels: str = "image"
     """`rsna-at`: 'image' or 'patient'."""
+    findings: tuple[Finding, ...] = ()
+    """`folder`: columns of the table with a label each, the first in place of the column label."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +88,14 @@ class Candidate:
     """Other labels of the scan, for its row of the manifest."""
 
 
-class Labels(NamedTuple):
-    """The labels of a scan and of its slices; a scan whose `label` is None is left out.
-
-    Example:
-        >>> Labels(1, np.array([0, 1], np.int8)).label
-        1
-    """
-
-    label: int | None
-    slices: np.ndarray | None
-
-
 @runtime_checkable
 class ScanSource(Protocol):
     """An open source."""
 
     root: Path
     """The folder that the manifest's paths are relative to."""
+    findings: tuple[Finding, ...]
+    """What the scans are labelled for; empty for one label without a name."""
     expected_files: int | None
     expected_groups: int | None
     """Approximate numbers of files and groups, for the progress bar; None where they are unknown."""

@@ -26,12 +26,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.manifest import DatasetLabel
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
-    Labels,
     SourceOptions,
     bad_row,
     find_base,
@@ -73,6 +73,7 @@ INJURIES = (
 class AbdomenScans:
     """The 2023 challenge as Kaggle distributes it."""
 
+    findings: tuple[Finding, ...] = ()
     expected_files: int | None = None
 
     def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:

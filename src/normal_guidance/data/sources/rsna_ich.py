@@ -4,7 +4,8 @@
     stage_2_train/ID_<sop>.dcm
 
 A scan is a DICOM series; only headers say which slices it has, so all headers are read before the first scan is known.
-A slice's label is `any`.  A few rows of the table occur twice, and one file cannot be read.
+A slice's label is `any`; the five types of hemorrhage are further findings.  A few rows of the table occur twice, and
+one file cannot be read.
 
 Reference: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA 2019 Brain CT
 Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
@@ -20,11 +21,11 @@ import numpy as np
 import pyarrow.compute as pc
 
 from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
-    Labels,
     SourceOptions,
     bad_row,
     find_base,
@@ -49,10 +50,14 @@ TABLE, FOLDER = "stage_2_train.csv", "stage_2_train"
 TYPES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural", "any")
 """Types of hemorrhage; the last is the slice's label."""
 
+FINDINGS = (Finding("any", "1386000", "Intracranial hemorrhage"), *map(Finding, TYPES[:-1]))
+"""pydicom's dictionary of SNOMED CT has the code of `any`, and none of the types'."""
+
 
 class HeadScans:
     """The 2019 challenge as Kaggle distributes it."""
 
+    findings: tuple[Finding, ...] = FINDINGS
     expected_groups: int | None = None
 
     def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
@@ -107,7 +112,15 @@ class HeadScans:
         return label
 
     def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
-        return join_files(candidate, ordered, self.report)
+        return join_files(candidate, ordered, self.report)._replace(further=self._types(candidate, ordered))
+
+    def _types(self, candidate: Candidate, ordered: Ordered) -> dict[str, Labels]:
+        """The labels for each type; a slice of which `any` is 0 shows none."""
+        keys = {header.file: self._key(header) for header in candidate.headers}
+        bits = np.array([self.labels[keys[file] or ""] for file, _ in ordered.slices])
+        shown = bits >> len(TYPES) - 1 & 1
+        slices = {name: (bits >> number & shown).astype(np.int8) for number, name in enumerate(TYPES[:-1])}
+        return {name: Labels(int(own.any()), own) for name, own in slices.items()}
 
     def finish(self) -> None:
         files = (f"{FOLDER}/ID_{sop}.dcm" for sop in sorted(self.unseen))

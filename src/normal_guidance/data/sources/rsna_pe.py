@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,
-    Labels,
     SourceOptions,
     bad_row,
     find_base,
@@ -53,6 +53,7 @@ LABEL, NEGATIVE, INDETERMINATE = "pe_present_on_image", "negative_exam_for_pe", 
 class ChestScans:
     """The 2020 challenge as Kaggle distributes it."""
 
+    findings: tuple[Finding, ...] = ()
     expected_groups: int | None = None
 
     def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:

@@ -1,0 +1,175 @@
+"""Findings: what scans are labelled for, each with a name and, where known, a SNOMED CT code.
+
+Most scans have one label.  Others have a label for each of several findings, as any hemorrhage and five kinds of it.
+`label` and `slice_labels` are those of the first finding everywhere, so whatever takes one label takes the first.
+Manifests and stores list their findings in their metadata, and keep the labels for the others in two columns each:
+`label_NAME`, null where it is unknown, and `slice_labels_NAME`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from normal_guidance.errors import UserError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+"""A name is also that of a folder and of a part of columns' names."""
+
+CODE = re.compile(r"[0-9]{6,18}")
+"""An identifier of SNOMED CT."""
+
+OPTION = "--findings"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding.
+
+    Args:
+        name: up to 32 letters, digits, - and _.
+        code: its SNOMED CT identifier; None if unknown.
+        meaning: what SNOMED CT calls it; None if unknown.
+
+    Example:
+        >>> str(Finding("any", "1386000", "Intracranial hemorrhage"))
+        'any (Intracranial hemorrhage, SNOMED CT 1386000)'
+        >>> Finding("epidural bleeding")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: finding 'epidural bleeding': a name has up to 32 letters, digits, - and _;
+        give it another one
+    """
+
+    name: str
+    code: str | None = None
+    meaning: str | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise UserError(f"finding {self.name!r}: a name has up to 32 letters, digits, - and _; give it another one")
+        if self.code is not None and not CODE.fullmatch(self.code):
+            raise UserError(
+                f"finding {self.name}: code {self.code!r} is not an identifier of SNOMED CT, which has 6 to 18 digits; "
+                "correct it, or leave it out"
+            )
+
+    def __str__(self) -> str:
+        known = [*([self.meaning] if self.meaning else []), *([f"SNOMED CT {self.code}"] if self.code else [])]
+        return f"{self.name} ({', '.join(known)})" if known else self.name
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Labels(NamedTuple):
+    """The labels of a scan and of its slices, for its first finding and, by their names, for further ones.
+
+    Example:
+        >>> Labels(1, np.array([0, 1], np.int8)).label
+        1
+    """
+
+    label: int | None
+    """None where it is unknown; a scan without a label for the first finding is left out."""
+    slices: np.ndarray | None
+    further: Mapping[str, Labels] = MappingProxyType({})
+
+
+def parse_findings(text: str) -> tuple[Finding, ...]:
+    """Findings as users give them: names with commas between, each with =CODE where it is known.
+
+    Example:
+        >>> [finding.name for finding in parse_findings("any=1386000,epidural")]
+        ['any', 'epidural']
+        >>> parse_findings("any,any")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: finding 'any' occurs twice; give each once
+    """
+    words = [word.strip() for word in text.split(",")]
+    if "" in words:
+        raise UserError(f"{OPTION} {text!r}: a name is empty; give names with commas between, as any,epidural")
+    pairs = [word.partition("=") for word in words]
+    findings = [Finding(name.strip(), code.strip() if mark else None) for name, mark, code in pairs]
+    return _unique(findings)
+
+
+def read_findings(content: Any) -> tuple[Finding, ...]:
+    """Findings as a manifest, a store or a model records them; raises a ValueError for anything else.
+
+    Example:
+        >>> read_findings([{"name": "any", "code": None, "meaning": None}])
+        (Finding(name='any', code=None, meaning=None),)
+    """
+    try:
+        return _unique([Finding(**{**one}) for one in content])
+    except (TypeError, UserError) as error:
+        raise ValueError(f"findings {content!r:.80} are not a list of names and codes") from error
+
+
+def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    seen: set[str] = set()
+    for one in findings:
+        if one.name.casefold() in seen:  # some disks do not tell capitals apart
+            raise UserError(f"finding {one.name!r} occurs twice; give each once")
+        seen.add(one.name.casefold())
+    return tuple(findings)
+
+
+def choose_finding(findings: Sequence[Finding], name: str, where: str) -> Finding:
+    """The finding of a name; another name is refused.
+
+    Example:
+        >>> choose_finding([Finding("any")], "all", "store head")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: store head has no finding 'all'; it has any
+        >>> choose_finding([], "any", "store head")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: store head has one label without a name, so there is no finding 'any' to
+        choose; leave out the name
+    """
+    if not findings:
+        raise UserError(
+            f"{where} has one label without a name, so there is no finding {name!r} to choose; leave out the name"
+        )
+    found = next((one for one in findings if one.name == name), None)
+    if found is None:
+        raise UserError(f"{where} has no finding {name!r}; it has {', '.join(one.name for one in findings)}")
+    return found
+
+
+def label_column(name: str) -> str:
+    """The column of a further finding's labels."""
+    return f"label_{name}"
+
+
+def slices_column(name: str) -> str:
+    """The column of a further finding's slice labels."""
+    return f"slice_labels_{name}"
+
+
+def with_findings(schema: pa.Schema, findings: Sequence[Finding]) -> pa.Schema:
+    """A table's schema with the columns of all findings but the first, whose labels it has already.
+
+    Example:
+        >>> with_findings(pa.schema({"label": pa.int8()}), [Finding("any"), Finding("epidural")]).names
+        ['label', 'label_epidural', 'slice_labels_epidural']
+    """
+    for one in findings[1:]:
+        schema = schema.append(pa.field(label_column(one.name), pa.int8()))
+        schema = schema.append(pa.field(slices_column(one.name), pa.list_(pa.int8())))
+    return schema
+
+
+def further_columns(findings: Sequence[Finding], further: Mapping[str, Labels]) -> dict[str, Any]:
+    """A scan's values in the columns that `with_findings` adds."""
+    found: dict[str, Any] = {}
+    for one in findings[1:]:
+        labels = further.get(one.name, Labels(None, None))
+        found |= {label_column(one.name): labels.label, slices_column(one.name): labels.slices}
+    return found
