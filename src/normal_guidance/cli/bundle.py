@@ -25,6 +25,7 @@ def bundle(
     Without --sensitivity, the threshold maximises sensitivity + specificity on the validation scans.
     """
     from normal_guidance.clinical.bundle import BUNDLE, bundle_run, write_bundle
+    from normal_guidance.data.findings import FINDINGS
     from normal_guidance.files import read_json
     from normal_guidance.statistics.calibration import describe
     from normal_guidance.statistics.conformal import promise
@@ -32,14 +33,14 @@ def bundle(
     made = bundle_run(run, group=group, sensitivity=sensitivity)
     write_bundle(made, out)
     if as_json:
-        print_json(read_json(out / BUNDLE))
+        print_json(read_json(out / (FINDINGS if made.further else BUNDLE)))
         return
     if made.encoder is None:
         typer.echo(f"{out}: {made.method} on {made.features} features a slice that nguide encode did not make")
     else:
         typer.echo(f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}")
-    for line in describe(made.operation):
-        typer.echo(line)
-    if made.intervals is not None:
-        typer.echo(f"An interval {promise(made.intervals.coverage)}.")
+    for one in made.each:
+        promised = [] if one.intervals is None else [f"An interval {promise(one.intervals.coverage)}."]
+        for line in (*describe(one.operation), *promised):
+            typer.echo(f"{one.finding.name}: {line}" if one.finding else line)
     typer.echo(f"Next: nguide predict {'SCAN' if made.encoder else 'FEATURES'} --model {out} -o OUT")

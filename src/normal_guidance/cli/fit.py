@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json
+
+if TYPE_CHECKING:
+    from normal_guidance.clinical.fitting import FittedModel
+    from normal_guidance.features.store import FeatureStore
 
 
 def fit(
@@ -32,6 +36,10 @@ def fit(
             "slice labels. Default: 0.9, if enough scans have them."
         ),
     ] = None,
+    finding: Annotated[
+        str | None,
+        typer.Option(help="Findings to fit, of a store that has several: any,epidural. Default: all of them."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -39,9 +47,12 @@ def fit(
 
     The folder is a bundle with a report for people, report.html: nguide predict takes it as it is, nguide bundle makes
     a copy without the training scans' predictions. Labels of slices measure the result and calibrate intervals; they
-    never train.
+    never train. A store with several findings gives a folder with a model for each, which nguide predict takes as a
+    whole.
     """
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
+    from normal_guidance.cli.training_options import parse_list
+    from normal_guidance.clinical.fit_findings import training_scans
     from normal_guidance.clinical.fit_page import PAGE
     from normal_guidance.clinical.fitting import fit_model
     from normal_guidance.features.store import open_store
@@ -51,8 +62,11 @@ def fit(
     opened = open_store(store)
     if split is not None:
         opened = opened.with_parts(split)
-    tested = (opened.scans["part"] == "test").to_numpy()
-    scans = opened.select(~tested) if tested.any() else opened
+    names = [one.name for one in opened.findings] if finding is None else parse_list("--finding", finding, str)
+    if len(names) > 1:
+        _fit_findings(opened, out, names, sensitivity, seed, as_json)
+        return
+    scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
     plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
     console = make_console(stderr=as_json)
     say(console, f"{len(scans)} scans of {len({*scans.patient_ids})} patients, {int(scans.labels.sum())} positive")
@@ -64,28 +78,73 @@ def fit(
         made = fit_model(
             scans,
             out,
-            test=opened.part("test") if tested.any() else None,
+            test=test,
             plan=plan,
             sensitivity=sensitivity,
             coverage=coverage,
             watch=tell,
         )
     if as_json:
-        measured = {"out_of_fold": made.out_of_fold, "test": made.test}
+        print_json(_as_json(out, made))
+        return
+    for line in (*made.sentences(), *describe(made.bundle.operation), *made.measured.intervals.sentences()):
+        say(console, line)
+    say(console, f"Report: {out / PAGE}")
+    what = "SCAN" if made.bundle.encoder else "FEATURES"
+    say(console, f"Next: nguide predict {what} --model {out} -o OUT")
+
+
+def _as_json(out: Path, made: FittedModel) -> dict[str, Any]:
+    """Return what is printed about one model, as JSON."""
+    from normal_guidance.clinical.fit_page import PAGE
+
+    measured = {"out_of_fold": made.out_of_fold, "test": made.test}
+    return {
+        "folder": out,
+        "report": out / PAGE,
+        "members": len(made.fit.committee),
+        "plan": asdict(made.fit.plan),
+        "sentences": made.sentences(),
+        "intervals": made.measured.intervals.as_json(),
+        **{name: None if found is None else asdict(found) for name, found in measured.items()},
+    }
+
+
+def _fit_findings(
+    store: FeatureStore, out: Path, names: list[str], sensitivity: float | None, seed: int, as_json: bool
+) -> None:
+    """Fit a model of each finding, and print two sentences about each."""
+    from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
+    from normal_guidance.clinical.fit_findings import fit_findings
+    from normal_guidance.clinical.fit_page import PAGE
+
+    console = make_console(stderr=as_json)
+    say(console, f"{len(store)} scans of {len({*store.patient_ids})} patients, findings {', '.join(names)}")
+
+    def show(now: tuple[str, float]) -> Shown:
+        return Shown(f"fit {now[0]}", now[1], f"{now[1]:.0%}")
+
+    with watch(console, "fit", show) as tell:
+        made = fit_findings(
+            store, out, names, sensitivity=sensitivity, seed=seed, watch=lambda name, share: tell((name, share))
+        )
+    if as_json:
         print_json(
             {
                 "folder": out,
                 "report": out / PAGE,
-                "members": len(made.fit.committee),
-                "plan": asdict(made.fit.plan),
-                "sentences": made.sentences(),
-                "intervals": made.measured.intervals.as_json(),
-                **{name: None if found is None else asdict(found) for name, found in measured.items()},
+                "findings": [{"name": name, **_as_json(out / name, one)} for name, one in made.models.items()],
+                "skipped": [{"name": name, "reason": reason} for name, reason in made.skipped.items()],
             }
         )
         return
-    for line in (*made.sentences(), *describe(made.bundle.operation), *made.measured.intervals.sentences()):
-        say(console, line)
+    for name, one in made.models.items():
+        for line in one.sentences():
+            say(console, f"{name}: {line}")
+    for name, note in made.notes.items():
+        say(console, f"{name}: {note}")
+    for name, reason in made.skipped.items():
+        say(console, f"{name}: skipped: {reason}")
     say(console, f"Report: {out / PAGE}")
     what = "SCAN" if made.bundle.encoder else "FEATURES"
     say(console, f"Next: nguide predict {what} --model {out} -o OUT")

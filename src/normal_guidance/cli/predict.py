@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from normal_guidance.cli.training_options import COMPUTING, Device, choose_execu
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
+    from normal_guidance.clinical.bundle import Bundle
     from normal_guidance.clinical.result_folder import Written
     from normal_guidance.data.problems import Problem
 
@@ -32,7 +33,9 @@ def predict(
             "store or what nguide store import takes. Several may be given.",
         ),
     ],
-    model: Annotated[Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide bundle made.")],
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide fit or bundle made.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results; it must be new.")],
     force: Annotated[
         bool,
@@ -114,7 +117,7 @@ def predict(
         if as_json:
             print_json(outcome_json(one, bundle, anonymize=anonymize), indent=None)
         else:
-            for line in describe(one):
+            for line in describe(one, bundle):
                 typer.echo(line, err=not one.complete)
 
     written = write_predictions(
@@ -145,17 +148,27 @@ def _refuse_for_features(**given: object) -> None:
         raise UserError(f"--{wrong} is for scans, but features are given, which have no images; leave it out")
 
 
-def describe(one: Written) -> list[str]:
+def describe(one: Written, bundle: Bundle) -> list[str]:
     """Return the lines to print about one scan."""
-    from normal_guidance.clinical.result_folder import problems_of, summary_line
+    from normal_guidance.clinical.result_folder import problems_of, summary_lines
 
-    line = summary_line(one)
+    lines = summary_lines(one, bundle)
+    line = lines[0]
     if line["state"] != "predicted":
         return [f"scan {line['scan_id']}: {line['state']}: {line['reason']}"]
-    side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
     odd = f"; problems: {_kinds(problems_of(one))}, see {one.folder}" if line["problems"] else ""
-    first = f"scan {line['scan_id']}: probability {line['probability']:.3f}{side}, key slices {line['key_slices']}{odd}"
-    return [first, *(f"scan {line['scan_id']}: {problem.action}: {problem.detail}" for problem in one.problems)]
+    results = [_result(own) for own in lines]
+    results[-1] += odd
+    return [*results, *(f"scan {line['scan_id']}: {problem.action}: {problem.detail}" for problem in one.problems)]
+
+
+def _result(line: Mapping[str, Any]) -> str:
+    """Return the line to print about one scan and finding."""
+    side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
+    named = f"{line['finding']}: " if line.get("finding") else ""
+    return (
+        f"scan {line['scan_id']}: {named}probability {line['probability']:.3f}{side}, key slices {line['key_slices']}"
+    )
 
 
 def _kinds(problems: Iterable[Problem]) -> str:

@@ -60,6 +60,7 @@ def trust(
     from normal_guidance.cli.training_options import choose_execution
     from normal_guidance.clinical.bundle import BUNDLE
     from normal_guidance.clinical.bundle_trust import examine_bundle
+    from normal_guidance.data.findings import refuse_several
     from normal_guidance.evaluation.trust.trained_run import examine_run
     from normal_guidance.files import make_folder, write_atomically, write_json
     from normal_guidance.reports.figures.deletion import draw_trust
@@ -72,6 +73,7 @@ def trust(
         def watch(done: float) -> None:
             status.update(f"Testing: {done:.0%}")
 
+        refuse_several(run)
         if (run / BUNDLE).is_file():
             found = examine_bundle(run, store=store, split=split, part=part, by=chosen, device=where, watch=watch)
         else:

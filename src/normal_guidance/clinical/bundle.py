@@ -6,12 +6,14 @@
 
 A bundle is read from such a folder, or straight from the folder of a run that was trained on a store.  A store which
 `nguide encode` made records how slices become features; a model of other features takes features instead of scans.
+A folder of several findings has a bundle for each, in a folder of its name, and findings.json
+(`normal_guidance.data.findings`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from normal_guidance import __version__
 from normal_guidance.clinical.expectations import Expectations
 from normal_guidance.core.method_names import COMMITTEE
 from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.data.findings import Finding, findings_in, write_findings
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run
@@ -30,7 +33,7 @@ from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.features.store_files import DTYPES
-from normal_guidance.files import folder_atomically, read_json, write_json
+from normal_guidance.files import folder_atomically, make_folder, read_json, write_json
 from normal_guidance.statistics.calibration import Operation, choose_operation
 from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.training.checkpoint import read_tensors, write_tensors
@@ -71,6 +74,8 @@ class Bundle:
         operation: calibration and threshold.
         training: dataset, numbers of scans, scores, seed, commit, date; for people to read.
         intervals: makes intervals that contain the finding with a known probability; None without slice labels.
+        finding: what it finds; None where it has no name.
+        further: models of other findings, of the same features; scans are encoded once for all.
     """
 
     config: Config | None
@@ -84,6 +89,13 @@ class Bundle:
     operation: Operation
     training: Mapping[str, Any]
     intervals: IntervalCalibration | None = None
+    finding: Finding | None = None
+    further: tuple[Bundle, ...] = ()
+
+    @property
+    def each(self) -> tuple[Bundle, ...]:
+        """The bundles of all findings, this one first."""
+        return (self, *self.further)
 
     @property
     def method(self) -> str:
@@ -112,6 +124,7 @@ class Bundle:
             "operation": self.operation.as_json(),
             "intervals": None if self.intervals is None else self.intervals.to_dict(),
             "training": dict(self.training),
+            **({} if self.finding is None else {"finding": self.finding.as_json()}),
         }
 
     def encoding(self) -> tuple[EncoderId, Preprocessing]:
@@ -157,7 +170,7 @@ class Bundle:
 
 
 def load_bundle(folder: str | Path) -> Bundle:
-    """Load a bundle from its folder, or make it from a run with one winner.
+    """Load a bundle from its folder, or make it from a run with one winner; a folder of several findings gives all.
 
     Example:
         >>> load_bundle("nowhere")
@@ -166,6 +179,9 @@ def load_bundle(folder: str | Path) -> Bundle:
         report.json); give the folder of one
     """
     folder = Path(folder)
+    findings = findings_in(folder)
+    if findings:
+        return _together(folder, [load_bundle(folder / one.name) for one in findings])
     if (folder / BUNDLE).is_file():
         return _read(folder)
     if (folder / REPORT).is_file():
@@ -174,6 +190,16 @@ def load_bundle(folder: str | Path) -> Bundle:
         f"{folder} is neither a bundle (no {BUNDLE}) nor a complete run (no {REPORT}); give the folder of one"
         f"{_runs_below(folder)}"
     )
+
+
+def _together(folder: Path, bundles: Sequence[Bundle]) -> Bundle:
+    """The first bundle with the others; all must take the same features."""
+    first = bundles[0]
+    for one in bundles:
+        same = all(getattr(one, name) == getattr(first, name) for name in ("features", "dtype", "encoder"))
+        if one.finding is None or not same or one.preprocessing != first.preprocessing:
+            raise UserError(f"{folder}: its models were not fitted together; fit all findings again: nguide fit")
+    return replace(first, further=tuple(bundles[1:]))
 
 
 def _runs_below(folder: Path) -> str:
@@ -196,6 +222,9 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
         sensitivity: least sensitivity of the threshold on the validation scans; without it, Youden's J chooses.
     """
     folder = Path(folder)
+    findings = findings_in(folder)
+    if findings:
+        return _together(folder, [bundle_run(folder / one.name, sensitivity=sensitivity) for one in findings])
     if (folder / BUNDLE).is_file():
         return _again(folder, sensitivity)
     if not (folder / REPORT).is_file():
@@ -252,7 +281,13 @@ def make_bundle(
         operation=operation,
         training=training,
         intervals=intervals,
+        finding=_finding(features),
     )
+
+
+def _finding(about: Mapping[str, Any]) -> Finding | None:
+    """The finding that a report or a bundle names, if it does."""
+    return Finding(**about["finding"]) if "finding" in about else None
 
 
 def _is_encoded(features: Mapping[str, Any]) -> bool:
@@ -329,7 +364,14 @@ def _training(run: Run, winner: Selected, inputs: Mapping[str, Any] | None) -> d
 def write_bundle(bundle: Bundle, out: str | Path) -> Path:
     """Write a bundle into a folder that is empty or does not exist; the folder appears when it is complete."""
     with folder_atomically(out) as draft:
-        fill_folder(bundle, draft)
+        if bundle.further:
+            findings = [one.finding for one in bundle.each if one.finding]
+            for finding, one in zip(findings, bundle.each, strict=True):
+                make_folder(draft / finding.name)
+                fill_folder(one, draft / finding.name)
+            write_findings(draft, findings)
+        else:
+            fill_folder(bundle, draft)
     return Path(out)
 
 
@@ -363,6 +405,7 @@ def _read(folder: Path) -> Bundle:
             operation=Operation.from_json(content["operation"]),
             training=content["training"],
             intervals=_intervals(path, content.get("intervals")),
+            finding=_finding(content),
         )
     except (*NOT_OURS, RuntimeError, StopIteration) as error:
         if isinstance(error, UserError):

@@ -45,6 +45,8 @@ def examine_bundle(
     if part != "test":
         raise UserError(f"a model is not tested on part {part!r}: nguide fit trains on all parts but test")
     bundle, opened = load_bundle(folder), open_store(store)
+    if bundle.finding is not None and opened.findings:
+        opened = opened.of_finding(bundle.finding.name)
     scans = (opened if split is None else opened.with_parts(split)).part(part)
     if scans.width != bundle.features:
         raise UserError(

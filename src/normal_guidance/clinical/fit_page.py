@@ -47,7 +47,8 @@ def fit_page(bundle: Bundle, found: MeasuredFit, scans: LabelledScans, test: Lab
         Section("Choices", _choices(found.fit, scans)),
         Section("Record", [_record(bundle)]),
     ]
-    return html.page("What the fitted model does", lead, sections)
+    named = "" if bundle.finding is None else f": {bundle.finding}"
+    return html.page(f"What the fitted model does{named}", lead, sections)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from normal_guidance.clinical.strip import rounded
 from normal_guidance.core.method_names import method_title
 from normal_guidance.data.problems import Problem, summarize
 from normal_guidance.features.convert import file_name
-from normal_guidance.presentation.html import Section, bullets, figure, page, paragraph
+from normal_guidance.presentation.html import Section, bullets, details, figure, page, paragraph
 from normal_guidance.statistics.calibration import describe
 from normal_guidance.statistics.conformal import IntervalCalibration, promise
 
@@ -22,6 +22,9 @@ CAUTION = (
     "Research software, not a medical device: not for diagnosis. Attention shows where the model looked, which "
     "need not be where a finding is."
 )
+
+SIDES = {None: "no threshold", True: "positive", False: "negative"}
+"""The result by the threshold, in words."""
 
 LISTED = 50
 """A page shows at most so many problems; prediction.json has all."""
@@ -34,22 +37,63 @@ def scan_page(
     problems: Sequence[Problem] = (),
     *,
     anonymize: bool = False,
+    further: Sequence[Path | None] = (),
 ) -> str:
-    """Make report.html of a scan, which needs no other file.  `problems` are those of writing its results."""
+    """Make report.html of a scan, which needs no other file.
+
+    Args:
+        prediction: the scan's prediction.
+        bundle: the model that made it.
+        strip: its picture.
+        problems: those of writing its results.
+        anonymize: leave out ids and paths.
+        further: the pictures of further findings.
+    """
     odd = [*prediction.problems, *problems]
     caption = (
         "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. The interval "
         "is shaded; the dashed line is the normal distribution with the attention's mean and variance."
     )
-    picture = [] if strip is None else [figure(strip, caption)]
+    strips = (strip, *further) if further else (strip, *[None] * len(prediction.further))
+    shown = [
+        [*([] if path is None else [figure(path, caption)]), *_key_slices(one)]
+        for one, path in zip(prediction.each, strips, strict=True)
+    ]
     sections = [
-        Section("Key slices", [*picture, *_key_slices(prediction)]),
+        *_by_finding(prediction, shown),
         Section("Problems", [_problems(odd)] if odd else [paragraph("None.")]),
         Section("Scan", [_scan(prediction, anonymize)]),
-        Section("Model", _model(bundle)),
+        Section("Model", _models(bundle)),
     ]
-    lead = [paragraph(_verdict(prediction)), *_evenness(prediction), paragraph(CAUTION, note=True)]
+    lead = [*_results(prediction), paragraph(CAUTION, note=True)]
     return page(f"Scan {prediction.row.scan_id}", lead, sections)
+
+
+def _by_finding(prediction: ScanPrediction, shown: Sequence[list[str]]) -> list[Section]:
+    """The key slices, in a section for each finding."""
+    if not prediction.further:
+        return [Section("Key slices", shown[0])]
+    return [
+        Section(one.finding.name if one.finding else "", [paragraph(_verdict(one)), *_evenness(one), *blocks])
+        for one, blocks in zip(prediction.each, shown, strict=True)
+    ]
+
+
+def _results(prediction: ScanPrediction) -> list[str]:
+    """The result in a sentence or, of several findings, in a table."""
+    if prediction.further:
+        lines = [
+            (
+                str(one.finding),
+                rounded(one.probability),
+                "none" if one.threshold is None else rounded(one.threshold),
+                SIDES[one.is_positive],
+            )
+            for one in prediction.each
+        ]
+        return [table(("finding", "probability", "threshold", "result"), lines)]
+    named = [] if prediction.finding is None else [paragraph(f"Finding: {prediction.finding}.")]
+    return [*named, paragraph(_verdict(prediction)), *_evenness(prediction)]
 
 
 def _verdict(prediction: ScanPrediction) -> str:
@@ -100,6 +144,13 @@ def _scan(prediction: ScanPrediction, anonymize: bool) -> str:
     return _facts(facts)
 
 
+def _models(bundle: Bundle) -> list[str]:
+    """The facts about the model, of several findings each behind a line to click on."""
+    if not bundle.further:
+        return _model(bundle)
+    return [details(str(one.finding), "".join(_model(one))) for one in bundle.each]
+
+
 def _model(bundle: Bundle) -> list[str]:
     training = bundle.training
     scans = ", ".join(f"{count} {part}" for part, count in training["scans"].items())
@@ -143,32 +194,52 @@ def _problems(problems: Sequence[Problem]) -> str:
 
 
 def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Sequence[Problem]) -> str:
-    """Make index.html; `lines` are those of `summary_line`, and keep their order."""
+    """Make index.html; `lines` are those of `summary_lines`, and keep their order: a scan's findings in one row."""
     good = [line for line in lines if line["state"] == "predicted"]
     rest = [line for line in lines if line["state"] != "predicted"]
-    header = ("scan", "probability", "result", "key slices", "slices", "problems")
+    names = [one.finding.name for one in bundle.each if one.finding] if bundle.further else []
+    scans = [good[first : first + max(1, len(names))] for first in range(0, len(good), max(1, len(names)))]
+    header = ("scan", *(names or ("probability", "result", "key slices")), "slices", "problems")
     rows = [
         (
             f"<a href='{quote(file_name(line['scan_id']))}/report.html'>{escape(line['scan_id'])}</a>",
-            escape(rounded(line["probability"])),
-            {None: "no threshold", 1: "positive", 0: "negative"}[line["positive"]],
-            escape(line["key_slices"]),
+            *(_cells(own) if names else (*_cells_of(line), escape(line["key_slices"]))),
             str(line["slices"]),
             str(line["problems"]),
         )
-        for line in good
+        for own in scans
+        for line in own[:1]
     ]
     reasons = [(line["scan_id"], line["state"], str(line["reason"])) for line in rest]
     counts = ", ".join(f"{kind} {count}" for kind, count in summarize(others).items())
     noted = [paragraph(f"Files that belong to no scan: {counts}; see problems.csv.", note=True)] if others else []
     sections = [
-        Section("Scans by probability", [_raw_table(header, rows)] if rows else []),
+        Section("Scans by probability", [raw_table(header, rows)] if rows else []),
         Section("Not predicted", [table(("scan", "state", "why"), reasons, words=True)] if reasons else []),
-        Section("Model", [*_model(bundle), *noted]),
+        Section("Model", [*_models(bundle), *noted]),
     ]
-    positive = sum(line["positive"] == 1 for line in good)
-    lead = f"{len(good)} of {len(lines)} scans predicted, {positive} of them positive."
+    lead = f"{len(scans)} of {len(scans) + len(rest)} scans predicted{_positive(good, names)}."
     return page("Predictions", [paragraph(lead), paragraph(CAUTION, note=True)], sections)
+
+
+def _cells_of(line: Mapping[str, Any]) -> tuple[str, str]:
+    """Probability and result of a line of the summary."""
+    positive = None if line["positive"] is None else bool(line["positive"])
+    return escape(rounded(line["probability"])), SIDES[positive]
+
+
+def _cells(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The same for each finding of a scan, in one cell; positive ones stand out."""
+    texts = [" ".join(_cells_of(line)) for line in lines]
+    return [f"<b>{text}</b>" if line["positive"] else text for text, line in zip(texts, lines, strict=True)]
+
+
+def _positive(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """How many of the predicted scans are positive, of each finding."""
+    if not names:
+        return f", {sum(line['positive'] == 1 for line in lines)} of them positive"
+    counts = {name: sum(line["positive"] == 1 and line["finding"] == name for line in lines) for name in names}
+    return f"; positive: {', '.join(f'{name} {count}' for name, count in counts.items())}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
@@ -178,10 +249,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool =
         >>> "<tr><td>1</td><td>&lt;2&gt;</td></tr>" in table(("a", "b"), [("1", "<2>")])
         True
     """
-    return _raw_table(header, [[escape(cell) for cell in row] for row in rows], words=words)
+    return raw_table(header, [[escape(cell) for cell in row] for row in rows], words=words)
 
 
-def _raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+def raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+    """Make a table whose cells are HTML."""
     style = " style='text-align: left; white-space: normal; vertical-align: top'" if words else ""
     top = "".join(f"<th{style}>{escape(name)}</th>" for name in header)
     body = "".join(f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell in row)}</tr>" for row in rows)

@@ -171,6 +171,12 @@ def outcome_of(
     options: PredictOptions,
 ) -> Outcome:
     """The prediction for a scan from its features; `problems` are those known before."""
+    further: list[ScanPrediction] = []
+    for other in bundle.further:
+        found = outcome_of(row, root, features, problems, other, options)
+        if isinstance(found, NotPredicted):
+            return found
+        further.append(found)
     logit, log_attention = score(bundle, features)
     attention = attention_per_head(log_attention).mean(0)
     if not math.isfinite(logit) or not attention.isfinite().all():
@@ -191,6 +197,8 @@ def outcome_of(
         share=share,
         coverage=coverage,
         problems=problems,
+        finding=bundle.finding,
+        further=tuple(further),
     )
 
 

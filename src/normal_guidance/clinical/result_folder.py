@@ -11,6 +11,9 @@
     OUT/SCAN/report.html              one page, with the strip
     OUT/SCAN/dicom/                   for hospital software, if asked for
 
+A model of several findings gives one line for each scan and finding in the summary, `findings` in prediction.json, a
+column of attention for each in slices.csv, strip-NAME.png, dicom/NAME/, and a `group` for each in predictions.parquet.
+
 Slices are counted from 1 in files, as people count, and from 0 in Python.  A scan's folder appears when it is complete,
 the files of OUT at the end.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +58,13 @@ NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict
 """The reason in anonymous results: the full one may quote the headers."""
 
 STATES = ("predicted", "refused", "failed")
+
+OF_A_FINDING = (
+    *("method", "logit", "probability", "threshold", "positive"),
+    *("key_slices", "interval", "attention", "head_attention"),
+)
+OF_A_MODEL = ("operation", "training")
+"""What prediction.json says of each finding, and of its model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +102,7 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     source               modality, size and spacing; the UIDs, files and description of the series unless anonymous
     problems             kind, file, detail and action of everything that was odd
     model                encoder, training, expectations and operating point, as bundle.json has them
+    findings             where they have names: name, code and the numbers above of each; those above are the first's
     """
     row = prediction.row
     lines = _slices(prediction, anonymize)
@@ -132,7 +143,21 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
         },
         "problems": [one._asdict() for one in prediction.problems],
         "model": {name: about[name] for name in ("encoder", "expects", "operation", "intervals", "training")},
+        **_findings_json(prediction, bundle, anonymize),
     }
+
+
+def _findings_json(prediction: ScanPrediction, bundle: Bundle, anonymize: bool) -> dict[str, Any]:
+    """`findings` of prediction.json; nothing where findings have no names."""
+    found = []
+    for one, own in zip(prediction.each, bundle.each, strict=True):
+        if one.finding is not None:
+            alone = replace(one, finding=None, further=()), replace(own, further=())
+            about = prediction_json(*alone, anonymize=anonymize)
+            model = {name: value for name, value in about["model"].items() if name in OF_A_MODEL}
+            numbers = {name: about[name] for name in OF_A_FINDING}
+            found.append({**one.finding.as_json(), **numbers, "model": model})
+    return {"findings": found} if found else {}
 
 
 def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]:
@@ -167,13 +192,18 @@ def write_scan(
     folder = Path(out) / file_name(prediction.row.scan_id)
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
-        strip = draft / "strip.png"
-        if prediction.has_images:
-            problems += _draw(prediction, bundle, strip, anonymize)
-        if dicom and strip.exists():
-            problems += _write_dicom(prediction, strip, draft / "dicom", anonymize)
+        strips = []
+        for place, (one, own) in enumerate(zip(prediction.each, bundle.each, strict=True)):
+            name = one.finding.name if one.finding and prediction.further else ""
+            strip = draft / (f"strip-{name}.png" if name else "strip.png")
+            if one.has_images:
+                problems += _draw(one, own, strip, anonymize)
+            if dicom and strip.exists():
+                problems += _write_dicom(one, strip, draft / "dicom" / name, anonymize, place)
+            strips.append(strip if strip.exists() else None)
+        problems = list(dict.fromkeys(problems))  # findings share their slices, and what is odd about them
         about, slices = prediction_json(prediction, bundle, anonymize=anonymize), _slices_csv(prediction, anonymize)
-        page = scan_page(prediction, bundle, strip if strip.exists() else None, problems, anonymize=anonymize)
+        page = scan_page(prediction, bundle, strips[0], problems, anonymize=anonymize, further=strips[1:])
         write_json(draft / "prediction.json", about)
         write_atomically(draft / "slices.csv", slices)
         write_atomically(draft / "report.html", page.encode())
@@ -190,14 +220,14 @@ def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, anonymize: bo
     return []
 
 
-def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: bool) -> list[Problem]:
+def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: bool, place: int) -> list[Problem]:
     try:
         from normal_guidance.clinical.dicom.writer import write_dicom
     except ImportError as error:
         raise UserError(f"DICOM results need {error.name}; pip install 'normal-guidance[dicom]'") from error
     problems: list[Problem] = []
     try:
-        write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append)
+        write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)
     except UserError as error:
         detail = NO_DICOM if anonymize else str(error)
         problems.append(Problem(prediction.row.scan_id, "", "failed", detail, "no DICOM results"))
@@ -209,6 +239,7 @@ def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
     rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
     heads = prediction.head_attention.tolist()
     several = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
+    several |= {f"attention_{one.finding.name}": one.attention.tolist() for one in prediction.further if one.finding}
     return _csv(
         [
             {
@@ -296,17 +327,18 @@ def _write_tables(
 ) -> None:
     predictions = [one.outcome for one in written if isinstance(one.outcome, ScanPrediction)]
     problems = [*others, *(problem for one in written for problem in problems_of(one))]
-    lines = [summary_line(one, anonymize=anonymize) for one in sorted(written, key=_by_probability)]
+    ordered = sorted(written, key=_by_probability)
+    lines = [line for one in ordered for line in summary_lines(one, bundle, anonymize=anonymize)]
     write_problems(out / "problems.csv", problems)
     if lines:
         write_atomically(out / "summary.csv", _csv(lines))
-    tables = [_prediction_table(predictions, anonymize)] if predictions else []
+    tables = [_prediction_table(same, anonymize) for same in zip(*(one.each for one in predictions), strict=True)]
     write_predictions_table(out / PREDICTION_TABLE, tables)
     if predictions and predictions[0].has_images and not anonymize:
         place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
         write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
     write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
-    states = [line["state"] for line in lines]
+    states = [summary_line(one)["state"] for one in written]
     summary = {
         "format": FORMAT,
         "normal_guidance": __version__,
@@ -316,6 +348,7 @@ def _write_tables(
         "problems": summarize(problems),
         "scans": lines,
         "model": bundle.as_json(),
+        **({"further_models": [one.as_json() for one in bundle.further]} if bundle.further else {}),
     }
     write_json(out / "summary.json", summary)
 
@@ -334,8 +367,19 @@ def problems_of(one: Written) -> list[Problem]:
     return [*first, *one.outcome.problems, *one.problems]
 
 
+def summary_lines(one: Written, bundle: Bundle, *, anonymize: bool = False) -> list[dict[str, Any]]:
+    """Make a scan's lines of summary.csv: one, or one for each finding, which is named if it has a name."""
+    found = one.outcome
+    each = [found] if isinstance(found, NotPredicted) else found.each
+    lines = [summary_line(replace(one, outcome=own), anonymize=anonymize) for own in each]
+    if bundle.finding is None:
+        return lines
+    names = [own.finding.name if isinstance(own, ScanPrediction) and own.finding else None for own in each]
+    return [{"scan_id": line["scan_id"], "finding": name, **line} for name, line in zip(names, lines, strict=True)]
+
+
 def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
-    """Make a scan's line of summary.csv."""
+    """Make a scan's line of summary.csv, for the first finding."""
     outcome = one.outcome
     found = outcome if isinstance(outcome, ScanPrediction) else None
     refused = outcome if isinstance(outcome, NotPredicted) else None
@@ -391,4 +435,6 @@ def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) ->
         log_attention=torch.cat([one.log_attention.log_softmax(dim=-1) for one in predictions], dim=1),
     )
     probability = torch.tensor([one.probability for one in predictions])
-    return prediction_table(scans, packed, part=PART, probability=probability)
+    finding = predictions[0].finding
+    group = "" if finding is None else finding.name
+    return prediction_table(scans, packed, part=PART, group=group, probability=probability)

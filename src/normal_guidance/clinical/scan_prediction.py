@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
+from normal_guidance.data.findings import Finding
 from normal_guidance.data.manifest import FEATURES, ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.statistics.conformal import promise
@@ -43,6 +44,8 @@ class ScanPrediction:
         coverage: the probability with which the interval of a positive scan contains the whole finding; None where
             nothing is promised.
         problems: everything that was odd about the scan.
+        finding: what was looked for; None where it has no name.
+        further: the predictions for other findings of the same scan.
     """
 
     row: ScanRow
@@ -57,6 +60,13 @@ class ScanPrediction:
     share: float | None
     coverage: float | None = None
     problems: tuple[Problem, ...] = ()
+    finding: Finding | None = None
+    further: tuple[ScanPrediction, ...] = ()
+
+    @property
+    def each(self) -> tuple[ScanPrediction, ...]:
+        """The predictions for all findings, this one first."""
+        return (self, *self.further)
 
     @cached_property
     def head_attention(self) -> Float[Tensor, "heads slices"]:

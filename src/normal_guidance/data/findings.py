@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from normal_guidance.errors import UserError
+from normal_guidance.files import read_json, write_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 """A name is also that of a folder and of a part of columns' names."""
@@ -26,6 +28,12 @@ CODE = re.compile(r"[0-9]{6,18}")
 """An identifier of SNOMED CT."""
 
 OPTION = "--findings"
+
+FINDINGS = "findings.json"
+"""In a folder of models, one for each finding in a folder of its name: the findings in order, and those left out."""
+
+FORMAT = 1
+"""Version of `FINDINGS`."""
 
 
 @dataclass(frozen=True)
@@ -173,3 +181,45 @@ def further_columns(findings: Sequence[Finding], further: Mapping[str, Labels]) 
         labels = further.get(one.name, Labels(None, None))
         found |= {label_column(one.name): labels.label, slices_column(one.name): labels.slices}
     return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# Folders with a model for each finding
+# ----------------------------------------------------------------------------------------------------
+
+
+def write_findings(folder: Path, findings: Sequence[Finding], skipped: Mapping[str, str] | None = None) -> None:
+    """Writes findings.json; `skipped` says why there is no model of a finding, by its name."""
+    why = [{"name": name, "reason": reason} for name, reason in (skipped or {}).items()]
+    about = {"format": FORMAT, "findings": [one.as_json() for one in findings], "skipped": why}
+    write_json(folder / FINDINGS, about)
+
+
+def findings_in(folder: Path) -> tuple[Finding, ...]:
+    """The findings that a folder has models of, in order; none for any other folder.
+
+    Example:
+        >>> findings_in(Path("nowhere"))
+        ()
+    """
+    path = folder / FINDINGS
+    if not path.is_file():
+        return ()
+    content = read_json(path)
+    if content.get("format") != FORMAT:
+        raise UserError(f"{path}: format {content.get('format')!r}, but this version reads format {FORMAT}; fit again")
+    try:
+        found = read_findings(content["findings"])
+        if not found:
+            raise ValueError("it lists none")
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); copy the folder again") from error
+    return found
+
+
+def refuse_several(folder: Path) -> None:
+    """Refuses a folder with models of several findings, where one is wanted."""
+    found = findings_in(folder)
+    if found:
+        names = ", ".join(one.name for one in found)
+        raise UserError(f"{folder} holds a model of each of the findings {names}; give one: {folder / found[0].name}")

@@ -132,7 +132,7 @@ def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
 
 
 def features_of(scans: Data) -> dict[str, Any] | None:
-    """How a store's features were made, as the report holds it: a model needs this to be used on new scans.
+    """How a store's features were made, and its finding, as the report holds it: a model needs it for new scans.
 
     None for bags in memory, which do not record it.
     """
@@ -143,6 +143,7 @@ def features_of(scans: Data) -> dict[str, Any] | None:
         "width": scans.width,
         "dtype": dtype_name(scans.dtype),
         "provenance": dict(scans.provenance),
+        **({} if scans.finding is None else {"finding": scans.finding.as_json()}),
     }
 
 

@@ -28,6 +28,7 @@ from normal_guidance.viewer.attention_curves import curve, number, numbers
 from normal_guidance.viewer.cache import Cache
 from normal_guidance.viewer.prediction_folders import (
     BRIEF,
+    BUNDLE,
     MANIFEST,
     SUMMARY,
     PredictionFolder,
@@ -299,8 +300,16 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
     """
     splits = find_splits(folder)
     place = index or (folder if (folder / MANIFEST).is_file() else None)
-    manifest = None if place is None else read_manifest(place)
+    manifest = None if place is None else _labelled(read_manifest(place), folder)
     return Gallery(folder, splits, manifest, _encoder_windows(folder, store))
+
+
+def _labelled(manifest: Manifest, folder: Path) -> Manifest:
+    """The manifest with the slice labels of the finding that a model is of; those of the first finding otherwise."""
+    model = folder / BUNDLE
+    finding = read_json(model).get("finding") if model.is_file() else None
+    name = finding.get("name") if isinstance(finding, dict) else None
+    return manifest.of_finding(name) if name in {one.name for one in manifest.findings} else manifest
 
 
 def _encoder_windows(folder: Path, store: Path | None) -> list[tuple[float, float]]:

@@ -23,6 +23,7 @@ from normal_guidance.core.method_names import (
     method_title,
 )
 from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.data.findings import refuse_several
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.evaluation.run_report import NOT_OURS
@@ -70,6 +71,7 @@ def find_splits(folder: Path) -> list[SplitPredictions]:
         raise UserError(f"{folder} is not a folder; give what nguide experiment, nguide sweep or nguide predict wrote")
     if (folder / PREDICTION_TABLE).is_file():
         return [SplitPredictions("", tuple(_sources_of_run(folder, _method_of(folder))))]
+    refuse_several(folder)
     by_seed: dict[int, dict[str, Path]] = {}
     for method, seed, run in find_folders(folder):
         if (run / PREDICTION_TABLE).is_file():

@@ -54,12 +54,14 @@ class Result:
     def uid(self, purpose: str) -> str:
         """The UID for a purpose, for example 'series' or 'instance'."""
         one = self.prediction
-        content = (
+        content: tuple[object, ...] = (
             (__version__, one.method, one.logit, one.probability, one.threshold, one.attention.tolist()),
             (one.key_slices, one.interval, one.share, one.coverage),
             (self.source.study_uid, self.source.slices, sorted(self.source.identity.items())),
             (self.title, sha256(self.content).hexdigest(), purpose),
         )
+        if one.finding is not None:
+            content = (*content, (one.finding.name, one.finding.code))
         return str(generate_uid(entropy_srcs=[repr(content)]))
 
     @property
@@ -68,9 +70,10 @@ class Result:
         one = self.prediction
         call = "" if one.threshold is None else f", {'' if one.is_positive else 'not '}positive by threshold"
         number = "" if one.threshold is None else f" {one.threshold:.4g}"
+        what = "that the scan is positive" if one.finding is None else f"of the finding {one.finding}"
         return (
             f"{NOTICE} {NAME} {__version__}, method {one.method}. "
-            f"Probability that the scan is positive: {one.probability:.4g}{call}{number}."
+            f"Probability {what}: {one.probability:.4g}{call}{number}."
         )
 
     def arguments(self) -> dict[str, Any]:

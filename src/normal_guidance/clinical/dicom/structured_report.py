@@ -2,8 +2,8 @@
 
     Image Library        every object of the scan, its frame of reference
     Imaging Measurements
-      group 'scan'       probability; threshold and call, if there are any; attention within the interval, inferred
-                         from the interval's first and last slice
+      group 'scan'       the finding, if it has a name; probability; threshold and call, if there are any; attention
+                         within the interval, inferred from the interval's first and last slice
       group 'slices'     the attention of every slice, inferred from that slice; in the order of the slices
 
 All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
@@ -39,6 +39,7 @@ from pydicom.sr.coding import Code
 from normal_guidance import __version__
 from normal_guidance.clinical.dicom.result_headers import NAME, NOTICE, Result, evidence, frames, observer
 from normal_guidance.clinical.dicom.source_series import Reference
+from normal_guidance.data.findings import Finding
 
 SCHEME = "99NGUIDE"
 """Designator of our own codes; designators that begin with 99 are private."""
@@ -113,10 +114,21 @@ def _group(
 ) -> MeasurementsAndQualitativeEvaluations:
     return MeasurementsAndQualitativeEvaluations(
         tracking_identifier=TrackingIdentifier(uid=result.uid(name), identifier=name),
+        finding_type=_finding(result.prediction.finding),
         algorithm_id=AlgorithmIdentification(NAME, __version__, parameters=list(_parameters(result))),
         measurements=measurements,
         qualitative_evaluations=evaluations,
     )
+
+
+def _finding(finding: Finding | None) -> CodedConcept | None:
+    """The finding by its SNOMED CT code or, where none is known, by its name in our own scheme."""
+    if finding is None:
+        return None
+    meaning = finding.meaning or finding.name.replace("_", " ")
+    if finding.code is None:
+        return CodedConcept(finding.name, SCHEME, meaning)
+    return CodedConcept(finding.code, "SCT", meaning)
 
 
 def _parameters(result: Result) -> Iterator[str]:

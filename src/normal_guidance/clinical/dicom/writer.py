@@ -22,6 +22,7 @@ from normal_guidance.clinical.dicom.result_headers import Result
 from normal_guidance.clinical.dicom.source_series import SourceSeries, read_source
 from normal_guidance.clinical.dicom.structured_report import structured_report
 from normal_guidance.clinical.scan_prediction import ScanPrediction
+from normal_guidance.data.findings import Finding
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder, write_atomically
@@ -34,8 +35,21 @@ SERIES = {
 """SeriesNumber and SeriesDescription of every result; scanners seldom use such large numbers."""
 
 
+FINDING_STEP = 10
+"""The series of the next finding have numbers that are larger by this."""
+
+LONGEST = 64
+"""Characters of a SeriesDescription."""
+
+
 def write_dicom(
-    prediction: ScanPrediction, strip: Path, out: Path, *, anonymize: bool = False, report: Report | None = None
+    prediction: ScanPrediction,
+    strip: Path,
+    out: Path,
+    *,
+    anonymize: bool = False,
+    report: Report | None = None,
+    place: int = 0,
 ) -> list[Path]:
     """Write a scan's results as DICOM into the folder `out`, and return the files.
 
@@ -46,6 +60,7 @@ def write_dicom(
         anonymize: leave out everything that identifies the patient, and use new UIDs; see `clinical.dicom.anonymize`.
         report: receives missing and wrong attributes as problems, which hold no value of a header; in anonymous results
             also no names of files, which often name the patient.
+        place: the finding's place among those of the scan, from 0, for the numbers of the series.
 
     Raises UserError where the scan has no DICOM identity (NIfTI) or an ambiguous one; nothing is written then.
     """
@@ -62,7 +77,7 @@ def write_dicom(
     except OSError as error:
         raise UserError(f"{strip} cannot be read ({error.strerror}); predict again") from error
     with config.disable_value_validation():  # pydicom would warn of the source's values, which are reported above
-        results = _results(prediction, source, picture, strip.name)
+        results = _results(prediction, source, picture, strip.name, place)
         files = {out / name: _encoded(dataset) for name, dataset in results.items()}
     make_folder(out)
     for path, content in files.items():
@@ -79,16 +94,25 @@ def _anonymous(source: SourceSeries, scan_id: str) -> SourceSeries:
     return without_patient(source)
 
 
-def _results(prediction: ScanPrediction, source: SourceSeries, picture: bytes, strip: str) -> dict[str, Dataset]:
+def _results(
+    prediction: ScanPrediction, source: SourceSeries, picture: bytes, strip: str, place: int
+) -> dict[str, Dataset]:
     def result(name: str, content: bytes = b"") -> Result:
         number, title = SERIES[name]
-        return Result(prediction, source, title, number, content)
+        return Result(prediction, source, _named(title, prediction.finding), number + FINDING_STEP * place, content)
 
     return {
         "key_objects.dcm": key_objects(result("key_objects.dcm")),
         "structured_report.dcm": structured_report(result("structured_report.dcm")),
         "strip.dcm": capture(result("strip.dcm", picture), strip),
     }
+
+
+def _named(title: str, finding: Finding | None) -> str:
+    """A title that begins with the finding's name, as much of it as there is room for."""
+    if finding is None:
+        return title
+    return f"{finding.name[: LONGEST - len(title) - 2]}: {title}"
 
 
 def _encoded(dataset: Dataset) -> bytes:
