@@ -26,6 +26,7 @@ from normal_guidance.clinical import dicom
 from normal_guidance.clinical.dicom import anonymize as anonymizing
 from normal_guidance.clinical.dicom.writer import SERIES, write_dicom
 from normal_guidance.clinical.scan_prediction import ScanPrediction
+from normal_guidance.data.findings import Finding
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import ScanRow, read_manifest
 from normal_guidance.data.problems import Problem
@@ -284,6 +285,34 @@ def test_the_report_has_every_number_with_its_slice(scans, strip, tmp_path, kind
     assert [references(one.ReferencedSOPSequence)[0][0] for one in images] == list(
         dict.fromkeys(uid for uid, _ in truth)
     )
+
+
+@pytest.mark.parametrize(
+    ("finding", "code"),
+    [
+        (Finding("any", "1386000", "Intracranial hemorrhage"), ("1386000", "SCT", "Intracranial hemorrhage")),
+        (
+            Finding("intraparenchymal_of_the_brain"),
+            ("intraparenchymal_of_the_brain", "99NGUIDE", "intraparenchymal of the brain"),
+        ),
+    ],
+)
+def test_results_name_the_finding(scans, strip, tmp_path, finding, code):
+    row, root = scans["single"]
+    without = write(row, root, strip, tmp_path / "without")
+    one = predicted(row, root, finding=finding)
+    files = {path.name: path for path in write_dicom(one, strip, tmp_path / "with", place=2)}
+    for name, (number, title) in SERIES.items():
+        assert errors_of(files[name]) == []
+        dataset = pydicom.dcmread(files[name])
+        assert dataset.SeriesNumber == number + 20
+        assert re.fullmatch(rf"{finding.name[:13]}\w*: {title}", dataset.SeriesDescription)
+        assert len(dataset.SeriesDescription) <= 64
+        assert dataset.SOPInstanceUID != pydicom.dcmread(without[name]).SOPInstanceUID
+    groups = highdicom.sr.srread(files[SR]).content.get_image_measurement_groups()
+    found = [(one.value, one.scheme_designator, one.meaning) for one in (group.finding_type for group in groups)]
+    assert found == [code] * 2  # the group of the scan and that of its slices
+    assert f"Probability of the finding {finding}:".encode() in files[KOS].read_bytes()
 
 
 def test_without_a_threshold_there_is_no_call(scans, strip, tmp_path):

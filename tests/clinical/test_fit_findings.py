@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +17,15 @@ from normal_guidance.cli import app
 from normal_guidance.clinical.bundle import load_bundle
 from normal_guidance.clinical.fit_findings import fit_findings
 from normal_guidance.clinical.predicting import score
-from normal_guidance.data.findings import Finding
+from normal_guidance.data.findings import Finding, Labels
+from normal_guidance.data.manifest import ScanRow, write_manifest
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.features.store import open_store
 from normal_guidance.training import fit_committee
 from normal_guidance.training.fit_committee import make_plan
 from normal_guidance.training.measured_fit import fit_and_measure
+from normal_guidance.viewer.gallery import open_gallery
 from normal_guidance.viewer.prediction_folders import find_splits
 
 SCANS, NEW, FEATURES = 40, 8, 5
@@ -125,7 +128,7 @@ def test_a_finding_without_positive_test_scans_is_not_tested(made, tmp_path):
     assert [one["name"] for one in content["findings"]] == ["left"]
     assert content["findings"][0]["test"] is None
     assert content["skipped"][0]["name"] == "rare"
-    assert "all 3 test scans are negative, so it was not tested on them" in (tmp_path / "model/report.html").read_text()
+    assert "All 3 test scans are negative, so it was not tested on them" in (tmp_path / "model/report.html").read_text()
 
 
 def test_predictions_are_one_by_one_in_every_file(made):
@@ -247,3 +250,19 @@ def test_a_damaged_folder_is_named(made, tmp_path):
     path.write_text('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}]}')
     with pytest.raises(UserError, match="gone is neither a bundle"):
         load_bundle(tmp_path / "copy")
+
+
+def test_the_viewer_shows_the_slice_labels_of_the_finding(made, tmp_path):
+    scans = open_store(made.store).of_finding("any")
+    row = ScanRow("S03", "P3", 1, None, "dicom", (), (), (), 16, 16)
+    rows = []
+    for scan, length in zip(scans.scan_ids, scans.lengths.tolist(), strict=True):
+        labels = {"left": Labels(0, np.zeros(length, np.int8))}
+        places = {"files": ("a",) * length, "frames": (0,) * length, "positions": tuple(map(float, range(length)))}
+        rows.append(replace(row, scan_id=scan, slice_labels=np.ones(length, np.int8), further=labels, **places))
+    findings = [Finding("any").as_json(), Finding("left").as_json()]
+    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "drawn", "root": ".", "findings": findings})
+    for name, label in (("any", 1), ("left", 0)):
+        gallery = open_gallery(made.model / name, tmp_path)
+        number = gallery.scans(0)[0]["number"]
+        assert set(gallery.scan(0, number)["truth"]) == {label}

@@ -268,7 +268,7 @@ def dicom_out(monkeypatch) -> list[tuple]:
     """In place of the module that writes DICOM: remembers what it was asked for, and fails for scan b."""
     calls, module = [], ModuleType("normal_guidance.clinical.dicom.writer")
 
-    def write_dicom(prediction, strip, out, *, anonymize=False, report=None):
+    def write_dicom(prediction, strip, out, *, anonymize=False, report=None, place=0):
         calls.append((prediction.row.scan_id, strip.read_bytes()[:4], out.name, anonymize))
         if "/b/" in f"/{prediction.row.files[0]}":
             raise UserError("scan 'b' of DOE^JOHN has no DICOM identity; do without --dicom")

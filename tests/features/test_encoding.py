@@ -11,6 +11,7 @@ import torch
 from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
 
 from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.manifest import Manifest, read_manifest, write_manifest
 from normal_guidance.data.problems import read_problems
 from normal_guidance.data.worker_pool import Pool
@@ -84,6 +85,28 @@ def test_the_store_holds_every_scan(scans, tmp_path):
     assert report["slices"] == {"manifest": sum(LENGTHS), "encoded": sum(LENGTHS)}
     assert report["recipe"] == store.recipe
     assert report["identity"]["encoder"] == {"name": "tiny", "fingerprint": "tiny-1.0"}
+
+
+def test_findings_travel_from_the_manifest_to_the_store(scans, tmp_path):
+    findings = [Finding("any", "1386000"), Finding("epidural")]
+    rows = [
+        replace(row, further={"epidural": Labels(None if number == 0 else row.label, row.slice_labels)})
+        for number, row in enumerate(scans)
+    ]
+    about = {**scans.about, "findings": [one.as_json() for one in findings]}
+    manifest = write_manifest(tmp_path / "manifest.parquet", rows, about)
+    assert fingerprint_manifest(manifest) != fingerprint_manifest(scans)
+    for given in (manifest, read_manifest(tmp_path / "manifest.parquet")):
+        store = run(given, tmp_path / "store").store
+        assert store.findings == tuple(findings)
+        epidural = store.of_finding("epidural")
+        assert epidural.scan_ids == tuple(scans.scan_ids[1:])
+        assert epidural.labels.tolist() == scans.labels[1:].tolist()
+        assert epidural.slice_labels.tolist() == store.slice_labels.tolist()[LENGTHS[0] :]
+    wrong = replace(rows[1], further={"epidural": Labels(1, np.zeros(99, np.int8))})
+    manifest = write_manifest(tmp_path / "wrong.parquet", [rows[0], wrong], about)
+    with pytest.raises(UserError, match="scan 's001': 99 slice labels for 3 slices; run nguide index again"):
+        run(manifest, tmp_path / "other")
 
 
 def test_training_scans_say_what_to_normalise_with(scans, tmp_path):

@@ -113,7 +113,7 @@ def _as_json(out: Path, made: FittedModel) -> dict[str, Any]:
 def _fit_findings(
     store: FeatureStore, out: Path, names: list[str], sensitivity: float | None, seed: int, as_json: bool
 ) -> None:
-    """Fit a model of each finding, and print two sentences about each."""
+    """Fit a model of each finding, and print the sentences about each."""
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
     from normal_guidance.clinical.fit_findings import fit_findings
     from normal_guidance.clinical.fit_page import PAGE
@@ -139,10 +139,8 @@ def _fit_findings(
         )
         return
     for name, one in made.models.items():
-        for line in one.sentences():
+        for line in (*one.sentences(), *([made.notes[name]] if name in made.notes else [])):
             say(console, f"{name}: {line}")
-    for name, note in made.notes.items():
-        say(console, f"{name}: {note}")
     for name, reason in made.skipped.items():
         say(console, f"{name}: skipped: {reason}")
     say(console, f"Report: {out / PAGE}")

@@ -56,7 +56,7 @@ def index(
         str | None,
         typer.Option(
             help="For folder: columns of the table with 0 or 1, instead of label, with a SNOMED CT code where known: "
-            "any=1386000,epidural. The first is the main one."
+            "any=1386000,epidural. The first is the main one, which must be known for every scan."
         ),
     ] = None,
     workers: Annotated[

@@ -104,7 +104,7 @@ def import_(
         str | None,
         typer.Option(
             help="Columns of that table with 0 or 1, instead of label, with a SNOMED CT code where known: "
-            "any=1386000,epidural. The first is the main one."
+            "any=1386000,epidural. The first is the main one, which must be known for every scan."
         ),
     ] = None,
     form: Annotated[

@@ -105,7 +105,7 @@ def fit_findings(
                 plan = make_plan(train.labels.tolist(), train.patient_ids, seed=seed)
                 if test is not None and len(test.labels.unique()) < 2:
                     side = "positive" if test.labels.any() else "negative"
-                    notes[name] = f"all {len(test)} test scans are {side}, so it was not tested on them"
+                    notes[name] = f"All {len(test)} test scans are {side}, so it was not tested on them."
                     test = None
                 models[name] = fit_model(train, draft / name, test=test, plan=plan, **options)
             except UserError as error:
@@ -159,7 +159,7 @@ def _row(finding: Finding, model: FittedModel) -> list[str]:
         finding.code or "",
         "test scans" if model.test else "scans out of fold",
         f"{own.positive} and {own.negative}",
-        str(own.scans),
+        f"{digits(own.scans.value)} [{digits(own.scans.low)}, {digits(own.scans.high)}]",
         *_slices(own),
     ]
     link = f"<a href='{finding.name}/{PAGE}'>{escape(finding.name)}</a>"

@@ -214,7 +214,9 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
     counts = ", ".join(f"{kind} {count}" for kind, count in summarize(others).items())
     noted = [paragraph(f"Files that belong to no scan: {counts}; see problems.csv.", note=True)] if others else []
     sections = [
-        Section("Scans by probability", [raw_table(header, rows)] if rows else []),
+        Section(
+            "Scans by probability" + (f" of {names[0]}" if names else ""), [raw_table(header, rows)] if rows else []
+        ),
         Section("Not predicted", [table(("scan", "state", "why"), reasons, words=True)] if reasons else []),
         Section("Model", [*_models(bundle), *noted]),
     ]

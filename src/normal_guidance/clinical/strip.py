@@ -93,7 +93,8 @@ def _title(prediction: ScanPrediction) -> str:
     if prediction.threshold is not None:
         side = "at or above" if prediction.is_positive else "below"
         text += f", {side} the threshold {rounded(prediction.threshold)}"
-    return f"{text}   |   {method_title(prediction.method)}   |   research only"
+    named = "" if prediction.finding is None else f"{prediction.finding.name}   |   "
+    return f"{named}{text}   |   {method_title(prediction.method)}   |   research only"
 
 
 def rounded(probability: float) -> str:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,7 +85,8 @@ class Labels(NamedTuple):
     label: int | None
     """None where it is unknown; a scan without a label for the first finding is left out."""
     slices: np.ndarray | None
-    further: Mapping[str, Labels] = MappingProxyType({})
+    further: Mapping[str, Labels] | None = None
+    """None for no others."""
 
 
 def parse_findings(text: str) -> tuple[Finding, ...]:

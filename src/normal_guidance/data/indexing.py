@@ -317,7 +317,7 @@ def _make_row(candidate: Candidate, ordered: Ordered, kind: str, label: int, lab
         modality=headers[0].modality or "CT",
         transfer_syntax=",".join(sorted({header.transfer_syntax for header in headers})),
         dataset_labels=candidate.dataset_labels,
-        further=labels.further,
+        further=labels.further or {},
     )
 
 

@@ -92,7 +92,7 @@ def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, slic
 
     Example:
         >>> further_labels({"label_epidural": "1", "slice_ranges_epidural": "1-2"}, Finding("epidural"), 4, sliced=True)
-        Labels(label=1, slices=array([0, 1, 1, 0], dtype=int8), further=mappingproxy({}))
+        Labels(label=1, slices=array([0, 1, 1, 0], dtype=int8), further=None)
     """
     word = row.get(label_column(finding.name), "").lower()
     if word and word not in BINARY:

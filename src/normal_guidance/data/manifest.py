@@ -147,8 +147,9 @@ class Manifest:
         return _scan_row(self.table.slice(number, 1).to_pylist()[0], self.findings)
 
     def __iter__(self) -> Iterator[ScanRow]:
+        findings = self.findings
         for batch in self.table.to_batches(max_chunksize=BATCH):
-            yield from (_scan_row(values, self.findings) for values in batch.to_pylist())
+            yield from (_scan_row(values, findings) for values in batch.to_pylist())
 
     @property
     def root(self) -> Path:
