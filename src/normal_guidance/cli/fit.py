@@ -64,7 +64,8 @@ def fit(
         opened = opened.with_parts(split)
     names = [one.name for one in opened.findings] if finding is None else parse_list("--finding", finding, str)
     if len(names) > 1:
-        _fit_findings(opened, out, names, sensitivity, seed, as_json)
+        options = {"sensitivity": sensitivity, "coverage": coverage, "seed": seed}
+        _fit_findings(opened, out, names, as_json, **options)
         return
     scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
     plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
@@ -110,9 +111,7 @@ def _as_json(out: Path, made: FittedModel) -> dict[str, Any]:
     }
 
 
-def _fit_findings(
-    store: FeatureStore, out: Path, names: list[str], sensitivity: float | None, seed: int, as_json: bool
-) -> None:
+def _fit_findings(store: FeatureStore, out: Path, names: list[str], as_json: bool, **options: Any) -> None:
     """Fit a model of each finding, and print the sentences about each."""
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
     from normal_guidance.clinical.fit_findings import fit_findings
@@ -125,9 +124,7 @@ def _fit_findings(
         return Shown(f"fit {now[0]}", now[1], f"{now[1]:.0%}")
 
     with watch(console, "fit", show) as tell:
-        made = fit_findings(
-            store, out, names, sensitivity=sensitivity, seed=seed, watch=lambda name, share: tell((name, share))
-        )
+        made = fit_findings(store, out, names, watch=lambda name, share: tell((name, share)), **options)
     if as_json:
         print_json(
             {
@@ -139,7 +136,8 @@ def _fit_findings(
         )
         return
     for name, one in made.models.items():
-        for line in (*one.sentences(), *([made.notes[name]] if name in made.notes else [])):
+        intervals = one.measured.intervals.sentences()
+        for line in (*one.sentences(), *intervals, *([made.notes[name]] if name in made.notes else [])):
             say(console, f"{name}: {line}")
     for name, reason in made.skipped.items():
         say(console, f"{name}: skipped: {reason}")

@@ -26,6 +26,7 @@ from normal_guidance.files import folder_atomically, write_atomically
 from normal_guidance.presentation import html
 from normal_guidance.presentation.html import Section
 from normal_guidance.statistics.calibration import check_sensitivity
+from normal_guidance.statistics.conformal import check_coverage
 from normal_guidance.statistics.number_format import digits, signed
 from normal_guidance.training.fit_committee import make_plan
 from normal_guidance.training.measured_fit import Measured
@@ -69,6 +70,7 @@ def fit_findings(
     names: Sequence[str] = (),
     *,
     sensitivity: float | None = None,
+    coverage: float | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     watch: Callable[[str, float], None] | None = None,
@@ -81,11 +83,14 @@ def fit_findings(
         store: the scans; those of the part test are kept aside.
         names: of the findings; without any, all.
         sensitivity: least sensitivity of each threshold, out of fold; without it, Youden's J chooses.
+        coverage: the probability with which intervals shall contain the finding; see `fit_and_measure`.
         seed: of the folds.
         device: where they are fitted.
         watch: called with the finding's name and the share of all findings that is done.
     """
     check_sensitivity(sensitivity)  # a mistake of the command is not one of a finding
+    if coverage is not None:
+        check_coverage(coverage)
     chosen = [choose_finding(store.findings, name, f"store {store.folder}") for name in names] or store.findings
     models: dict[str, FittedModel] = {}
     skipped: dict[str, str] = {}
@@ -97,7 +102,12 @@ def fit_findings(
                 if watch is not None:
                     watch(name, (number + share) / len(chosen))
 
-            options: dict[str, Any] = {"sensitivity": sensitivity, "device": device, "watch": tell}
+            options: dict[str, Any] = {
+                "sensitivity": sensitivity,
+                "coverage": coverage,
+                "device": device,
+                "watch": tell,
+            }
             name = finding.name
             tell(0.0)
             try:

@@ -63,7 +63,7 @@ OF_A_FINDING = (
     *("method", "logit", "probability", "threshold", "positive"),
     *("key_slices", "interval", "attention", "head_attention"),
 )
-OF_A_MODEL = ("operation", "training")
+OF_A_MODEL = ("operation", "intervals", "training")
 """What prediction.json says of each finding, and of its model."""
 
 
