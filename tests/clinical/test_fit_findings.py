@@ -128,7 +128,7 @@ def test_a_finding_without_positive_test_scans_is_not_tested(made, tmp_path):
     assert [one["name"] for one in content["findings"]] == ["left"]
     assert content["findings"][0]["test"] is None
     assert content["skipped"][0]["name"] == "rare"
-    assert "All 3 test scans are negative, so it was not tested on them" in (tmp_path / "model/report.html").read_text()
+    assert "All 3 test scans are negative, so it was not tested." in (tmp_path / "model/report.html").read_text()
 
 
 def test_predictions_are_one_by_one_in_every_file(made):
@@ -249,6 +249,10 @@ def test_a_damaged_folder_is_named(made, tmp_path):
         load_bundle(tmp_path / "copy")
     path.write_text('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}]}')
     with pytest.raises(UserError, match="gone is neither a bundle"):
+        load_bundle(tmp_path / "copy")
+    path.write_text('{"format": 1, "findings": [{"name": "any", "code": "1386000"}, {"name": "other"}]}')
+    (tmp_path / "copy" / "left").rename(tmp_path / "copy" / "other")
+    with pytest.raises(UserError, match=r"other was not fitted together with .*any; fit all findings again"):
         load_bundle(tmp_path / "copy")
 
 

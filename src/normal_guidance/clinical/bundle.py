@@ -13,7 +13,7 @@ A folder of several findings has a bundle for each, in a folder of its name, and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     folder = Path(folder)
     findings = findings_in(folder)
     if findings:
-        return _together(folder, [load_bundle(folder / one.name) for one in findings])
+        return _together(folder, {one: load_bundle(folder / one.name) for one in findings})
     if (folder / BUNDLE).is_file():
         return _read(folder)
     if (folder / REPORT).is_file():
@@ -192,14 +192,17 @@ def load_bundle(folder: str | Path) -> Bundle:
     )
 
 
-def _together(folder: Path, bundles: Sequence[Bundle]) -> Bundle:
-    """The first bundle with the others; all must take the same features."""
-    first = bundles[0]
-    for one in bundles:
-        same = all(getattr(one, name) == getattr(first, name) for name in ("features", "dtype", "encoder"))
-        if one.finding is None or not same or one.preprocessing != first.preprocessing:
-            raise UserError(f"{folder}: its models were not fitted together; fit all findings again: nguide fit")
-    return replace(first, further=tuple(bundles[1:]))
+def _together(folder: Path, bundles: Mapping[Finding, Bundle]) -> Bundle:
+    """The first bundle with the others; all must be of their findings and take the same features."""
+    first, *others = bundles.values()
+    for finding, one in bundles.items():
+        same = all(getattr(one, name) == getattr(first, name) for name in ("features", "dtype", "encoder", "repair"))
+        if one.finding != finding or not same or one.preprocessing != first.preprocessing:
+            raise UserError(
+                f"{folder / finding.name} was not fitted together with {folder / next(iter(bundles)).name}; fit all "
+                "findings again: nguide fit STORE -o MODEL"
+            )
+    return replace(first, further=tuple(others))
 
 
 def _runs_below(folder: Path) -> str:
@@ -224,7 +227,7 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
     folder = Path(folder)
     findings = findings_in(folder)
     if findings:
-        return _together(folder, [bundle_run(folder / one.name, sensitivity=sensitivity) for one in findings])
+        return _together(folder, {one: bundle_run(folder / one.name, sensitivity=sensitivity) for one in findings})
     if (folder / BUNDLE).is_file():
         return _again(folder, sensitivity)
     if not (folder / REPORT).is_file():

@@ -113,10 +113,9 @@ def fit_findings(
             try:
                 train, test = training_scans(store.of_finding(name))
                 plan = make_plan(train.labels.tolist(), train.patient_ids, seed=seed)
-                if test is not None and len(test.labels.unique()) < 2:
-                    side = "positive" if test.labels.any() else "negative"
-                    notes[name] = f"All {len(test)} test scans are {side}, so it was not tested on them."
-                    test = None
+                note = _why_untested(test)
+                if note:
+                    notes[name], test = note, None
                 models[name] = fit_model(train, draft / name, test=test, plan=plan, **options)
             except UserError as error:
                 skipped[name] = str(error)
@@ -127,6 +126,13 @@ def fit_findings(
         write_findings(draft, made, skipped)
         write_atomically(draft / PAGE, findings_page(made, models, skipped, notes).encode())
     return FittedFindings(load_bundle(out), models, skipped, notes)
+
+
+def _why_untested(test: FeatureStore | None) -> str:
+    """Why a finding cannot be measured on its test scans; empty if it can, or if there are none."""
+    if test is None or len(test.labels.unique()) > 1:
+        return ""
+    return f"All {len(test)} test scans are {'positive' if test.labels.any() else 'negative'}, so it was not tested."
 
 
 def _sentences(reasons: Mapping[str, str]) -> str:

@@ -227,7 +227,7 @@ class FeatureStore:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies these scans (see `fingerprint_of`), without reading any feature."""
+        """Identifies these scans (see `fingerprint_of`), without reading any feature; of findings, the first only."""
         return fingerprint_rows(index_rows(self.scans), self.width, self.dtype)
 
     @property
