@@ -125,9 +125,14 @@ def by_committee(
 ) -> tuple[Prediction, dict[str, Any]]:
     plan = make_plan(train.labels.tolist(), patients, seed=seed)
     found = fit_committee(train, patients, plan, device=device)
-    leader = found.settings[found.kept[found.losses[list(found.kept)].argmin()]]
+    leader = found.settings[found.choice.kept[found.choice.losses[list(found.choice.kept)].argmin()]]
     kind = {**asdict(leader.places), "power": leader.power, "turn": leader.turn, **asdict(leader.penalty)}
-    about = {"members": len(found.committee), "settings": len(found.kept), "unusual": found.unusual, "leader": kind}
+    about = {
+        "members": len(found.committee),
+        "settings": len(found.choice.kept),
+        "unusual": found.choice.unusual,
+        "leader": kind,
+    }
     return predict(found.committee, test), about
 
 

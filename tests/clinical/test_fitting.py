@@ -200,9 +200,11 @@ def test_the_page_has_both_parts_and_what_is_specific_to_patients(made: tuple[Pa
 def test_the_page_says_what_was_chosen(made: tuple[Path, FittedModel]) -> None:
     page, fit = read_page(made[0]), made[1].fit
     assert "60 scans of 60 patients were divided into 3 folds by patient, once (seed 0)" in page
-    assert f"{len(fit.kept)} were kept" in page
-    assert f"the mean of {len(fit.committee)} members: {len(fit.kept)} settings x 3 folds x 1 repeat." in page
-    assert ("Unusual places were needed" in page) == fit.unusual
+    looking = [number for number in fit.choice.kept if not fit.settings[number].whole]
+    assert f"{len(looking)} were kept" in page
+    assert ("The mean of the whole scan tells scans apart" in page) == (len(looking) < len(fit.choice.kept))
+    assert f"the mean of {len(fit.committee)} members: {len(fit.choice.kept)} settings x 3 folds x 1 repeat." in page
+    assert ("Unusual places were needed" in page) == fit.choice.unusual
 
 
 def test_the_page_names_no_scan(made: tuple[Path, FittedModel], store: FeatureStore) -> None:

@@ -68,6 +68,15 @@ def test_what_is_measured_is_what_the_tables_show():
         assert measure(splits)[metric]["ng"] == pytest.approx(mean, abs=1e-12)
 
 
+def test_the_order_of_methods_in_a_split_does_not_matter():
+    made = {"a": np.array([0.9, np.nan]), "b": np.array([0.1, np.nan])}
+    splits = []
+    for order in (("a", "b"), ("b", "a")):
+        methods = {name: MethodResults(made[name], made[name]) for name in order}
+        splits.append(SplitResults(("1", "2"), ("1", "2"), np.array([1, 0]), methods))
+    assert measure(splits)["localization_auroc"] == {"a": 0.9, "b": 0.1}
+
+
 def test_a_method_that_scores_no_scans_has_no_scan_metrics():
     bags = shifted_mean(20, 1, features=2)
     slices = {"centered_gaussian": torch.randn(len(bags.features)), "ng": torch.randn(len(bags.features))}

@@ -30,6 +30,14 @@ from normal_guidance.training.promised_intervals import ASSUMPTIONS
 
 PAGE = "report.html"
 
+WHOLE = (
+    "The mean of the whole scan tells scans apart as well as attention does. Members that see only this mean have half "
+    "of the log-odds, and no part in the attention."
+)
+NOT_SHOWN = (
+    "No setting that looks for places clearly tells scans apart, so attention is the prior: where findings usually lie."
+)
+
 EXAMPLES = 6
 
 
@@ -185,24 +193,27 @@ def _intervals(found: MeasuredFit) -> list[str]:
 
 
 def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
-    plan, kept = fit.plan, [fit.settings[number] for number in fit.kept]
-    usual = sum(setting.usual for setting in fit.settings)
-    candidates = len(fit.settings) if fit.unusual else usual
-    worse = candidates - len(kept)
+    plan, kept = fit.plan, [fit.settings[number] for number in fit.choice.kept]
+    usual, looking = (sum(chosen) for chosen in zip(*((one.usual, not one.whole) for one in fit.settings), strict=True))
+    candidates = looking if fit.choice.unusual else usual
+    whole = sum(setting.whole for setting in kept)
     folds = f"{len(scans)} scans of {len({*scans.patient_ids})} patients were divided into {plan.folds} folds"
     again = "once" if plan.repeats == 1 else f"{plan.repeats} times, with other folds each time"
-    better = f"predict scans clearly better (by more than {CLEARLY:g} standard errors) than blocks around the middle"
+    better = f"predict scans clearly better (by more than {CLEARLY:g} standard errors) than blocks around the middle "
+    better += "and than the mean of the whole scan"
     others = "Places anywhere in the scan, single slices or several places"
     lines = [
         f"{folds} by patient, {again} (seed {plan.seed}). Members were trained on all folds but one.",
         _inputs(fit),
         f"{len(fit.settings)} settings were compared by their log loss out of fold.",
         f"Unusual places were needed. {others} {better}."
-        if fit.unusual
-        else f"Unusual places were not needed. {others} do not {better}, so their {len(fit.settings) - usual} settings "
-        "were left out.",
-        f"Of {candidates} settings, {len(kept)} were kept. {worse} were clearly worse than the best one, or had "
-        f"learned less than {1 - LITTLE:.0%} of what it had.",
+        if fit.choice.unusual
+        else f"Unusual places were not needed. {others} do not {better}, so their {looking - usual} settings were "
+        "left out.",
+        f"Of {candidates} settings, {len(kept) - whole} were kept. The others were clearly worse than the best one, or "
+        f"had learned less than {1 - LITTLE:.0%} of what it had.",
+        *([WHOLE] if whole else []),
+        *([] if fit.choice.shown else [NOT_SHOWN]),
         f"Kept: {_penalties(kept)}; {_turns(kept)}.",
         f"The committee is the mean of {len(fit.committee)} members: {len(kept)} settings x {plan.folds} folds x "
         f"{plan.repeats} {'repeat' if plan.repeats == 1 else 'repeats'}.",
@@ -254,12 +265,14 @@ def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
         _Kind(place_words(places, power), fit.settings[own[0]].usual, tuple(own))
         for (places, power), own in groups.items()
     ]
-    kinds.sort(key=lambda kind: fit.losses[list(kind.numbers)].min().item())
+    kinds.sort(key=lambda kind: fit.choice.losses[list(kind.numbers)].min().item())
     rows = []
     for kind in kinds:
-        kept = len({*kind.numbers} & {*fit.kept})
-        state = f"{kept} of {len(kind.numbers)}" if kept else "none" if kind.usual or fit.unusual else "not needed"
-        rows.append([kind.words, digits(fit.losses[list(kind.numbers)].min().item()), state])
+        kept = len({*kind.numbers} & {*fit.choice.kept})
+        state = (
+            f"{kept} of {len(kind.numbers)}" if kept else "none" if kind.usual or fit.choice.unusual else "not needed"
+        )
+        rows.append([kind.words, digits(fit.choice.losses[list(kind.numbers)].min().item()), state])
     share = scans.labels.double().mean().item()
     nothing = -(share * np.log(share) + (1 - share) * np.log(1 - share))
     caption = (

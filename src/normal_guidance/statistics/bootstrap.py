@@ -147,7 +147,10 @@ class _Weighted:
 
     def __init__(self, splits: Sequence[SplitResults], patients: Patients) -> None:
         self.methods = tuple(splits[0].methods)
-        self.sums = [_sums(split, of, len(patients.ids)) for split, of in zip(splits, patients.of_scans, strict=True)]
+        self.sums = [
+            _sums(split, self.methods, of, len(patients.ids))
+            for split, of in zip(splits, patients.of_scans, strict=True)
+        ]
         self.rankings = {
             method: [
                 _Sorted.of(scores, split.labels == 1, of)
@@ -181,11 +184,13 @@ def _averages(weights: Float64[np.ndarray, "draws patients"], rankings: Sequence
     return np.mean([ranking.metrics(weights) for ranking in rankings], axis=0)
 
 
-def _sums(split: SplitResults, patients: np.ndarray, count: int) -> Float64[np.ndarray, "patients columns"]:
+def _sums(
+    split: SplitResults, methods: Sequence[str], patients: np.ndarray, count: int
+) -> Float64[np.ndarray, "patients columns"]:
     """Sums over each patient's scans in one split: AUROC of every method, AUPRC of every method, and their number."""
     kept = split.localized
-    columns = [measured.auroc for measured in split.methods.values()]
-    columns += [measured.auprc for measured in split.methods.values()]
+    columns = [split.methods[method].auroc for method in methods]
+    columns += [split.methods[method].auprc for method in methods]
     values = np.stack([column[kept] for column in [*columns, np.ones(len(kept))]], axis=1)
     sums = np.zeros((count, values.shape[1]))
     np.add.at(sums, patients[kept], values)

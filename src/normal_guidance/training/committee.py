@@ -11,6 +11,8 @@ noise.  A gain of n makes the odds those of findings in n places.
 
 Some members may see the whole scan as one place.  They add what speaks for a positive scan without saying where, so
 they have no part in the attention; in the log-odds, all of them together count as much as all others (`shares`).
+
+Where it was not shown that members tell scans apart, their evidence may be noise: attention is the prior then.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Committee(nn.Module):
         bias: c.
         gain: g.
         sharpness: t.
+        shown: whether the members tell scans apart; else attention is the prior.
 
     Example:
         >>> scaling = Scaling(torch.zeros(2), torch.ones(2))
@@ -70,9 +73,10 @@ class Committee(nn.Module):
         bias: Float[Tensor, "members"],
         gain: Float[Tensor, "members"],
         sharpness: Float[Tensor, "members"],
+        shown: bool = True,
     ) -> None:
         super().__init__()
-        self.scaling, self.places = scaling, tuple(places)
+        self.scaling, self.places, self.shown = scaling, tuple(places), shown
         self.register_buffer("kind", kind)
         for name, values in (("weights", weights), ("bias", bias), ("gain", gain), ("sharpness", sharpness)):
             self.register_buffer(name, values.float())
@@ -92,19 +96,14 @@ class Committee(nn.Module):
             log_a, odds = look(here, here.windows(layout.pad(evidence[:, own].T)), self.sharpness[own])
             logit += (self.gain[own] * odds + self.bias[own]) @ of_logit.to(own.device)[own]
             attention += (log_a.exp() * of_attention.to(own.device)[own][:, None]).sum(1)
+        if not self.shown:
+            attention = layout.pad(self.prior(layout.lengths)[None].double())[:, 0]
         log_attention = layout.restore(layout.hide(attention.clamp_min(1e-300).log())[:, None])
         return Prediction(logit.float(), layout.restore(attention).float(), log_attention.float())
 
     def prior(self, lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
         """The attention without any evidence: where members expect a finding before they look at the scan."""
-        layout = Layout.packed(lengths.to(self.kind.device))
-        nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=self.kind.device)
-        _, of_attention = shares([self.places[kind].reach is None for kind in self.kind.tolist()])
-        attention = nothing[:, 0]
-        for number, places in enumerate(self.places):
-            share = of_attention[(self.kind == number).cpu()].sum().item()
-            attention = attention + share * places.of(layout).attend(nothing)[:, 0].exp()
-        return layout.restore(attention).float()
+        return prior_attention([self.places[kind] for kind in self.kind.tolist()], lengths.to(self.kind.device))
 
     def of(self, members: Sequence[int]) -> Committee:
         """A committee of some of the members."""
@@ -117,6 +116,7 @@ class Committee(nn.Module):
             bias=self.bias[chosen],
             gain=self.gain[chosen],
             sharpness=self.sharpness[chosen],
+            shown=self.shown,
         )
 
     def untrained(self, seed: int) -> Committee:
@@ -130,7 +130,7 @@ class Committee(nn.Module):
 
     def as_json(self) -> dict[str, Any]:
         """What `from_json` needs beside the state dict."""
-        return {"members": len(self), "places": [asdict(places) for places in self.places]}
+        return {"members": len(self), "places": [asdict(places) for places in self.places], "shown": self.shown}
 
     @staticmethod
     def from_json(about: Mapping[str, Any], state: Mapping[str, Tensor]) -> Committee:
@@ -138,7 +138,8 @@ class Committee(nn.Module):
         own = dict(state)
         scaling = Scaling(own["scaling.mean"], own["scaling.scale"], own.get("scaling.rotation"))
         members = {name: own[name] for name in ("weights", "bias", "gain", "sharpness")}
-        committee = Committee(scaling, [Places(**places) for places in about["places"]], own["kind"], **members)
+        places = [Places(**one) for one in about["places"]]
+        committee = Committee(scaling, places, own["kind"], **members, shown=about["shown"])
         if len(committee) != about["members"]:
             raise ValueError(f"{about['members']} members, but {len(committee)} in the weights")
         return committee.eval()
@@ -156,6 +157,23 @@ def shares(whole: Sequence[bool]) -> tuple[Float64[Tensor, "members"], Float64[T
     everywhere = torch.tensor(whole)
     groups = [group.double() / group.sum() for group in (~everywhere, everywhere) if group.any()]
     return torch.stack(groups).mean(0), groups[0]
+
+
+def prior_attention(places: Sequence[Places], lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
+    """The mean attention of members that look for these places, without any evidence.
+
+    Example:
+        >>> prior_attention([Places(0.0, central=False), Places(None, central=False)], torch.tensor([2, 1]))
+        tensor([0.5000, 0.5000, 1.0000])
+    """
+    layout = Layout.packed(lengths)
+    nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=lengths.device)
+    _, of_attention = shares([one.reach is None for one in places])
+    attention = nothing[:, 0]
+    for kind in dict.fromkeys(places):
+        share = sum(own for one, own in zip(places, of_attention.tolist(), strict=True) if one == kind)
+        attention = attention + share * kind.of(layout).attend(nothing)[:, 0].exp()
+    return layout.restore(attention).float()
 
 
 def look(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from normal_guidance.data.splits import fold_scans
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.delong import in_standard_errors
 from normal_guidance.training.batches import LOADING_BATCH, Scans
-from normal_guidance.training.committee import Committee, shares
+from normal_guidance.training.committee import Committee, prior_attention, shares
 from normal_guidance.training.evidence_fit import TURNS, Fitted, Penalty, fit_evidence
 from normal_guidance.training.scaling import COMPONENTS, Scaling, fit_scaling
 
@@ -97,6 +97,19 @@ class Setting:
         return self.places.reach is None
 
 
+class Choice(NamedTuple):
+    """Which settings are in the committee, and why; `choose` makes it."""
+
+    kept: tuple[int, ...]
+    """The numbers of the settings that are in the committee."""
+    unusual: bool
+    """Whether the usual places were clearly worse than others."""
+    shown: bool
+    """Whether a setting that looks for places clearly knows more than how frequent positive scans are."""
+    losses: Float64[Tensor, "settings"]
+    """Mean log loss of each setting, out of fold."""
+
+
 @dataclass(frozen=True, eq=False)
 class CommitteeFit:
     """A fitted committee, and what its members say of scans that they have not seen."""
@@ -104,12 +117,7 @@ class CommitteeFit:
     committee: Committee
     plan: Plan
     settings: tuple[Setting, ...]
-    losses: Float64[Tensor, "settings"]
-    """Mean log loss of each setting, out of fold."""
-    kept: tuple[int, ...]
-    """The numbers of the settings that are in the committee."""
-    unusual: bool
-    """Whether the usual places were clearly worse than others."""
+    choice: Choice
     folds: Int[Tensor, "repeats scans"]
     member_folds: Int[Tensor, "members two"]
     """The repeat and the fold that each member was not trained on."""
@@ -199,18 +207,16 @@ def fit_committee(
         if watch is not None:
             watch(done)
     logits = _logits(fits)
-    kept, unusual, losses = choose(settings, logits.mean(0), scans.labels, patient_ids)
-    members = [[repeat[setting] for setting in kept] for repeat in fits]
+    choice = choose(settings, logits.mean(0), scans.labels, patient_ids)
+    members = [[repeat[setting] for setting in choice.kept] for repeat in fits]
     own_logits, own_attention = _out_of_fold(settings, fits, logits, folds, scans, patient_ids)
     return CommitteeFit(
-        committee=_assemble(scaling, [settings[number].places for number in kept], members),
+        committee=_assemble(scaling, [settings[number].places for number in choice.kept], members, choice.shown),
         plan=plan,
         settings=tuple(settings),
-        losses=losses,
-        kept=kept,
-        unusual=unusual,
+        choice=choice,
         folds=folds,
-        member_folds=torch.tensor(list(product(range(plan.repeats), kept, range(plan.folds))))[:, [0, 2]],
+        member_folds=torch.tensor(list(product(range(plan.repeats), choice.kept, range(plan.folds))))[:, [0, 2]],
         logits=own_logits,
         attention=own_attention,
     )
@@ -264,12 +270,17 @@ def _out_of_fold(
         for fold in range(int(own.max()) + 1):
             others = own != fold
             ids = [patient for patient, other in zip(patient_ids, others.tolist(), strict=True) if other]
-            kept, _, _ = choose(settings, logits.mean(0)[:, others], scans.labels[others], ids)
-            of_logit, of_attention = shares([settings[number].whole for number in kept])
-            found[repeat, ~others] = of_logit @ logits[repeat][list(kept)][:, ~others]
+            choice = choose(settings, logits.mean(0)[:, others], scans.labels[others], ids)
+            of_logit, of_attention = shares([settings[number].whole for number in choice.kept])
+            found[repeat, ~others] = of_logit @ logits[repeat][list(choice.kept)][:, ~others]
             slices = fold_of_slice == fold
-            shown = torch.stack([one.attention[place][slices] for one, place in (fits[repeat][n] for n in kept)])
-            attention[repeat, slices] = of_attention.float() @ shown
+            if choice.shown:
+                own_fits = [fits[repeat][number] for number in choice.kept]
+                every = torch.stack([one.attention[place][slices] for one, place in own_fits])
+                attention[repeat, slices] = of_attention.float() @ every
+            else:
+                places = [settings[number].places for number in choice.kept]
+                attention[repeat, slices] = prior_attention(places, scans.lengths[~others])
     return found.mean(0), attention.mean(0)
 
 
@@ -297,8 +308,8 @@ def choose(
     logits: Float64[Tensor, "settings scans"],
     labels: Int[Tensor, "scans"],
     patient_ids: Sequence[str],
-) -> tuple[tuple[int, ...], bool, Float64[Tensor, "settings"]]:
-    """The settings that stay, whether unusual places were needed, and the mean log loss of all settings.
+) -> Choice:
+    """The settings that stay.
 
     Example:
         >>> kinds = Places(1.0, central=True), Places(1.0, central=False), Places(None, central=False)
@@ -335,7 +346,7 @@ def choose(
     kept = close_to(leader, looking if unusual else usual)
     if clearly(_ignorance(labels) - losses[best_whole]):
         kept += close_to(leader, whole)
-    return tuple(kept), unusual, means
+    return Choice(tuple(kept), unusual, clearly(_ignorance(labels) - losses[leader]), means)
 
 
 def _ignorance(labels: Int[Tensor, "scans"]) -> Float64[Tensor, "scans"]:
@@ -352,7 +363,9 @@ def _excess(differences: Float64[Tensor, "scans"], patient_ids: Sequence[str]) -
     return in_standard_errors(totals.sum().item(), (totals - totals.mean()).square().sum().sqrt().item())
 
 
-def _assemble(scaling: Scaling, places: Sequence[Places], members: Sequence[Sequence[tuple[Fitted, int]]]) -> Committee:
+def _assemble(
+    scaling: Scaling, places: Sequence[Places], members: Sequence[Sequence[tuple[Fitted, int]]], shown: bool = True
+) -> Committee:
     """The committee of the members of all repeats, settings and folds; `places` are those of the settings."""
     chosen = [one for repeat in members for one in repeat]
     used, folds = list(dict.fromkeys(places)), len(chosen[0][0].bias)
@@ -365,4 +378,5 @@ def _assemble(scaling: Scaling, places: Sequence[Places], members: Sequence[Sequ
         bias=torch.cat([fitted.bias[:, place] for fitted, place in chosen]),
         gain=torch.cat([fitted.gain[:, place] for fitted, place in chosen]),
         sharpness=torch.cat([fitted.sharpness[:, place] for fitted, place in chosen]),
+        shown=shown,
     ).eval()

@@ -202,5 +202,5 @@ def _trusted(own: Measured, fit: CommitteeFit) -> str:
         return f"Take all of it as rough: {own.positive} positive and {own.negative} negative scans are few."
     if not own.scans.shown:
         return "Do not use it: attention then shows where findings usually lie, and nothing about the patient."
-    places = "anywhere in the scan" if fit.unusual else "around the middle of the scan, as usual"
+    places = "anywhere in the scan" if fit.choice.unusual else "around the middle of the scan, as usual"
     return f"Its members look for findings {places}; try it on scans from elsewhere before you rely on it."
