@@ -20,7 +20,7 @@ def studies():
     """docs/studies is a folder of scripts and not a package, so it is on the path only here."""
     sys.path.insert(0, str(DOCS / "studies"))
     try:
-        names = ("make_page", "page_beyond", "page_phantoms", "page_semi_synthetic", "removed_heads")
+        names = ("make_page", "page_beyond", "page_fit", "page_phantoms", "page_semi_synthetic", "removed_heads")
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
         sys.path.remove(str(DOCS / "studies"))
@@ -35,7 +35,7 @@ def cells_of(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("page", ["semi-synthetic", "beyond", "phantoms"])
+@pytest.mark.parametrize("page", ["semi-synthetic", "beyond", "phantoms", "fit"])
 def test_every_table_has_its_place_once(studies, page):
     text = studies.make_page.PAGES[page].read_text(encoding="utf-8")
     names = [name for name, _ in studies.make_page.BLOCK.findall(text)]
@@ -99,6 +99,11 @@ def test_the_sensitivity_of_the_page_is_that_of_its_run(studies):
 def test_the_phantoms_page_is_made_of_its_table(studies):
     made = {name: section() for name, section in studies.page_phantoms.SECTIONS.items()}
     assert written(studies, "phantoms") == made
+
+
+@pytest.mark.parametrize("name", ["prostatex", "stability"])
+def test_the_page_of_fit_is_made_of_its_table(studies, name):
+    assert written(studies, "fit")[name] == studies.page_fit.SECTIONS[name]()
 
 
 def test_a_method_that_was_not_tested_in_a_layout_has_a_dash(studies):
