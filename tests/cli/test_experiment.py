@@ -55,6 +55,7 @@ def test_from_features_to_the_page(phantom, tmp_path):
     assert f"Report: {out / 'report.html'}\n" in result.output
     page = (out / "report.html").read_text()
     check_page(page)
+    assert "Patient-specific" in (out / "measures.md").read_text()
     assert "Peak error (mm)" in (out / "measures.md").read_text()
     assert "Sensitivity to divergence and λ, head-ct" in page
     assert "Published" in (out / "tables.md").read_text()  # the paper's numbers beside ours

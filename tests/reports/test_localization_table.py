@@ -8,6 +8,8 @@ import torch
 
 from normal_guidance.reports.localization_table import Measures
 from normal_guidance.statistics.localization import localization_measures
+from normal_guidance.statistics.number_format import signed
+from normal_guidance.statistics.skill import measure_skill, patient_specific
 
 LABELS = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1])
 LENGTHS = torch.tensor([6, 2])
@@ -43,6 +45,18 @@ def test_a_row_is_the_mean_over_seeds(two_seeds):
     assert ng["Attention on positives"] == ".650"
     assert rows["Supervised reference"]["Top-1 hit"] == "1.000"
     assert "then over 2 splits." in grid.caption
+
+
+def test_what_is_beyond_position_comes_first():
+    scores = torch.tensor(MISS)
+    beyond = measure_skill(scores, LABELS, LENGTHS), patient_specific(scores, LABELS, LENGTHS)
+    table = Measures("chest-ct", {"ng": {1001: measured(*MISS)}}, {"ng": {1001: beyond}})
+    assert table.grid().header[1:3] == ["Skill", "Patient-specific"]
+    # AUROC (.375 + 1) / 2, by the middle (1 + .5) / 2
+    assert table.grid().rows[0][1:3] == ["-.250", signed(beyond[1].difference)]
+    assert "Skill: the share of the way" in table.grid().caption
+    found = {one["measure"]: one["value"] for one in json.loads(table.json())["measures"]}
+    assert found["skill"] == pytest.approx(beyond[0].skill)
 
 
 def test_measures_that_no_scan_has_are_left_out():

@@ -68,7 +68,7 @@ def test_the_fused_step_equals_the_plain_one_in_tritons_interpreter() -> None:
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_fused_step_equals_the_plain_one_on_cuda(dtype: torch.dtype, options: dict[str, object]) -> None:
-    assert largest_difference(dtype, "cuda", **options) < 1e-2
+    assert largest_difference(dtype, "cuda", **options) < 2e-2  # bfloat16 between 2 and 4 has steps of 1 / 64
 
 
 if __name__ == "__main__":

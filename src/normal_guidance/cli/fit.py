@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json
+from normal_guidance.cli.training_options import Device, choose_execution, parse_list
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.fitting import FittedModel
@@ -41,6 +42,7 @@ def fit(
         typer.Option(help="Findings to fit, of a store that has several: any,epidural. Default: all of them."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit a model to stored features and scan labels: folds, penalties and a committee are chosen by themselves.
@@ -51,7 +53,6 @@ def fit(
     whole.
     """
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
-    from normal_guidance.cli.training_options import parse_list
     from normal_guidance.clinical.fit_findings import training_scans
     from normal_guidance.clinical.fit_page import PAGE
     from normal_guidance.clinical.fitting import fit_model
@@ -63,8 +64,9 @@ def fit(
     if split is not None:
         opened = opened.with_parts(split)
     names = [one.name for one in opened.findings] if finding is None else parse_list("--finding", finding, str)
+    where = choose_execution(device, "auto").device
     if len(names) > 1:
-        options = {"sensitivity": sensitivity, "coverage": coverage, "seed": seed}
+        options = {"sensitivity": sensitivity, "coverage": coverage, "seed": seed, "device": where}
         _fit_findings(opened, out, names, as_json, **options)
         return
     scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
@@ -83,6 +85,7 @@ def fit(
             plan=plan,
             sensitivity=sensitivity,
             coverage=coverage,
+            device=where,
             watch=tell,
         )
     if as_json:

@@ -18,6 +18,7 @@ from normal_guidance.evaluation.runs import Data
 from normal_guidance.evaluation.study import StudyData
 from normal_guidance.evaluation.study_folder import REFERENCES, StudyResult, find_results
 from normal_guidance.statistics.localization import LocalizationMeasures, localization_measures
+from normal_guidance.statistics.skill import PatientSpecific, PositionDensity, Skill, measure_skill, patient_specific
 from normal_guidance.statistics.split_results import SplitResults, split_results
 from normal_guidance.training.run_folder import PREDICTION_TABLE
 
@@ -49,6 +50,14 @@ class StudyPredictions:
         return localization_measures(
             prediction.attention, labels, self.scans.lengths, scores=prediction.slice_scores, positions=positions
         )
+
+    def beyond_position(self, method: str, density: PositionDensity | None) -> tuple[Skill, PatientSpecific]:
+        """What a guess by position cannot reach; `density` is that of the findings in labelled training scans."""
+        labels, scores = self.scans.slice_labels, self.predictions[method].slice_scores
+        if labels is None:
+            raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
+        own, patients = (scores, labels, self.scans.lengths), self.scans.patient_ids
+        return measure_skill(*own, density=density, patient_ids=patients), patient_specific(*own, patient_ids=patients)
 
 
 def read_study_predictions(folder: Path, dataset: StudyData) -> list[StudyPredictions]:

@@ -33,6 +33,8 @@ from normal_guidance.reports.localization_table import Measures
 from normal_guidance.reports.study_tables import Results, collect, collect_sensitivity
 from normal_guidance.reports.thumbnails import Images
 from normal_guidance.statistics.differences import Claim, Difference, claims, differences
+from normal_guidance.statistics.localization import LocalizationMeasures
+from normal_guidance.statistics.skill import PatientSpecific, PositionDensity, Skill, position_density
 
 REPORT_PAGE = "report.html"
 
@@ -149,17 +151,22 @@ def _measure(
     predictions: Sequence[StudyPredictions], dataset: StudyData, positions: Mapping[int, Float[Tensor, "slices"]] | None
 ) -> Measures:
     methods = [method for method in (*EVERY_METHOD, CEILING) if any(method in one.predictions for one in predictions)]
-    return Measures(
-        dataset.name,
-        {
-            method: {
-                one.seed: one.measures(method, None if positions is None else positions[one.seed])
-                for one in predictions
-                if method in one.predictions
-            }
-            for method in methods
-        },
-    )
+    found: dict[str, dict[int, LocalizationMeasures]] = {method: {} for method in methods}
+    beyond: dict[str, dict[int, tuple[Skill, PatientSpecific]]] = {method: {} for method in methods}
+    for one in predictions:
+        density = _density(dataset, one.seed)
+        for method in one.predictions:
+            if method in found:
+                found[method][one.seed] = one.measures(method, None if positions is None else positions[one.seed])
+                beyond[method][one.seed] = one.beyond_position(method, density)
+    return Measures(dataset.name, found, beyond)
+
+
+def _density(dataset: StudyData, seed: int) -> PositionDensity | None:
+    """Where the findings of the training scans lie; None where their slices have no labels."""
+    scans = dataset.draw(seed, "train")
+    labels = scans.slice_labels
+    return None if labels is None or not (labels == 1).any() else position_density(scans.lengths, labels)
 
 
 def _positions(manifest: Manifest, scans: Data) -> Float[Tensor, "slices"]:

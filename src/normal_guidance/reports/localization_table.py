@@ -1,16 +1,17 @@
-"""Localization as hits, errors in slices and mm, and overlaps: one table of all methods."""
+"""One table of all methods: localization beyond a guess by position, hits, errors in slices and mm, and overlaps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from normal_guidance.core.method_names import method_title
 from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, as_json, write_page
-from normal_guidance.statistics.localization import LocalizationMeasures
-from normal_guidance.statistics.number_format import NOTHING, digits
+from normal_guidance.statistics.localization import LocalizationMeasures, Summary
+from normal_guidance.statistics.number_format import NOTHING, digits, signed
+from normal_guidance.statistics.skill import PatientSpecific, Skill
 
 COLUMNS = {
     "top_1_hit": "Top-1 hit",
@@ -23,8 +24,17 @@ COLUMNS = {
     "attention_on_positives": "Attention on positives",
 }
 
+BEYOND = {"skill": "Skill", "patient_specific": "Patient-specific"}
+"""Measures that a guess by position cannot reach."""
+
+ABOUT_BEYOND = (
+    "Skill: the share of the way from the best guess by position to perfect localization, by localization AUROC; 0 is "
+    "as good as the guess. Patient-specific: localization AUROC minus that by other patients' attention at the same "
+    "relative positions. "
+)
+
 CAPTION = (
-    "Positive test scans with both kinds of slices. Top-k hit: one of the k slices of the highest attention is "
+    "Positive test scans with both kinds of slices. {beyond}Top-k hit: one of the k slices of the highest attention is "
     "positive. Peak error: from the highest attention to the nearest positive slice, median over scans. Overlap: "
     "intersection over union of the shortest interval that holds 50 or 90 % of the attention with the true blocks. "
     "Means over scans, then over {seeds}."
@@ -33,23 +43,26 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Measures:
-    """The results of `localization_measures`: method -> seed -> measures."""
+    """The results of `localization_measures`, and what is beyond a guess by position: method -> seed -> measures."""
 
     dataset: str
     found: Mapping[str, Mapping[int, LocalizationMeasures]]
+    beyond: Mapping[str, Mapping[int, tuple[Skill, PatientSpecific]]] = field(default_factory=dict)
 
     def grid(self) -> Grid:
         """The table for reading, without measures that no scan has (mm, where positions are unknown)."""
         means = {method: self._means(method) for method in self.found}
-        columns = [name for name in COLUMNS if any(math.isfinite(own[name]) for own in means.values())]
+        titles = BEYOND | COLUMNS
+        columns = [name for name in titles if any(math.isfinite(own.get(name, math.nan)) for own in means.values())]
         rows = [
-            [method_title(method, self.dataset), *(_cell(name, own[name]) for name in columns)]
+            [method_title(method, self.dataset), *(_cell(name, own.get(name, math.nan)) for name in columns)]
             for method, own in means.items()
         ]
         seeds = max((len(of_seeds) for of_seeds in self.found.values()), default=0)
-        caption = CAPTION.format(seeds=f"{seeds} split{'s' * (seeds > 1)}")
+        about = ABOUT_BEYOND if {*columns} & {*BEYOND} else ""
+        caption = CAPTION.format(beyond=about, seeds=f"{seeds} split{'s' * (seeds > 1)}")
         return Grid(
-            f"Where attention points, {self.dataset}", caption, ["Method", *(COLUMNS[name] for name in columns)], rows
+            f"Where attention points, {self.dataset}", caption, ["Method", *(titles[name] for name in columns)], rows
         )
 
     def csv(self) -> str:
@@ -66,20 +79,31 @@ class Measures:
         return write_page(folder, stem, grid.markdown(level=1), LATEX_HEAD + grid.latex(), self.csv(), self.json())
 
     def _means(self, method: str) -> dict[str, float]:
-        summaries = [measures.summary() for measures in self.found[method].values()]
-        return {name: math.fsum(one[name].value for one in summaries) / len(summaries) for name in COLUMNS}
+        found: dict[str, list[float]] = {}
+        for name, one in ((name, one) for seed in self.found[method] for name, one in self._summary(method, seed)):
+            found.setdefault(name, []).append(one.value)
+        return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
+    def _summary(self, method: str, seed: int) -> Iterator[tuple[str, Summary]]:
+        if seed in self.beyond.get(method, {}):
+            skill, specific = self.beyond[method][seed]
+            yield "skill", Summary(skill.skill, "mean", skill.scans)
+            yield "patient_specific", Summary(specific.difference, "mean", specific.scans)
+        yield from self.found[method][seed].summary().items()
 
     def _records(self) -> list[dict[str, object]]:
         return [
             {"dataset": self.dataset, "method": method, "seed": seed, "measure": name, "value": one.value,
              "kind": one.kind, "scans": one.scans}
             for method, of_seeds in self.found.items()
-            for seed, measures in of_seeds.items()
-            for name, one in measures.summary().items()
+            for seed in of_seeds
+            for name, one in self._summary(method, seed)
         ]  # fmt: skip
 
 
 def _cell(name: str, value: float) -> str:
     if not math.isfinite(value):
         return NOTHING
+    if name in BEYOND:
+        return signed(value)
     return f"{value:.1f}" if name.startswith("peak_error") else digits(value)

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from scipy.stats import betabinom
 from torch import Tensor
 
 from normal_guidance.core.blocks import count_slices
@@ -106,6 +105,8 @@ class PromisedIntervals:
     def _tested(self, calibration: IntervalCalibration) -> list[str]:
         if self.test is None:
             return []
+        from scipy.stats import betabinom
+
         held, scans = self.test.held, self.test.scans
         line = f"On the test scans it contains the whole finding in {held} of {scans}."
         if betabinom.cdf(held, scans, *calibration.beta) >= UNLIKELY:
