@@ -52,7 +52,7 @@ CLEARLY = 2.0
 HOPELESSLY = 5.0
 """Standard errors by which a kind of places is worse than others after the first turn, above which it has no more."""
 
-LITTLE = 0.1
+LITTLE = 0.3
 """The share of what the best setting has learned, in log loss, that a setting of the committee may lack."""
 
 Kind = tuple[Places, float]
