@@ -80,6 +80,7 @@ def test_the_tables_are_small(keep):
     assert sorted(file.name for file in files) == [
         "beyond-points.csv",
         "beyond.parquet",
+        "fit.parquet",
         "phantoms.parquet",
         "semi-synthetic.parquet",
     ]
