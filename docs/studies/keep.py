@@ -7,8 +7,8 @@ report (scores, chosen configuration, environment, commit), and per scan what in
 localization of the positive test scans, and the rank of every test scan by its score.  Ranks decide AUROC and its
 tests, and take a quarter of the room of scores.  Attention itself, weights and histories stay behind.
 
-`keep_fit` makes fit.parquet.  The two other tables, beyond.parquet and phantoms.parquet, were made once from the results in docs/results/runs of
-commit 6493fd7; `page_beyond` and `page_phantoms` say what their rows are.
+`keep_fit` makes fit.parquet.  The two other tables, beyond.parquet and phantoms.parquet, were made once from the
+results in docs/results/runs of commit 6493fd7; `page_beyond` and `page_phantoms` say what their rows are.
 """
 
 from __future__ import annotations
