@@ -31,7 +31,7 @@ from normal_guidance.training.promised_intervals import ASSUMPTIONS
 PAGE = "report.html"
 
 WHOLE = (
-    "The mean of the whole scan tells scans apart as well as attention does. Members that see only this mean have half "
+    "The mean of the whole scan tells scans apart no worse than attention does. Members that see only this mean have half "
     "of the log-odds, and no part in the attention."
 )
 NOT_SHOWN = (

@@ -344,8 +344,8 @@ def choose(
     unusual = all(clearly(losses[other] - losses[best]) for other in (best_usual, best_whole))
     leader = best if unusual else best_usual
     kept = close_to(leader, looking if unusual else usual)
-    if clearly(_ignorance(labels) - losses[best_whole]):
-        kept += close_to(leader, whole)
+    if means[best_whole] <= means[leader] and clearly(_ignorance(labels) - losses[best_whole]):
+        kept += close_to(best_whole, whole)
     return Choice(tuple(kept), unusual, clearly(_ignorance(labels) - losses[leader]), means)
 
 
