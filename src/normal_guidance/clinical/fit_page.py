@@ -31,8 +31,8 @@ from normal_guidance.training.promised_intervals import ASSUMPTIONS
 PAGE = "report.html"
 
 WHOLE = (
-    "The mean of the whole scan tells scans apart no worse than attention does. Members that see only this mean have half "
-    "of the log-odds, and no part in the attention."
+    "The mean of the whole scan tells scans apart no worse than attention does. Members that see only this mean have "
+    "half of the log-odds, and no part in the attention."
 )
 NOT_SHOWN = (
     "No setting that looks for places clearly tells scans apart, so attention is the prior: where findings usually lie."
