@@ -466,7 +466,7 @@ def test_a_store_without_findings_does_not_mention_them(tmp_path):
     assert b"finding" not in (tmp_path / "store" / "store.json").read_bytes()
     assert "findings" not in repr(store)
     assert (store.findings, store.finding) == ((), None)
-    with pytest.raises(UserError, match="has one label without a name, so there is no finding 'any' to choose"):
+    with pytest.raises(UserError, match="has no finding 'any', but one label without a name"):
         store.of_finding("any")
 
 

@@ -46,7 +46,7 @@ class FittedFindings:
     Args:
         bundle: the model of the first finding, with the others.
         models: by the findings' names, in order.
-        skipped: why there is no model of a finding, by its name.
+        skipped: the reason, by the name of each finding that has no model.
         notes: what is to be said of a finding that was fitted, by its name.
     """
 
@@ -129,7 +129,7 @@ def fit_findings(
 
 
 def _why_untested(test: FeatureStore | None) -> str:
-    """Why a finding cannot be measured on its test scans; empty if it can, or if there are none."""
+    """The reason not to measure a finding on its test scans; empty if they serve, or if there are none."""
     if test is None or len(test.labels.unique()) > 1:
         return ""
     return f"All {len(test)} test scans are {'positive' if test.labels.any() else 'negative'}, so it was not tested."

@@ -63,6 +63,11 @@ class Places:
     reach: float | None
     central: bool
 
+    @property
+    def whole_scan(self) -> bool:
+        """Whether the whole scan is the one place."""
+        return self.reach is None
+
     def of(self, layout: Layout) -> ScanPlaces:
         """The places of these scans."""
         device = layout.mask.device

@@ -138,13 +138,10 @@ def choose_finding(findings: Sequence[Finding], name: str, where: str) -> Findin
         normal_guidance.errors.UserError: store head has no finding 'all'; it has any
         >>> choose_finding([], "any", "store head")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: store head has one label without a name, so there is no finding 'any' to
-        choose; leave out the name
+        normal_guidance.errors.UserError: store head has no finding 'any', but one label without a name; leave it out
     """
     if not findings:
-        raise UserError(
-            f"{where} has one label without a name, so there is no finding {name!r} to choose; leave out the name"
-        )
+        raise UserError(f"{where} has no finding {name!r}, but one label without a name; leave it out")
     found = next((one for one in findings if one.name == name), None)
     if found is None:
         raise UserError(f"{where} has no finding {name!r}; it has {', '.join(one.name for one in findings)}")

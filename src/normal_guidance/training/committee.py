@@ -87,7 +87,7 @@ class Committee(nn.Module):
     def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.scaling.features)
         evidence = self.scaling(rows) @ self.weights.T
-        of_logit, of_attention = shares([self.places[kind].reach is None for kind in self.kind.tolist()])
+        of_logit, of_attention = shares([self.places[kind] for kind in self.kind.tolist()])
         logit = torch.zeros(layout.bags, dtype=torch.float64, device=rows.device)
         attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
         for number, places in enumerate(self.places):
@@ -145,16 +145,17 @@ class Committee(nn.Module):
         return committee.eval()
 
 
-def shares(whole: Sequence[bool]) -> tuple[Float64[Tensor, "members"], Float64[Tensor, "members"]]:
-    """The share of each member in the log-odds and in the attention, by whether it sees the whole scan as one place.
+def shares(places: Sequence[Places]) -> tuple[Float64[Tensor, "members"], Float64[Tensor, "members"]]:
+    """The share of each member in the log-odds and in the attention, by the places that it looks for.
 
     Example:
-        >>> shares([False, False, True])
+        >>> one, whole = Places(0.0, central=True), Places(None, central=False)
+        >>> shares([one, one, whole])
         (tensor([0.2500, 0.2500, 0.5000], dtype=torch.float64), tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64))
-        >>> shares([False, False])[0]
+        >>> shares([one, one])[0]
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    everywhere = torch.tensor(whole)
+    everywhere = torch.tensor([one.whole_scan for one in places])
     groups = [group.double() / group.sum() for group in (~everywhere, everywhere) if group.any()]
     return torch.stack(groups).mean(0), groups[0]
 
@@ -168,7 +169,7 @@ def prior_attention(places: Sequence[Places], lengths: Int[Tensor, "bags"]) -> F
     """
     layout = Layout.packed(lengths)
     nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=lengths.device)
-    _, of_attention = shares([one.reach is None for one in places])
+    _, of_attention = shares(places)
     attention = nothing[:, 0]
     for kind in dict.fromkeys(places):
         share = sum(own for one, own in zip(places, of_attention.tolist(), strict=True) if one == kind)

@@ -94,7 +94,7 @@ class Setting:
     @property
     def whole(self) -> bool:
         """Whether it sees the whole scan as one place."""
-        return self.places.reach is None
+        return self.places.whole_scan
 
 
 class Choice(NamedTuple):
@@ -200,7 +200,8 @@ def fit_committee(
         done += 1 / (TURNS * len(kinds) * plan.repeats)
         if watch is not None:
             watch(done)
-    going = _promising(kinds[:-1], settings, _logits(fits).mean(0), scans.labels, patient_ids)
+    looking = [kind for kind in kinds if not kind[0].whole_scan]  # the whole scan has no attention to find in turns
+    going = _promising(looking, settings, _logits(fits).mean(0), scans.labels, patient_ids)
     for kind, repeat in product(going, range(plan.repeats)):
         add(kind, repeat, 2, fit(kind, repeat, turns=TURNS - 1, before=begun[kind, repeat][0]))
         done += (1 - 1 / TURNS) / (len(going) * plan.repeats)
@@ -271,7 +272,8 @@ def _out_of_fold(
             others = own != fold
             ids = [patient for patient, other in zip(patient_ids, others.tolist(), strict=True) if other]
             choice = choose(settings, logits.mean(0)[:, others], scans.labels[others], ids)
-            of_logit, of_attention = shares([settings[number].whole for number in choice.kept])
+            places = [settings[number].places for number in choice.kept]
+            of_logit, of_attention = shares(places)
             found[repeat, ~others] = of_logit @ logits[repeat][list(choice.kept)][:, ~others]
             slices = fold_of_slice == fold
             if choice.shown:
@@ -279,13 +281,12 @@ def _out_of_fold(
                 every = torch.stack([one.attention[place][slices] for one, place in own_fits])
                 attention[repeat, slices] = of_attention.float() @ every
             else:
-                places = [settings[number].places for number in choice.kept]
                 attention[repeat, slices] = prior_attention(places, scans.lengths[~others])
     return found.mean(0), attention.mean(0)
 
 
 def _kinds(lengths: Int[Tensor, "scans"]) -> list[Kind]:
-    """The kinds of places and their powers; windows reach at least one slice.  The last is the whole scan."""
+    """The kinds of places and their powers; windows reach at least one slice."""
     median = lengths.double().median().item()
     reaches = list(dict.fromkeys(reach and max(1.0, reach * median) for reach in REACHES))
     found = [
