@@ -130,9 +130,7 @@ def import_(
     store = import_store(source, out, form, labels=labels, findings=named, tell=lambda line: typer.echo(line, err=True))
     typer.echo(f"{out}: {store!r}")
     if not store.scans["part"].notna().any():
-        typer.echo(
-            f"Next: nguide split {out} -o splits, then nguide sweep {out} --split splits/split-1001.csv --out RUNS"
-        )
+        typer.echo(f"Next: nguide fit {out} -o MODEL")
 
 
 @store_app.command()
