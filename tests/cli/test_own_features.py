@@ -47,7 +47,7 @@ def trained(tmp_path_factory) -> Path:
     said = nguide("store", "import", folder / "features.npz", "--labels", folder / "labels.csv", "-o", folder / "store")
     assert "found features ('x'), scan_id ('ids'), lengths; looked for, but absent: label" in said.stderr
     assert "warning" not in said.stderr
-    assert f"Next: nguide split {folder / 'store'} -o splits" in said.stdout
+    assert f"Next: nguide fit {folder / 'store'} -o MODEL" in said.stdout
     nguide("split", folder / "store", "-o", folder / "splits", "--seeds", 1001)
     options = ("--lr", 0.1, "--l1", 0, "--epochs", 2, "--batch-size", 8, "--no-train-above-val", "--seeds", 1001)
     split = folder / "splits" / "split-1001.csv"
