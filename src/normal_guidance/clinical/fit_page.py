@@ -24,7 +24,7 @@ from normal_guidance.presentation.text_tables import Grid
 from normal_guidance.statistics.calibration import Calibration, describe
 from normal_guidance.statistics.number_format import NOTHING, digits, signed
 from normal_guidance.training.batches import LabelledScans
-from normal_guidance.training.fit_committee import CLEARLY, LITTLE, CommitteeFit, Kind, Setting
+from normal_guidance.training.fit_committee import CLEARLY, CommitteeFit, Kind, Setting
 from normal_guidance.training.measured_fit import Measured, MeasuredFit
 from normal_guidance.training.promised_intervals import ASSUMPTIONS
 
@@ -210,8 +210,7 @@ def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
         if fit.choice.unusual
         else f"Unusual places were not needed. {others} do not {better}, so their {looking - usual} settings were "
         "left out.",
-        f"Of {candidates} settings, {len(kept) - whole} were kept. The others were clearly worse than the best one, or "
-        f"had learned less than {1 - LITTLE:.0%} of what it had.",
+        f"Of {candidates} settings, {len(kept) - whole} were kept. The others were clearly worse than the best one.",
         *([WHOLE] if whole else []),
         *([] if fit.choice.shown else [NOT_SHOWN]),
         f"Kept: {_penalties(kept)}; {_turns(kept)}.",

@@ -52,9 +52,6 @@ CLEARLY = 2.0
 HOPELESSLY = 5.0
 """Standard errors by which a kind of places is worse than others after the first turn, above which it has no more."""
 
-LITTLE = 0.3
-"""The share of what the best setting has learned, in log loss, that a setting of the committee may lack."""
-
 Kind = tuple[Places, float]
 """Places to look for, and the power of their odds."""
 
@@ -332,11 +329,7 @@ def choose(
         return _excess(differences, patient_ids) > CLEARLY
 
     def close_to(leader: int, candidates: Sequence[int]) -> list[int]:
-        learned = _ignorance(labels) - losses[leader]
-        most = means[leader] + LITTLE * learned.mean() if clearly(learned) else torch.inf
-        return [
-            number for number in candidates if means[number] <= most and not clearly(losses[number] - losses[leader])
-        ]
+        return [number for number in candidates if not clearly(losses[number] - losses[leader])]
 
     usual = [number for number, setting in enumerate(settings) if setting.usual]
     whole = [number for number, setting in enumerate(settings) if setting.whole]
