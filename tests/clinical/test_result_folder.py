@@ -23,6 +23,7 @@ from normal_guidance.data.problems import Problem, read_problems
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS
+from normal_guidance.presentation.figure_style import save
 from normal_guidance.statistics.conformal import IntervalCalibration
 from pages import check_page
 from small_bundle import PATIENT, WINDOW, copy_series
@@ -220,6 +221,14 @@ def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
     np.testing.assert_allclose(curves["normal with its mean and variance"], bell, atol=1e-6)
     assert one.row.patient_id not in figure.get_suptitle()
     assert "research only" in figure.get_suptitle()
+
+
+def test_the_strip_holds_its_labels(one, tmp_path):
+    """With attention up to about .25, ticks once grew wider after the layout, and pushed the axis label out."""
+    scores = -((torch.arange(len(one.row)).double() - 6.0) ** 2) / 6.0
+    figure = plot_strip(replace(one, log_attention=scores[None]), [(place, np.eye(4)) for place in one.key_slices])
+    save(figure, tmp_path / "strip.png")
+    assert figure.subfigs[1].axes[0].yaxis.label.get_window_extent().x0 > 0
 
 
 def test_the_strip_on_disk_is_a_picture(one, tmp_path):

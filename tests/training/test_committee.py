@@ -52,7 +52,7 @@ def test_a_planted_signal_is_found_in_scans_that_were_not_seen(planted: Bags, fo
 def test_what_is_out_of_fold_comes_from_members_that_were_not_trained_on_the_scan(planted: Bags, power: float) -> None:
     scaling, folds, places = fit_scaling(planted), torch.arange(len(planted)) % 3, Places(3.0, central=False)
     fitted = fit_evidence(scale_scans(planted, scaling), folds, places, [Penalty("ridge", 1.0)], power=power)[-1]
-    committee = _assemble(scaling, [places], [[(fitted, 0)]])
+    committee = _assemble(scaling, [places], [[(fitted, 0)]], shown=True)
     for scan in (6, 7, 8):
         own, start = planted[scan], int(planted.lengths[:scan].sum())
         prediction = committee.of([int(folds[scan])])(own.features, [len(own.features)])

@@ -129,7 +129,7 @@ def fit_findings(
 
 
 def _why_untested(test: FeatureStore | None) -> str:
-    """The reason not to measure a finding on its test scans; empty if they serve, or if there are none."""
+    """Say why test scans cannot measure a finding; empty if they can, or if there are none."""
     if test is None or len(test.labels.unique()) > 1:
         return ""
     return f"All {len(test)} test scans are {'positive' if test.labels.any() else 'negative'}, so it was not tested."

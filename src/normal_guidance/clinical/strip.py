@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from normal_guidance.clinical.scan_prediction import ScanPrediction
@@ -132,6 +133,8 @@ def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
     located = prediction.row.slice_spacing is not None and plane_of(prediction.row.orientation) == "axial"
     along = "slice, from the feet to the head" if located else "slice"
     panel.set(xlim=(0.5, len(slices) + 0.5), ylim=(0, top), ylabel="attention")
+    # The default number of ticks depends on the size of the panel, which depends on the ticks.
+    panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     label_slices(panel, along)
     entries = len(panel.get_legend_handles_labels()[1])
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=entries if entries < 5 else 3)

@@ -186,7 +186,7 @@ def further_columns(findings: Sequence[Finding], further: Mapping[str, Labels]) 
 
 
 def write_findings(folder: Path, findings: Sequence[Finding], skipped: Mapping[str, str] | None = None) -> None:
-    """Writes findings.json; `skipped` says why there is no model of a finding, by its name."""
+    """Write findings.json; `skipped` says why there is no model of a finding, by its name."""
     why = [{"name": name, "reason": reason} for name, reason in (skipped or {}).items()]
     about = {"format": FORMAT, "findings": [one.as_json() for one in findings], "skipped": why}
     write_json(folder / FINDINGS, about)

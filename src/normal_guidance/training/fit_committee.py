@@ -358,7 +358,7 @@ def _excess(differences: Float64[Tensor, "scans"], patient_ids: Sequence[str]) -
 
 
 def _assemble(
-    scaling: Scaling, places: Sequence[Places], members: Sequence[Sequence[tuple[Fitted, int]]], shown: bool = True
+    scaling: Scaling, places: Sequence[Places], members: Sequence[Sequence[tuple[Fitted, int]]], shown: bool
 ) -> Committee:
     """The committee of the members of all repeats, settings and folds; `places` are those of the settings."""
     chosen = [one for repeat in members for one in repeat]
