@@ -46,7 +46,8 @@ from counterparts import COUNTERPARTS, chain_adjacency
 from floor import FLOORS, gigaflop, runner
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.models import FEATURES, METHODS, build_model
+from normal_guidance.core.methods import METHODS, build_model
+from normal_guidance.core.prediction import FEATURES
 from report import machine, names
 from textbook import MODELS as TEXTBOOK
 from textbook import loss as textbook_loss

@@ -40,8 +40,9 @@ from torch import Tensor
 
 from floor import FLOORS, gigaflop
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.methods import METHODS, build_model
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.core.models import FEATURES, METHODS, build_model
+from normal_guidance.core.prediction import FEATURES
 from normal_guidance.simulate.semi_synthetic import SIZES, shifted_mean
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import (

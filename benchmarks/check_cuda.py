@@ -32,8 +32,7 @@ from typing import Any, get_args
 import torch
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.method_names import SLICE_REFERENCE
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.methods import DISTINCT, EVERY_METHOD, SLICE_REFERENCE
 from normal_guidance.errors import UserError
 from normal_guidance.training import execution
 from normal_guidance.training.config import Config, grid
@@ -70,7 +69,7 @@ LENGTHS = {
     "20-400": Lengths(20, 400, 12, 6),
     "1000-5000": Lengths(1000, 5000, 2, 1, jobs=5),
 }
-TRAINABLE = [*(name for name, method in EVERY_METHOD.items() if method.scores_scans), SLICE_REFERENCE]
+TRAINABLE = [*(name for name in DISTINCT if EVERY_METHOD[name].scores_scans), SLICE_REFERENCE]
 
 
 @dataclass(frozen=True)

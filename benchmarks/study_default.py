@@ -33,22 +33,23 @@ import torch
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.method_names import COMMITTEE
+from normal_guidance.core.methods import COMMITTEE, DISTINCT, EVERY_METHOD
 from normal_guidance.core.metrics import localization
-from normal_guidance.core.models import EVERY_METHOD, Prediction
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.splits import fold_scans
 from normal_guidance.simulate.semi_synthetic import semi_synthetic
-from normal_guidance.training.config import Config, fitting_batch, grid
+from normal_guidance.training.config import Config, fitting_batch, grid_of_method
 from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import fit_committee, make_plan
+from normal_guidance.training.selection import Winner
 from normal_guidance.training.sweep import sweep
 from normal_guidance.training.winners import winner_model
 from report import machine, names
 
 FOLDS = 5
 SEMI = "semi/"
-METHODS = [COMMITTEE, *(name for name, method in EVERY_METHOD.items() if method.scores_scans)]
+METHODS = [COMMITTEE, *(name for name in DISTINCT if EVERY_METHOD[name].scores_scans)]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Job:
     fold: int
     seed: int = 0
     """Draws initial weights and the committee's division."""
+    weights: str = "1"
+    """Lambdas of a regularized method, of which validation chooses one."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -142,10 +145,12 @@ def by_method(
     folds = torch.tensor(fold_scans(patients, train.labels.tolist(), FOLDS, job.repeat))
     own, val = (take(train, chosen.nonzero().flatten()) for chosen in (folds != 0, folds == 0))
     base = Config(job.method, batch_size=fitting_batch(len(own)), seed=job.seed)
-    result = sweep(grid(base), own, val, Execution(device))
-    (winner,) = result.winners
+    lambdas = [float(weight) for weight in job.weights.split("/")]
+    result = sweep(grid_of_method(base, guidance_weight=lambdas), own, val, Execution(device))
+    winner = max(result.winners, key=Winner.rank)
     model = winner_model(winner.config, train.width, winner.weights)
-    about = {"lr": winner.config.lr, "l1": winner.config.l1, "epoch": winner.epoch, "val_auroc": winner.val_auroc}
+    chosen = {name: getattr(winner.config, name) for name in ("lr", "l1", "guidance_weight")}
+    about = {**chosen, "epoch": winner.epoch, "val_auroc": winner.val_auroc}
     return predict(model, test), about
 
 
@@ -159,13 +164,14 @@ def work(folder: str, job: Job, device: str) -> tuple[dict[str, Any], np.ndarray
         return asdict(job) | {"failed": f"{type(error).__name__}: {error}"[:500]}, None
 
 
-def make_jobs(sets: Sequence[str], methods: Sequence[str], repeats: int, seeds: int) -> list[Job]:
+def make_jobs(sets: Sequence[str], methods: Sequence[str], repeats: int, seeds: int, weights: str) -> list[Job]:
     found = []
     for repeat, method, name, seed in product(range(repeats), methods, sets, range(seeds)):
+        lambdas = weights if method in EVERY_METHOD and EVERY_METHOD[method].regularizer else "1"
         if name.startswith(SEMI):
-            found += [Job(name, 0, method, 0, seed)] if repeat == 0 else []
+            found += [Job(name, 0, method, 0, seed, lambdas)] if repeat == 0 else []
         else:
-            found += [Job(name, repeat, method, fold, seed) for fold in range(FOLDS)]
+            found += [Job(name, repeat, method, fold, seed, lambdas) for fold in range(FOLDS)]
     return found
 
 
@@ -176,6 +182,7 @@ def main() -> None:
     parser.add_argument("--methods", type=names(METHODS), default=METHODS)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--weights", default="1", help="lambdas of regularized methods, as 0.1/1/10")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -185,10 +192,10 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     results, begin = options.out / "results.jsonl", time.monotonic()
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    known = {tuple(row[name] for name in asdict(Job("", 0, "", 0))) for row in done if "failed" not in row}
-    jobs = [
-        job for job in make_jobs(options.sets, options.methods, options.repeats, options.seeds) if job.key not in known
-    ]
+    plain = asdict(Job("", 0, "", 0))
+    known = {tuple(row.get(name, plain[name]) for name in plain) for row in done if "failed" not in row}
+    wanted = make_jobs(options.sets, options.methods, options.repeats, options.seeds, options.weights)
+    jobs = [job for job in wanted if job.key not in known]
     attention: dict[str, np.ndarray] = {}
     failed = 0
     with (
@@ -206,7 +213,7 @@ def main() -> None:
                 lines.flush()
                 failed += "failed" in row
                 if scores is not None:
-                    attention["/".join(str(row[name]) for name in ("set", "repeat", "method", "fold", "seed"))] = scores
+                    attention["/".join(str(row[name]) for name in plain)] = scores
                 print({name: row[name] for name in row if name not in ("scans", "logits", "localization")}, flush=True)
                 if time.monotonic() - begin < 60 * options.minutes and (job := next(waiting, None)) is not None:
                     running.add(pool.submit(work, options.folder, job, options.device))

@@ -15,7 +15,7 @@ import torch
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.layers import Sm
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.methods import METHODS
 from normal_guidance.reports.figures.attention import AttendedScan, draw_attention
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score

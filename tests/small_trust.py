@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.models import ABMIL, Prediction
+from normal_guidance.core.models import ABMIL
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.features.store import open_store, write_store

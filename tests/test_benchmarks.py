@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.models import METHODS, build_model
+from normal_guidance.core.methods import METHODS, build_model
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FEATURES = 24

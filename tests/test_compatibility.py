@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.clinical import load_bundle
-from normal_guidance.core.models import REMOVED
+from normal_guidance.core.methods import REMOVED
 from normal_guidance.data.manifest import read_manifest
 from normal_guidance.evaluation.runs import load_run, run_sweep
 from normal_guidance.features.store import open_store

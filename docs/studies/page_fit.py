@@ -16,7 +16,7 @@ from keep import read, results_of
 from make_page import TABLES, table
 from removed_heads import title_of
 
-from normal_guidance.core.method_names import COMMITTEE
+from normal_guidance.core.methods import COMMITTEE
 from normal_guidance.simulate.semi_synthetic import VARIANTS
 from normal_guidance.statistics.bootstrap import measure
 from normal_guidance.statistics.differences import Claim, Difference, differences

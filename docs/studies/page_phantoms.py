@@ -14,7 +14,7 @@ from keep import read
 from make_page import TABLES, difference, table
 from removed_heads import GUIDED, SHOWN, title_of
 
-from normal_guidance.core.method_names import CEILING
+from normal_guidance.core.methods import CEILING
 from normal_guidance.statistics.differences import RIVALS, Difference
 from normal_guidance.statistics.number_format import NOTHING, digits
 from normal_guidance.statistics.scores import METRICS, Metric

@@ -21,8 +21,9 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import DIVERGENCES, NormalGuidance, normal_reference
 from normal_guidance.core.layout import Layout
+from normal_guidance.core.methods import METHODS, build_model
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.core.models import METHODS, CenteredGaussian, build_model
+from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.core.normals import VARIANCE_FLOOR
 from normal_guidance.evaluation.published import published, published_choice, published_seed
 from normal_guidance.simulate.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT
@@ -309,7 +310,7 @@ def clipping() -> str:
         for guidance in (None, NormalGuidance()):
             model.zero_grad()
             prediction = model(bags.features, bags.layout)
-            objective(prediction, bags.labels, bags.layout, weights, guidance=guidance).backward()
+            objective(prediction, bags.labels, bags.layout, weights, regularizer=guidance).backward()
             norms.append(norm(weights))
         alphas = [short(alpha / 2 * math.sqrt(moving)) for alpha in L1_STRENGTHS[:-1]]
         rows.append((METHODS[method].title.split(" + ")[0], *alphas, *(digits(value, 2) for value in norms)))

@@ -18,7 +18,7 @@ from keep import read, results_of
 from make_page import TABLES, difference, table
 from removed_heads import SHOWN
 
-from normal_guidance.core.method_names import method_title
+from normal_guidance.core.methods import method_title
 from normal_guidance.evaluation.study import SEMI_SYNTHETIC
 from normal_guidance.evaluation.study_folder import FORMS, SCORES
 from normal_guidance.reports.localization_table import CAPTION, COLUMNS

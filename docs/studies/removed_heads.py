@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from normal_guidance.core.method_names import CEILING, method_title
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.methods import CEILING, METHODS, method_title
 from normal_guidance.presentation.figure_style import method_color
 
 REMOVED = {

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
         normal_reference,
     )
     from normal_guidance.core.layout import Layout, pack, unpack
+    from normal_guidance.core.methods import METHODS, build_model
     from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
-    from normal_guidance.core.models import METHODS, Prediction, build_model
+    from normal_guidance.core.prediction import Prediction
     from normal_guidance.errors import UserError
     from normal_guidance.training.slice_finder import SliceFinder
 
@@ -47,9 +48,9 @@ _HOME = {
     "auroc": "core.metrics",
     "localization": "core.metrics",
     "scan_level": "core.metrics",
-    "METHODS": "core.models",
-    "Prediction": "core.models",
-    "build_model": "core.models",
+    "METHODS": "core.methods",
+    "Prediction": "core.prediction",
+    "build_model": "core.methods",
     "UserError": "errors",
     "SliceFinder": "training.slice_finder",
 }

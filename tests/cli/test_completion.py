@@ -10,7 +10,8 @@ import pytest
 
 from normal_guidance.cli import completion
 from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES
-from normal_guidance.core.models import BEYOND, METHODS
+from normal_guidance.core.methods import BEYOND, FIELD, METHODS
+from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.data.sources import SOURCES
 from normal_guidance.data.sources.rsna_at import LABELS
 from normal_guidance.data.windows import WINDOWS
@@ -58,7 +59,7 @@ def ask(line: str, shell: str) -> list[str]:
     ("line", "offered"),
     [
         ("nguide do", ["doctor"]),
-        ("nguide sweep store --methods ", ["all", "beyond", *METHODS, *BEYOND]),
+        ("nguide sweep store --methods ", ["all", "beyond", "field", *METHODS, *BEYOND, *FIELD]),
         ("nguide sweep store --methods abmil,m", ["abmil,max", "abmil,mean", "abmil,mhng"]),
         ("nguide encode index --encoder e", ["efficientnet-lite0"]),
         ("nguide encode index --window head,", ["head,lung", "head,mediastinum", "head,abdomen", "head,none"]),
@@ -124,6 +125,8 @@ def test_a_real_bash_completes(tmp_path):
     [
         (completion.METHODS, METHODS),
         (completion.BEYOND, BEYOND),
+        (completion.FIELD, FIELD),
+        (completion.REGULARIZERS, REGULARIZERS),
         (completion.DIVERGENCES, DIVERGENCES),
         (completion.NEGATIVES, NEGATIVES),
         (completion.OPTIMIZERS, get_args(OptimizerName)),

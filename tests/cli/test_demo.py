@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.cli.demo import command_lines, stages
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.methods import METHODS
 from normal_guidance.viewer import server
 from normal_guidance.viewer.gallery import open_gallery
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.cli.json_output import print_json
-from normal_guidance.core.models import BEYOND, EVERY_METHOD
+from normal_guidance.core.methods import BEYOND, EVERY_METHOD
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.features.store import open_store, write_store

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from normal_guidance.cli import app
 from normal_guidance.cli.reproduce import choose_methods, show_page
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.models import BEYOND, METHODS
+from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.study import DATASETS

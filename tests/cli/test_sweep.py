@@ -15,7 +15,7 @@ from normal_guidance.cli import app, progress_bar
 from normal_guidance.cli.progress_bar import describe, watch_run
 from normal_guidance.cli.sweep import make_grids, parse_methods
 from normal_guidance.cli.training_options import TrainingOptions, choose_execution
-from normal_guidance.core.models import BEYOND, METHODS
+from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.features.store import open_store, write_store

@@ -3,18 +3,20 @@
 import sys
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
-from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.models import EVERY_METHOD, build_model
+from normal_guidance.core.methods import build_model
+from normal_guidance.training.config import Config
 
 
 def main(method: str, device: str = "cpu") -> None:
     torch.manual_seed(0)
     torch.set_default_device(device)
-    lengths, labels = [5, 1, 33, 12], torch.tensor([0.0, 1.0, 1.0, 0.0])
+    lengths, labels = [5, 1, 33, 12], torch.tensor([0, 1, 1, 0])
+    # smtp holds every layer of the transformers, and is compiled with guidance as mhng is.
+    classify, term = Config(method).spec.loss, Config("mhng" if method == "smtp" else method).regularizer()
     packed = torch.randn(sum(lengths), 32)
     padded, mask = unpack(packed, torch.tensor(lengths))
     forms = {"padded": (padded, Layout.from_mask(mask))}
@@ -25,9 +27,9 @@ def main(method: str, device: str = "cpu") -> None:
 
     def loss(parameters: dict[str, Tensor], features: Tensor, layout: Layout) -> Tensor:
         prediction = functional_call(models[0], parameters, (features, layout))
-        value = nn.functional.binary_cross_entropy_with_logits(prediction.logit, labels)
-        if EVERY_METHOD[method].guided or method == "smtp":
-            value = value + NormalGuidance()(prediction.log_attention, lengths=layout, from_logits=True)
+        value = classify(prediction, labels, None)
+        if term is not None:
+            value = value + term(prediction.log_attention, lengths=layout, from_logits=True, features=features)
         return value
 
     step = vmap(grad_and_value(loss), in_dims=(0, None, None))

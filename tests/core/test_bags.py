@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
-from normal_guidance.core.models import build_model
+from normal_guidance.core.methods import build_model
 from normal_guidance.errors import UserError
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from normal_guidance.core.bells import WindowAttention, gaussian_kernel, shaped_kernel
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.methods import build_model
 from normal_guidance.core.metrics import localization
-from normal_guidance.core.models import EvidenceMIL, build_model
+from normal_guidance.core.models import EvidenceMIL
 from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
 
 BELLS = pytest.mark.parametrize("bells", [False, True])

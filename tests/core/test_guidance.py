@@ -16,7 +16,7 @@ from normal_guidance.core.guidance import (
     normal_reference,
 )
 from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.models import build_model
+from normal_guidance.core.methods import build_model
 from normal_guidance.errors import UserError
 
 KINDS = pytest.mark.parametrize("kind", DIVERGENCES)

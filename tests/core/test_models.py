@@ -13,25 +13,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from killing import HANGS
-from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.models import (
-    ABMIL,
-    BEYOND,
-    EVERY_METHOD,
-    METHODS,
-    REMOVED,
-    CenteredGaussian,
-    MaxPooling,
-    MeanPooling,
-    TransMIL,
-    build_model,
-)
+from normal_guidance.core.methods import BEYOND, DISTINCT, EVERY_METHOD, METHODS, NAMED, REMOVED, build_model
+from normal_guidance.core.models import ABMIL, CenteredGaussian, MaxPooling, MeanPooling, TransMIL
 from normal_guidance.errors import UserError
+from normal_guidance.training.config import Config
 
 FEATURES = 16
-EVERY = pytest.mark.parametrize("method", EVERY_METHOD)
-TRAINED = [name for name, method in EVERY_METHOD.items() if method.scores_scans]
+EVERY = pytest.mark.parametrize("method", [name for name, method in NAMED.items() if method.model == name])
+TRAINED = [name for name in DISTINCT if EVERY_METHOD[name].scores_scans]
+NOT_OF_THE_PAPER = [name for name in DISTINCT if name not in (*METHODS, *BEYOND)]
 LENGTHS = st.lists(st.integers(1, 45), min_size=1, max_size=5)
 
 
@@ -213,7 +204,8 @@ def test_centered_gaussian_does_not_tie_and_its_published_form_does() -> None:
 @pytest.mark.parametrize("form", ["packed", "padded"])
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, form: str) -> None:
-    lengths, labels = [5, 1, 33, 12], torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    lengths, labels = [5, 1, 33, 12], torch.tensor([0, 1, 1, 0])
+    about, term = EVERY_METHOD[method], Config(method).regularizer()
     models = [model_of(method) for _ in range(3)]
     stacked, _ = stack_module_state(models)
     features, layout = features_of(lengths), Layout.packed(lengths)
@@ -223,10 +215,10 @@ def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, f
 
     def loss(parameters: dict[str, Tensor]) -> Tensor:
         prediction = functional_call(models[0], parameters, (features, layout))
-        bce = nn.functional.binary_cross_entropy_with_logits(prediction.logit, labels)
-        if not EVERY_METHOD[method].guided:
-            return bce
-        return bce + NormalGuidance()(prediction.log_attention, lengths=layout, from_logits=True)
+        value = about.loss(prediction, labels, None)
+        if term is not None:
+            value = value + term(prediction.log_attention, lengths=layout, from_logits=True, features=features)
+        return value
 
     got, values = vmap(grad_and_value(loss))(stacked)
     for i, model in enumerate(models):
@@ -237,7 +229,7 @@ def test_configurations_stacked_by_vmap_equal_one_after_the_other(method: str, f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["abmil", "smap", "smtp", "whole_bells_ng"])
+@pytest.mark.parametrize("method", ["abmil", "smap", "smtp", "whole_bells_ng", *NOT_OF_THE_PAPER])
 def test_compiled_and_stacked_equals_eager(method: str) -> None:
     """Run in a separate process, because dynamo cannot trace the run-time shape checks of this one.
 
@@ -251,7 +243,7 @@ def test_compiled_and_stacked_equals_eager(method: str) -> None:
 
 
 def test_the_paper_has_nine_methods_and_those_beyond_come_in_pairs() -> None:
-    assert list(EVERY_METHOD) == [*METHODS, *BEYOND]
+    assert list(NAMED)[: len(METHODS) + len(BEYOND)] == [*METHODS, *BEYOND]
     assert not any(method.unpenalized for method in METHODS.values())
     plain = [name for name, method in BEYOND.items() if not method.guided]
     assert list(BEYOND) == [one for name in plain for one in (name, f"{name}_ng")]

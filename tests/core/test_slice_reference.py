@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.method_names import SLICE_REFERENCE
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.methods import METHODS, SLICE_REFERENCE
 from normal_guidance.core.slice_reference import SliceReference
 from normal_guidance.core.slotted_layout import SlottedLayout
 from normal_guidance.errors import UserError

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import (
     PREDICTIONS,

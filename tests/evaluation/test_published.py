@@ -3,9 +3,8 @@
 import pytest
 
 from normal_guidance.core.guidance import DIVERGENCES
-from normal_guidance.core.method_names import CEILING, method_title
+from normal_guidance.core.methods import CEILING, METHODS, method_title
 from normal_guidance.core.metrics import MeanSd, mean_and_sd
-from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import (
     PUBLISHED_SEEDS,

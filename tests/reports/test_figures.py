@@ -12,8 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from normal_guidance.core.guidance import DIVERGENCES
-from normal_guidance.core.method_names import CEILING, REFERENCE_TITLES
-from normal_guidance.core.models import BEYOND, EVERY_METHOD
+from normal_guidance.core.methods import BEYOND, CEILING, EVERY_METHOD, REFERENCE_TITLES
 from normal_guidance.errors import UserError
 from normal_guidance.presentation.figure_style import (
     DIVERGENCE_COLORS,

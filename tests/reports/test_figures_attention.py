@@ -10,7 +10,7 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
 from normal_guidance.core.guidance import normal_reference
-from normal_guidance.core.models import EVERY_METHOD, METHODS
+from normal_guidance.core.methods import METHODS, NAMED
 from normal_guidance.errors import UserError
 from normal_guidance.presentation.figure_style import METHOD_COLORS, RED, TRUTH
 from normal_guidance.reports.figures.attention import AttendedScan, draw_attention, plot_attention, random_scans
@@ -94,7 +94,7 @@ def test_the_legend_explains_truth_that_only_a_later_scan_has():
 
 @pytest.mark.parametrize("scans", [1, 2, 4])
 def test_the_legends_stay_inside_the_figure(scans):
-    methods = tuple(name for name, method in EVERY_METHOD.items() if method.scores_scans)
+    methods = tuple(name for name, method in NAMED.items() if method.scores_scans)
     figure = plot_attention([scan(methods=methods) for _ in range(scans)])
     figure.draw_without_rendering()
     whole = figure.bbox

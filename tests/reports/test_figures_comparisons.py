@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import same_color
 
 from normal_guidance.core.guidance import DIVERGENCES
+from normal_guidance.core.methods import METHODS
 from normal_guidance.core.metrics import MeanSd
-from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import published, published_sensitivity
 from normal_guidance.presentation.figure_style import DIVERGENCE_COLORS, METHOD_COLORS

@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from normal_guidance.core.methods import METHODS
 from normal_guidance.core.metrics import MeanSd
-from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.presentation.text_tables import write_page
 from normal_guidance.reports.paper_tables import (

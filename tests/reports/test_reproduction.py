@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.methods import METHODS
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs

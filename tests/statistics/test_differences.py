@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from normal_guidance.core.models import METHODS
+from normal_guidance.core.methods import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.bootstrap import measure, multiplicities, resample

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from normal_guidance.core.methods import METHODS
 from normal_guidance.core.metrics import localization
-from normal_guidance.core.models import METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
 from normal_guidance.statistics.differences import student_quantile

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memory_checkpoint import MemoryCheckpoint
-from normal_guidance.core.models import BEYOND
+from normal_guidance.core.methods import BEYOND
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.execution import Execution

@@ -10,7 +10,7 @@ from torch import nn
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.models import BEYOND, build_model
+from normal_guidance.core.methods import BEYOND, build_model
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config
@@ -28,7 +28,7 @@ def test_objective_is_the_sum_of_its_three_terms() -> None:
     bags = Bags(torch.randn(13, 8), lengths, torch.tensor([0, 1, 1]))
     prediction = model(bags.features, bags.layout)
     guidance = NormalGuidance(3.0)
-    got = objective(prediction, bags.labels, bags.layout, model.parameters(), l1=0.02, guidance=guidance)
+    got = objective(prediction, bags.labels, bags.layout, model.parameters(), l1=0.02, regularizer=guidance)
     bce = sum(
         math.log1p(math.exp(-x)) if y else math.log1p(math.exp(x))
         for x, y in zip(prediction.logit.tolist(), [0, 1, 1], strict=True)

@@ -8,7 +8,7 @@ import torch
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.models import build_model
+from normal_guidance.core.methods import build_model
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, departures, grid, paper_config
@@ -56,9 +56,9 @@ def test_a_sweep_trains_as_the_plain_loop_does(
 
 def test_lambda_rises_in_equal_steps_and_stays() -> None:
     config = Config("ng", guidance_weight=2.0, warmup=4)
-    weights = [config.guidance(epoch).weight for epoch in (1, 2, 4, 5, 100)]
+    weights = [config.regularizer(epoch).weight for epoch in (1, 2, 4, 5, 100)]
     assert weights == [0.5, 1.0, 2.0, 2.0, 2.0]
-    assert config.guidance().weight == Config("ng", guidance_weight=2.0).guidance(1).weight == 2.0
+    assert config.regularizer().weight == Config("ng", guidance_weight=2.0).regularizer(1).weight == 2.0
     stack = Stack.of([config, replace(config, guidance_weight=0.0, divergence="reverse_kl")], FEATURES)
     place = stack.guidance_weights.data_ptr()
     for epoch, want in ((1, 0.5), (3, 1.5), (9, 2.0), (2, 1.0)):
@@ -81,7 +81,7 @@ def test_the_objective_knows_the_scans_labels() -> None:
     prediction = model(bags.features, bags.layout)
     guidance = NormalGuidance(negatives="none")
     with_term, without = (
-        objective(prediction, bags.labels, bags.layout, model.parameters(), guidance=one) for one in (guidance, None)
+        objective(prediction, bags.labels, bags.layout, model.parameters(), regularizer=one) for one in (guidance, None)
     )
     own = NormalGuidance().per_bag(prediction.attention, lengths=lengths)
     torch.testing.assert_close(with_term - without, own[1:].sum() / 3)

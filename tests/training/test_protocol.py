@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.models import BEYOND, build_model
+from normal_guidance.core.methods import BEYOND, build_model
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import execution as execution_module

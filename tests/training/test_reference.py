@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.bags import UNKNOWN, Bags
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.batches import Scans, draw_orders
@@ -199,7 +199,7 @@ class Sealed:
 
 
 @pytest.mark.parametrize("engine", ["packed", "recorded"])
-@pytest.mark.parametrize("method", [name for name, method in EVERY_METHOD.items() if method.scores_scans])
+@pytest.mark.parametrize("method", [name for name in DISTINCT if EVERY_METHOD[name].scores_scans])
 def test_no_method_reads_slice_labels(method: str, engine: str) -> None:
     train, val = (Sealed(shifted_mean(20, seed, features=8)) for seed in (1, 2))
     config = Config(method, epochs=1, batch_size=8)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.models import BEYOND, METHODS
+from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import sweep as sweep_module
@@ -30,6 +30,7 @@ FEATURES = 16
 TRAINABLE = [
     *(name for name, method in METHODS.items() if method.scores_scans),
     *(name for name, method in BEYOND.items() if method.guided),  # the loss without guidance is a part of theirs
+    *(name for name in DISTINCT if name not in (*METHODS, *BEYOND)),
 ]
 QUICK = (
     "ng-streamed",

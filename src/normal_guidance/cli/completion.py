@@ -6,9 +6,15 @@ The names repeat those of tables whose modules import torch or pydicom, which ta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+CORE = Path(__file__).resolve().parents[1] / "core"
 
 METHODS = ("centered_gaussian", "max", "mean", "abmil", "smap", "ng", "transmil", "smtp", "mhng")
 BEYOND = ("evidence", "evidence_ng", "whole_bells", "whole_bells_ng")
+FIELD, REGULARIZERS = (
+    tuple(sorted(file.stem for file in (CORE / folder).glob("[!_]*.py"))) for folder in ("field", "regularizers")
+)
 DIVERGENCES = ("forward_kl", "reverse_kl", "squared_error")
 NEGATIVES = ("own", "uniform", "none")
 OPTIMIZERS = ("sgd", "adamw")

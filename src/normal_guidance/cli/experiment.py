@@ -79,17 +79,19 @@ def experiment(
 
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.cli.reproduce import choose_methods, make_listener, show_page
-    from normal_guidance.core.models import EVERY_METHOD
+    from normal_guidance.core.methods import EVERY_METHOD
     from normal_guidance.evaluation.stored_features import stored_dataset
     from normal_guidance.evaluation.study import Study, study_jobs
     from normal_guidance.evaluation.study_estimate import estimate_study
+    from normal_guidance.features.store import open_store
     from normal_guidance.reports.experiment_report import write_report
     from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity, sensitivity_jobs
     from normal_guidance.training.config import grid_of_method, sensitivity_grid
 
-    names = choose_methods(methods, sensitivity=False)
+    names = tuple(training.regularized(choose_methods(methods, sensitivity=False)))
     training.check_guidance(names, *["--sensitivity"] * sensitivity)
     data = stored_dataset(stores, [*(split or []), *(splits or [])], dataset)
+    training = training.in_slices(open_store(stores[0]).slice_spacing)
     axes = training.study_axes()
     study = Study(
         dataset=data,

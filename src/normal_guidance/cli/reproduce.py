@@ -59,7 +59,7 @@ def reproduce(
     study = Study(
         dataset=_dataset(dataset),
         folder=out,
-        methods=choose_methods(methods, sensitivity),
+        methods=tuple(training.regularized(choose_methods(methods, sensitivity))),
         seeds=tuple(parse_list("--seeds", seeds, int)),
         protocol=training.paper_protocol(),
         execution=training.execution(),

@@ -67,9 +67,10 @@ def sweep(
     from normal_guidance.cli.progress_bar import make_console, say
 
     execution = training.execution()
-    names = parse_methods(methods)
+    names = training.regularized(parse_methods(methods))
     training.check_guidance(names)
     parts = open_parts(store, split)
+    training = training.in_slices(parts[0].slice_spacing)
     grids = make_grids(names, parse_list("--seeds", seeds, int), training, len(parts[0]))
     console = make_console(stderr=as_json)
     if dry_run:
@@ -152,7 +153,7 @@ def make_grids(
 
 
 def parse_methods(text: str) -> list[str]:
-    """Return names of methods; 'all' stands for the paper's that train, 'beyond' for ours.
+    """Return names of methods; 'all' stands for the paper's that train, 'beyond' for ours, 'field' for others'.
 
     Example:
         >>> len(parse_methods("all"))

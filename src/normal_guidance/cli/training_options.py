@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -19,10 +19,12 @@ from normal_guidance.cli.completion import (
     DEVICES,
     DIVERGENCES,
     ENGINES,
+    FIELD,
     METHODS,
     NEGATIVES,
     OPTIMIZERS,
     PRECISIONS,
+    REGULARIZERS,
     SCHEDULES,
     one_of,
     some_of,
@@ -30,14 +32,14 @@ from normal_guidance.cli.completion import (
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
-    from normal_guidance.core.models import Method
+    from normal_guidance.core.method import Method
     from normal_guidance.training.config import Config
     from normal_guidance.training.execution import EngineName, Execution
 
 T = TypeVar("T")
 
 GRID = "Grid: every combination is trained, and validation chooses"
-GUIDANCE = "Guidance: for guided methods only; the defaults are the paper's"
+GUIDANCE = "Guidance, and other regularizers of attention; the defaults are the paper's"
 TRAINING = "Training"
 COMPUTING = "Computing"
 
@@ -65,8 +67,9 @@ Precision = Annotated[
 def methods_option(show_default: bool | str = True) -> Any:
     """Return the option ``--methods``; each command has its own default."""
     return typer.Option(
-        help="Names of methods, separated by commas (nguide methods lists them); all: the paper's, beyond: ours.",
-        autocompletion=some_of((*METHODS, *BEYOND), "all", "beyond"),
+        help="Names of methods, separated by commas (nguide methods lists them); all: the paper's, beyond: ours, "
+        "field: those that others compare with.",
+        autocompletion=some_of((*METHODS, *BEYOND, *FIELD), "all", "beyond", "field"),
         show_default=show_default,
     )
 
@@ -87,11 +90,20 @@ class TrainingOptions:
     l1: Annotated[
         str | None, typer.Option(help="Strengths of the L1 penalty. Default: the paper's 8.", rich_help_panel=GRID)
     ] = None
+    regularizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Train every method that attends with this term on its attention: ng (Normal Guidance), entropy, "
+            "clusters, distance or smoothness (nguide methods says what they do).",
+            autocompletion=one_of(REGULARIZERS),
+            rich_help_panel=GUIDANCE,
+        ),
+    ] = None
     guidance_weight: Annotated[
         str | None,
         typer.Option(
-            help="Lambda, the weight of the guidance term. nguide sweep takes several, each with its own winner. "
-            "Default: 1.0.",
+            help="Lambda, the weight of guidance or of another regularizer. nguide sweep takes several, each with its "
+            "own winner. Default: 1.0.",
             rich_help_panel=GUIDANCE,
         ),
     ] = None
@@ -133,6 +145,14 @@ class TrainingOptions:
             rich_help_panel=GUIDANCE,
         ),
     ] = 0
+    least_width: Annotated[
+        str,
+        typer.Option(
+            help="Least standard deviation of the bell that attention is guided to, in slices (1.5) or by the scans' "
+            "median spacing in mm (8mm). With 0, attention on one slice is not guided.",
+            rich_help_panel=GUIDANCE,
+        ),
+    ] = "0"
     epochs: Annotated[
         int, typer.Option(min=1, help="Most passes over the training scans.", rich_help_panel=TRAINING)
     ] = 1000
@@ -270,16 +290,44 @@ class TrainingOptions:
             normal_guidance.errors.UserError: --divergence reverse_kl: none of abmil is guided; add one of ng, mhng to
             --methods, or leave the option out
         """
-        from normal_guidance.core.models import EVERY_METHOD
-        from normal_guidance.core.models import METHODS as PAPER
+        from normal_guidance.core.methods import EVERY_METHOD
+        from normal_guidance.core.methods import METHODS as PAPER
 
+        known = [EVERY_METHOD[name] for name in methods if name in EVERY_METHOD]
         given = [*self.given_guidance(), *more]
-        if given and not any(EVERY_METHOD[name].guided for name in methods if name in EVERY_METHOD):
+        if any(method.regularizer is not None for method in known):  # these two are of any regularizer
+            given = [option for option in given if not option.startswith(("--guidance-weight", "--warmup"))]
+        if given and not any(method.guided for method in known):
             guided = ", ".join(name for name, method in PAPER.items() if method.guided)
             raise UserError(
                 f"{given[0]}: none of {', '.join(methods)} is guided; add one of {guided} to --methods, or leave the "
                 "option out"
             )
+
+    def regularized(self, methods: Sequence[str]) -> list[str]:
+        """Return the methods with --regularizer: each that attends and has none yet is trained with it.
+
+        Example:
+            >>> TrainingOptions(regularizer="ng").regularized(["mean", "abmil", "clam"])
+            ['mean', 'ng', 'clam_ng']
+        """
+        from normal_guidance.core.methods import EVERY_METHOD
+        from normal_guidance.core.regularizers import REGULARIZERS as TERMS
+
+        if self.regularizer is None:
+            return list(methods)
+        if self.regularizer not in TERMS:
+            raise UserError(f"--regularizer {self.regularizer} is unknown; choose one of {', '.join(TERMS)}")
+        plain = [EVERY_METHOD[name] for name in methods if name in EVERY_METHOD]
+        changed = {one.name for one in plain if one.attends and one.regularizer is None}
+        if not changed:
+            raise UserError(
+                f"--regularizer {self.regularizer}: none of {', '.join(methods)} has attention to regularize; add "
+                "abmil to --methods, or leave the option out"
+            )
+        term = TERMS[self.regularizer]
+        names = [EVERY_METHOD[name].regularized(term).name if name in changed else name for name in methods]
+        return list(dict.fromkeys(names))
 
     def given_guidance(self) -> list[str]:
         """Return the options of guidance that differ from the defaults, as one types them.
@@ -296,7 +344,35 @@ class TrainingOptions:
     def _guides(self) -> dict[str, Any]:
         from normal_guidance.training.config import GUIDES
 
-        return {name: getattr(self, name) for name in GUIDES}
+        return {**{name: getattr(self, name) for name in GUIDES}, "least_width": self._width()}
+
+    def _width(self, spacing: float | None = None) -> float:
+        """Return --least-width in slices; `spacing` is the mm between two slices, if it is known."""
+        number = self.least_width.removesuffix("mm").strip()
+        in_mm = number != self.least_width.strip()
+        try:
+            width = float(number)
+        except ValueError:
+            width = -1.0
+        if not 0 <= width < float("inf"):
+            raise UserError(f"--least-width {self.least_width}: give slices, as 1.5, or millimetres, as 8mm")
+        if in_mm and not spacing:
+            raise UserError(
+                f"--least-width {self.least_width}: these features do not record the distance of slices; give the "
+                "width in slices"
+            )
+        return width / spacing if in_mm and spacing else width
+
+    def in_slices(self, spacing: float | None) -> TrainingOptions:
+        """Return the same with --least-width in slices, for scans with so many mm between two slices.
+
+        Example:
+            >>> TrainingOptions(least_width="8mm").in_slices(spacing=5.0).least_width
+            '1.6'
+        """
+        if not self.least_width.endswith("mm"):
+            return self
+        return replace(self, least_width=f"{self._width(spacing):g}")
 
 
 def _flag(name: str) -> str:
@@ -358,18 +434,19 @@ def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
 
 
 def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
-    """Return names of methods; 'all' stands for the paper's and 'beyond' for ours, those that `keep` accepts.
+    """Return names of methods; 'all' stands for the paper's, 'beyond' for ours and 'field' for others', if kept.
 
     Example:
         >>> named_methods("all, evidence", keep=lambda method: method.guided)
         ['ng', 'mhng', 'evidence']
     """
-    from normal_guidance.core import models
 
-    groups = {"all": models.METHODS, "beyond": models.BEYOND}
+    from normal_guidance.core import methods as tables
+
+    groups = {"all": tables.METHODS, "beyond": tables.BEYOND, "field": tables.FIELD}
     names: list[str] = []
     for word in parse_list("--methods", text, str):
-        models.refuse_removed(word)
+        tables.refuse_removed(word)
         kept = [name for name, method in groups.get(word, {}).items() if keep(method)]
         names += kept if word in groups else [word]
     return list(dict.fromkeys(names))

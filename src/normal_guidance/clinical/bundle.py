@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from normal_guidance import __version__
 from normal_guidance.clinical.expectations import Expectations
-from normal_guidance.core.method_names import COMMITTEE
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD
 from normal_guidance.data.findings import Finding, findings_in, write_findings
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions

@@ -18,7 +18,7 @@ import torch
 
 from normal_guidance.clinical.bundle import Bundle, fill_folder, make_bundle
 from normal_guidance.clinical.fit_page import PAGE, fit_page
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.evaluation.runs import environment, features_of
 from normal_guidance.features.store import FeatureStore

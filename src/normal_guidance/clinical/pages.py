@@ -11,7 +11,7 @@ from urllib.parse import quote
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import rounded
-from normal_guidance.core.method_names import method_title
+from normal_guidance.core.methods import method_title
 from normal_guidance.data.problems import Problem, summarize
 from normal_guidance.features.convert import file_name
 from normal_guidance.presentation.html import Section, bullets, details, figure, page, paragraph

@@ -39,7 +39,7 @@ from normal_guidance.clinical.predicting import Outcome
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import draw_strip
 from normal_guidance.core.bags import UNKNOWN
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, summarize, write_problems
 from normal_guidance.errors import UserError

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
-from normal_guidance.core.method_names import method_title
+from normal_guidance.core.methods import method_title
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.data.windows import Window, apply_windows
 from normal_guidance.features.scan_kind import plane_of

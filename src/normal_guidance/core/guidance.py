@@ -7,7 +7,7 @@ and variance of a_i itself, so guidance fixes the shape of attention and leaves 
 Beyond the paper, r_i may depend on the bag's label, have several modes, and be fitted to given positions; the
 defaults are the paper's.
 
-Everything is computed from log-attention, in float32 or better, also under mixed precision.  The variance is centred
+Everything is computed from log-attention (`core.attention_term`).  The variance is centred
 (E[J^2] - E[J]^2 in float32 gives .375 for .455 at 1,083 slices), r is in log space (the plain density underflows on
 long scans), and D comes from log-softmax (clamped probabilities lose the gradient of three quarters of the slices at
 S = 1,000 with logits of sd 5).
@@ -22,9 +22,24 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from normal_guidance.core.attention_term import (
+    AttentionTerm,
+    BagLabels,
+    Given,
+    Lengths,
+    Mask,
+    Padded,
+    Values,
+    as_padded,
+    checked_weight,
+    full_precision,
+    is_single_head,
+    log_attention,
+    log_probability,
+)
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.normals import log_mixture, log_normal
 from normal_guidance.core.positions import Positions, fold_positions
@@ -33,12 +48,6 @@ from normal_guidance.errors import UserError
 DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
 
 NegativesName = Literal["own", "uniform", "none"]
-
-Padded = Float[Tensor, "bags heads longest"]
-Values = Float[Tensor, "*shape"]
-Mask = Bool[Tensor, "bags longest"]
-Lengths = Int[Tensor, "bags"] | Layout
-BagLabels = Shaped[Tensor, "bags"]
 
 
 def _forward_kl(log_r: Tensor, log_a: Tensor) -> Tensor:
@@ -111,11 +120,11 @@ def normal_reference(
         >>> normal_reference(torch.tensor([[0.1, 0.4, 0.0, 0.0, 0.4, 0.1]]), modes=2).round(decimals=2)
         tensor([[0.0700, 0.4300, 0.0100, 0.0100, 0.4300, 0.0700]])
     """
-    padded, layout = _padded(attention, mask, lengths)
-    with torch.no_grad(), _full_precision(attention):
-        log_a = _log_attention(padded, layout, from_logits, renormalize=True)
+    padded, layout = as_padded(attention, mask, lengths)
+    with torch.no_grad(), full_precision(attention):
+        log_a = log_attention(padded, layout, from_logits, renormalize=True)
         reference = _log_reference(log_a, layout, positions, _checked_modes(modes)).exp()
-    return layout.restore(reference.squeeze(1) if _is_single_head(attention, layout) else reference)
+    return layout.restore(reference.squeeze(1) if is_single_head(attention, layout) else reference)
 
 
 def divergence(
@@ -141,15 +150,15 @@ def divergence(
     """
     if reference.shape != attention.shape:
         raise UserError(f"reference {tuple(reference.shape)} and attention {tuple(attention.shape)} differ in shape")
-    padded, layout = _padded(attention, mask, lengths)
-    with _full_precision(attention):
-        log_a = _log_attention(padded, layout, from_logits, renormalize=from_logits)
-        log_r = layout.hide(_log(_padded(reference, mask, lengths)[0]))
+    padded, layout = as_padded(attention, mask, lengths)
+    with full_precision(attention):
+        log_a = log_attention(padded, layout, from_logits, renormalize=from_logits)
+        log_r = layout.hide(log_probability(as_padded(reference, mask, lengths)[0]))
         values = _divergence(log_r, log_a, kind)
-    return values.squeeze(1) if _is_single_head(attention, layout) else values
+    return values.squeeze(1) if is_single_head(attention, layout) else values
 
 
-class NormalGuidance(nn.Module):
+class NormalGuidance(AttentionTerm):
     r"""The term $\lambda \cdot \mathrm{mean}_i\,\mathrm{mean}_h\,D(r_{ih}, a_{ih})$ to add to any training loss.
 
     Args:
@@ -162,6 +171,8 @@ class NormalGuidance(nn.Module):
         modes: the number of bells in r (see `normal_reference`).
         negatives: the reference of negative bags, a name in `NEGATIVES`; all but "own" need `labels` in every call.
             The mean is over all bags, so "none" counts negative ones as 0.
+        least_width: the least standard deviation of r, in slices.  Without it, attention on one slice is its own
+            reference and is not penalised.  In more than one dimension its square is added to the variance.
 
     Example:
         >>> attention = torch.tensor([[0.1, 0.1, 0.6, 0.2]], requires_grad=True)
@@ -179,53 +190,25 @@ class NormalGuidance(nn.Module):
         renormalize: bool = True,
         modes: int = 1,
         negatives: NegativesName = "own",
+        least_width: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.weight = _checked_weight(weight)
+        super().__init__(weight)
         self.divergence = _checked_divergence(divergence)
         self.renormalize = renormalize
         self.modes = _checked_modes(modes)
         self.negatives = _checked_negatives(negatives)
+        self.least_width = _checked_width(least_width)
 
-    def forward(
-        self,
-        attention: Values,
-        mask: Mask | None = None,
-        *,
-        lengths: Lengths | None = None,
-        from_logits: bool = False,
-        labels: BagLabels | None = None,
-        positions: Positions | None = None,
-    ) -> Float[Tensor, ""]:
-        """The loss, a scalar; arguments as for `normal_reference`; `labels` holds 0 or 1 for each bag."""
-        values = self.per_bag(
-            attention, mask, lengths=lengths, from_logits=from_logits, labels=labels, positions=positions
-        )
-        return self.weight * values.mean()
-
-    def per_bag(
-        self,
-        attention: Values,
-        mask: Mask | None = None,
-        *,
-        lengths: Lengths | None = None,
-        from_logits: bool = False,
-        labels: BagLabels | None = None,
-        positions: Positions | None = None,
-    ) -> Float[Tensor, "bags"] | Float[Tensor, "bags heads"]:
-        """D(r, a), one value per bag (and head), without lambda."""
-        padded, layout = _padded(attention, mask, lengths)
-        with _full_precision(attention):
-            log_a = _log_attention(padded, layout, from_logits, self.renormalize)
-            whole = log_a if self.renormalize else layout.log_softmax(log_a)
-            log_r = _log_reference(whole, layout, positions, self.modes)
-            if self.negatives == "uniform":
-                negative = self._negative(labels, layout)
-                log_r = torch.where(negative[:, None, None], layout.log_softmax(torch.zeros_like(log_r)), log_r)
-            values = _divergence(log_r, log_a, self.divergence)
-            if self.negatives == "none":
-                values = values.masked_fill(self._negative(labels, layout)[:, None], 0)
-        return values.squeeze(1) if _is_single_head(attention, layout) else values
+    def values(self, log_a: Padded, layout: Layout, given: Given) -> Float[Tensor, "bags heads"]:
+        whole = log_a if self.renormalize else layout.log_softmax(log_a)
+        log_r = _log_reference(whole, layout, given.positions, self.modes, self.least_width)
+        if self.negatives == "uniform":
+            negative = self._negative(given.labels, layout)
+            log_r = torch.where(negative[:, None, None], layout.log_softmax(torch.zeros_like(log_r)), log_r)
+        values = _divergence(log_r, log_a, self.divergence)
+        if self.negatives == "none":
+            values = values.masked_fill(self._negative(given.labels, layout)[:, None], 0)
+        return values
 
     def _negative(self, labels: BagLabels | None, layout: Layout) -> Bool[Tensor, "bags"]:
         if labels is None:
@@ -241,6 +224,7 @@ class NormalGuidance(nn.Module):
         parts = [f"weight={self.weight}", f"divergence={self.divergence!r}", f"renormalize={self.renormalize}"]
         parts += [f"modes={self.modes}"] if self.modes > 1 else []
         parts += [f"negatives={self.negatives!r}"] if self.negatives != "own" else []
+        parts += [f"least_width={self.least_width}"] if self.least_width else []
         return ", ".join(parts)
 
 
@@ -257,7 +241,7 @@ def label_reference(
         tensor([[0.0000, 0.5000, 0.5000, 0.0000],
                 [0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    padded, layout = _padded(slice_labels.to(torch.get_default_dtype()), mask, lengths)
+    padded, layout = as_padded(slice_labels.to(torch.get_default_dtype()), mask, lengths)
     labels = padded.squeeze(1)
     wrong = ((labels != 0) & (labels != 1) & layout.mask).any(1)
     if wrong.any():
@@ -299,7 +283,7 @@ class LabelGuidance(nn.Module):
             )
         if divergence == "reverse_kl":
             raise UserError("LabelGuidance: reverse_kl is infinite where the reference is 0; use forward_kl")
-        self.weight = _checked_weight(weight)
+        self.weight = checked_weight(weight)
         self.divergence = _checked_divergence(divergence)
         self.renormalize = renormalize
 
@@ -316,95 +300,27 @@ class LabelGuidance(nn.Module):
         slices = tuple(attention.shape[:1] + attention.shape[-1:]) if lengths is None else tuple(attention.shape[-1:])
         if tuple(slice_labels.shape) != slices:
             raise UserError(f"slice_labels of shape {tuple(slice_labels.shape)}: attention needs {slices}")
-        padded, layout = _padded(attention, mask, lengths)
-        reference, _ = _padded(label_reference(slice_labels, mask, lengths=lengths), mask, lengths)
-        with _full_precision(attention):
-            log_a = _log_attention(padded, layout, from_logits, self.renormalize)
-            values = _divergence(layout.hide(_log(reference)).expand_as(log_a), log_a, self.divergence)
+        padded, layout = as_padded(attention, mask, lengths)
+        reference, _ = as_padded(label_reference(slice_labels, mask, lengths=lengths), mask, lengths)
+        with full_precision(attention):
+            log_a = log_attention(padded, layout, from_logits, self.renormalize)
+            values = _divergence(layout.hide(log_probability(reference)).expand_as(log_a), log_a, self.divergence)
         return self.weight * values.mean()
 
 
-def _log_attention(padded: Padded, layout: Layout, from_logits: bool, renormalize: bool) -> Padded:
-    """log a, hidden in the padding."""
-    padded = padded if padded.dtype == torch.float64 else padded.float()
-    # -inf on a real slice would give 0 * inf; a large finite number makes the loss huge, and its gradient still a - r.
-    log_a = padded.clamp_min(torch.finfo(padded.dtype).min / 4) if from_logits else _log(padded)
-    return layout.log_softmax(log_a) if renormalize else layout.hide(log_a)
-
-
-def _log_reference(log_a: Padded, layout: Layout, positions: Positions | None, modes: int) -> Padded:
+def _log_reference(
+    log_a: Padded, layout: Layout, positions: Positions | None, modes: int, least_width: float = 0.0
+) -> Padded:
     """log r from log-attention that sums to one over the slices; a constant to the gradient."""
     if positions is None and modes == 1:
-        return log_normal(log_a, layout)
+        return log_normal(log_a, layout, least_width)
     points = None if positions is None else fold_positions(positions, layout)
-    return log_mixture(log_a, layout, points, modes)
+    return log_mixture(log_a, layout, points, modes, least_width)
 
 
 def _divergence(log_r: Padded, log_a: Padded, kind: str) -> Float[Tensor, "bags heads"]:
     """The sum of the terms over slices; both arguments are hidden in the padding, so its terms are 0."""
     return DIVERGENCES[_checked_divergence(kind)](log_r, log_a).sum(-1)
-
-
-def _log(probability: Padded) -> Padded:
-    """The log of a probability, with the smallest normal number instead of 0."""
-    probability = probability if probability.dtype == torch.float64 else probability.float()
-    return probability.clamp_min(torch.finfo(probability.dtype).tiny).log()
-
-
-def _padded(values: Values, mask: Mask | None, lengths: Lengths | None) -> tuple[Padded, Layout]:
-    """Attention in any accepted form as `(bags, heads, longest)`, and its layout."""
-    layout = _layout(values, mask, lengths)
-    padded = layout.fold(values) if layout.is_packed else values
-    return (padded[:, None] if _is_single_head(values, layout) else padded), layout
-
-
-def _layout(values: Values, mask: Mask | None, lengths: Lengths | None) -> Layout:
-    shape = tuple(values.shape)
-    if lengths is not None:
-        layout = lengths if isinstance(lengths, Layout) else Layout.packed(lengths)
-        slices = layout.mask.numel() if layout.sizes is None else sum(layout.sizes)
-        fits = values.ndim in (1, 2) and shape[-1] == slices if layout.is_packed else _fits(shape, layout.mask)
-        if mask is not None or not fits:
-            form = "(slices,) or (heads, slices)" if layout.is_packed else f"the layout's {tuple(layout.mask.shape)}"
-            raise UserError(
-                f"attention of shape {shape} with lengths adding up to {slices}: expected {form}, and no mask"
-            )
-        return layout
-    if mask is None and values.ndim in (2, 3):
-        mask = torch.ones(shape[0], shape[-1], dtype=torch.bool, device=values.device)
-    if mask is not None and mask.dtype != torch.bool:
-        raise UserError(f"mask is {mask.dtype}; it must be boolean, True for real slices: write mask.bool()")
-    if mask is None or 0 in shape or not _fits(shape, mask):
-        raise UserError(
-            f"attention of shape {shape} and mask of shape {None if mask is None else tuple(mask.shape)}: expected "
-            "(B, S) or (B, H, S) with a mask (B, S), or packed attention with lengths="
-        )
-    # Reading values would make a GPU wait and cannot be compiled, so only the CPU checks them; elsewhere a bag without
-    # a real slice adds 0 to the mean.
-    if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any(1).all():
-        empty = (~mask.any(1)).nonzero().flatten().tolist()
-        raise UserError(f"mask: bags {empty} have no real slice; leave empty bags out")
-    # Slice numbers count real slices only, so the padding may be anywhere.
-    return Layout(lengths=mask.sum(1), mask=mask, sizes=None, pad_index=None, unpad_index=None)
-
-
-def _fits(shape: tuple[int, ...], mask: Mask) -> bool:
-    return len(shape) in (2, 3) and (shape[0], shape[-1]) == tuple(mask.shape)
-
-
-def _is_single_head(values: Values, layout: Layout) -> bool:
-    return values.ndim == (1 if layout.is_packed else 2)
-
-
-def _full_precision(values: Tensor) -> torch.autocast:
-    """Switch autocast off: guidance is always float32 or better."""
-    return torch.autocast(device_type=values.device.type, enabled=False)
-
-
-def _checked_weight(weight: float) -> float:
-    if not 0 <= weight < math.inf:
-        raise UserError(f"guidance weight (lambda) is {weight}; it must be a finite number >= 0")
-    return weight
 
 
 def _checked_divergence(kind: str) -> DivergenceName:
@@ -423,3 +339,9 @@ def _checked_negatives(negatives: str) -> NegativesName:
     if negatives not in NEGATIVES:
         raise UserError(f"negatives {negatives!r} is unknown; choose one of {', '.join(NEGATIVES)}")
     return negatives
+
+
+def _checked_width(width: float) -> float:
+    if not 0 <= width < math.inf:
+        raise UserError(f"least_width is {width}; give a standard deviation in slices, 0 or more")
+    return width

@@ -67,6 +67,27 @@ def projected_scores(
     return matvec(torch.tanh(projected + bias).to(vector.dtype), vector)
 
 
+class GatedScores(nn.Module):
+    r"""Gated attention's scores of every row, one for each head: $w_k^\top(\tanh(Vx + b) \odot \sigma(Ux + d)) + c_k$.
+
+    Reference: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
+
+    Example:
+        >>> GatedScores(8, heads=2)(torch.randn(5, 8)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(self, features: int, hidden: int = 128, heads: int = 1) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(features, hidden)
+        self.gate = nn.Linear(features, hidden)
+        self.score = nn.Linear(hidden, heads)
+
+    def forward(self, rows: Rows) -> Float[Tensor, "heads rows"]:
+        gated = torch.tanh(linear(self.hidden, rows)) * torch.sigmoid(linear(self.gate, rows))
+        return (F.linear(gated.to(self.score.weight.dtype), self.score.weight) + self.score.bias).mT
+
+
 class Sm(nn.Module):
     r"""The smooth operator: T steps of $g \leftarrow (1-\alpha)h + \alpha A g$ from $g = h$ along the chain.
 

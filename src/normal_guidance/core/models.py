@@ -1,23 +1,15 @@
-"""The methods: models that take frozen embeddings of a scan's slices and return a logit and attention over them.
-
-`METHODS` holds the nine of the paper, `BEYOND` two heads for research, each with and without guidance.
+"""The models of the paper, and two heads beyond it: slice embeddings in, a logit and attention over the slices out.
 
 Each model is a plain `nn.Module` for one configuration and takes bags in any form that `as_rows` knows: packed with
-`lengths`, padded with a boolean `mask`, or with a `Layout`.  Attention is returned in the same form.  Guidance is a
-loss, not a model: `ng` is `abmil` and `mhng` is `transmil` trained with `NormalGuidance` (see `METHODS`).
+`lengths`, padded with a boolean `mask`, or with a `Layout`.  Attention is returned in the same form.  `core.methods`
+says how each is trained; `core.field` has the models that others compare with.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normal_guidance.core.bells import WindowAttention
@@ -31,51 +23,16 @@ from normal_guidance.core.layers import (
     projected_scores,
 )
 from normal_guidance.core.layout import Layout, as_rows
+from normal_guidance.core.prediction import (
+    FEATURES,
+    BagsLike,
+    Features,
+    Prediction,
+    as_prediction,
+    attend_and_classify,
+    classify,
+)
 from normal_guidance.errors import UserError
-
-FEATURES = 768
-"""M, the width of the paper's embeddings (ViT-B/16)."""
-
-Features = Float[Tensor, "slices features"] | Float[Tensor, "bags longest features"]
-BagsLike = Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int]
-
-
-class Prediction(NamedTuple):
-    """The output of every model.
-
-    Attributes:
-        logit: one number per bag; NaN from a method without scan scores.
-        attention: one number per slice, heads averaged: `(slices,)` packed or `(bags, longest)` padded, 0 in padding.
-        log_attention: per head, `(heads, slices)` packed or `(bags, heads, longest)` padded, a very low number in
-            padding.  Guidance and localization use it, since it does not underflow.
-    """
-
-    logit: Float[Tensor, "bags"]
-    attention: Float[Tensor, "slices"] | Float[Tensor, "bags longest"]
-    log_attention: Float[Tensor, "heads slices"] | Float[Tensor, "bags heads longest"]
-
-    @property
-    def slice_scores(self) -> Float[Tensor, "slices"] | Float[Tensor, "bags longest"]:
-        """The log of the heads' mean attention, which ranks slices like `attention` but does not underflow."""
-        return torch.logsumexp(self.log_attention, dim=-2) - math.log(self.log_attention.shape[-2])
-
-
-def _predict(logit: Tensor, log_a: Float[Tensor, "bags heads longest"], layout: Layout) -> Prediction:
-    return Prediction(logit, layout.restore(log_a.exp().mean(1)), layout.restore(log_a))
-
-
-def _attend_and_classify(
-    scores: Float[Tensor, "rows"], evidence: Float[Tensor, "rows"], bias: Float[Tensor, "1"], layout: Layout
-) -> Prediction:
-    """Classify slices, then pool them, which equals pooling first: logit = sum_j a_j (w . h_j) + c."""
-    return _classify(layout.log_softmax(layout.fold(scores)), evidence, bias, layout)
-
-
-def _classify(
-    log_a: Float[Tensor, "bags longest"], evidence: Float[Tensor, "rows"], bias: Float[Tensor, "1"], layout: Layout
-) -> Prediction:
-    logit = (log_a.exp() * layout.pad(evidence)).sum(1) + bias
-    return _predict(logit, log_a[:, None], layout)
 
 
 class CenteredGaussian(nn.Module):
@@ -108,7 +65,7 @@ class CenteredGaussian(nn.Module):
             log_density = -0.5 * (place + 1 - size / 2) ** 2
         log_a = layout.log_softmax(log_density)
         nowhere = torch.full((layout.bags,), torch.nan, device=rows.device, dtype=rows.dtype)
-        return _predict(nowhere, log_a[:, None], layout)
+        return as_prediction(nowhere, log_a[:, None], layout)
 
 
 class MeanPooling(nn.Module):
@@ -126,7 +83,7 @@ class MeanPooling(nn.Module):
     def forward(self, features: Features, bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
-        return _attend_and_classify(torch.zeros_like(evidence), evidence, self.classifier.bias, layout)
+        return attend_and_classify(torch.zeros_like(evidence), evidence, self.classifier.bias, layout)
 
 
 class MaxPooling(nn.Module):
@@ -149,7 +106,7 @@ class MaxPooling(nn.Module):
         maximum = maximum.to(self.classifier.weight.dtype)
         count = maximum.new_zeros(layout.bags, layout.longest).scatter_add(1, argmax, torch.ones_like(maximum))
         log_a = layout.hide((count / rows.shape[1]).log())
-        return _predict(self.classifier(maximum).squeeze(-1), log_a[:, None], layout)
+        return as_prediction(self.classifier(maximum).squeeze(-1), log_a[:, None], layout)
 
 
 def _bag_maximum(
@@ -187,7 +144,7 @@ class ABMIL(nn.Module):
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         scores = hidden_scores(self.hidden, self.score.weight[0], rows, layout) + self.score.bias
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
-        return _attend_and_classify(scores, evidence, self.classifier.bias, layout)
+        return attend_and_classify(scores, evidence, self.classifier.bias, layout)
 
 
 class SmAP(nn.Module):
@@ -217,7 +174,7 @@ class SmAP(nn.Module):
         smooth = self.sm(F.linear(rows, weight.to(rows.dtype)), layout)
         vector = self.score.normalized_weight()[0]
         scores = projected_scores(smooth[:, :width], self.hidden.bias, vector, layout) + self.score.bias
-        return _attend_and_classify(scores, smooth[:, width], self.classifier.bias, layout)
+        return attend_and_classify(scores, smooth[:, width], self.classifier.bias, layout)
 
 
 class TransMIL(nn.Module):
@@ -261,7 +218,7 @@ class TransMIL(nn.Module):
         mix = None if self.sm2 is None else self.sm2.first_row(tokens)
         output, log_row = self.block2(x, tokens, mix)
         z = (tokens.take_first(x) + output).to(self.classifier.weight.dtype)
-        return _predict(self.classifier(z).squeeze(-1), log_row[:, :, 1:], layout)
+        return as_prediction(self.classifier(z).squeeze(-1), log_row[:, :, 1:], layout)
 
 
 class EvidenceMIL(nn.Module):
@@ -296,121 +253,9 @@ class EvidenceMIL(nn.Module):
         log_a = self.attention(layout.fold(evidence), layout)
         if self.log_gamma is not None:
             evidence = self.log_gamma.exp() * evidence
-        return _classify(log_a, evidence, self.classifier.bias, layout)
+        return classify(log_a, evidence, self.classifier.bias, layout)
 
 
 def smtp(features: int = FEATURES) -> TransMIL:
     """TransMIL with the smooth operator after each attention block."""
     return TransMIL(features, smooth=True)
-
-
-@dataclass(frozen=True)
-class Method:
-    """One row of the tables of methods: how to build the model, and whether to train it with Normal Guidance.
-
-    Example:
-        >>> METHODS["ng"].guided, type(METHODS["ng"].build(8)).__name__
-        (True, 'ABMIL')
-    """
-
-    name: str
-    title: str
-    build: Callable[[int], nn.Module]
-    guided: bool = False
-    scores_scans: bool = True
-    pool: Callable[[Tensor], Tensor] | None = None
-    """Pools a scan's slices to one row, for methods that pool without parameters; the rest is logistic regression."""
-    unpenalized: tuple[str, ...] = ()
-    """Names of parameters without L1 penalty; in the paper's methods all are penalised, biases included."""
-    when: str = ""
-    """When to use it, in a sentence; the paper's methods have none."""
-
-
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method("centered_gaussian", "Centered Gaussian", lambda features: CenteredGaussian(), scores_scans=False),
-        Method("max", "Max pooling", MaxPooling, pool=lambda rows: rows.amax(0)),
-        Method("mean", "Mean pooling", MeanPooling, pool=lambda rows: rows.mean(0)),
-        Method("abmil", "ABMIL", ABMIL),
-        Method("smap", "ABMIL + Smooth Operator", SmAP),
-        Method("ng", "ABMIL + Normal Guidance", ABMIL, guided=True),
-        Method("transmil", "TransMIL", TransMIL),
-        Method("smtp", "TransMIL + Smooth Operator", smtp),
-        Method("mhng", "TransMIL + Multi-Head Normal Guidance", TransMIL, guided=True),
-    )
-}
-"""The nine methods of the paper, in the order of its tables."""
-
-_OF_EVIDENCE = ("classifier.bias", "attention.log_sigma", "attention.log_beta")
-_OF_BELLS = (*_OF_EVIDENCE, "attention.log_kappa", "attention.log_shape", "log_gamma")
-
-
-def _with_and_without_guidance(
-    name: str, title: str, build: Callable[[int], nn.Module], unpenalized: tuple[str, ...], when: str
-) -> tuple[Method, Method]:
-    """A method and its guided version, `<name>_ng`."""
-    plain = Method(name, title, build, unpenalized=unpenalized, when=when)
-    return plain, replace(plain, name=f"{name}_ng", title=f"{title} + Normal Guidance", guided=True)
-
-
-BEYOND: dict[str, Method] = {
-    method.name: method
-    for pair in (
-        _with_and_without_guidance(
-            "evidence",
-            "Tied Evidence",
-            EvidenceMIL,
-            _OF_EVIDENCE,
-            "Use it for findings in several places, anywhere in the scan.",
-        ),
-        _with_and_without_guidance(
-            "whole_bells",
-            "Mixture of Whole Bells",
-            partial(EvidenceMIL, bells=True),
-            _OF_BELLS,
-            "Use it for findings in one block of slices, usually around the middle of the scan.",
-        ),
-    )
-    for method in pair
-}
-"""Methods beyond the paper, each followed by its guided version.
-
-L1 penalises w only.  It would pull width, sharpness, shape and scale to 1."""
-
-EVERY_METHOD: dict[str, Method] = METHODS | BEYOND
-
-REMOVED = ("bells", "posterior_bells", "abmil_bells", "transmil_bells")
-"""Heads of earlier runs, each also with `_ng`, which this version cannot build."""
-
-LAST_WITH_REMOVED = "4bbc9f6"
-"""The last commit that has them."""
-
-
-def refuse_removed(method: str) -> None:
-    """Refuse a removed method, and say which commit still has it.
-
-    Example:
-        >>> refuse_removed("posterior_bells_ng")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: method 'posterior_bells_ng' was removed; load it with commit 4bbc9f6, or train
-        one of evidence, evidence_ng, whole_bells, whole_bells_ng
-    """
-    if method.removesuffix("_ng") in REMOVED:
-        raise UserError(
-            f"method {method!r} was removed; load it with commit {LAST_WITH_REMOVED}, or train one of "
-            f"{', '.join(BEYOND)}"
-        )
-
-
-def build_model(method: str, features: int = FEATURES) -> nn.Module:
-    """A new model of a method, by its name in `METHODS` or `BEYOND`.
-
-    Example:
-        >>> sum(p.numel() for p in build_model("transmil").parameters()) - (768 + 1)  # pooling without classifier
-        4742400
-    """
-    refuse_removed(method)
-    if method not in EVERY_METHOD:
-        raise UserError(f"method {method!r} is unknown; choose one of {', '.join(EVERY_METHOD)}")
-    return EVERY_METHOD[method].build(features)

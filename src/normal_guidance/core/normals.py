@@ -30,19 +30,24 @@ Padded = Float[Tensor, "bags heads longest"]
 Shares = Float[Tensor, "bags heads modes longest"]
 
 
-def log_normal(log_a: Padded, layout: Layout) -> Padded:
-    """log r by eqs. 2 and 3 of the paper: positions are slice numbers, and there is one mode."""
+def log_normal(log_a: Padded, layout: Layout, least_width: float = 0.0) -> Padded:
+    """log r by eqs. 2 and 3 of the paper: positions are slice numbers, and there is one mode.
+
+    The standard deviation is at least `least_width` slices.
+    """
     a = log_a.detach().exp()
     j = slice_numbers(layout)[:, None]
     mean = (j * a).sum(-1, keepdim=True)
     mean = mean + ((j - mean) * a).sum(-1, keepdim=True)  # one step of refinement: removes the sum's rounding
     distance = (j - mean).square()
-    variance = (distance * a).sum(-1, keepdim=True).clamp_min(VARIANCE_FLOOR)
+    variance = (distance * a).sum(-1, keepdim=True).clamp_min(_floor(least_width))
     return layout.log_softmax(-distance / (2 * variance))
 
 
 @torch.no_grad()
-def log_mixture(log_a: Padded, layout: Layout, points: Points | None = None, modes: int = 1) -> Padded:
+def log_mixture(
+    log_a: Padded, layout: Layout, points: Points | None = None, modes: int = 1, least_width: float = 0.0
+) -> Padded:
     r"""log r of the mixture of normals fitted to attention at these points, by default the slice numbers.
 
     $$ r_j = \sum_m \pi_m\, \mathrm{softmax}_j\big(-\tfrac12 (x_j - \mu_m)^\top \Sigma^{-1} (x_j - \mu_m)\big) $$
@@ -58,16 +63,21 @@ def log_mixture(log_a: Padded, layout: Layout, points: Points | None = None, mod
         x = x.to(a.dtype) if x.shape[2] == 1 else x
     weights = a.to(x.dtype)[:, :, None]
     shares = _first_guess(weights, x, modes, ordered=points is None)
-    log_pi, distance = _maximize(weights * shares, x)
+    floor = _floor(least_width)
+    log_pi, distance = _maximize(weights * shares, x, floor)
     for _ in range(EM_STEPS if modes > 1 else 0):
         shares = torch.softmax(log_pi - distance / 2, dim=2)
-        log_pi, distance = _maximize(weights * shares, x)
+        log_pi, distance = _maximize(weights * shares, x, floor)
     log_modes = layout.log_softmax(-distance.flatten(1, 2) / 2).unflatten(1, distance.shape[1:3])
     return layout.hide(torch.logsumexp(log_pi + log_modes, dim=2).to(log_a.dtype))
 
 
+def _floor(least_width: float) -> float:
+    return max(VARIANCE_FLOOR, least_width**2)
+
+
 def _maximize(
-    weights: Shares, x: Float[Tensor, "bags 1 dimensions longest"]
+    weights: Shares, x: Float[Tensor, "bags 1 dimensions longest"], floor: float
 ) -> tuple[Float[Tensor, "bags heads modes 1"], Shares]:
     """The log of each mode's weight, and squared distances from its mean in units of the common covariance."""
     mass = weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)  # a mode may have died out
@@ -79,10 +89,10 @@ def _maximize(
     away = x - mean[..., None]
     if x.shape[3] == 1:
         squared = away.squeeze(3).square()
-        variance = (weights * squared).sum((2, 3), keepdim=True).clamp_min(VARIANCE_FLOOR)
+        variance = (weights * squared).sum((2, 3), keepdim=True).clamp_min(floor)
         return log_pi, squared / variance
     covariance = ((weights[..., None, :] * away) @ away.mT).sum(2)
-    covariance = covariance + VARIANCE_FLOOR * torch.eye(x.shape[3], dtype=x.dtype, device=x.device)
+    covariance = covariance + floor * torch.eye(x.shape[3], dtype=x.dtype, device=x.device)
     root, _ = torch.linalg.cholesky_ex(covariance)
     return log_pi, torch.linalg.solve_triangular(root[:, :, None], away, upper=False).square().sum(3)
 

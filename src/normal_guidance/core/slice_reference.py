@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import Layout, as_rows
-from normal_guidance.core.models import FEATURES, BagsLike, Features, Prediction
+from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction
 from normal_guidance.core.slotted_layout import SlottedLayout
 from normal_guidance.errors import UserError
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.files import write_atomically
 
@@ -71,14 +71,16 @@ def prediction_table(
 
     Example:
         >>> from normal_guidance.core.bags import Bags
-        >>> from normal_guidance.core.models import build_model
+        >>> from normal_guidance.core.methods import build_model
         >>> bags = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]), scan_ids=("A17", "B02"))
         >>> table = prediction_table(bags, build_model("mean", 8)(bags.features, bags.layout), part="test")
         >>> table["attention"].to_pylist()
         [[0.5, 0.5], [0.333, 0.333, 0.333]]
     """
     lengths, count = scans.lengths.cpu(), len(scans.lengths)
-    logit, attention, log_attention = (field.detach().cpu().float() for field in prediction)
+    prediction = prediction.on_host()
+    logit, attention = prediction.logit.float(), prediction.attention.float()
+    log_attention = prediction.log_attention.float()
     columns = {
         "group": [group] * count,
         "part": [part] * count,

@@ -17,7 +17,7 @@ import torch
 from normal_guidance import __version__
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import scan_level
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.evaluation.run_report import Run, load_run, report
 from normal_guidance.features.store import FeatureStore, fingerprint_of
@@ -190,7 +190,7 @@ def _predictions(
             width = next(iter(parts.values())).width
             model = winner_model(winner.config, width, winner.weights).to(execution.device)
             for part, scans in parts.items():
-                prediction = Prediction(*(field.cpu() for field in predict(model, scans)))
+                prediction = predict(model, scans).on_host()
                 made.append((names[group_of(winner.config)], part, scans, prediction))
     return made
 

@@ -17,8 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
-from normal_guidance.core.models import EVERY_METHOD, CenteredGaussian, Prediction
+from normal_guidance.core.methods import CEILING, EVERY_METHOD, NAMED, SCAN_REFERENCE, SLICE_REFERENCE
+from normal_guidance.core.models import CenteredGaussian
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.evaluation.run_report import Run
@@ -147,7 +148,7 @@ class Study:
     def __post_init__(self) -> None:
         for method in self.methods:
             if method not in EVERY_METHOD:
-                raise UserError(f"method {method!r} is unknown; choose among {', '.join(EVERY_METHOD)}")
+                raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}")
         for seed in self.seeds:
             if seed not in self.dataset.seeds:
                 known = ", ".join(map(str, self.dataset.seeds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from normal_guidance.core.method_names import SLICE_REFERENCE
+from normal_guidance.core.methods import SLICE_REFERENCE
 from normal_guidance.evaluation.study import Study, TrainingJob
 from normal_guidance.evaluation.study_folder import SENSITIVITY
 from normal_guidance.evaluation.supervised import slice_reference_config

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.methods import CEILING, EVERY_METHOD, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run
 from normal_guidance.evaluation.supervised import References

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.methods import CEILING, SCAN_REFERENCE, SLICE_REFERENCE
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import packed_prediction, read_predictions
 from normal_guidance.evaluation.runs import Data

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.blocks import block_statistics
-from normal_guidance.core.method_names import SLICE_REFERENCE
+from normal_guidance.core.methods import SLICE_REFERENCE
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.run_report import Run
 from normal_guidance.evaluation.runs import Data, run_sweep

@@ -90,6 +90,12 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self.scans)
 
+    @property
+    def slice_spacing(self) -> float | None:
+        """The median distance of slices in mm; None where the encoded scans do not tell, or features were imported."""
+        spacing = (self.provenance.get("inputs") or {}).get("slice_spacing")
+        return None if spacing is None else float(spacing["median"])
+
     def part(self, name: str) -> FeatureStore:
         """The scans of one part: 'train', 'val' or 'test'."""
         _check_part(name)

@@ -13,15 +13,16 @@ from typing import Any, ParamSpec
 
 import torch
 from jaxtyping import Int
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import rgb2hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from normal_guidance.core.guidance import DivergenceName
-from normal_guidance.core.method_names import CEILING, REFERENCE_TITLES
-from normal_guidance.core.models import BEYOND
+from normal_guidance.core.methods import BEYOND, CEILING, EVERY_METHOD, FIELD, NAMED, REFERENCE_TITLES
+from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder, write_atomically
 
@@ -34,7 +35,19 @@ FORMATS = ("png", "svg")
 
 BLUE, ORANGE, GREEN, RED = COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
 
-METHOD_COLORS = {
+
+def _with_shades(colors: dict[str, str]) -> dict[str, str]:
+    """Add a darker shade of its model for each regularized method without a colour of its own."""
+    shades = {}
+    for name, method in EVERY_METHOD.items():
+        if name not in colors and method.regularizer is not None:
+            light = 1 - 0.15 * (1 + [*REGULARIZERS].index(method.regularizer))
+            red, green, blue = to_rgb(colors[method.model])
+            shades[name] = rgb2hex((light * red, light * green, light * blue))
+    return colors | shades
+
+
+_COLORS = {
     "centered_gaussian": "#666666",
     "max": "#CC79A7",
     "mean": "#88CCEE",
@@ -49,18 +62,25 @@ METHOD_COLORS = {
     "whole_bells": "#EE9F63",
     "whole_bells_ng": "#490037",
     **dict.fromkeys((CEILING, *REFERENCE_TITLES), "#000000"),
+    **{name: rgb2hex(colormaps["gist_rainbow"](place / len(FIELD))) for place, name in enumerate(FIELD)},
 }
+
+METHOD_COLORS = _with_shades(_COLORS)
 """Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL.
 
 Methods that the paper does not have are yellow (evidence) and apricot (bells), their guided versions darker.
-References are black.
+References are black.  The field's methods are spread over the rainbow, and a regularized method is a darker shade of
+its model.
 """
 
 METHOD_MARKERS = {
     **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},
     **dict.fromkeys(BEYOND, "D"),
+    **{name: "^" for name, method in EVERY_METHOD.items() if method.model in FIELD},
+    **{name: "v" for name in EVERY_METHOD if name not in NAMED},
 }
-"""Squares for TransMIL and its variants, diamonds for methods that the paper does not have."""
+"""Squares for TransMIL and its variants, diamonds for heads beyond the paper, triangles for the field's methods and,
+pointing down, for regularized ones."""
 
 DIVERGENCE_COLORS: dict[DivergenceName, str] = {"forward_kl": GREEN, "reverse_kl": RED, "squared_error": ORANGE}
 """The same colours as in the paper."""

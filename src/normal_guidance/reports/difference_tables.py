@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.core.method_names import method_title
+from normal_guidance.core.methods import method_title
 from normal_guidance.files import read_json
 from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, as_json, write_page
 from normal_guidance.reports.figures.comparisons import ForestRow

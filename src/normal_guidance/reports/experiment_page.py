@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from normal_guidance.core.method_names import method_title
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.methods import EVERY_METHOD, method_title
 from normal_guidance.data.dataset_statistics import Description
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.study import Study, wanted_of

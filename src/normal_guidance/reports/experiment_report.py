@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.method_names import CEILING, method_title
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.methods import CEILING, EVERY_METHOD, method_title
 from normal_guidance.data.dataset_statistics import describe_scans
 from normal_guidance.data.manifest import PARTS, Manifest
 from normal_guidance.errors import UserError

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normal_guidance.core.method_names import method_title
+from normal_guidance.core.methods import method_title
 from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, as_json, write_page
 from normal_guidance.statistics.localization import LocalizationMeasures, Summary
 from normal_guidance.statistics.number_format import NOTHING, digits, signed

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
-from normal_guidance.core.method_names import CEILING, method_title
+from normal_guidance.core.methods import CEILING, EVERY_METHOD, NAMED, method_title
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind, mean_and_sd
-from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import published, published_sd_kind, published_seed, published_sensitivity
 from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, as_json
@@ -342,7 +341,7 @@ def sensitivity_table(
     """
     _check_results(results)
     if method not in EVERY_METHOD or not EVERY_METHOD[method].guided:
-        guided = ", ".join(name for name in EVERY_METHOD if EVERY_METHOD[name].guided)
+        guided = ", ".join(name for name in NAMED if NAMED[name].guided)
         raise UserError(f"method {method!r} has no guidance to vary; choose one of {guided}")
     order: list[str] = list(DIVERGENCES)
     if unknown := [divergence for divergence, _ in results if divergence not in order]:

@@ -6,7 +6,7 @@ DIR/sensitivity/<method>.md ...    the same for each divergence and lambda
 
 from __future__ import annotations
 
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.methods import EVERY_METHOD, NAMED
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.study import (
     Listener,
@@ -61,7 +61,7 @@ def reproduce_sensitivity(
     """Trains and writes the sensitivity to divergence and lambda: one table for each guided method of the study."""
     for method in study.methods:
         if not EVERY_METHOD[method].guided:
-            guided = ", ".join(name for name in EVERY_METHOD if EVERY_METHOD[name].guided)
+            guided = ", ".join(name for name in NAMED if NAMED[name].guided)
             raise UserError(f"method {method!r} has no guidance to vary; choose among {guided}")
     train_jobs(study, sensitivity_jobs(study, make_grid), listener, train)
     results = {method: collect_sensitivity(study.folder, study.dataset.name, method) for method in study.methods}

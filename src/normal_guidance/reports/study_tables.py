@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.core.method_names import CEILING, SCAN_REFERENCE, method_title
-from normal_guidance.core.models import EVERY_METHOD
+from normal_guidance.core.methods import CEILING, EVERY_METHOD, SCAN_REFERENCE, method_title
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import Choice, published_choice, published_sd_kind
 from normal_guidance.evaluation.run_report import NOT_OURS
@@ -221,13 +220,13 @@ def _chosen(found: Sequence[StudyResult], dataset: str) -> Iterator[ChosenConfig
         if one.run is None:
             continue
         for winner in one.run.winners:
-            config, guided = winner.config, winner.config.spec.guided
+            config, about = winner.config, winner.config.spec
             standard = one.method in EVERY_METHOD and group_of(config) == group_of(Config(one.method, seed=config.seed))
             yield ChosenConfiguration(
                 method=one.method,
                 seed=one.seed,
-                divergence=config.divergence if guided else None,
-                guidance_weight=config.guidance_weight if guided else None,
+                divergence=config.divergence if about.guided else None,
+                guidance_weight=None if about.regularizer is None else config.guidance_weight,
                 l1=config.l1,
                 lr=config.lr,
                 epoch=winner.epoch,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.blocks import GAP
-from normal_guidance.core.models import FEATURES
+from normal_guidance.core.prediction import FEATURES
 from normal_guidance.errors import UserError
 
 BLOCK = 12

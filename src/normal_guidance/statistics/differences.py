@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from normal_guidance.core.method_names import CEILING
-from normal_guidance.core.models import BEYOND, EVERY_METHOD
+from normal_guidance.core.methods import CEILING, EVERY_METHOD, NAMED
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
 from normal_guidance.statistics.delong import delong, in_standard_errors
@@ -33,10 +32,10 @@ BASELINE = "centered_gaussian"
 """The method that every other must beat: it never looks at the image."""
 
 COUNTERPARTS = {
-    **{"smap": "abmil", "ng": "abmil", "smtp": "transmil", "mhng": "transmil"},
-    **{name: name.removesuffix("_ng") for name, method in BEYOND.items() if method.guided},
+    **{"smap": "abmil", "smtp": "transmil"},
+    **{name: method.model for name, method in EVERY_METHOD.items() if method.regularizer is not None},
 }
-"""A smoothed or guided method, and its counterpart without."""
+"""A smoothed or regularized method, and its counterpart without."""
 
 RIVALS = {"ng": "smap", "mhng": "smtp"}
 """A guided method, and smoothing of the same model."""
@@ -81,7 +80,7 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
         Claim(method='ng', against='ceiling', metric='localization_auroc')
     """
     if unknown := [method for method in methods if method not in EVERY_METHOD and method != ceiling]:
-        raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(EVERY_METHOD)}")
+        raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(NAMED)}")
     tested = [method for method in EVERY_METHOD if method in methods]
     pairs = [(method, BASELINE) for method in tested if method != BASELINE and BASELINE in tested]
     pairs += [

@@ -26,8 +26,8 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import Layout, as_rows
-from normal_guidance.core.models import BagsLike, Prediction
 from normal_guidance.core.places import Places, ScanPlaces
+from normal_guidance.core.prediction import BagsLike, Prediction
 from normal_guidance.training.scaling import Scaling
 
 LEAST_SHARPNESS = 0.05

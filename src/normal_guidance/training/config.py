@@ -9,9 +9,11 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal, get_args
 
+from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
-from normal_guidance.core.method_names import SLICE_REFERENCE
-from normal_guidance.core.models import EVERY_METHOD, Method, refuse_removed
+from normal_guidance.core.method import Method
+from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, refuse_removed
+from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.core.slice_reference import SliceReference
 from normal_guidance.errors import UserError
 
@@ -39,6 +41,7 @@ RANGES: tuple[tuple[str, int | float, int | float], ...] = (
     ("lr", 0.0, math.inf),
     ("l1", 0.0, math.inf),
     ("guidance_weight", 0.0, math.inf),
+    ("least_width", 0.0, math.inf),
     ("momentum", 0.0, 1.0),
     ("clip_norm", 1e-12, math.inf),
     ("weight_decay", 0.0, math.inf),
@@ -58,13 +61,13 @@ CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
 """Fields that take one of a few values."""
 
 OPTIONAL = (
-    *("receptive_field", "modes", "negatives", "warmup"),
+    *("receptive_field", "modes", "negatives", "warmup", "least_width"),
     *("optimizer", "weight_decay", "schedule", "class_weights"),
 )
 """Fields that a run folder holds only where they are set, so that folders from before these fields stay valid."""
 
-GUIDES = ("renormalize", "modes", "negatives", "warmup")
-"""Fields of the protocol that concern guided methods only."""
+GUIDES = ("renormalize", "modes", "negatives", "warmup", "least_width")
+"""Fields of the protocol that concern regularized methods only, all but `warmup` guided ones only."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,17 @@ class Config:
     """One configuration: a point of a grid, `lr` and `l1`, with its training protocol; `paper_config` has the paper's.
 
     Args:
-        method: a name in `METHODS` or `BEYOND`; guided methods add the guidance term.  Or `SLICE_REFERENCE`, the
+        method: a name in `EVERY_METHOD`; regularized methods add their term.  Or `SLICE_REFERENCE`, the
             supervised reference, the only one trained and selected on slice labels: see `on_slices`.
         lr: learning rate.
         l1: alpha, the strength of L1 on all trainable parameters except those of `Method.unpenalized`.
-        guidance_weight: lambda; not comparable across divergences or scan lengths.
+        guidance_weight: lambda, the weight of guidance or of another regularizer; not comparable across divergences,
+            regularizers or scan lengths.
         divergence: a name in `DIVERGENCES`.
         renormalize: see `NormalGuidance`.
         modes: number of bells of the reference: see `NormalGuidance`.
         negatives: how negative scans are guided, a name in `NEGATIVES`.
+        least_width: the least standard deviation of the reference, in slices: see `NormalGuidance`.
         warmup: epochs in which lambda rises from 0 to its value in equal steps; 0: lambda is constant.
         momentum: of SGD, or beta_1 of AdamW.
         clip_norm: the greatest norm of a step's gradient, L1 included; longer ones are scaled down to it.
@@ -99,7 +104,7 @@ class Config:
             a mean weight of 1; slices, for the supervised reference.  Guidance and validation are not weighted.
 
     Example:
-        >>> Config("mhng", lr=0.1, l1=1e-3).guidance()
+        >>> Config("mhng", lr=0.1, l1=1e-3).regularizer()
         NormalGuidance(weight=1.0, divergence='forward_kl', renormalize=True)
     """
 
@@ -124,12 +129,13 @@ class Config:
     weight_decay: float = 0.0
     schedule: ScheduleName = "constant"
     class_weights: bool = False
+    least_width: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_reference()
         refuse_removed(self.method)
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
-            trainable = ", ".join(name for name, method in EVERY_METHOD.items() if method.scores_scans)
+            trainable = ", ".join(name for name, method in NAMED.items() if method.scores_scans)
             raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")
         NormalGuidance(
             self.guidance_weight, self.divergence, negatives=self.negatives
@@ -173,7 +179,7 @@ class Config:
 
     @property
     def spec(self) -> Method:
-        """The method to train: a row of `METHODS` or `BEYOND`, or the supervised reference of this receptive field.
+        """The method to train: a row of `EVERY_METHOD`, or the supervised reference of this receptive field.
 
         Example:
             >>> Config("slice_reference", receptive_field=12).spec.build(8).convolution
@@ -197,30 +203,34 @@ class Config:
     def _is_default(self, field: Field[object]) -> bool:
         return getattr(self, field.name) == field.default
 
-    def guidance(self, epoch: int | None = None) -> NormalGuidance | None:
-        """Return the guidance term of a guided method in an epoch, counted from 1; without an epoch, after the warm-up.
+    @property
+    def term_options(self) -> tuple[str, ...]:
+        """The fields that the method's regularizer takes."""
+        name = self.spec.regularizer
+        return () if name is None else REGULARIZERS[name].options
+
+    def regularizer(self, epoch: int | None = None) -> AttentionTerm | None:
+        """Return the term of a regularized method in an epoch, counted from 1; without an epoch, after the warm-up.
 
         Example:
-            >>> Config("ng", warmup=10).guidance(epoch=3).weight
+            >>> Config("ng", warmup=10).regularizer(epoch=3).weight
             0.3
         """
-        if not self.spec.guided:
+        name = self.spec.regularizer
+        if name is None:
             return None
         weight = self.guidance_weight * (1.0 if epoch is None else self.ramp(epoch))
-        return NormalGuidance(
-            weight, self.divergence, renormalize=self.renormalize, modes=self.modes, negatives=self.negatives
-        )
+        return REGULARIZERS[name].term(weight, **{option: getattr(self, option) for option in self.term_options})
 
     def without_idle_guides(self) -> Config:
-        """Return the same with `GUIDES` at their defaults where the method is not guided and they have no effect.
+        """Return the same with those of `GUIDES` at their defaults that have no effect on the method.
 
         Example:
             >>> Config("abmil", modes=2).without_idle_guides().modes, Config("ng", modes=2).without_idle_guides().modes
             (1, 2)
         """
-        if self.spec.guided:
-            return self
-        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in GUIDES}
+        idle = {*GUIDES} - {*self.term_options} - ({"warmup"} if self.spec.regularizer else set())
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in idle}
         return replace(self, **defaults)
 
     def ramp(self, epoch: int) -> float:
@@ -294,14 +304,15 @@ def grid(
 
 
 def grid_of_method(base: Config, **axes: Any) -> tuple[Config, ...]:
-    """Return `grid` of the given axes, without those of guidance where the method is not guided.
+    """Return `grid` of the given axes, without those that have no effect on the method.
 
     Example:
         >>> weights = [0.1, 1.0]
         >>> [len(grid_of_method(Config(name), lr=[0.1], guidance_weight=weights)) for name in ("abmil", "ng")]
         [8, 16]
     """
-    return grid(base, **{axis: axes[axis] for axis in axes if axis in ("lr", "l1") or base.spec.guided})
+    known = {"lr", "l1", "seed", *base.term_options, *(["guidance_weight"] if base.spec.regularizer else [])}
+    return grid(base, **{axis: axes[axis] for axis in axes if axis in known})
 
 
 def sensitivity_grid(

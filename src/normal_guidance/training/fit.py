@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.noise import set_epoch
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.training.batches import Scans, check_batch_size, slice_labels_of
 from normal_guidance.training.config import Config
 from normal_guidance.training.objective import balanced_weights, objective
@@ -125,7 +126,8 @@ def _train_epoch(
     number: int,
 ) -> tuple[float, float]:
     model.train()
-    guidance, parameters = config.guidance(number), list(model.parameters())
+    regularizer, parameters = config.regularizer(number), list(model.parameters())
+    set_epoch(model, number)
     penalized = [p for name, p in model.named_parameters() if name not in config.spec.unpenalized]
     class_weights = None
     if config.class_weights:
@@ -143,7 +145,9 @@ def _train_epoch(
             batch.layout,
             penalized,
             l1=config.l1,
-            guidance=guidance,
+            regularizer=regularizer,
+            features=batch.features,
+            classify=config.spec.loss,
             on_slices=config.on_slices,
             class_weights=class_weights,
         )
@@ -172,7 +176,7 @@ def predict(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Predict
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> from normal_guidance.core.models import build_model
+        >>> from normal_guidance.core.methods import build_model
         >>> bags = shifted_mean(5, seed=1, features=8)
         >>> predict(build_model("mean", 8), bags).logit.shape
         torch.Size([5])

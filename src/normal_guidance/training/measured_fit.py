@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.method_names import COMMITTEE
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.methods import COMMITTEE
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.calibration import FEW, Operation, check_sensitivity, choose_operation
 from normal_guidance.statistics.delong import delong

@@ -73,8 +73,10 @@ def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[s
 def _other_grid(configs: Sequence[Config]) -> dict[str, Any]:
     """The axes whose values differ from the paper's, and missing pairs; guidance counts for guided methods only."""
     paper: dict[str, Sequence[Any]] = {"lr": LEARNING_RATES, "l1": L1_STRENGTHS}
+    if configs[0].spec.regularizer is not None:
+        paper["guidance_weight"] = (1.0,)
     if configs[0].spec.guided:
-        paper |= {"guidance_weight": (1.0,), "divergence": ("forward_kl",)}
+        paper["divergence"] = ("forward_kl",)
     values = {axis: sorted({getattr(config, axis) for config in configs}) for axis in paper}
     other: dict[str, Any] = {axis: found for axis, found in values.items() if found != sorted(paper[axis])}
     pairs: dict[tuple[object, ...], set[tuple[float, float]]] = defaultdict(set)

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from normal_guidance.core.bags import Bag, Bags
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.features.store import FeatureStore
 from normal_guidance.training.fit import predict

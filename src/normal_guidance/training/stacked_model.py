@@ -1,13 +1,13 @@
 """Many configurations of one model, computed together: stacked parameters, and `vmap` over configurations.
 
-The model is the plain module of `core.models`, written for one configuration.  Configurations are independent: the
+The model is the plain module of a method, written for one configuration.  Configurations are independent: the
 gradient of the sum of their losses holds the gradient of each, so ordinary autograd does the backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -16,11 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from normal_guidance.core.guidance import DivergenceName, NormalGuidance
+from normal_guidance.core.attention_term import AttentionTerm
+from normal_guidance.core.guidance import DivergenceName
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.models import Prediction
+from normal_guidance.core.losses import ClassWeights, slice_classification
+from normal_guidance.core.noise import set_epoch
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.training.config import Config, OptimizerName
-from normal_guidance.training.objective import classification, slice_classification
 
 Parameters = dict[str, Tensor]
 """Name -> (configurations, *shape of the parameter)."""
@@ -42,8 +44,18 @@ def initial_model(config: Config, features: int) -> nn.Module:
         return config.spec.build(features)
 
 
+def _divergences(configs: Sequence[Config]) -> tuple[DivergenceName, ...]:
+    """The divergences that any configuration uses: one term each; a regularizer without a divergence has one term."""
+    if configs[0].spec.regularizer is None:
+        return ()
+    if "divergence" not in configs[0].term_options:
+        return (configs[0].divergence,)
+    return tuple(sorted({config.divergence for config in configs}))
+
+
 def _weights(configs: Sequence[Config], divergences: Sequence[DivergenceName]) -> list[list[float]]:
-    return [[c.guidance_weight * (c.divergence == name) for name in divergences] for c in configs]
+    alone = len(divergences) == 1
+    return [[c.guidance_weight * (alone or c.divergence == name) for name in divergences] for c in configs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +75,7 @@ class Stack:
     """`begin_epoch` updates it."""
     l1: Float[Tensor, "configs"]
     divergences: tuple[DivergenceName, ...]
-    """The divergences that any configuration uses."""
+    """The divergences of the terms on attention: `_divergences`."""
     guidance_weights: Float[Tensor, "configs divergences"]
     """lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it."""
 
@@ -75,8 +87,7 @@ class Stack:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Stack:
-        guided = configs[0].spec.guided
-        divergences = tuple(sorted({config.divergence for config in configs})) if guided else ()
+        divergences = _divergences(configs)
         column = partial(torch.tensor, device=device, dtype=dtype)
         return cls(
             configs=tuple(configs),
@@ -88,7 +99,11 @@ class Stack:
         )
 
     def begin_epoch(self, number: int) -> None:
-        """Set lambda and lr for this epoch, counted from 1: in place, where compiled code and graphs read them."""
+        """Set lambda, lr and the model's random numbers for this epoch, counted from 1.
+
+        All are changed in place, where compiled code and graphs read them.
+        """
+        set_epoch(self.skeleton, number)
         if self.configs[0].schedule != "constant":
             self.lr.copy_(torch.tensor([config.rate(number) for config in self.configs], dtype=self.lr.dtype))
         if self.configs[0].warmup:
@@ -131,25 +146,29 @@ class Stack:
         features: Tensor,
         layout: Layout,
         labels: Int[Tensor, "targets"] | Int[Tensor, "bags longest"],
-        class_weights: Float[Tensor, "two"] | None = None,
+        class_weights: ClassWeights = None,
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
-        """The loss of classification and guidance, without L1 (`descend` adds it), and the logits of the targets."""
-        classify = slice_classification if self.on_slices else classification
-        first = self.configs[0]
-        guidance = [  # of weight 1, to be multiplied by the weight of each configuration
-            NormalGuidance(1.0, name, renormalize=first.renormalize, modes=first.modes, negatives=first.negatives)
-            for name in self.divergences
-        ]
+        """The loss of classification and regularizer, without L1 (`descend` adds it), and the logits of the targets."""
+        classify = slice_classification if self.on_slices else self.configs[0].spec.loss
+        terms = self._terms()
 
         def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
             prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
             loss = classify(prediction, labels, class_weights)
-            for weight, term in zip(weights.unbind(), guidance, strict=True):
-                value = term(prediction.log_attention, lengths=layout, from_logits=True, labels=labels)
+            attention = prediction.log_attention
+            for weight, term in zip(weights.unbind(), terms, strict=True):
+                value = term(attention, lengths=layout, from_logits=True, labels=labels, features=features)
                 loss = loss + weight * value
             return loss, self._logit(prediction)
 
         return vmap(one)(parameters, self.guidance_weights)
+
+    def _terms(self) -> list[AttentionTerm]:
+        """A term of each divergence, of weight 1, to be multiplied by the weight of each configuration."""
+        made = [
+            replace(self.configs[0], guidance_weight=1.0, divergence=name).regularizer() for name in self.divergences
+        ]
+        return [term for term in made if term is not None]
 
 
 def initial_momenta(parameters: Parameters, optimizer: OptimizerName) -> Parameters:

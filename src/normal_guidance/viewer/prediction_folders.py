@@ -14,15 +14,15 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from normal_guidance.core.method_names import (
+from normal_guidance.core.methods import (
     CEILING,
     COMMITTEE,
+    EVERY_METHOD,
     REFERENCE_TITLES,
     SCAN_REFERENCE,
     SLICE_REFERENCE,
     method_title,
 )
-from normal_guidance.core.models import EVERY_METHOD
 from normal_guidance.data.findings import refuse_several
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions

@@ -68,7 +68,7 @@ def predict_scans(
     `shown` names the slices that the model sees of each scan and their order; without it, the model sees whole scans.
 
     Example:
-        >>> from normal_guidance.core.models import build_model
+        >>> from normal_guidance.core.methods import build_model
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> predict_scans(build_model("abmil", 8), shifted_mean(5, seed=1, features=8)).logit.shape
         torch.Size([5])

@@ -15,8 +15,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from normal_guidance.core.guidance import normal_reference
-from normal_guidance.core.method_names import method_title
-from normal_guidance.core.models import BEYOND, EVERY_METHOD
+from normal_guidance.core.methods import BEYOND, EVERY_METHOD, method_title
 from normal_guidance.errors import UserError
 from normal_guidance.presentation.figure_style import (
     RED,

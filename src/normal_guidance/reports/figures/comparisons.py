@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
-from normal_guidance.core.method_names import method_title
+from normal_guidance.core.methods import method_title
 from normal_guidance.core.metrics import MeanSd
 from normal_guidance.errors import UserError
 from normal_guidance.presentation.figure_style import (

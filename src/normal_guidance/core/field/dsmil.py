@@ -1,0 +1,61 @@
+"""DSMIL: a classifier of slices, and attention to the slice that it finds most positive."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from normal_guidance.core.layers import linear
+from normal_guidance.core.layout import as_rows
+from normal_guidance.core.losses import ClassWeights, scan_cross_entropy
+from normal_guidance.core.method import Method
+from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, classify
+
+
+class DSMIL(nn.Module):
+    r"""Dual-stream MIL: the critical slice m has the highest score of a linear classifier, and all attend to it.
+
+    $$ m = \mathrm{argmax}_j\, u^\top h_j, \quad q_j = W h_j + b,
+       \quad a_j = \mathrm{softmax}_j(q_j^\top q_m / \sqrt{d}),
+       \quad \mathrm{logit} = \tfrac12\Big(\sum_j a_j\, w^\top h_j + c + u^\top h_m + v\Big) $$
+
+    Reference: Li, Li, Eliceiri, "Dual-stream Multiple Instance Learning Network for Whole Slide Image Classification
+    with Self-supervised Contrastive Learning", 2021.
+
+    Example:
+        >>> DSMIL(features=8)(torch.randn(5, 8), torch.tensor([2, 3])).attention.shape
+        torch.Size([5])
+    """
+
+    def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:
+        super().__init__()
+        self.query = nn.Linear(features, hidden)
+        self.instance = nn.Linear(features, 1)
+        self.classifier = nn.Linear(features, 1)
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags, self.classifier.in_features)
+        weights = torch.cat([self.instance.weight, self.classifier.weight]).to(rows.dtype)
+        of_slice, evidence = (rows @ weights.mT).unbind(1)
+        critical, place = layout.hide(layout.fold(of_slice)).max(1)
+        queries = linear(self.query, rows)
+        is_critical = torch.arange(layout.longest, device=rows.device) == place[:, None]
+        query = layout.pool(is_critical[:, None].to(queries.dtype), queries)
+        scores = layout.dot(query.contiguous(), queries).squeeze(1).to(self.query.weight.dtype)
+        log_a = layout.log_softmax(scores * self.query.out_features**-0.5)
+        prediction = classify(log_a, evidence, self.classifier.bias, layout)
+        critical = critical + self.instance.bias
+        extra = {"bag": prediction.logit, "critical": critical}
+        return prediction._replace(logit=(prediction.logit + critical) / 2, extra=extra)
+
+
+def dsmil_loss(
+    prediction: Prediction, labels: Int[Tensor, "bags"], class_weights: ClassWeights = None
+) -> Float[Tensor, ""]:
+    """The mean of both streams' cross-entropy."""
+    assert prediction.extra is not None
+    return scan_cross_entropy(torch.stack([*prediction.extra.values()], 1), labels, class_weights)
+
+
+METHOD = Method("dsmil", "DSMIL", DSMIL, loss=dsmil_loss)

@@ -1,0 +1,48 @@
+"""MILLET's conjunctive pooling: each slice is classified and weighted on its own, and the products are averaged."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from normal_guidance.core.layers import hidden_scores
+from normal_guidance.core.layout import as_rows
+from normal_guidance.core.method import Method
+from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, as_prediction
+
+HIDDEN = 8
+"""Hidden units of attention, as in the paper."""
+
+
+class Millet(nn.Module):
+    r"""Conjunctive pooling: attention between 0 and 1 times the slice's own logit, the mean over the slices.
+
+    $$ \mathrm{logit} = \frac{1}{S} \sum_j g_j\,(w^\top h_j + c), \quad g_j = \sigma(v^\top \tanh(V h_j + b) + d) $$
+
+    The products $g_j (w^\top h_j + c)$ are the paper's interpretation of a slice.  `attention` is their softmax: it
+    ranks slices as they do, and sums to one as attention does.
+
+    Reference: Early et al., "Inherently Interpretable Time Series Classification via Multiple Instance Learning", 2024.
+
+    Example:
+        >>> Millet(features=8)(torch.randn(5, 8), torch.tensor([2, 3])).attention.shape
+        torch.Size([5])
+    """
+
+    def __init__(self, features: int = FEATURES, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(features, hidden)
+        self.score = nn.Linear(hidden, 1)
+        self.classifier = nn.Linear(features, 1)
+
+    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+        rows, layout = as_rows(features, bags, self.classifier.in_features)
+        scores = hidden_scores(self.hidden, self.score.weight[0], rows, layout) + self.score.bias
+        evidence = rows @ self.classifier.weight[0].to(rows.dtype) + self.classifier.bias
+        products = torch.sigmoid(scores) * evidence
+        logit = layout.pad(products).sum(1) / layout.lengths.to(products.dtype)
+        log_a = layout.log_softmax(layout.fold(products))
+        return as_prediction(logit, log_a[:, None], layout)
+
+
+METHOD = Method("millet", "MILLET", Millet)

@@ -1,0 +1,159 @@
+"""The tables of methods, and the names and titles of the other rows of a table: the ceiling and its references.
+
+`METHODS` holds the nine of the paper, `BEYOND` two heads for research, `FIELD` those that others compare with.
+Guidance is a loss, not a model: `ng` is `abmil` and `mhng` is `transmil` trained with `NormalGuidance`.  Any method
+with trained attention has such a version with any regularizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from torch import nn
+
+from normal_guidance.core import field
+from normal_guidance.core.discovery import one_per_file
+from normal_guidance.core.method import GUIDANCE, Method
+from normal_guidance.core.models import (
+    ABMIL,
+    CenteredGaussian,
+    EvidenceMIL,
+    MaxPooling,
+    MeanPooling,
+    SmAP,
+    TransMIL,
+    smtp,
+)
+from normal_guidance.core.prediction import FEATURES
+from normal_guidance.core.regularizers import REGULARIZERS
+from normal_guidance.errors import UserError
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("centered_gaussian", "Centered Gaussian", lambda features: CenteredGaussian(), scores_scans=False),
+        Method("max", "Max pooling", MaxPooling, pool=lambda rows: rows.amax(0)),
+        Method("mean", "Mean pooling", MeanPooling, pool=lambda rows: rows.mean(0)),
+        Method("abmil", "ABMIL", ABMIL),
+        Method("smap", "ABMIL + Smooth Operator", SmAP),
+        Method("ng", "ABMIL + Normal Guidance", ABMIL, GUIDANCE, "abmil"),
+        Method("transmil", "TransMIL", TransMIL),
+        Method("smtp", "TransMIL + Smooth Operator", smtp),
+        Method("mhng", "TransMIL + Multi-Head Normal Guidance", TransMIL, GUIDANCE, "transmil"),
+    )
+}
+"""The nine methods of the paper, in the order of its tables."""
+
+_OF_EVIDENCE = ("classifier.bias", "attention.log_sigma", "attention.log_beta")
+_OF_BELLS = (*_OF_EVIDENCE, "attention.log_kappa", "attention.log_shape", "log_gamma")
+
+
+BEYOND: dict[str, Method] = {
+    method.name: method
+    for plain in (
+        Method(
+            "evidence",
+            "Tied Evidence",
+            EvidenceMIL,
+            unpenalized=_OF_EVIDENCE,
+            when="Use it for findings in several places, anywhere in the scan.",
+        ),
+        Method(
+            "whole_bells",
+            "Mixture of Whole Bells",
+            partial(EvidenceMIL, bells=True),
+            unpenalized=_OF_BELLS,
+            when="Use it for findings in one block of slices, usually around the middle of the scan.",
+        ),
+    )
+    for method in (plain, replace(plain.regularized(REGULARIZERS[GUIDANCE]), when=plain.when))
+}
+"""Methods beyond the paper, each followed by its guided version.
+
+L1 penalises w only.  It would pull width, sharpness, shape and scale to 1."""
+
+FIELD: dict[str, Method] = one_per_file(field, "METHOD")
+"""The methods that the field compares with, each in a file of `core.field`."""
+
+NAMED: dict[str, Method] = METHODS | BEYOND | FIELD
+"""Every method with a name of its own."""
+
+EVERY_METHOD: dict[str, Method] = {
+    method.name: method
+    for named in NAMED.values()
+    for method in (
+        named,
+        *(named.regularized(term) for term in REGULARIZERS.values() if named.attends and named.regularizer is None),
+    )
+    if method.name == named.name or method.name not in NAMED
+}
+"""Those of `NAMED`, each followed by its versions with every other regularizer: abmil, abmil_entropy and so on."""
+
+DISTINCT: tuple[str, ...] = (*NAMED, *(f"abmil_{name}" for name in REGULARIZERS if f"abmil_{name}" in EVERY_METHOD))
+"""Every model and every regularizer at least once: what checks of all methods run through."""
+
+REMOVED = ("bells", "posterior_bells", "abmil_bells", "transmil_bells")
+"""Heads of earlier runs, each also with `_ng`, which this version cannot build."""
+
+LAST_WITH_REMOVED = "4bbc9f6"
+"""The last commit that has them."""
+
+
+def refuse_removed(method: str) -> None:
+    """Refuse a removed method, and say which commit still has it.
+
+    Example:
+        >>> refuse_removed("posterior_bells_ng")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: method 'posterior_bells_ng' was removed; load it with commit 4bbc9f6, or train
+        one of evidence, evidence_ng, whole_bells, whole_bells_ng
+    """
+    if method.removesuffix("_ng") in REMOVED:
+        raise UserError(
+            f"method {method!r} was removed; load it with commit {LAST_WITH_REMOVED}, or train one of "
+            f"{', '.join(BEYOND)}"
+        )
+
+
+def build_model(method: str, features: int = FEATURES) -> nn.Module:
+    """A new model of a method, by its name in `EVERY_METHOD`.
+
+    Example:
+        >>> sum(p.numel() for p in build_model("transmil").parameters()) - (768 + 1)  # pooling without classifier
+        4742400
+    """
+    refuse_removed(method)
+    if method not in EVERY_METHOD:
+        raise UserError(f"method {method!r} is unknown; choose one of {', '.join(NAMED)}")
+    return EVERY_METHOD[method].build(features)
+
+
+CEILING = "ceiling"
+"""The name of the tables' last row: the Bayes oracle or the supervised reference."""
+
+SLICE_REFERENCE = "slice_reference"
+"""The method name of the supervised reference for localization, in configurations and folders."""
+
+SCAN_REFERENCE = "scan_reference"
+"""The method name of the supervised reference for scan scores, in folders."""
+
+COMMITTEE = "committee"
+"""The method name of what `nguide fit` makes."""
+
+REFERENCE_TITLES = {SLICE_REFERENCE: "Slice reference", SCAN_REFERENCE: "Scan reference"}
+"""The titles of the two runs that make up the supervised reference."""
+
+
+def method_title(method: str, dataset: str = "") -> str:
+    """A method's title; that of the ceiling depends on the dataset.
+
+    Example:
+        >>> method_title("ng"), method_title("ceiling", "semi-synthetic"), method_title("ceiling", "chest-ct")
+        ('ABMIL + Normal Guidance', 'Bayes oracle', 'Supervised reference')
+    """
+    if method == CEILING:
+        return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
+    if method == COMMITTEE:
+        return "Committee"
+    return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title

@@ -1,0 +1,70 @@
+"""A learned distance prior: attention at a slice is what attention at the other slices lets one expect."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
+from normal_guidance.core.layout import Layout
+
+REACHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Slices over which the influence of a slice falls to 1/e, one for each part of the prior."""
+
+STEPS = 5
+"""Steps of expectation maximisation, from equal weights of the reaches."""
+
+
+class DistancePrior(AttentionTerm):
+    r"""$\mathrm{KL}(r_i \,\|\, a_i)$ to the prior r that a bag's other slices give, with a learned fall over distance.
+
+    $$ r_{ij} = \sum_k \pi_k \sum_{j' \ne j} a_{ij'} \frac{e^{-|j - j'| / \ell_k}}{Z_{ij'k}} $$
+
+    $\pi$, the weights of the reaches $\ell_k$, is fitted to the bag's attention by expectation maximisation.  A slice
+    does not count for itself, or the shortest reach would always fit best.  No gradient flows through r.
+
+    The paper puts such a prior on self-attention among the patches of an image and learns its parameters by gradient
+    descent.  This is the same idea in one dimension, as a term on any attention: the fall is learned for each bag, as
+    guidance learns a mean and a variance.
+
+    Reference: Peled et al., "PSA-MIL: A Probabilistic Spatial Attention-Based Multiple Instance Learning for Whole
+    Slide Image Classification", 2025.
+
+    Example:
+        >>> alone, together = torch.tensor([[0.5, 0, 0, 0, 0.5]]), torch.tensor([[0, 0.5, 0.5, 0, 0]])
+        >>> bool(DistancePrior()(together) < DistancePrior()(alone))
+        True
+    """
+
+    in_order = True
+
+    def values(self, log_a: Padded, layout: Layout, given: Given) -> Float[Tensor, "bags heads"]:
+        with torch.no_grad():
+            r = _prior(log_a.exp(), layout)
+            log_r = r.clamp_min(torch.finfo(r.dtype).tiny).log()
+        return torch.where(r > 0, r * (log_r - log_a), 0.0).sum(-1)
+
+
+def _prior(a: Padded, layout: Layout) -> Padded:
+    """r, which sums to one over a bag's slices; a bag of one slice has none, and its r is 0."""
+    place = torch.arange(layout.longest, device=a.device, dtype=a.dtype)
+    distance = (place[:, None] - place).abs()
+    reaches = torch.tensor(REACHES, device=a.device, dtype=a.dtype)[:, None, None]
+    fall = torch.where(distance > 0, (-distance / reaches).exp(), 0.0)  # (reaches, longest, longest)
+    reached = torch.einsum("bj,kij->bki", layout.mask.to(a.dtype), fall)
+    given_out = a[:, :, None] / reached[:, None].clamp_min(torch.finfo(a.dtype).tiny)
+    given_out = given_out.masked_fill((reached == 0)[:, None], 0)
+    parts = torch.einsum("bhkj,kij->bhki", given_out, fall) * layout.mask[:, None, None].to(a.dtype)
+    weights = torch.full_like(parts[..., :1], 1 / len(REACHES))
+    for _ in range(STEPS):
+        joint = weights * parts
+        share = joint / joint.sum(2, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+        weights = (share * a[:, :, None]).sum(-1, keepdim=True)
+        weights = weights / weights.sum(2, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
+    return (weights * parts).sum(2)
+
+
+REGULARIZER = Regularizer(
+    "distance", "Distance Prior", DistancePrior, "Attention falls with distance as it does in the bag (PSA)."
+)

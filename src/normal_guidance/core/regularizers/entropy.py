@@ -1,0 +1,33 @@
+"""Entropy maximisation: attention should not gather on few slices."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
+from normal_guidance.core.layout import Layout
+
+
+class EntropyMaximization(AttentionTerm):
+    r"""Attention entropy maximisation, $\log S_i - \mathrm{H}(a_i) = \sum_j a_{ij} \log(S_i a_{ij})$.
+
+    The paper maximises the entropy H; the constant makes the value 0 for uniform attention at any length and does not
+    change the gradient.
+
+    Reference: Zhang et al., "AEM: Attention Entropy Maximization for Multiple Instance Learning based Whole Slide Image
+    Classification", 2024.
+
+    Example:
+        >>> import torch
+        >>> EntropyMaximization()(torch.tensor([[0.5, 0.5, 0.0, 0.0]]))  # log 4 - log 2
+        tensor(0.6931)
+    """
+
+    def values(self, log_a: Padded, layout: Layout, given: Given) -> Float[Tensor, "bags heads"]:
+        return (log_a.exp() * log_a).sum(-1) + layout.lengths[:, None].to(log_a.dtype).log()
+
+
+REGULARIZER = Regularizer(
+    "entropy", "Entropy Maximisation", EntropyMaximization, "Attention spreads over many slices (AEM)."
+)

@@ -1,0 +1,212 @@
+"""Regularizers of attention: values by hand, the interface of guidance, and the same in every form of bags."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from normal_guidance.core import regularizers
+from normal_guidance.core.attention_term import AttentionTerm
+from normal_guidance.core.guidance import NormalGuidance
+from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.methods import EVERY_METHOD, NAMED
+from normal_guidance.core.regularizers import REGULARIZERS
+from normal_guidance.core.regularizers.clusters import ClusterUniformity, cluster
+from normal_guidance.core.regularizers.distance import REACHES, STEPS, DistancePrior
+from normal_guidance.core.regularizers.entropy import EntropyMaximization
+from normal_guidance.core.regularizers.smoothness import Smoothness
+from normal_guidance.errors import UserError
+
+EVERY = pytest.mark.parametrize("name", REGULARIZERS)
+
+
+def term_of(name: str, weight: float = 1.0) -> AttentionTerm:
+    return REGULARIZERS[name].term(weight)
+
+
+def test_entropy_is_the_divergence_from_uniform() -> None:
+    logits = torch.randn(3, 9, dtype=torch.float64)
+    a = logits.softmax(1)
+    want = (a * (a * 9).log()).sum(1).mean()
+    torch.testing.assert_close(EntropyMaximization()(logits, from_logits=True), want)
+    gradient = torch.autograd.functional.jacobian(lambda x: EntropyMaximization()(x.softmax(1)), logits)
+    entropy = torch.autograd.functional.jacobian(lambda x: torch.special.entr(x.softmax(1)).sum(1).mean(), logits)
+    torch.testing.assert_close(gradient, -entropy)
+
+
+def test_smoothness_is_the_laplacian_form_of_the_scores() -> None:
+    scores = torch.randn(2, 7, dtype=torch.float64)
+    chain = torch.diag(torch.ones(6, dtype=torch.float64), 1)
+    chain = chain + chain.T
+    laplacian = torch.diag(chain.sum(1)) - chain
+    want = torch.stack([row @ laplacian @ row / 7 for row in scores])
+    torch.testing.assert_close(Smoothness().per_bag(scores, from_logits=True), want)
+    torch.testing.assert_close(Smoothness().per_bag(scores.softmax(1)), want)  # a constant per bag does not matter
+
+
+def test_clusters_by_hand() -> None:
+    """Two clear clusters: slices 0, 1, 4 and slices 2, 3; attention differs within the first alone."""
+    features = torch.tensor([[0.0, 0.0], [0.1, 0.0], [9.0, 9.0], [9.0, 9.1], [0.0, 0.1]])
+    inside = cluster(features, Layout.packed([5]))[0]
+    parts = {frozenset(row.nonzero().flatten().tolist()) for row in inside if row.any()}
+    assert all(part <= {0, 1, 4} or part <= {2, 3} for part in parts)
+    assert inside.sum(0).tolist() == [1] * 5
+    many = torch.cat([torch.randn(30, 2) * 0.01, torch.randn(30, 2) * 0.01 + 5])
+    attention = torch.rand(60, dtype=torch.float64)
+    inside = cluster(many.double(), Layout.packed([60]))[0]
+    want = []
+    for row in inside:
+        if row.any():
+            share = attention[row] / attention[row].sum()
+            want.append((share * (share * row.sum()).log()).sum())
+    got = ClusterUniformity().per_bag(attention, lengths=torch.tensor([60]), features=many.double())
+    torch.testing.assert_close(got, torch.stack(want).mean()[None])
+
+
+def test_k_means_finds_clusters_that_are_far_apart() -> None:
+    centres = 20 * torch.randn(8, 3, generator=torch.Generator().manual_seed(2))
+    blocks = centres.repeat_interleave(6, 0) + 0.1 * torch.randn(48, 3, generator=torch.Generator().manual_seed(3))
+    found = cluster(blocks, Layout.packed([48]))[0]
+    assert {tuple(row.nonzero().flatten().tolist()) for row in found} == {
+        tuple(range(6 * k, 6 * k + 6)) for k in range(8)
+    }
+
+
+def textbook_prior(a: Tensor) -> Tensor:
+    """r of one bag with loops."""
+    size, parts = len(a), []
+    for reach in REACHES:
+        r = torch.zeros_like(a)
+        for source in range(size):
+            fall = torch.tensor([math.exp(-abs(i - source) / reach) if i != source else 0.0 for i in range(size)])
+            if fall.sum() > 0:
+                r += a[source] * fall.to(a) / fall.to(a).sum()
+        parts.append(r)
+    weights = torch.full((len(REACHES),), 1 / len(REACHES), dtype=a.dtype)
+    for _ in range(STEPS):
+        joint = weights[:, None] * torch.stack(parts)
+        weights = (joint / joint.sum(0) * a).sum(1)
+        weights = weights / weights.sum()
+    return (weights[:, None] * torch.stack(parts)).sum(0)
+
+
+def test_the_distance_prior_equals_a_textbook_with_loops() -> None:
+    logits = torch.randn(14, dtype=torch.float64, requires_grad=True)
+    lengths = [9, 5]
+    want = []
+    for bag in logits.split(lengths):
+        a = bag.softmax(0)
+        r = textbook_prior(a.detach())
+        assert math.isclose(r.sum().item(), 1, rel_tol=1e-6)
+        want.append((r * (r.log() - a.log())).sum())
+    got = DistancePrior()(logits, lengths=torch.tensor(lengths), from_logits=True)
+    torch.testing.assert_close(got, torch.stack(want).mean(), rtol=1e-6, atol=1e-7)
+    for one, other in zip(*(torch.autograd.grad(x, logits) for x in (got, torch.stack(want).mean())), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_the_distance_prior_learns_how_attention_falls() -> None:
+    """It costs a block less than the same attention scattered."""
+    block, scattered = torch.zeros(1, 60), torch.zeros(1, 60)
+    block[0, 20:30], scattered[0, ::6] = 0.1, 0.1
+    assert DistancePrior()(block) < 0.3 * DistancePrior()(scattered)
+
+
+@EVERY
+@settings(max_examples=15)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4), heads=st.integers(1, 3))
+def test_packed_padded_and_one_bag_at_a_time_agree(name: str, lengths: list[int], heads: int) -> None:
+    term, counts = term_of(name), torch.tensor(lengths)
+    logits = torch.randn(heads, sum(lengths), dtype=torch.float64, requires_grad=True)
+    features = torch.randn(sum(lengths), 4, dtype=torch.float64)
+    given = {"from_logits": True, "labels": torch.ones(len(lengths), dtype=torch.int64)}
+    packed = term.per_bag(logits, lengths=counts, features=features, **given)
+    rows, mask = unpack(features, counts)
+    padded = torch.stack([unpack(row, counts)[0] for row in logits], 1)
+    in_padding = term.per_bag(padded, mask, features=rows, **given)
+    alone = torch.cat(
+        [
+            term.per_bag(
+                one, lengths=torch.tensor([one.shape[1]]), features=bag, from_logits=True, labels=torch.ones(1)
+            )
+            for one, bag in zip(logits.split(lengths, 1), features.split(lengths), strict=True)
+        ]
+    )
+    torch.testing.assert_close(in_padding, packed)
+    torch.testing.assert_close(alone, packed)
+    grads = [torch.autograd.grad(value.sum(), logits)[0] for value in (packed, in_padding, alone)]
+    for gradient in grads:
+        assert torch.isfinite(gradient).all()
+        torch.testing.assert_close(gradient, grads[0], atol=1e-9, rtol=1e-6)
+
+
+@EVERY
+def test_padding_may_lie_anywhere_in_a_mask(name: str) -> None:
+    logits, features = torch.randn(1, 5, dtype=torch.float64), torch.randn(1, 5, 3, dtype=torch.float64)
+    mask = torch.tensor([[False, True, True, False, True]])
+    scattered = term_of(name)(logits, mask, from_logits=True, features=features)
+    plain = term_of(name)(logits[mask][None], from_logits=True, features=features[mask][None])
+    torch.testing.assert_close(scattered, plain)
+
+
+@EVERY
+def test_the_weight_multiplies_and_extreme_attention_is_no_nan(name: str) -> None:
+    features = torch.randn(2, 40, 3)
+    logits = (torch.randn(2, 40) * 60).requires_grad_()
+    value = term_of(name)(logits, from_logits=True, features=features)
+    torch.testing.assert_close(term_of(name, 3.0)(logits, from_logits=True, features=features), 3 * value)
+    assert torch.isfinite(torch.autograd.grad(value, logits)[0]).all()
+    single = torch.zeros(1, 40)
+    single[0, 7] = 1.0
+    assert torch.isfinite(term_of(name)(single, features=features[:1]))
+
+
+@EVERY
+def test_a_regularizer_is_one_file_called_like_it_and_fits_every_model(name: str) -> None:
+    files = {file.stem for file in Path(regularizers.__file__).parent.glob("[!_]*.py")}
+    assert name in files == set(REGULARIZERS)
+    assert REGULARIZERS[name].name == name
+    attending = [one for one in NAMED.values() if one.attends and one.regularizer is None]
+    made = [one for one in EVERY_METHOD.values() if one.regularizer == name]
+    assert sorted(one.model for one in made) == sorted(one.name for one in attending)
+
+
+def test_clusters_need_the_embeddings() -> None:
+    with pytest.raises(UserError, match="ClusterUniformity needs the embeddings of the slices; pass features="):
+        ClusterUniformity()(torch.ones(1, 4) / 4)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The least width of guidance
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_attention_on_one_slice_is_guided_only_with_a_least_width() -> None:
+    """Without it the reference of a spike is the spike."""
+    logits = torch.zeros(1, 40)
+    logits[0, 20] = 30.0
+    assert NormalGuidance()(logits, from_logits=True) < 1e-4
+    wide = NormalGuidance(least_width=1.5)
+    place = torch.arange(40.0) - 20
+    reference = torch.softmax(-(place**2) / (2 * 1.5**2), 0)
+    want = (reference * (reference.log() - logits.log_softmax(1))).sum()
+    torch.testing.assert_close(wide(logits, from_logits=True), want)
+
+
+def test_a_least_width_does_not_touch_wider_attention() -> None:
+    logits = torch.randn(3, 40)
+    plain, floored = NormalGuidance(), NormalGuidance(least_width=2.0)
+    torch.testing.assert_close(floored(logits, from_logits=True), plain(logits, from_logits=True))
+    torch.testing.assert_close(
+        NormalGuidance(modes=2, least_width=1e-3)(logits, from_logits=True),
+        NormalGuidance(modes=2)(logits, from_logits=True),
+    )
+
+
+def test_a_negative_least_width_is_refused() -> None:
+    with pytest.raises(UserError, match=r"least_width is -1.0; give a standard deviation in slices, 0 or more"):
+        NormalGuidance(least_width=-1.0)
