@@ -1,0 +1,119 @@
+"""The configurations that a study chose, trained again from several initial weights.
+
+A study trains every configuration once for each partition, so a method's number is one draw of its initial weights.
+Here the chosen configuration of every partition is trained from more of them, all at once, and so is the published one
+where it differs.  Data, order of the scans and protocol stay the same.
+
+    STUDY/initialisations/chosen/METHOD/SEED       runs with one winner for each initialisation
+    STUDY/initialisations/published/METHOD/SEED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from normal_guidance.core.methods import EVERY_METHOD
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.published import published_choice
+from normal_guidance.evaluation.study import Listener, Study, Train, TrainingJob, train_jobs
+from normal_guidance.evaluation.study_folder import find_results, load_result
+from normal_guidance.statistics.scores import Metric
+from normal_guidance.training.config import Config
+
+INITIALISATIONS = "initialisations"
+ORIGINS = ("chosen", "published")
+"""Whose choice is trained again: validation's in this study, or the authors' where it differs."""
+
+STEP = 10_000
+"""Seeds of initial weights lie so far apart; the first is the study's own."""
+
+
+def from_initialisations(config: Config, count: int) -> tuple[Config, ...]:
+    """Return the configuration with so many seeds of initial weights, its own first.
+
+    Example:
+        >>> [one.seed for one in from_initialisations(Config("ng", seed=1001), 3)]
+        [1001, 11001, 21001]
+    """
+    return tuple(replace(config, seed=config.seed + STEP * number) for number in range(count))
+
+
+def initialisation_jobs(study: Study, count: int) -> list[TrainingJob]:
+    """Return a job for each trained method and partition of a complete study, and each of `ORIGINS`."""
+    methods = [method for method in study.methods if EVERY_METHOD[method].scores_scans]
+    return [job for seed in study.seeds for method in methods for job in _jobs_of_run(study, method, seed, count)]
+
+
+def _jobs_of_run(study: Study, method: str, seed: int, count: int) -> Iterator[TrainingJob]:
+    found = load_result(method, seed, study.folder / method / str(seed))
+    if found is None:
+        raise UserError(f"{study.folder} has no complete run {method}/{seed}; train it first, by the same command")
+    if not found.winners:
+        return  # nothing was selected
+    chosen = found.winners[0].config
+    configs = {"chosen": chosen}
+    theirs = published_choice(method, study.dataset.name, seed)
+    if theirs is not None and theirs != (chosen.l1, chosen.lr):
+        configs["published"] = replace(chosen, l1=theirs.l1, lr=theirs.lr)
+    for origin, config in configs.items():
+        yield TrainingJob(
+            method=method,
+            folder=study.folder / INITIALISATIONS / origin / method / str(seed),
+            protocol=replace(study.config(method, seed), l1=config.l1, lr=config.lr),
+            make_grid=partial(from_initialisations, count=count),
+            title=f"{count} initialisations of {method}, {origin}, seed {seed}",
+        )
+
+
+def train_initialisations(
+    study: Study, count: int, listener: Listener | None = None, train: Train | None = None
+) -> None:
+    """Train what the study's folder lacks."""
+    train_jobs(study, initialisation_jobs(study, count), listener, train)
+
+
+@dataclass(frozen=True)
+class Initialisations:
+    """The test scores of one method from every initialisation, for each partition."""
+
+    method: str
+    origin: str
+    scores: Mapping[int, Sequence[float]]
+    """Of each partition's seed, in the order of the initialisations."""
+
+    @property
+    def means(self) -> np.ndarray:
+        """The mean over the partitions for every combination of their initialisations: what a study might have shown.
+
+        Example:
+            >>> Initialisations("ng", "chosen", {1: [0.0, 1.0], 2: [0.5, 0.7]}).means.tolist()
+            [0.25, 0.35, 0.75, 0.85]
+        """
+        return np.array([np.mean(one) for one in product(*self.scores.values())])
+
+    def share_below(self, value: float) -> float:
+        """The share of `means` that do not exceed a value."""
+        return float((self.means <= value).mean())
+
+
+def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[Initialisations]:
+    """Return the scores of all complete runs below a study's folder, by origin and method.
+
+    A method's partition is left out where no initialisation could be selected.
+    """
+    found = []
+    for origin in ORIGINS:
+        runs: dict[str, dict[int, list[float]]] = {}
+        for one in find_results(folder / INITIALISATIONS / origin, dataset):
+            tests = [winner.test for winner in one.winners]
+            values = [getattr(test, metric) for test in tests if test is not None]
+            if values:
+                runs.setdefault(one.method, {})[one.seed] = values
+        found += [Initialisations(method, origin, scores) for method, scores in runs.items()]
+    return found

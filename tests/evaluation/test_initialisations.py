@@ -1,0 +1,85 @@
+"""Chosen configurations trained again: the first initialisation is the study's own, and the others differ."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.initialisations import (
+    Initialisations,
+    collect_initialisations,
+    from_initialisations,
+    initialisation_jobs,
+    train_initialisations,
+)
+from normal_guidance.evaluation.study import Study, StudyData, bayes_oracle, train_study
+from normal_guidance.evaluation.study_folder import load_result
+from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.training.config import Config
+
+
+def draw(seed: int, part: str):
+    return shifted_mean(60, seed + len(part), features=8, shift=0.8)
+
+
+DATA = StudyData("semi-synthetic", draw, (1001, 2001), bayes_oracle)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    protocol = Config("ng", epochs=6, batch_size=8)
+    study = Study(DATA, tmp_path_factory.mktemp("study"), ("centered_gaussian", "abmil"), (1001, 2001), protocol)
+    train_study(study)
+    train_initialisations(study, 3)
+    return study
+
+
+def test_a_study_is_needed_first(tmp_path: Path) -> None:
+    study = Study(DATA, tmp_path, ("abmil",), (1001,))
+    with pytest.raises(UserError, match=r"has no complete run abmil/1001; train it first, by the same command"):
+        initialisation_jobs(study, 2)
+
+
+def test_the_first_initialisation_is_the_studys_own(study: Study) -> None:
+    for seed in study.seeds:
+        chosen = load_result("abmil", seed, study.folder / "abmil" / str(seed)).winners[0]
+        again = load_result("abmil", seed, study.folder / "initialisations/chosen/abmil" / str(seed)).winners
+        assert [one.config.seed for one in again] == [seed, seed + 10_000, seed + 20_000]
+        assert {(one.config.l1, one.config.lr) for one in again} == {(chosen.config.l1, chosen.config.lr)}
+        assert again[0].test.localization_auroc == pytest.approx(chosen.test.localization_auroc, abs=1e-5)
+        assert again[0].epoch == chosen.epoch
+        assert len({one.test.scan_auroc for one in again}) > 1
+
+
+def test_the_published_choice_is_trained_where_it_differs(study: Study) -> None:
+    """The authors chose L1 .01 and lr .1 for ABMIL on both partitions."""
+    jobs = initialisation_jobs(study, 3)
+    published = [job for job in jobs if "published" in job.folder.parts]
+    assert {job.seed for job in published} == {
+        seed
+        for seed in study.seeds
+        if (one := load_result("abmil", seed, study.folder / "abmil" / str(seed)).winners[0].config)
+        and (one.l1, one.lr) != (0.01, 0.1)
+    }
+    for job in published:
+        assert {(one.l1, one.lr) for one in job.make_grid(job.protocol)} == {(0.01, 0.1)}
+
+
+def test_every_combination_of_partitions_is_a_mean(study: Study) -> None:
+    (chosen, *_) = collect_initialisations(study.folder, "semi-synthetic", "localization_auroc")
+    assert (chosen.method, chosen.origin, chosen.means.shape) == ("abmil", "chosen", (9,))
+    assert chosen.means.mean() == pytest.approx(np.mean([np.mean(one) for one in chosen.scores.values()]))
+
+
+def test_where_a_value_lies() -> None:
+    one = Initialisations("ng", "chosen", {1: [0.0, 1.0], 2: [0.5, 0.7]})
+    assert [one.share_below(value) for value in (0.2, 0.35, 0.8, 1.0)] == [0.0, 0.5, 0.75, 1.0]
+
+
+def test_complete_runs_are_not_repeated(study: Study) -> None:
+    jobs = initialisation_jobs(study, 3)
+    assert all(job.is_done(study) for job in jobs)
+    with pytest.raises(UserError, match="holds another run"):
+        initialisation_jobs(study, 4)[0].is_done(study)
+    assert from_initialisations(Config("ng", seed=7), 1) == (Config("ng", seed=7),)
