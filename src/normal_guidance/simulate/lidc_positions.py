@@ -6,14 +6,14 @@ several to a scan, and have many lengths.  Here they lie where radiologists outl
 
 A scan takes two things from the table, independently of each other: the number of slices of a random patient, and
 the pattern of a random patient with nodules, scaled to that number by relative position.  A fair coin says whether the
-scan is positive; a negative one does not use its pattern.  (Real negatives would be scans without nodules: few, and
-other patients than the positives.)
+scan is positive; a negative one does not use its pattern.  Scans without nodules would be other patients than those
+with them; the coin makes positive and negative scans alike in all but the signal.
 
 **The parts have different patients**: each pattern belongs to one of the three.  The oracle's prior is uniform over
 the patterns of all parts.  The split is drawn at random, so this is the exact law of a scan for whoever does not know
-the split: no score that sees one scan at a time is better on average.  A trained model can hardly reach it, because it
-has not seen the test patients' patterns: the same rule with the patterns of the training part alone localizes at .93
-(LOG.md).
+the split: over all splits, no score that sees one scan at a time is better on average.  A trained model can hardly
+reach it, because it has not seen the patterns of the test patients: the same rule with the patterns of the training
+part alone localizes at .93 (LOG.md).
 
 **Δ is 1.25**, where the paper has .5: a positive scan has 8 slices with nodules among 209 (medians), in up to 9
 blocks, where the paper has one block of 12 among 40.  The ceilings are a scan AUROC of .88 and a localization AUROC of
