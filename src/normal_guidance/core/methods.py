@@ -145,6 +145,10 @@ REFERENCE_TITLES = {SLICE_REFERENCE: "Slice reference", SCAN_REFERENCE: "Scan re
 """The titles of the two runs that make up the supervised reference."""
 
 
+DRAWN = ("semi-synthetic", "lidc-positions")
+"""Datasets that we draw, so that Bayes' rule gives their ceiling."""
+
+
 def method_title(method: str, dataset: str = "") -> str:
     """A method's title; that of the ceiling depends on the dataset.
 
@@ -153,7 +157,7 @@ def method_title(method: str, dataset: str = "") -> str:
         ('ABMIL + Normal Guidance', 'Bayes oracle', 'Supervised reference')
     """
     if method == CEILING:
-        return "Bayes oracle" if dataset == "semi-synthetic" else "Supervised reference"
+        return "Bayes oracle" if dataset in DRAWN else "Supervised reference"
     if method == COMMITTEE:
         return "Committee"
     return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title

