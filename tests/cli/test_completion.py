@@ -131,7 +131,7 @@ def test_a_real_bash_completes(tmp_path):
         (completion.ENCODERS, ENCODERS),
         (completion.WINDOWS, WINDOWS),
         (completion.SOURCES, SOURCES),
-        (completion.SOURCES, LAYOUTS),
+        (completion.LAYOUTS, LAYOUTS),
         (completion.LABELS, LABELS),
         (completion.DATASETS, DATASETS),
         (completion.ANATOMIES, ANATOMIES),

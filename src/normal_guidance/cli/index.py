@@ -26,13 +26,14 @@ def index(
     source: Annotated[
         str,
         typer.Argument(
-            help="Layout of files: rsna-ich, rsna-pe or rsna-at (as Kaggle distributes them), or folder (your own).",
+            help="Layout of files: rsna-ich, rsna-pe or rsna-at (as Kaggle distributes them), prostatex (the clone of "
+            "PROSTATEx_masks), or folder (your own).",
             metavar="SOURCE",
             autocompletion=one_of(SOURCES),
         ),
     ],
     root: Annotated[
-        Path, typer.Argument(help="Folder of the images and, for rsna-*, of the label tables.", metavar="ROOT")
+        Path, typer.Argument(help="Folder of the images and, except for folder, of the label tables.", metavar="ROOT")
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for manifest.parquet, problems.csv and report.json.")
@@ -41,7 +42,8 @@ def index(
         Path | None,
         typer.Option(
             help="For folder: table (.csv, .parquet) with scan_id, path (relative to ROOT), label, and optionally "
-            "patient_id, and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) or mask (NIfTI)."
+            "patient_id, modality (CT or MR), and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) "
+            "or mask (NIfTI)."
         ),
     ] = None,
     labels: Annotated[
