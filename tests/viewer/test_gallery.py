@@ -121,7 +121,7 @@ def test_new_scans_bring_their_images_window_and_method_and_have_no_label(manife
     about = gallery.about()
     assert about["missing"] == []
     assert about["splits"][0]["methods"] == [{"name": "mhng", "title": "TransMIL + Multi-Head Normal Guidance"}]
-    assert about["windows"][-1] == {"name": "encoder", "title": "Encoder", "low": -150, "high": 250}
+    assert about["windows"][-1] == {"name": "encoder", "title": "Encoder", "low": -150, "high": 250, "unit": "HU"}
     assert {scan["label"] for scan in gallery.scans(0)} == {None}
     scan = gallery.scan(0, 0)
     assert scan["image"] is not None

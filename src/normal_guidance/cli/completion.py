@@ -14,11 +14,12 @@ NEGATIVES = ("own", "uniform", "none")
 OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("constant", "cosine")
 ENCODERS = ("vit-b16-imagenet", "efficientnet-lite0")
-WINDOWS = ("head", "lung", "mediastinum", "abdomen", "none")
+WINDOWS = ("head", "lung", "mediastinum", "abdomen", "adc", "percentile", "none")
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "prostatex", "folder")
 LAYOUTS = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
 LABELS = ("image", "patient")
 DATASETS = ("semi-synthetic",)
+SCAN_DATASETS = ("prostatex",)
 ANATOMIES = ("head", "chest", "abdomen")
 ODDITIES = (
     *("tilt", "gaps", "duplicates", "mixed_series", "localizer", "secondary_capture", "one_slice", "unreadable"),

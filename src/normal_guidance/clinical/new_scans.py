@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.containers import list_files, list_members
-from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.file_contents import NIFTI, Mask, is_nifti
 from normal_guidance.data.findings import Finding, Labels
-from normal_guidance.data.header_reading import CT, NIFTI, is_nifti
+from normal_guidance.data.header_reading import CT
 from normal_guidance.data.indexing import read_rows
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import KINDS, Problem, Report

@@ -16,7 +16,7 @@ import numpy as np
 
 from normal_guidance.data.containers import locate
 from normal_guidance.data.dicom_slices import Header, exclusion, read_header
-from normal_guidance.data.file_contents import Mask, Refusal
+from normal_guidance.data.file_contents import Mask, Refusal, is_nifti
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.data.worker_pool import Pool, StartError
 from normal_guidance.data.worker_process import Death, Failure
@@ -33,9 +33,6 @@ PATIENCE = 300.0
 
 MAX_FRAMES = 100_000
 """Most slices in one file; a higher number means damage."""
-
-NIFTI = (".nii", ".nii.gz")
-"""Endings of NIfTI files."""
 
 CT = ("CT",)
 """The modality of images that nothing is known about."""
@@ -106,16 +103,6 @@ def read_one(root: Path, wanted: HeaderRequest) -> Found:
         raise  # a missing package, which is not the file's fault
     except Exception as error:  # a bug of a parser, triggered by the file
         return Refusal(wanted.file, "unreadable", f"{type(error).__name__}: {error}")
-
-
-def is_nifti(file: str) -> bool:
-    """Whether a file is NIfTI, by its name.
-
-    Example:
-        >>> is_nifti("A17.nii.gz"), is_nifti("A17/1.dcm")
-        (True, False)
-    """
-    return file.lower().endswith(NIFTI)
 
 
 def _read_header(root: Path, wanted: HeaderRequest) -> Header | Refusal:

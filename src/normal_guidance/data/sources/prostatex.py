@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.file_contents import Mask, is_nifti
 from normal_guidance.data.findings import Finding, Labels
-from normal_guidance.data.header_reading import is_nifti
 from normal_guidance.data.label_tables import BINARY
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.data.sources.folder import FolderScans
