@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from normal_guidance.cli import completion
+from normal_guidance.cli.reproduce_scans import SCAN_DATASETS
 from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES
 from normal_guidance.core.models import BEYOND, METHODS
 from normal_guidance.data.sources import SOURCES
@@ -134,6 +135,7 @@ def test_a_real_bash_completes(tmp_path):
         (completion.LAYOUTS, LAYOUTS),
         (completion.LABELS, LABELS),
         (completion.DATASETS, DATASETS),
+        (completion.SCAN_DATASETS, SCAN_DATASETS),
         (completion.ANATOMIES, ANATOMIES),
         (completion.ODDITIES, ODDITIES),
         (completion.COMPRESSIONS, (*COMPRESSIONS, MIXED)),
