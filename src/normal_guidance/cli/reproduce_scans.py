@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from normal_guidance.cli.training_options import TrainingOptions
     from normal_guidance.data.manifest import Manifest
 
@@ -74,7 +76,7 @@ def reproduce_scans(
     _check(methods, training)
     console = make_console(stderr=as_json)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        manifest = _index(dataset, root, out / "index")
+        manifest = _index(dataset, root, out / "index", console)
         splits = _split(out, seeds)
         _encode(dataset, out, encoder, training)
     data = stored_dataset([out / "store"], splits, name)
@@ -97,13 +99,16 @@ def _check(methods: Sequence[str], training: TrainingOptions) -> None:
     training.execution()
 
 
-def _index(dataset: ScanDataset, root: Path, folder: Path) -> Manifest:
+def _index(dataset: ScanDataset, root: Path, folder: Path, console: Console) -> Manifest:
     """Index the scans, or read the index; refuse that of another folder."""
-    from normal_guidance.cli.index import index
+    from normal_guidance.cli.index import make_watched, summary
+    from normal_guidance.cli.progress_bar import say
     from normal_guidance.data.manifest import read_manifest
 
     if not (folder / "manifest.parquet").is_file():
-        index(dataset.source, root, folder)
+        for line in summary(make_watched(dataset.source, root, folder, console), folder):
+            if not line.startswith("Next: "):  # this command goes on by itself
+                say(console, line)
     manifest = read_manifest(folder)
     if manifest.about["source"] != dataset.source or not manifest.root.is_relative_to(root.resolve()):
         raise UserError(
