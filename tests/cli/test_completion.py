@@ -62,7 +62,7 @@ def ask(line: str, shell: str) -> list[str]:
         ("nguide sweep store --methods ", ["all", "beyond", *METHODS, *BEYOND]),
         ("nguide sweep store --methods abmil,m", ["abmil,max", "abmil,mean", "abmil,mhng"]),
         ("nguide encode index --encoder e", ["efficientnet-lite0"]),
-        ("nguide encode index --window head,", ["head,lung", "head,mediastinum", "head,abdomen", "head,none"]),
+        ("nguide encode index --window head,", [f"head,{one}" for one in completion.WINDOWS if one != "head"]),
         ("nguide index rsna-", ["rsna-ich", "rsna-pe", "rsna-at"]),
         ("nguide weights import v", ["vit-b16-imagenet"]),
         ("nguide view ", []),  # the shell goes on with files

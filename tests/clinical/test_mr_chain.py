@@ -7,6 +7,7 @@ import nibabel
 import numpy as np
 import pytest
 from pydicom import dcmread
+from pydicom.uid import MRImageStorage
 
 from normal_guidance.clinical.bundle import bundle_run, load_bundle, write_bundle
 from normal_guidance.clinical.new_scans import NotPredicted
@@ -94,13 +95,15 @@ def test_a_model_of_mr_takes_mr_in_dicom_and_refuses_ct(run, tmp_path, monkeypat
     bundle = load_bundle(run)
     phantoms = make_run(tmp_path / "ct", scans=16)
     row, root = phantoms.manifest[0], phantoms.manifest.root
-    copy_series(row, root, tmp_path / "new/ct")
-    copy_series(row, root, tmp_path / "new/mr", Modality="MR", SeriesInstanceUID="1.2.3")
-    assert dcmread(tmp_path / "new/mr/0000.dcm").Modality == "MR"
-    found = {
-        getattr(one, "scan_id", None) or one.row.scan_id: one for one in predict(tmp_path / "new", bundle, options=HERE)
-    }
-    assert isinstance(found["ct"], NotPredicted)
-    assert found["ct"].reason.detail.startswith("Modality is CT, not MR")
-    mr = found["mr"]  # read as MR; it may differ otherwise
-    assert not isinstance(mr, NotPredicted) or "apart" in mr.reason.detail, mr
+    copy_series(row, root, tmp_path / "new/ct", spacing=3.0)
+    mr = {"Modality": "MR", "SOPClassUID": MRImageStorage, "SeriesInstanceUID": "1.2.3"}
+    copy_series(row, root, tmp_path / "new/mr", spacing=3.0, **mr)
+    refused, predicted = predict(tmp_path / "new", bundle, options=HERE)
+    assert isinstance(refused, NotPredicted)
+    assert refused.reason.detail.startswith("Modality is CT, not MR")
+    assert predicted.row.modality == "MR"
+    (written,) = write_predictions([predicted], bundle, tmp_path / "out", dicom=True)
+    assert written.complete, written.problems
+    reports = [dcmread(path) for path in (tmp_path / "out").glob("**/*.dcm")]
+    (report,) = (one for one in reports if one.Modality == "SR")
+    assert "Magnetic Resonance" in str(report)
