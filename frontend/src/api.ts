@@ -10,12 +10,14 @@ export interface Split {
   methods: Method[]
 }
 
-/** Lowest and highest HU that are told apart. */
+/** Lowest and highest value that are told apart; null for the slice's own range. */
 export interface Window {
   name: string
   title: string
-  low: number
-  high: number
+  low: number | null
+  high: number | null
+  /** Of the values: HU, or empty where they have none. */
+  unit: string
 }
 
 export interface Gallery {

@@ -9,10 +9,28 @@
 import { Niivue, NVImage } from "@niivue/niivue"
 import type { Image, Window } from "./api"
 
+export interface Range {
+  low: number
+  high: number
+}
+
+const LOW = 0.01
+const HIGH = 0.99
+
+/** The range of a window; the slice's own is from the 1st to the 99th percentile of its pixels above the lowest. */
+export function rangeOf(window: Window, pixels: Int16Array): Range {
+  if (window.low !== null && window.high !== null) return { low: window.low, high: window.high }
+  const sorted = Int16Array.from(pixels).sort()
+  const above = sorted.subarray(sorted.findIndex((value) => value > sorted[0]!))
+  const at = (share: number) => above[Math.round(share * (above.length - 1))]!
+  const low = at(LOW)
+  return { low, high: Math.max(at(HIGH), low + 1) }
+}
+
 export interface Display {
   readonly kind: "webgl" | "canvas"
   /** Resolves when it is drawn. */
-  show(pixels: Int16Array, image: Image, window: Window): Promise<void>
+  show(pixels: Int16Array, image: Image, window: Range): Promise<void>
 }
 
 const INT16 = 4 // NIfTI's code of the data type
@@ -39,7 +57,7 @@ class NiivueDisplay implements Display {
     return new NiivueDisplay(niivue)
   }
 
-  async show(pixels: Int16Array, image: Image, window: Window): Promise<void> {
+  async show(pixels: Int16Array, image: Image, window: Range): Promise<void> {
     const shape = [image.rows, image.columns, ...(image.spacing ?? [])].join()
     if (this.volume && shape === this.shape) {
       this.volume.img = pixels
@@ -56,7 +74,7 @@ class NiivueDisplay implements Display {
 }
 
 /** A volume of one slice, oriented so that its first row is at the top and its first column on the left. */
-async function volumeOf(pixels: Int16Array, image: Image, window: Window): Promise<NVImage> {
+async function volumeOf(pixels: Int16Array, image: Image, window: Range): Promise<NVImage> {
   const [down, across] = image.spacing ?? [1, 1]
   const affine = [-across, 0, 0, 0, 0, -down, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
   const bytes = new Uint8Array(pixels.buffer, pixels.byteOffset, pixels.byteLength)
@@ -78,12 +96,12 @@ class CanvasDisplay implements Display {
     new ResizeObserver(() => this.last?.()).observe(canvas.parentElement!)
   }
 
-  async show(pixels: Int16Array, image: Image, window: Window): Promise<void> {
+  async show(pixels: Int16Array, image: Image, window: Range): Promise<void> {
     this.last = () => this.draw(pixels, image, window)
     this.last()
   }
 
-  private draw(pixels: Int16Array, image: Image, window: Window): void {
+  private draw(pixels: Int16Array, image: Image, window: Range): void {
     const grey = new ImageData(image.columns, image.rows)
     const words = new Uint32Array(grey.data.buffer)
     const scale = 255 / (window.high - window.low)

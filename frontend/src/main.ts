@@ -221,9 +221,10 @@ class Page {
     const given = this.gallery.windows.findIndex(({ name }) => name.startsWith("encoder"))
     this.window = Math.max(0, given)
     find("#windows").replaceChildren(
-      ...this.gallery.windows.map(({ title, low, high }, number) => {
+      ...this.gallery.windows.map(({ title, low, high, unit }, number) => {
         const choose = () => this.chooseWindow(number)
-        const hint = `${low} to ${high} HU (${number + 1})`
+        const range = low === null ? "1st to 99th percentile of each slice" : `${low} to ${high} ${unit}`.trim()
+        const hint = `${range} (${number + 1})`
         return element("button", { type: "button", "data-window": number, title: hint, click: choose }, title)
       }),
     )

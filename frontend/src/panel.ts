@@ -2,9 +2,9 @@
 
 import { Chart, type Line } from "./chart"
 import { ServerError, type Scan, type Window } from "./api"
-import { openDisplay, type Display } from "./display"
+import { openDisplay, rangeOf, type Display } from "./display"
 import type { Slices } from "./slices"
-import { element, hounsfield, millimetres, share } from "./words"
+import { described, element, millimetres, share } from "./words"
 
 /** What the panel shows; nothing is drawn twice for the same. */
 export interface View {
@@ -90,7 +90,7 @@ export class Panel {
       if (this.view !== view && keyOf(this.view!) !== keyOf(view)) return // somewhere else already
       this.display ??= openDisplay(this.picture)
       const display = await this.display
-      await display.show(pixels, scan.image, window)
+      await display.show(pixels, scan.image, rangeOf(window, pixels))
       this.picture.classList.remove("stale")
       this.say("")
       this.mark(view, display.kind)
@@ -138,7 +138,7 @@ export class Panel {
         position === undefined ? null : element("span", { class: "position" }, millimetres(position)),
         scan.truth?.[place] ? element("span", { class: "positive" }, "labelled positive") : null,
       ),
-      element("span", { class: "window" }, `${window.title}  ${hounsfield(window.low)} … ${hounsfield(window.high)} HU`),
+      element("span", { class: "window" }, described(window)),
       element("span", { class: "rank" }, ...about),
       ...(letters ? Object.entries(letters).map(([edge, letter]) => element("span", { class: `edge ${edge}` }, letter)) : []),
     )

@@ -1,5 +1,7 @@
 /** Numbers and names as the page writes them. */
 
+import type { Window } from "./api"
+
 /** Three digits, no leading zero, as in the reports. */
 export function digits(value: number | null): string {
   if (value === null) return "–"
@@ -18,8 +20,11 @@ export function millimetres(value: number): string {
   return `${value.toFixed(1).replace("-", "−")} mm`
 }
 
-export function hounsfield(value: number): string {
-  return String(Math.round(value)).replace("-", "−")
+/** A window's title, range and unit. */
+export function described({ title, low, high, unit }: Window): string {
+  if (low === null || high === null) return title
+  const [from, to] = [low, high].map((value) => String(Math.round(value)).replace("-", "−"))
+  return `${title}  ${from} … ${to} ${unit}`.trimEnd()
 }
 
 /** Both ends of a long name: UIDs of a study differ at the end. */

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from normal_guidance.cli import completion
+from normal_guidance.cli.reproduce_scans import SCAN_DATASETS
 from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES
 from normal_guidance.core.methods import BEYOND, FIELD, METHODS
 from normal_guidance.core.regularizers import REGULARIZERS
@@ -60,9 +61,9 @@ def ask(line: str, shell: str) -> list[str]:
     [
         ("nguide do", ["doctor"]),
         ("nguide sweep store --methods ", ["all", "beyond", "field", *METHODS, *BEYOND, *FIELD]),
-        ("nguide sweep store --methods abmil,m", ["abmil,max", "abmil,mean", "abmil,mhng"]),
+        ("nguide sweep store --methods abmil,me", ["abmil,mean"]),
         ("nguide encode index --encoder e", ["efficientnet-lite0"]),
-        ("nguide encode index --window head,", ["head,lung", "head,mediastinum", "head,abdomen", "head,none"]),
+        ("nguide encode index --window head,", [f"head,{one}" for one in completion.WINDOWS if one != "head"]),
         ("nguide index rsna-", ["rsna-ich", "rsna-pe", "rsna-at"]),
         ("nguide weights import v", ["vit-b16-imagenet"]),
         ("nguide view ", []),  # the shell goes on with files
@@ -134,9 +135,10 @@ def test_a_real_bash_completes(tmp_path):
         (completion.ENCODERS, ENCODERS),
         (completion.WINDOWS, WINDOWS),
         (completion.SOURCES, SOURCES),
-        (completion.SOURCES, LAYOUTS),
+        (completion.LAYOUTS, LAYOUTS),
         (completion.LABELS, LABELS),
         (completion.DATASETS, DATASETS),
+        (completion.SCAN_DATASETS, SCAN_DATASETS),
         (completion.ANATOMIES, ANATOMIES),
         (completion.ODDITIES, ODDITIES),
         (completion.COMPRESSIONS, (*COMPRESSIONS, MIXED)),

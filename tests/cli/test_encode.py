@@ -224,3 +224,20 @@ def test_help_needs_no_heavy_import():
     code = "import sys, normal_guidance.cli.encode, normal_guidance.cli.store; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "pandas", "pydicom", "ray", "rich.progress"} & set(modules)
+
+
+def test_mr_has_its_own_default_window(index, tmp_path):
+    """Percentiles, and the command says so; CT keeps all values. A window that is given is taken."""
+    manifest = read_manifest(index)
+    rows = [replace(row, modality="MR") for row in manifest]
+    (tmp_path / "mr").mkdir()
+    write_manifest(tmp_path / "mr" / "manifest.parquet", rows, manifest.about)
+    common = ("--encoder", "efficientnet-lite0", "--offline", "--normalize", "0.4,0.3", "--workers", 0)
+    said = run(tmp_path / "mr", *common, "-o", tmp_path / "own")
+    assert "MR scans: --window percentile, from the 1st to the 99th of each scan" in said
+    assert open_store(tmp_path / "own").provenance["preprocessing"]["windows"] == [{"percentiles": [1.0, 99.0]}]
+    said = run(tmp_path / "mr", *common, "--window", "adc", "-o", tmp_path / "adc")
+    assert "percentile" not in said
+    assert open_store(tmp_path / "adc").provenance["preprocessing"]["windows"] == [[0.0, 3000.0]]
+    run(index, *common, "-o", tmp_path / "ct")
+    assert open_store(tmp_path / "ct").provenance["preprocessing"]["windows"] == [None]

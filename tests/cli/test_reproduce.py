@@ -1,11 +1,14 @@
 """`nguide reproduce` on tiny scans: tables on the screen and in files, mistakes in one line, help at once."""
 
 import io
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel
+import numpy as np
 import pytest
 from lidc_files import agreed, write_lidc_table
 from rich.console import Console
@@ -16,11 +19,15 @@ from normal_guidance.cli.reproduce import choose_methods, show_page
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.data import lidc_table
-from normal_guidance.data.manifest import PARTS
+from normal_guidance.data.manifest import PARTS, read_manifest
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.study import DATASETS
+from normal_guidance.features import encoders
+from normal_guidance.features.store import open_store
 from normal_guidance.simulate import lidc_positions
 from normal_guidance.simulate.semi_synthetic import shifted_mean
+from pages import check_page
+from small_bundle import tiny as tiny_encoder
 
 runner = CliRunner()
 
@@ -145,7 +152,7 @@ def test_mistakes_are_one_line(arguments, message, tmp_path, unchecked):
     assert result.stderr.startswith(f"error: {message}")
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "index").exists()
 
 
 @pytest.mark.usefixtures("tiny")
@@ -194,3 +201,83 @@ def test_a_terminal_gets_drawn_tables():
     show_page(Console(file=screen, force_terminal=True, width=60), "# Page\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
     assert "|" not in screen.getvalue()
     assert "Page" in screen.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Public scans
+# ----------------------------------------------------------------------------------------------------
+
+QUICK = ("--methods", "mean,abmil", "--epochs", "2", "--lr", "0.1", "--l1", "0.001", "--no-train-above-val",
+         "--device", "cpu", "--batch-size", "8")  # fmt: skip
+
+
+@pytest.fixture
+def prostates(tmp_path, monkeypatch) -> Path:
+    """24 drawn ADC maps in the form of a table, and an encoder that takes no time."""
+    monkeypatch.setattr(encoders, "load_encoder", lambda name, **_: tiny_encoder())
+    root = tmp_path / "prostatex"
+    (root / "images").mkdir(parents=True)
+    lines = ["scan_id,patient_id,path,label,slice_labels"]
+    for number in range(24):
+        scan, label = f"ProstateX-{number:04d}", number % 2
+        volume = np.random.default_rng(number).integers(500, 1500, (10, 12, 5)).astype(np.int16)
+        volume[3:6, 3:6, 2] -= 400 * label
+        nibabel.save(nibabel.Nifti1Image(volume, np.diag([-2.0, -2.0, 3.0, 1.0])), root / f"images/{scan}.nii.gz")
+        lines.append(f"{scan},{scan},images/{scan}.nii.gz,{label},0 0 {label} 0 0")
+    (root / "labels.csv").write_text("\n".join(lines))
+    return root
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_from_public_scans_to_the_page_and_again(prostates, tmp_path):
+    out = tmp_path / "out"
+    command = ("prostatex", "--root", prostates, "--seeds", "1001,2001", *QUICK, "-o", out)
+    result = invoke(*command)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert read_manifest(out / "index").about["source"] == "prostatex"
+    assert sorted(path.name for path in (out / "splits").iterdir()) == ["split-1001.csv", "split-2001.csv"]
+    about = open_store(out / "store").provenance["preprocessing"]
+    assert (about["windows"], about["mean"], about["sd"]) == ([[0.0, 3000.0]], [360.0], [600.0])
+    page = (out / "study" / "report.html").read_text()
+    check_page(page)
+    for words in ("PROSTATEx masks", "rcuocolo/PROSTATEx_masks, CC BY 4.0", "The Cancer Imaging Archive"):
+        assert words in page
+        assert words in result.output
+    assert " HU" not in page
+    assert f"Report: {out / 'study' / 'report.html'}\n" in result.output
+    view = f"nguide view {out / 'study'} --index {out / 'index'} --store {out / 'store'}"
+    assert f"Viewer: {view}\n" in result.output
+    again = invoke(*command)
+    assert again.exit_code == 0, again.output
+    assert "begins" not in again.output
+    assert "is complete already; nothing was done" in again.output
+    as_json = invoke(*command, "--json")
+    assert json.loads(as_json.stdout)
+    wrong = invoke("prostatex", "--root", out, *QUICK, "-o", out)
+    assert f"{out / 'index'} is an index of prostatex in {prostates}, not of prostatex in {out}; give" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("semi-synthetic", "--root", "x"),
+            "--root x: semi-synthetic is drawn, not read; leave it out, or choose pros",
+        ),
+        (("semi-synthetic", "--encoder", "x"), "--encoder x: semi-synthetic is drawn"),
+        (
+            ("prostatex",),
+            "prostatex is read, not drawn: give its folder (--root DIR), the clone of github.com/rcuocolo",
+        ),
+        (("prostatex", "--root", "nowhere"), "nowhere is not a folder; give the clone of github.com/rcuocolo"),
+        (("prostatex", "--root", "x", "--methods", "best"), "method 'best' is unknown; choose among"),
+        (("prostatex", "--root", "x", "--sensitivity"), "--sensitivity: prostatex is made without it; leave it out"),
+        (("mars",), "dataset 'mars' is unknown; choose one of "),
+    ],
+)
+def test_scans_that_are_missing_or_not_asked_for_are_told_in_one_line(tmp_path, arguments, message):
+    result = invoke(*arguments, "-o", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"error: {message}"), result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out" / "index").exists()

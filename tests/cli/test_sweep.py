@@ -96,7 +96,8 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
     report = json.loads((tmp_path / "ng" / "3" / "report.json").read_text())
     assert report["options"]["seeds"] == "0,3"
     own = {"store", "methods", "seeds", "out", "save_epochs", "save_minutes"}
-    training = {"lr", "l1", "renormalize", "modes", "negatives", "warmup", "epochs", "batch_size", "train_above_val"}
+    training = {"lr", "l1", "renormalize", "modes", "negatives", "warmup", "least_width", "epochs", "batch_size"}
+    training |= {"train_above_val"}
     assert report["options"].keys() == own | training | {"device", "precision", "engine"}  # those that were given
     assert report["departures"]["train_above_val"] is False
     before = (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns

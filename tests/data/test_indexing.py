@@ -154,7 +154,7 @@ def test_a_folder_with_something_in_it_is_not_overwritten(root, tmp_path):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("rsna-ct", {}, "source 'rsna-ct' is unknown; choose one of rsna-ich, rsna-pe, rsna-at, folder"),
+        ("rsna-ct", {}, "source 'rsna-ct' is unknown; choose one of rsna-ich, rsna-pe, rsna-at, prostatex, folder"),
         ("rsna-ich", {"table": "x.csv"}, r"rsna-ich has no option --table \(given: x.csv\)"),
         ("folder", {"labels": "patient"}, r"folder has no option --labels \(given: patient\)"),
     ],

@@ -838,7 +838,7 @@ def test_the_competitions_own_folder_is_found(head):
 
 
 def test_every_source_is_tested_here():
-    assert set(SOURCES) == {*TABLES, "folder"}
+    assert set(SOURCES) == {*TABLES, "folder", "prostatex"}  # prostatex: test_prostatex.py
 
 
 def test_folder_with_findings(folder):
@@ -891,3 +891,23 @@ def test_folder_refuses_findings_that_the_table_lacks(folder, findings, message)
 def test_other_sources_have_no_option_for_findings(head):
     with pytest.raises(UserError, match=r"rsna-ich has no option --findings \(given: any\); leave it out"):
         head.index(findings=parse_findings("any"))
+
+
+def test_folder_says_which_scans_are_mr(folder):
+    """NIfTI has no field for the modality; DICOM of another modality than the table's is refused."""
+    write_nifti(folder.root / "a.nii", np.zeros((16, 16, 6), np.int16), np.diag([-1.0, -1.0, 5.0, 1.0]))
+    folder.scan("b", Modality="MR")
+    folder.scan("c", Modality="MR")
+    folder.scan("d")
+    folder.scan("e", Modality=None)
+    folder.add("a", path="a.nii", label=0, modality="mr")
+    folder.add("b", label=1, modality="MR")
+    folder.add("c", label=1, modality="CT")
+    folder.add("d", label=1)
+    folder.add("e", label=1, modality="MR")
+    folder.add("f", label=1, modality="MRI")
+    made = folder.index()
+    assert {row.scan_id: row.modality for row in made.manifest} == {"a": "MR", "b": "MR", "d": "CT", "e": "MR"}
+    assert {scan for scan, _ in found(made, "wrong_modality")} == {"c"}
+    (wrong,) = (problem for problem in made.problems if problem.kind == "bad_row")
+    assert wrong.detail == "row 6: modality 'MRI' is not one of CT, MR"

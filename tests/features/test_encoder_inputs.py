@@ -13,6 +13,7 @@ from fake_scans import PREPROCESSING, contents, load
 
 from normal_guidance.data.manifest import Manifest, ScanRow, write_manifest
 from normal_guidance.data.problems import KINDS, Problem, UnreadableError, read_problems
+from normal_guidance.data.windows import Percentiles
 from normal_guidance.features import encoder_inputs
 from normal_guidance.features.encoder_inputs import MAX_SIDE, PIECE, Decoding, cut
 from normal_guidance.features.encoding import EncodingOptions, encode
@@ -66,6 +67,25 @@ def test_scans_are_cut_into_pieces_of_consecutive_slices():
 def test_scans_that_cannot_be_cut_are_read_at_once(change):
     row = make_row(LONG, **change)
     assert cut(row) == [row]
+
+
+def test_scans_are_read_whole_for_their_percentiles():
+    """The whole scan's percentiles are sent, of the field where there is one; a window in units needs none."""
+    row = make_row(LONG, pixel_spacing=(1.0, 1.0))
+    assert cut(row, whole=True) == [row]
+    read = _Reading()
+    volume = read(row, Path())[0]
+    decoding = Decoding(read, Path(), True, windows=(Percentiles(), (0.0, 80.0), None))
+    assert decoding.pixels(row)[0].ranges == (Percentiles().range_of(volume), (0.0, 80.0), None)
+    (low, high), *_ = replace(decoding, field=6.0).pixels(row)[0].ranges
+    assert (low, high) == Percentiles().range_of(volume[:, 3:9, 3:9])
+    assert Decoding(read, Path(), True).pixels(row)[0].ranges == ()
+
+
+def test_percentiles_of_a_constant_scan_are_refused():
+    decoding = Decoding(lambda row, root, repair: (np.zeros((5, 12, 12), np.int16), []), Path(), True, None)
+    with pytest.raises(UnreadableError, match="failed: percentiles 1 and 99 of its voxels are the same"):
+        replace(decoding, windows=(Percentiles(),)).pixels(make_row(5))
 
 
 @pytest.mark.parametrize(

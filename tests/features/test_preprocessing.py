@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from normal_guidance.data.problems import UnreadableError
+from normal_guidance.data.windows import Percentiles
 from normal_guidance.errors import UserError
 from normal_guidance.features import preprocessing
 from normal_guidance.features.field import middle
@@ -260,6 +261,9 @@ WAYS = [
     Preprocessing(windows=HEAD).to_unit_range(),
     Preprocessing(windows=HEAD, field=70),
     Preprocessing(windows=HEAD, field=70.5).to_unit_range(),
+    Preprocessing(windows=(Percentiles(),)),
+    Preprocessing(windows=(Percentiles(0.5, 99.5),)),
+    Preprocessing(windows=(Percentiles(), *HEAD), field=70),
 ]
 
 
@@ -288,6 +292,41 @@ def test_software_that_knows_no_fields_would_refuse_one():
     assert Preprocessing(field=70).to_dict()["version"] > Preprocessing().to_dict()["version"] == preprocessing.VERSION
     with pytest.raises(UserError, match="version 1, this software's is 2; encode the scans again"):
         Preprocessing.from_dict(Preprocessing(field=70).to_dict() | {"version": 1})
+
+
+def test_software_that_knows_no_percentiles_would_refuse_them():
+    for field in (None, 70):
+        described = Preprocessing(windows=(Percentiles(),), field=field).to_dict()
+        assert described["version"] == preprocessing.VERSION_WITH_PERCENTILES
+        with pytest.raises(UserError, match="version 1, this software's is 3; encode the scans again"):
+            Preprocessing.from_dict(described | {"version": 1})
+
+
+def test_percentiles_scale_each_scan_to_0_to_1():
+    """A scan and ten times the scan give the same images, margins too; a window in units beside them does not."""
+    scan = torch.from_numpy(np.random.default_rng(0).integers(100, 1000, (4, 20, 16)).astype(np.float32))
+    scan[:, :3] = 50.0  # the background
+    way = Preprocessing(windows=(Percentiles(), (0.0, 3000.0)), size=20)
+    images, larger = way.apply(scan), way.apply(10 * scan)
+    torch.testing.assert_close(images[:, 0], larger[:, 0])
+    assert not torch.allclose(images[:, 1], larger[:, 1])
+    low, high = np.percentile(scan[:, 3:].numpy(), (1, 99))
+    expected = (np.clip(scan.numpy(), low, high) - low) / (high - low)
+    np.testing.assert_allclose(images[:, 0, :, 2:18].numpy(), expected, atol=1e-6)
+    assert (images[:, 0, :, :2] == 0).all()
+
+
+def test_percentiles_are_the_whole_scans_where_they_are_given():
+    scan = torch.from_numpy(np.random.default_rng(0).integers(100, 1000, (4, 8, 8)).astype(np.int16))
+    way = Preprocessing(windows=(Percentiles(),), size=8)
+    ranges = [Percentiles().range_of(scan.numpy())]
+    pieces = [way.apply(scan[place : place + 1], ranges=ranges) for place in range(4)]
+    assert torch.equal(torch.cat(pieces), way.apply(scan))
+
+
+def test_percentiles_are_in_the_unit_range_already():
+    way = Preprocessing(windows=(Percentiles(), (0.0, 3000.0))).to_unit_range()
+    assert way.statistics == Statistics((0.0, 0.0), (1.0, 3000.0))
 
 
 def test_another_versions_description_is_refused():

@@ -10,6 +10,7 @@ import torch
 
 from normal_guidance.data.manifest import Manifest, read_manifest
 from normal_guidance.data.volumes import read_volume
+from normal_guidance.data.windows import Percentiles
 from normal_guidance.errors import UserError
 from normal_guidance.features.store import open_store
 from normal_guidance.reports import thumbnails
@@ -62,6 +63,7 @@ def test_a_scan_of_few_slices_shows_each_once(images):
     ("provenance", "window"),
     [
         ({"preprocessing": {"windows": [[-100, 300], None]}}, (-100.0, 300.0)),
+        ({"preprocessing": {"windows": [{"percentiles": [1, 99]}]}}, Percentiles()),
         ({"preprocessing": {"windows": [None]}}, None),
         ({"preprocessing": {"windows": []}}, None),
         ({"preprocessing": {"windows": ["lung"]}}, None),
@@ -71,11 +73,11 @@ def test_a_scan_of_few_slices_shows_each_once(images):
     ],
 )
 def test_a_store_may_say_anything_about_its_windows(images, provenance, window):
-    assert Images(images.manifest, replace(images.scans, provenance=provenance)).window == [window]
+    assert Images(images.manifest, replace(images.scans, provenance=provenance)).window == window
 
 
 def test_scans_in_memory_have_no_window(images):
-    assert Images(images.manifest, images.scans.bags()).window == [None]
+    assert Images(images.manifest, images.scans.bags()).window is None
 
 
 def test_files_that_are_gone_are_named(images, tmp_path):

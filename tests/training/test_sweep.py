@@ -92,6 +92,7 @@ def test_engines_train_as_the_plain_loop_does(
     fits = plain_loop(configs)
     engine = make_engine(kind, configs, train, val)
     for number, (order, _) in enumerate(first_orders(train, configs)):
+        engine.stack.begin_epoch(number + 1)
         loss, train_auroc = engine.train_epoch(order)
         got = torch.stack([loss, train_auroc, *engine.evaluate()], 1)
         want = [

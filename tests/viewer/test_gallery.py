@@ -121,7 +121,7 @@ def test_new_scans_bring_their_images_window_and_method_and_have_no_label(manife
     about = gallery.about()
     assert about["missing"] == []
     assert about["splits"][0]["methods"] == [{"name": "mhng", "title": "TransMIL + Multi-Head Normal Guidance"}]
-    assert about["windows"][-1] == {"name": "encoder", "title": "Encoder", "low": -150, "high": 250}
+    assert about["windows"][-1] == {"name": "encoder", "title": "Encoder", "low": -150, "high": 250, "unit": "HU"}
     assert {scan["label"] for scan in gallery.scans(0)} == {None}
     scan = gallery.scan(0, 0)
     assert scan["image"] is not None
@@ -243,3 +243,17 @@ def test_edges_are_named_by_the_patient():
         "bottom": "F",
     }  # sagittal
     assert letters(None) is None
+
+
+def test_mr_has_windows_without_hounsfield_units(manifest, tmp_path):
+    """Each slice's own range, which the page measures, and ADC; a window of percentiles is shown as the former."""
+    write_predictions(tmp_path, [row | {"label": -1, "part": "new"} for row in rows_of(manifest)])
+    rows = [replace(row, modality="MR") for row in manifest]
+    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "predict", "root": str(manifest.root)})
+    model = {"config": {"method": "ng"}, "preprocessing": {"windows": [{"percentiles": [1, 99]}]}}
+    (tmp_path / "summary.json").write_text(json.dumps({"model": model}))
+    assert open_gallery(tmp_path).about()["windows"] == [
+        {"name": "own", "title": "Own range", "low": None, "high": None, "unit": ""},
+        {"name": "adc", "title": "ADC", "low": 0.0, "high": 3000.0, "unit": ""},
+        {"name": "encoder", "title": "Encoder", "low": None, "high": None, "unit": ""},
+    ]

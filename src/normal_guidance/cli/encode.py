@@ -20,6 +20,7 @@ from normal_guidance.quantities import size_text, time_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from normal_guidance.data.manifest import Manifest
     from normal_guidance.features.encoding import EncodingProgress, EncodingResult
     from normal_guidance.features.encoding_estimate import EncodingEstimate
     from normal_guidance.features.encoding_machine import EncodingOptions
@@ -37,12 +38,15 @@ def encode(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the store.")],
     window: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="HU window: head, lung, mediastinum, abdomen, -100:300 or none. Several (head,lung) make channels.",
+            help="Window. CT, in HU: head, lung, mediastinum, abdomen, -100:300. MR: adc (0:3000), 0:800, percentile "
+            "(1st to 99th of each scan), percentile:LOW-HIGH. Or none. Several (head,lung) make channels. Default: "
+            "none for CT, percentile for MR.",
             autocompletion=some_of(WINDOWS),
+            show_default=False,
         ),
-    ] = "none",
+    ] = None,
     field: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +60,9 @@ def encode(
     ] = None,
     normalize: Annotated[
         str | None,
-        typer.Option(metavar="MEAN,SD", help="Normalise with this mean and sd in HU instead, for each window."),
+        typer.Option(
+            metavar="MEAN,SD", help="Normalise with this mean and sd of the windowed values instead, for each window."
+        ),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Number format of the features: float16 or float32.", autocompletion=one_of(DTYPES))
@@ -126,9 +132,9 @@ def encode(
 
     if dtype not in ("float16", "float32"):
         raise UserError(f"--dtype {dtype} is unknown; choose float16 or float32")
-    windows = tuple(one and (float(one[0]), float(one[1])) for one in parse_windows(window))
     console = make_console(stderr=as_json)
     manifest = read_manifest(index)
+    windows = parse_windows(window or _default_window(manifest, console))
     load = partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline)
     arguments: dict[str, Any] = {
         "preprocessing": Preprocessing(windows=windows, field=_field(field)),
@@ -157,6 +163,18 @@ def encode(
         return
     for line in describe_outcome(outcome):
         say(console, line)
+
+
+def _default_window(manifest: Manifest, console: Console) -> str:
+    """Return the window for the manifest's modality, and say which it is where it changes the values."""
+    from normal_guidance.cli.progress_bar import say
+    from normal_guidance.data.windows import default_window
+
+    modalities = sorted(set(manifest.table["modality"].to_pylist()))
+    window = default_window(modalities)
+    if window != "none":
+        say(console, f"{', '.join(modalities)} scans: --window {window}, from the 1st to the 99th of each scan")
+    return window
 
 
 def _print_estimate(estimate: EncodingEstimate, out: Path, console: Console, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -14,8 +14,10 @@ from normal_guidance.cli.training_options import COMPUTING, TrainingOptions, met
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from normal_guidance.data.manifest import Manifest
-    from normal_guidance.evaluation.study import StudyData, Train
+    from normal_guidance.evaluation.study import MakeGrid, Study, StudyData, Train
 
 
 @with_training_options
@@ -74,55 +76,99 @@ def experiment(
     Start the command again with the same options to resume it. Other methods with the same OUT are added to the same
     report. To add splits, give the old ones as well: the report compares the given splits only.
     """
-    from dataclasses import replace
-    from functools import partial
-
-    from normal_guidance.cli.progress_bar import make_console, say
-    from normal_guidance.cli.reproduce import choose_methods, make_listener, show_page
-    from normal_guidance.core.methods import EVERY_METHOD
+    from normal_guidance.cli.progress_bar import make_console
+    from normal_guidance.cli.reproduce import choose_methods
     from normal_guidance.evaluation.stored_features import stored_dataset
-    from normal_guidance.evaluation.study import Study, study_jobs
-    from normal_guidance.evaluation.study_estimate import estimate_study
     from normal_guidance.features.store import open_store
-    from normal_guidance.reports.experiment_report import write_report
-    from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity, sensitivity_jobs
-    from normal_guidance.training.config import grid_of_method, sensitivity_grid
 
     names = tuple(training.regularized(choose_methods(methods, sensitivity=False)))
     training.check_guidance(names, *["--sensitivity"] * sensitivity)
     data = stored_dataset(stores, [*(split or []), *(splits or [])], dataset)
     training = training.in_slices(open_store(stores[0]).slice_spacing)
+    plan = plan_study(data, out, names, training, receptive_field, sensitivity)
+    manifest = _manifest(index, data)
+    console = make_console(stderr=as_json)
+    if dry_run:
+        if ray is not None:
+            raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
+        _estimate(plan, console, as_json)
+    else:
+        run_study(plan, manifest, console, _cluster(ray), as_json)
+
+
+class StudyPlan(NamedTuple):
+    """A study of stored features and its grids."""
+
+    study: Study
+    make_grid: MakeGrid
+    varied: Study
+    """The guided methods that are also trained with each divergence and lambda; none without --sensitivity."""
+    make_varied_grid: MakeGrid
+
+
+def plan_study(
+    data: StudyData,
+    out: Path,
+    methods: tuple[str, ...],
+    training: TrainingOptions,
+    receptive_field: int | None = None,
+    sensitivity: bool = False,
+) -> StudyPlan:
+    """Return the study of all splits of stored features; `nguide reproduce` on scans makes the same one."""
+    from dataclasses import replace
+    from functools import partial
+
+    from normal_guidance.core.methods import EVERY_METHOD
+    from normal_guidance.evaluation.study import Study
+    from normal_guidance.training.config import grid_of_method, sensitivity_grid
+
     axes = training.study_axes()
     study = Study(
         dataset=data,
         folder=out,
-        methods=names,
+        methods=methods,
         seeds=data.seeds,
         protocol=training.protocol(min(len(data.draw(seed, "train")) for seed in data.seeds)),
         execution=training.execution(),
         receptive_field=receptive_field,
     )
-    manifest = _manifest(index, data)
-    console, train = make_console(stderr=as_json), _cluster(ray)
+    guided = tuple(name for name in methods if EVERY_METHOD[name].guided) if sensitivity else ()
+    return StudyPlan(
+        study=study,
+        make_grid=partial(grid_of_method, **axes),
+        varied=replace(study, methods=guided),
+        make_varied_grid=partial(sensitivity_grid, **{axis: axes[axis] for axis in axes if axis in ("lr", "l1")}),
+    )
+
+
+def run_study(
+    plan: StudyPlan, manifest: Manifest | None, console: Console, train: Train | None = None, as_json: bool = False
+) -> None:
+    """Train what the folder lacks, write tables, figures and report.html, and print the tables."""
+    from normal_guidance.cli.progress_bar import say
+    from normal_guidance.cli.reproduce import make_listener, show_page
+    from normal_guidance.reports.experiment_report import write_report
+    from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
+
     listener = make_listener(console)
-    make_grid = partial(grid_of_method, **axes)
-    guided = tuple(name for name in names if EVERY_METHOD[name].guided) if sensitivity else ()
-    varied = partial(sensitivity_grid, **{axis: axes[axis] for axis in axes if axis in ("lr", "l1")})
-    if dry_run:
-        if ray is not None:
-            raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
-        jobs = study_jobs(study, make_grid) + sensitivity_jobs(replace(study, methods=guided), varied)
-        print_estimates(estimate_study(study, jobs), console, as_json)
-        return
-    results = reproduce(study, make_grid=make_grid, listener=listener, train=train)
-    if guided:
-        reproduce_sensitivity(replace(study, methods=guided), make_grid=varied, listener=listener, train=train)
-    page = write_report(study, manifest=manifest)
+    results = reproduce(plan.study, make_grid=plan.make_grid, listener=listener, train=train)
+    if plan.varied.methods:
+        reproduce_sensitivity(plan.varied, make_grid=plan.make_varied_grid, listener=listener, train=train)
+    page = write_report(plan.study, manifest=manifest)
     if as_json:
         print_json(json.loads(results.json()))
     else:
         show_page(console, results.markdown())
     say(console, f"Report: {page}")
+
+
+def _estimate(plan: StudyPlan, console: Console, as_json: bool) -> None:
+    from normal_guidance.evaluation.study import study_jobs
+    from normal_guidance.evaluation.study_estimate import estimate_study
+    from normal_guidance.reports.reproduction import sensitivity_jobs
+
+    jobs = study_jobs(plan.study, plan.make_grid) + sensitivity_jobs(plan.varied, plan.make_varied_grid)
+    print_estimates(estimate_study(plan.study, jobs), console, as_json)
 
 
 def _manifest(index: Path | None, data: StudyData) -> Manifest | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,13 +26,14 @@ def index(
     source: Annotated[
         str,
         typer.Argument(
-            help="Layout of files: rsna-ich, rsna-pe or rsna-at (as Kaggle distributes them), or folder (your own).",
+            help="Layout of files: rsna-ich, rsna-pe or rsna-at (as Kaggle distributes them), prostatex (the clone of "
+            "PROSTATEx_masks), or folder (your own).",
             metavar="SOURCE",
             autocompletion=one_of(SOURCES),
         ),
     ],
     root: Annotated[
-        Path, typer.Argument(help="Folder of the images and, for rsna-*, of the label tables.", metavar="ROOT")
+        Path, typer.Argument(help="Folder of the images and, except for folder, of the label tables.", metavar="ROOT")
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for manifest.parquet, problems.csv and report.json.")
@@ -41,7 +42,8 @@ def index(
         Path | None,
         typer.Option(
             help="For folder: table (.csv, .parquet) with scan_id, path (relative to ROOT), label, and optionally "
-            "patient_id, and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) or mask (NIfTI)."
+            "patient_id, modality (CT or MR), and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) "
+            "or mask (NIfTI)."
         ),
     ] = None,
     labels: Annotated[
@@ -74,19 +76,27 @@ def index(
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.data.findings import parse_findings
     from normal_guidance.data.indexing import check_options
-    from normal_guidance.data.indexing import index as make_index
 
     named = () if findings is None else parse_findings(findings)
     check_options(source, table, labels, named)
     console = make_console(stderr=as_json)
-    count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
-    with _watch(console, f"{source} in {root}") as watch:
-        made = make_index(source, root, out, table=table, labels=labels, findings=named, workers=count, watch=watch)
+    made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
     if as_json:
         print_json(made.report)
         return
     for line in summary(made, out):
         say(console, line)
+
+
+def make_watched(
+    source: str, root: Path, out: Path, console: Console, workers: int | None = None, **options: Any
+) -> Index:
+    """Index scans and show the progress; `options` are those of `normal_guidance.data.indexing.index`."""
+    from normal_guidance.data.indexing import index as make_index
+
+    count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
+    with _watch(console, f"{source} in {root}") as watch:
+        return make_index(source, root, out, workers=count, watch=watch, **options)
 
 
 def summary(made: Index, out: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normal_guidance.cli.completion import ANATOMIES, COMPRESSIONS, ODDITIES, SOURCES, one_of, some_of
+from normal_guidance.cli.completion import ANATOMIES, COMPRESSIONS, LAYOUTS, ODDITIES, one_of, some_of
 from normal_guidance.cli.training_options import parse_list
 
 
@@ -17,7 +17,7 @@ def phantom(
         typer.Argument(
             help="Layout of the files: rsna-ich (head), rsna-pe (chest), rsna-at (abdomen) or folder.",
             metavar="LAYOUT",
-            autocompletion=one_of(SOURCES),
+            autocompletion=one_of(LAYOUTS),
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write; it must be new or empty.", metavar="OUT")],

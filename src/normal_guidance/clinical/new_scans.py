@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.containers import list_files, list_members
-from normal_guidance.data.file_contents import Mask
+from normal_guidance.data.file_contents import NIFTI, Mask, is_nifti
 from normal_guidance.data.findings import Finding, Labels
-from normal_guidance.data.header_reading import NIFTI, is_nifti
+from normal_guidance.data.header_reading import CT
 from normal_guidance.data.indexing import read_rows
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import KINDS, Problem, Report
@@ -89,14 +89,21 @@ class FoundScans:
 
 
 def find_scans(
-    paths: Sequence[str | Path], *, workers: int = 0, any_modality: bool = False, anonymize: bool = False
+    paths: Sequence[str | Path],
+    *,
+    workers: int = 0,
+    any_modality: bool = False,
+    modalities: Sequence[str] = (),
+    anonymize: bool = False,
 ) -> FoundScans:
     """Finds the scans and orders their slices.
 
     Args:
         paths: DICOM folders, zip archives, NIfTI files, or folders of such.
         workers: processes that read headers; 0 reads them in this one.
-        any_modality: accept images that are not CT.
+        any_modality: accept images of any modality.
+        modalities: those of the model's training scans (`Expectations.modalities`); CT if left out. NIfTI, which has
+            no field for its own, counts as the first.
         anonymize: number the scans instead of naming them after their folders, and leave out patient ids and the
             details of problems, which may quote headers and paths.
 
@@ -109,8 +116,11 @@ def find_scans(
     root, places = _root_of(paths)
     problems: list[Problem] = []
     source = _NewScans(root, places, problems.append)
-    rows = list(read_rows(source, problems, workers=workers, any_modality=any_modality, with_series=True))
-    found = _Naming(source, rows, problems).found()
+    accepted = tuple(modalities) or CT
+    rows = list(
+        read_rows(source, problems, workers=workers, any_modality=any_modality, modalities=accepted, with_series=True)
+    )
+    found = _Naming(source, rows, problems, accepted).found()
     if not found.rows and all(one.reason.kind == "no_image" for one in found.unusable):
         given = ", ".join(map(str, paths))
         why = found.unusable[0].reason.detail if len(paths) == 1 else "none of them holds an image"
@@ -218,7 +228,7 @@ class _NewScans:
             action = "both kept; if they are parts of one scan, put its files into one folder"
             self.report(Problem(scan_id, file, "double_scan", detail, action))
 
-    def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
+    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         return Labels(UNKNOWN, None)
 
     def finish(self) -> None:
@@ -244,8 +254,10 @@ def _leaves(root: Path, place: str, files: Sequence[str]) -> Iterator[_Leaf]:
 class _Naming:
     """Names the scans and sorts the problems by scan."""
 
-    def __init__(self, source: _NewScans, rows: Sequence[ScanRow], problems: Sequence[Problem]) -> None:
-        self.source, self.rows, self.problems = source, rows, problems
+    def __init__(
+        self, source: _NewScans, rows: Sequence[ScanRow], problems: Sequence[Problem], modalities: Sequence[str]
+    ) -> None:
+        self.source, self.rows, self.problems, self.modalities = source, rows, problems, modalities
         self.taken = {name.casefold() for name in RESERVED}
         self.names: dict[_Series, str] = {}
         self.unlisted: dict[str, _Leaf] = {}
@@ -322,7 +334,7 @@ class _Naming:
         name, first = self._name(scan), problems[0]
         wrong = [problem for problem in problems if problem.kind == "wrong_modality"]
         if wrong:
-            detail = f"{wrong[0].detail}, not CT ({len(wrong)} files)"
+            detail = f"{wrong[0].detail}, not {' or '.join(self.modalities)} ({len(wrong)} files)"
             reason = Problem(name, "", "unsuitable", detail, "refused; --force goes on")
         else:
             files = "its file" if len(problems) == 1 else f"none of its {len(problems)} files"

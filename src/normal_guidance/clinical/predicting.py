@@ -90,7 +90,13 @@ def predict(
         options: how scans are predicted.
     """
     several = [paths] if isinstance(paths, str | Path) else paths
-    found = find_scans(several, workers=options.workers, any_modality=options.force, anonymize=options.anonymize)
+    found = find_scans(
+        several,
+        workers=options.workers,
+        any_modality=options.force,
+        modalities=bundle.expects.modalities,
+        anonymize=options.anonymize,
+    )
     return predict_found(found, bundle, encoder, options)
 
 

@@ -213,7 +213,8 @@ def write_scan(
 def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, anonymize: bool) -> list[Problem]:
     _, preprocessing = bundle.encoding()
     try:
-        draw_strip(prediction, preprocessing.windows[0], strip, repair=bundle.repair)
+        window, field = preprocessing.windows[0], preprocessing.field
+        draw_strip(prediction, window, strip, repair=bundle.repair, field=field)
     except UnreadableError as error:  # it could be decoded before, so it has changed since
         detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
         return [Problem(prediction.row.scan_id, "", "unreadable", detail, "no picture, no DICOM results")]

@@ -20,7 +20,8 @@ from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import method_title
 from normal_guidance.data.volumes import read_volume
-from normal_guidance.data.windows import Window, apply_windows
+from normal_guidance.data.windows import Percentiles, Window, apply_windows, range_of
+from normal_guidance.features.field import in_field
 from normal_guidance.features.scan_kind import plane_of
 from normal_guidance.presentation.figure_style import GREEN, ORANGE, WIDTH, label_slices, save, styled
 
@@ -34,24 +35,34 @@ HEADS_SHOWN = 8
 """With more heads, their curves are not drawn: they could not be told apart."""
 
 
-def draw_strip(prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True) -> Path:
+def draw_strip(
+    prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True, field: float | None = None
+) -> Path:
     """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
 
     Args:
         prediction: the scan's prediction.
-        window: HU from black to white, those of the encoder's first channel; None: from the darkest to the brightest.
+        window: values from black to white, those of the encoder's first channel; None: from the darkest to the
+            brightest.
         path: file of the picture.
         repair: whether known mistakes in the files are mended, as in decoding.
+        field: mm of each slice's middle whose percentiles the window means; None for the whole slice.
     """
     places = sorted(prediction.key_slices)
-    images = zip(places, _images(prediction, places, window, repair), strict=True)
+    images = zip(places, _images(prediction, places, window, repair, field), strict=True)
     figure = plot_strip(prediction, list(images))
     return save(figure, path)
 
 
-def _images(prediction: ScanPrediction, places: Sequence[int], window: Window | None, repair: bool) -> np.ndarray:
-    """Read these slices only."""
+def _images(
+    prediction: ScanPrediction, places: Sequence[int], window: Window | None, repair: bool, field: float | None
+) -> np.ndarray:
+    """Read these slices only, unless the window is of the scan's percentiles."""
     row = prediction.row
+    if isinstance(window, Percentiles):
+        whole, _ = read_volume(row, prediction.root, repair=repair)
+        seen = in_field(whole, row.pixel_spacing, field)
+        return apply_windows(whole[list(places)], [range_of(window, seen)])[0]
     few = replace(
         row,
         files=tuple(row.files[place] for place in places),

@@ -213,8 +213,8 @@ def _positive(spacing: tuple[float, ...] | None) -> tuple[float, ...] | None:
 # ----------------------------------------------------------------------------------------------------
 
 
-def exclusion(header: Header) -> UnreadableError | None:
-    r"""Why an image is not a slice of a CT scan: secondary_capture, wrong_modality or localizer; None if it may be one.
+def exclusion(header: Header, modalities: Sequence[str] = ("CT",)) -> UnreadableError | None:
+    r"""Why an image is not a slice of a scan: secondary_capture, wrong_modality or localizer; None if it may be one.
 
     A secondary image without an orientation counts as a screenshot; reformatted slices have one and pass.  An image
     without a modality passes, too: some anonymized files have none.
@@ -228,7 +228,7 @@ def exclusion(header: Header) -> UnreadableError | None:
         return UnreadableError("secondary_capture", f"SOPClassUID is {uid_name(header.sop_class)}")
     if header.samples != 1:
         return UnreadableError("secondary_capture", f"in colour: SamplesPerPixel is {header.samples}")
-    if header.modality not in ("CT", ""):
+    if header.modality not in (*modalities, ""):
         return UnreadableError("wrong_modality", f"Modality is {header.modality}")
     if {"LOCALIZER", "SCOUT", "TOPOGRAM"} & set(header.image_type):
         return UnreadableError("localizer", f"ImageType is {image_type}")

@@ -1,8 +1,11 @@
-"""Results of reading a file other than a header; a module of its own, so that worker processes import little."""
+"""Results of reading a file other than a header, and which files are NIfTI; modules without pydicom import these."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+NIFTI = (".nii", ".nii.gz")
+"""Endings of NIfTI files."""
 
 
 class Mask(NamedTuple):
@@ -32,3 +35,13 @@ class Refusal(NamedTuple):
     kind: str
     detail: str
     series_uid: str = ""
+
+
+def is_nifti(file: str) -> bool:
+    """Whether a file is NIfTI, by its name.
+
+    Example:
+        >>> is_nifti("A17.nii.gz"), is_nifti("A17/1.dcm")
+        (True, False)
+    """
+    return file.lower().endswith(NIFTI)

@@ -16,7 +16,7 @@ import numpy as np
 
 from normal_guidance.data.containers import locate
 from normal_guidance.data.dicom_slices import Header, exclusion, read_header
-from normal_guidance.data.file_contents import Mask, Refusal
+from normal_guidance.data.file_contents import Mask, Refusal, is_nifti
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.data.worker_pool import Pool, StartError
 from normal_guidance.data.worker_process import Death, Failure
@@ -34,8 +34,8 @@ PATIENCE = 300.0
 MAX_FRAMES = 100_000
 """Most slices in one file; a higher number means damage."""
 
-NIFTI = (".nii", ".nii.gz")
-"""Endings of NIfTI files."""
+CT = ("CT",)
+"""The modality of images that nothing is known about."""
 
 
 class HeaderRequest(NamedTuple):
@@ -49,7 +49,9 @@ class HeaderRequest(NamedTuple):
     file: str
     mask: bool = False
     any_modality: bool = False
-    """Whether to accept images that are not CT."""
+    """Whether to accept images of any modality."""
+    modalities: tuple[str, ...] = CT
+    """Modalities to accept; NIfTI has no field for its own and counts as the first."""
 
 
 Found = Header | Mask | Refusal
@@ -94,7 +96,7 @@ def _brief(death: Death) -> str:
 def read_one(root: Path, wanted: HeaderRequest) -> Found:
     """Reads a header, or returns why there is none; nothing that is wrong with the file raises an error."""
     try:
-        return _read_mask(root, wanted.file) if wanted.mask else _read_header(root, wanted.file, wanted.any_modality)
+        return _read_mask(root, wanted.file) if wanted.mask else _read_header(root, wanted)
     except UnreadableError as error:
         return Refusal(wanted.file, error.kind, error.detail)
     except UserError:
@@ -103,26 +105,19 @@ def read_one(root: Path, wanted: HeaderRequest) -> Found:
         return Refusal(wanted.file, "unreadable", f"{type(error).__name__}: {error}")
 
 
-def is_nifti(file: str) -> bool:
-    """Whether a file is NIfTI, by its name.
-
-    Example:
-        >>> is_nifti("A17.nii.gz"), is_nifti("A17/1.dcm")
-        (True, False)
-    """
-    return file.lower().endswith(NIFTI)
-
-
-def _read_header(root: Path, file: str, any_modality: bool) -> Header | Refusal:
+def _read_header(root: Path, wanted: HeaderRequest) -> Header | Refusal:
+    file, modality = wanted.file, wanted.modalities[0]
     content = locate(root, file)
     if is_nifti(file):
         from normal_guidance.data.nifti import read_nifti_header
 
-        header = replace(read_nifti_header(content, file), series_uid=file)  # a file is a series of its own
+        # a file is a series of its own
+        header = replace(read_nifti_header(content, file), series_uid=file, modality=modality)
         refused = None
     else:
         header = read_header(content, file)
-        refused = exclusion(replace(header, modality="") if any_modality else header)
+        refused = exclusion(replace(header, modality="") if wanted.any_modality else header, wanted.modalities)
+        header = header if header.modality else replace(header, modality=modality)
     if refused is None and header.frames > MAX_FRAMES:
         refused = UnreadableError("unreadable", f"{header.frames} frames are more than {MAX_FRAMES}")
     return header if refused is None else Refusal(file, refused.kind, refused.detail, header.series_uid)

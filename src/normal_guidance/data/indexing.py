@@ -21,10 +21,10 @@ from typing import Any
 
 from normal_guidance import __version__
 from normal_guidance.data.dicom_slices import Header
-from normal_guidance.data.file_contents import Mask, Refusal
+from normal_guidance.data.file_contents import Mask, Refusal, is_nifti
 from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.geometry import Ordered, order_slices
-from normal_guidance.data.header_reading import Found, HeaderRequest, is_nifti, read_all
+from normal_guidance.data.header_reading import CT, Found, HeaderRequest, read_all
 from normal_guidance.data.manifest import Manifest, ScanRow, write_manifest
 from normal_guidance.data.problems import Problem, summarize, write_problems
 from normal_guidance.data.sources import SOURCES, Candidate, Group, ScanSource, SourceOptions
@@ -94,7 +94,7 @@ def index(
         >>> index("rsna-mars", ".", "out")
         Traceback (most recent call last):
         normal_guidance.errors.UserError: source 'rsna-mars' is unknown; choose one of rsna-ich, rsna-pe, rsna-at,
-        folder
+        prostatex, folder
     """
     begin = time.monotonic()
     options = check_options(source, table, labels, findings)
@@ -126,14 +126,18 @@ def read_rows(
     workers: int = 0,
     watch: Watch | None = None,
     any_modality: bool = False,
+    modalities: Sequence[str] = CT,
     with_series: bool = False,
 ) -> Iterator[ScanRow]:
     """The scans of an open source with their slices in order; problems are appended to `problems`.
 
-    `any_modality` accepts images that are not CT. `with_series` keeps the UIDs, the description and the instance
+    `modalities` are accepted where the source does not say one; NIfTI, which has none, counts as the first.
+    `any_modality` accepts all images. `with_series` keeps the UIDs, the description and the instance
     numbers of each series in its row.
     """
-    return _Run(dataset, problems, watch or (lambda progress: None), any_modality, with_series).rows(workers)
+    return _Run(dataset, problems, watch or (lambda progress: None), any_modality, tuple(modalities), with_series).rows(
+        workers
+    )
 
 
 def check_options(
@@ -216,17 +220,18 @@ class _Run:
         problems: list[Problem],
         watch: Watch,
         any_modality: bool = False,
+        modalities: tuple[str, ...] = CT,
         with_series: bool = False,
     ) -> None:
         self.dataset, self.report, self.watch = dataset, problems.append, watch
-        self.any_modality, self.with_series = any_modality, with_series
+        self.any_modality, self.modalities, self.with_series = any_modality, modalities, with_series
         self.files = self.groups = self.scans = 0
         self.share = _Share()
         self.seen: set[str] = set()
 
     def rows(self, workers: int) -> Iterator[ScanRow]:
         for group, found in self._read(workers):
-            mask = next((one for one in found if isinstance(one, Mask)), None)
+            masks = [one for one in found if isinstance(one, Mask)]
             headers = [one for one in found if isinstance(one, Header)]
             for refusal in found:
                 if isinstance(refusal, Refusal):
@@ -237,7 +242,7 @@ class _Run:
                 self.report(Problem(scan_id, "", "failed", detail, "left out"))
             found.clear()  # the headers of a flat folder are gigabytes
             for candidate in self.dataset.candidates(group, headers):
-                row = self._row(candidate, mask)
+                row = self._row(candidate, masks)
                 if row is not None:
                     self.scans += 1
                     yield row
@@ -251,7 +256,7 @@ class _Run:
             found.append(self.share(one) if isinstance(one, Header) else one)
             self._count()
             group = waiting[0]
-            if len(found) == len(group.files) + bool(group.mask):
+            if len(found) == len(group.files) + len(group.masks):
                 waiting.popleft()
                 self.groups += 1
                 yield group, found
@@ -260,9 +265,9 @@ class _Run:
     def _wanted(self, waiting: deque[Group]) -> Iterator[HeaderRequest]:
         for group in self.dataset.groups():
             waiting.append(group)
-            yield from (HeaderRequest(file, any_modality=self.any_modality) for file in group.files)
-            if group.mask:
-                yield HeaderRequest(group.mask, mask=True)
+            modalities = (group.modality,) if group.modality else self.modalities
+            yield from (HeaderRequest(file, False, self.any_modality, modalities) for file in group.files)
+            yield from (HeaderRequest(file, mask=True) for file in group.masks)
 
     def _count(self) -> None:
         self.files += 1
@@ -278,7 +283,7 @@ class _Run:
         scan_id = self.dataset.scan_of(group, refusal.series_uid)
         self.report(Problem(scan_id, refusal.file, refusal.kind, refusal.detail, "left out"))
 
-    def _row(self, candidate: Candidate, mask: Mask | None) -> ScanRow | None:
+    def _row(self, candidate: Candidate, masks: Sequence[Mask]) -> ScanRow | None:
         scan_id = candidate.scan_id
         if scan_id in self.seen:
             place = candidate.headers[0].file
@@ -290,7 +295,7 @@ class _Run:
         for finding in ordered.findings:
             if not (nifti and finding.kind == "multi_frame"):  # every NIfTI file is one
                 self.report(Problem(scan_id, *finding))
-        labels = self.dataset.join(candidate, ordered, mask)
+        labels = self.dataset.join(candidate, ordered, masks)
         if labels.label is None:
             return None
         row = _make_row(candidate, ordered, "nifti" if nifti else "dicom", labels.label, labels)

@@ -21,7 +21,7 @@ KINDS = {
     "no_image": "The file is not an image (a report, a directory record, text, ...).",
     "localizer": "A localizer or scout, which is not a slice of the scan.",
     "secondary_capture": "A secondary capture or another derived picture, which is not a slice of the scan.",
-    "wrong_modality": "Not CT.",
+    "wrong_modality": "Another modality than the one expected: CT, unless a table or the model says MR.",
     "unsafe_path": "The path leads out of its folder or archive.",
     # Geometry
     "no_position": "No position in space: ordered by InstanceNumber.",

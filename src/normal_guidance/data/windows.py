@@ -1,41 +1,104 @@
-"""HU windows, as named presets or as numbers.
+"""Windows: the range of values that an encoder or a picture tells apart, as a named preset, numbers or percentiles.
 
-A window clips the values, which stay in HU; the encoder scales them to its own range.
+A window clips the values, which stay in their unit: Hounsfield units (HU) in CT, 10^-6 mm2/s in ADC maps.  Most other
+MR sequences have no unit, and the same tissue has other values in each scan.  There the window is a range of
+percentiles of the scan itself, and what lies in it is scaled to 0..1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Real
 
+from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
 
-Window = tuple[float, float]
-"""Lowest and highest HU; values beyond are clipped."""
+Range = tuple[float, float]
+"""Lowest and highest value; values beyond are clipped."""
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """The range between two percentiles of a scan's foreground, the voxels above its minimum.
+
+    What is cut off or filled around a scan is its minimum, often half of all voxels, and says nothing about the tissue.
+
+    Example:
+        >>> scan = np.concatenate([np.zeros(1000), np.linspace(200, 300, 101)])
+        >>> Percentiles().range_of(scan), str(Percentiles(5, 95))
+        ((201.0, 299.0), 'percentile:5-95')
+    """
+
+    low: float | int = 1.0
+    high: float | int = 99.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high <= 100:
+            raise UserError(
+                f"window {self} is not a range of percentiles; give LOW-HIGH within 0-100, for instance 1-99"
+            )
+        object.__setattr__(self, "low", float(self.low))  # 1 and 1.0 must have the same fingerprint
+        object.__setattr__(self, "high", float(self.high))
+
+    def __str__(self) -> str:
+        return f"{PERCENTILE}:{self.low:g}-{self.high:g}"
+
+    def range_of(self, values: Real[np.ndarray, "..."]) -> Range:
+        """The lowest and highest value; a scan in which both are the same raises an `UnreadableError`."""
+        foreground = values[values > values.min()]
+        low, high = np.percentile(foreground, (self.low, self.high)).tolist() if foreground.size else (0.0, 0.0)
+        if not low < high:
+            raise UnreadableError("failed", f"percentiles {self.low:g} and {self.high:g} of its voxels are the same")
+        return low, high
+
+
+Window = Range | Percentiles
+
+PERCENTILE = "percentile"
 
 WINDOWS: dict[str, Window | None] = {
     "head": (-100.0, 300.0),
     "lung": (-1350.0, 150.0),
     "mediastinum": (-160.0, 240.0),
     "abdomen": (-150.0, 250.0),
+    "adc": (0.0, 3000.0),
+    PERCENTILE: Percentiles(),
     "none": None,
 }
-"""Presets: head as in the paper; the usual lung (level -600, width 1500), mediastinum (40, 400), abdomen (50, 400)."""
+"""Presets.  CT, in HU: head as in the paper; the usual lung (level -600, width 1500), mediastinum (40, 400), abdomen
+(50, 400).  MR: ADC maps in 10^-6 mm2/s, and percentiles for sequences without a unit."""
+
+MR_WINDOWS = ("adc", PERCENTILE)
+"""Presets that are not for CT."""
+
+
+def default_window(modalities: Iterable[str]) -> str:
+    """The window for scans of these modalities where none is given: CT has a unit, MR in general has none.
+
+    Example:
+        >>> default_window(["CT"]), default_window(["MR"])
+        ('none', 'percentile')
+    """
+    return "none" if set(modalities) <= {"CT"} else PERCENTILE
 
 
 def parse_windows(words: str) -> tuple[Window | None, ...]:
-    """The windows in a user's text, one channel each: presets or LOW:HIGH, joined by commas.
+    """The windows in a user's text, one channel each: presets, LOW:HIGH or percentile:LOW-HIGH, joined by commas.
 
     Example:
         >>> parse_windows("head"), parse_windows("lung,-100:300")
         (((-100.0, 300.0),), ((-1350.0, 150.0), (-100.0, 300.0)))
+        >>> parse_windows("percentile:0.5-99.5")
+        (Percentiles(low=0.5, high=99.5),)
         >>> parse_windows("brain")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: window 'brain' is unknown; choose head, lung, mediastinum, abdomen, none or
-        LOW:HIGH in HU, for instance -100:300
+        normal_guidance.errors.UserError: window 'brain' is unknown; choose head, lung, mediastinum, abdomen, adc,
+        percentile, none, LOW:HIGH in the scans' unit, for instance -100:300, or percentile:LOW-HIGH
     """
     return tuple(_parse(word.strip()) for word in words.split(","))
 
@@ -43,29 +106,71 @@ def parse_windows(words: str) -> tuple[Window | None, ...]:
 def _parse(word: str) -> Window | None:
     if word in WINDOWS:
         return WINDOWS[word]
+    percentiles = word.startswith(f"{PERCENTILE}:")
     try:
-        low, high = map(float, word.split(":"))
+        low, high = map(float, word.removeprefix(f"{PERCENTILE}:").split("-" if percentiles else ":"))
     except ValueError:
         raise UserError(
-            f"window {word!r} is unknown; choose {', '.join(WINDOWS)} or LOW:HIGH in HU, for instance -100:300"
+            f"window {word!r} is unknown; choose {', '.join(WINDOWS)}, LOW:HIGH in the scans' unit, for instance "
+            f"-100:300, or {PERCENTILE}:LOW-HIGH"
         ) from None
+    if percentiles:
+        return Percentiles(low, high)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UserError(f"window {word!r} is empty or infinite; give LOW:HIGH with LOW below HIGH")
     return low, high
 
 
-def apply_windows(hu: Real[np.ndarray, "..."], windows: Sequence[Window | None]) -> Float32[np.ndarray, "..."]:
-    """Clips the values to each window, still in HU; the first axis of the result has one channel per window.
+def range_of(window: Window | None, values: Real[np.ndarray, "..."]) -> Range | None:
+    """The range of a window in a scan; None for the whole range.
+
+    Example:
+        >>> range_of((0.0, 3000.0), np.arange(5)), range_of(Percentiles(0, 100), np.arange(5))
+        ((0.0, 3000.0), (1.0, 4.0))
+    """
+    return window.range_of(values) if isinstance(window, Percentiles) else window
+
+
+def window_as_json(window: Window | None) -> Any:
+    """A window as stores and bundles record it; `window_from_json` is the inverse.
+
+    Example:
+        >>> window_as_json((0.0, 3000.0)), window_as_json(Percentiles())
+        ([0.0, 3000.0], {'percentiles': [1.0, 99.0]})
+    """
+    if isinstance(window, Percentiles):
+        return {"percentiles": [window.low, window.high]}
+    return None if window is None else list(window)
+
+
+def window_from_json(content: Any) -> Window | None:
+    """A window from a store or bundle.
+
+    Example:
+        >>> window_from_json({"percentiles": [1.0, 99.0]}), window_from_json([0, 3000]), window_from_json(None)
+        (Percentiles(low=1.0, high=99.0), (0.0, 3000.0), None)
+    """
+    if isinstance(content, dict):
+        low, high = content["percentiles"]
+        return Percentiles(low, high)
+    return None if content is None else (float(content[0]), float(content[1]))
+
+
+def apply_windows(values: Real[np.ndarray, "..."], windows: Sequence[Window | None]) -> Float32[np.ndarray, "..."]:
+    """Clips the values to each window, still in their unit; the first axis of the result has one channel per window.
+
+    Percentiles are those of the given values; `range_of` takes them from a whole scan.
 
     Example:
         >>> apply_windows(np.array([-2000.0, 40.0, 900.0]), parse_windows("head,none"))
         array([[ -100.,    40.,   300.],
                [-2000.,    40.,   900.]], dtype=float32)
     """
-    channels = np.empty((len(windows), *hu.shape), np.float32)
+    channels = np.empty((len(windows), *values.shape), np.float32)
     for channel, window in zip(channels, windows, strict=True):
-        if window is None:
-            channel[...] = hu
+        bounds = range_of(window, values)
+        if bounds is None:
+            channel[...] = values
         else:
-            np.clip(hu, *window, out=channel, casting="same_kind")
+            np.clip(values, *bounds, out=channel, casting="same_kind")
     return channels

@@ -16,7 +16,8 @@ import numpy as np
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem, UnreadableError
 from normal_guidance.data.volumes import Slices
-from normal_guidance.features.field import middle
+from normal_guidance.data.windows import Range, Window, range_of
+from normal_guidance.features.field import in_field, middle
 
 Reader = Callable[..., tuple[np.ndarray, list[Problem]]]
 """Like `normal_guidance.data.volumes.read_volume(row, root, repair=True)`; workers find it by its name."""
@@ -34,6 +35,8 @@ class Pixels(NamedTuple):
     hu: Slices
     lowest: float
     """Their minimum: it fills the margins of slices that are not square."""
+    ranges: tuple[Range | None, ...] = ()
+    """The range of each window in them, where a window is one of percentiles; else empty."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +44,24 @@ class Decoding:
     """How scans are read; sent to worker processes.
 
     Args:
-        read: returns a scan's slices in HU, and its problems.
+        read: returns a scan's slices in HU, or in the unit that they have, and its problems.
         root: where the scans lie.
         repair: whether known mistakes in the files are repaired.
         field: mm of each slice's middle that are sent; None sends whole slices.
+        windows: the windows of all channels, where one is of percentiles, which are then sent too; else empty.
     """
 
     read: Reader
     root: Path
     repair: bool
     field: float | None = None
+    windows: tuple[Window | None, ...] = ()
 
     def pixels(self, row: ScanRow) -> tuple[Pixels, list[Problem]]:
-        """The slices in HU, int16 or float32, and their problems.
+        """The slices, int16 or float32, and their problems.
 
-        Pixels that are not finite, images too large to be slices, and a field without pixel spacing raise an
-        `UnreadableError`.
+        Pixels that are not finite, images too large to be slices, a field without pixel spacing, and percentiles of a
+        constant scan raise an `UnreadableError`.
         """
         hu, problems = self.read(row, self.root, repair=self.repair)
         if len(hu) != len(row):
@@ -64,23 +69,22 @@ class Decoding:
         slices, rows, columns = hu.shape
         if not hu.size or max(rows, columns) > MAX_SIDE:
             raise UnreadableError("failed", f"{slices} slices of {rows} x {columns} pixels (at most {MAX_SIDE})")
-        if self.field is not None:
-            down, across = middle(rows, columns, row.pixel_spacing, self.field)
-            hu = hu[:, down, across]
+        hu = in_field(hu, row.pixel_spacing, self.field)
         hu = np.ascontiguousarray(hu, np.int16 if hu.dtype == np.int16 else np.float32)
         lowest = float(hu.min())
         if hu.dtype != np.int16 and not (math.isfinite(lowest) and math.isfinite(hu.max())):
             raise UnreadableError("failed", "pixels that are not finite")
-        return Pixels(hu, lowest), problems
+        return Pixels(hu, lowest, tuple(range_of(window, hu) for window in self.windows)), problems
 
 
-def cut(row: ScanRow, field: float | None = None) -> list[ScanRow]:
+def cut(row: ScanRow, field: float | None = None, *, whole: bool = False) -> list[ScanRow]:
     """Consecutive parts of a scan of at most `PIECE` slices.
 
-    Two kinds of scans are not cut: slices that are not square, or whose field is not, because their margin is the
-    whole scan's minimum, and files with several slices, which are decoded once.
+    Three kinds of scans are not cut: slices that are not square, or whose field is not, because their margin is the
+    whole scan's minimum; those whose window is of the whole scan's percentiles (`whole`); and files with several
+    slices, which are decoded once.
     """
-    if not _is_square(row, field) or len(set(row.files)) < len(row):
+    if whole or not _is_square(row, field) or len(set(row.files)) < len(row):
         return [row]
     places = [slice(start, start + PIECE) for start in range(0, len(row), PIECE)]
     return [

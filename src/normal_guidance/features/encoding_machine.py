@@ -1,6 +1,7 @@
 """Encoding on one machine: worker processes read scans, the encoder takes their slices in fixed batches.
 
-Workers send HU, 16 bits where that is exact, and of each slice only the field, where there is one.  A thread of this
+Workers send values in their unit (HU), 16 bits where that is exact, and of each slice only the field, where there is
+one.  A thread of this
 process copies them to the encoder's device and preprocesses them there, on a card in a stream of its own, while the
 encoder runs.  A card is given batches ahead, so that it also computes while a unit is saved.
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
+from normal_guidance.data.windows import Range
 from normal_guidance.data.worker_pool import Pool
 from normal_guidance.data.worker_process import Failure
 from normal_guidance.features.encoder_inputs import Decoding, Pixels, cut
@@ -299,13 +301,15 @@ class _Piece(NamedTuple):
 def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow]) -> Iterator[_Piece]:
     """The slices of all scans, in their order."""
     waiting: deque[tuple[int, bool]] = deque()
-    # The workers cut the field out, so that less is sent; the other steps are left.
-    decoding = replace(inputs.decoding, field=inputs.preprocessing.field)
+    # The workers cut the field out, so that less is sent, and measure percentiles; the other steps are left.
+    whole = inputs.preprocessing.has_percentiles
+    windows = inputs.preprocessing.windows if whole else ()
+    decoding = replace(inputs.decoding, field=inputs.preprocessing.field, windows=windows)
     preprocessing = replace(inputs.preprocessing, field=None)
 
     def draw() -> Iterator[ScanRow]:
         for row in scans:
-            pieces = cut(row, decoding.field)
+            pieces = cut(row, decoding.field, whole=whole)
             for piece in pieces:
                 waiting.append((len(piece), piece is pieces[-1]))
                 yield piece
@@ -318,7 +322,7 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
         if isinstance(result, Failure):
             outcome = outcome if isinstance(outcome, Failure) else result
         else:
-            images = preprocessing.apply(result.hu.to(device, non_blocking=True), result.lowest)
+            images = preprocessing.apply(result.hu.to(device, non_blocking=True), result.lowest, ranges=result.ranges)
             outcome = outcome if isinstance(outcome, Failure) else outcome + result.problems
         yield _Piece(slices, images, outcome if is_last else None)
         if is_last:
@@ -326,7 +330,7 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
 
 
 def _largest_bytes(row: ScanRow) -> int:
-    """The size of slices in HU, if they are float32."""
+    """The size of slices, if they are float32."""
     return 4 * len(row) * row.rows * row.columns
 
 
@@ -335,6 +339,7 @@ class _Slices(NamedTuple):
 
     hu: Tensor
     lowest: float
+    ranges: tuple[Range | None, ...]
     problems: list[Problem]
 
 
@@ -342,7 +347,7 @@ def _unpinned(read: tuple[Pixels, list[Problem]] | Failure) -> _Slices | Failure
     if isinstance(read, Failure):
         return read
     pixels, problems = read
-    return _Slices(torch.from_numpy(pixels.hu), pixels.lowest, problems)
+    return _Slices(torch.from_numpy(pixels.hu), pixels.lowest, pixels.ranges, problems)
 
 
 def _pinned(read: tuple[Pixels, list[Problem]] | Failure) -> _Slices | Failure:

@@ -44,3 +44,16 @@ def _middle(lines: int, wanted: float) -> slice:
     kept = max(1, round(min(wanted, lines)))
     start = (lines - kept) // 2
     return slice(start, start + kept)
+
+
+def in_field(volume: np.ndarray, spacing: Sequence[float] | None, field: float | None) -> np.ndarray:
+    """The field of every slice of a volume; the volume itself without a field.
+
+    Example:
+        >>> in_field(np.zeros((3, 128, 84)), (2.0, 2.0), 70.0).shape
+        (3, 35, 35)
+    """
+    if field is None:
+        return volume
+    down, across = middle(volume.shape[1], volume.shape[2], spacing, field)
+    return volume[:, down, across]

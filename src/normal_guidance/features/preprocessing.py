@@ -1,7 +1,8 @@
-"""From Hounsfield units to an encoder's input: window, pad to a square, resize, normalise.
+"""From a scan's values to an encoder's input: window, pad to a square, resize, normalise.
 
 The order of the steps is the paper's.  Each window makes a channel.  A slice's result depends on the rest of its scan
-in one respect only: the scan's minimum fills the margins.  All steps run on the device that holds the slices; the CPU
+in two respects only: the scan's minimum fills the margins, and a window of percentiles is a range of the scan, which is
+scaled to 0..1 because other scans have other ranges.  All steps run on the device that holds the slices; the CPU
 and CUDA differ in the last bits.
 
 A field comes before all steps: what lies outside it is cut off, and the rest is treated as the whole scan.
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Float32, Int16
 from torch import Tensor
 
+from normal_guidance.data.windows import Percentiles, Range, range_of, window_as_json, window_from_json
 from normal_guidance.errors import UserError
 from normal_guidance.features.field import middle
 
@@ -30,6 +32,9 @@ VERSION = 1
 
 VERSION_WITH_FIELD = 2
 """Version of a preprocessing with a field: software that knows no fields must refuse it, not encode whole slices."""
+
+VERSION_WITH_PERCENTILES = 3
+"""Version of a preprocessing with percentiles, with or without a field, for the same reason."""
 
 SIZE = 224
 """Rows and columns of an image, unless the encoder takes others."""
@@ -47,12 +52,13 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a scan in HU becomes an encoder's input.
+    """How a scan becomes an encoder's input.
 
     Args:
-        windows: lowest and highest HU of each channel; values outside are set to these.  None keeps all values.
+        windows: for each channel the lowest and highest value, in HU for CT; values outside are set to these.
+            `Percentiles` are a range of each scan, which becomes 0..1.  None keeps all values.
         size: rows and columns of the result.
-        statistics: the mean to subtract and the sd to divide by, for each channel; None leaves HU.
+        statistics: the mean to subtract and the sd to divide by, for each channel; None leaves the windowed values.
         field: side in mm of the square in the middle of each slice that the encoder sees; None: the whole slice.
 
     Example:
@@ -65,7 +71,7 @@ class Preprocessing:
         torch.Size([1, 1, 2, 2])
     """
 
-    windows: tuple[tuple[float | int, float | int] | None, ...] = (None,)
+    windows: tuple[tuple[float | int, float | int] | Percentiles | None, ...] = (None,)
     size: int = SIZE
     statistics: Statistics | None = None
     field: float | int | None = None
@@ -74,15 +80,15 @@ class Preprocessing:
         if not self.windows or self.size < 1:
             raise UserError(f"{len(self.windows)} windows, size {self.size}; give at least one window and one pixel")
         for window in self.windows:
-            if window is not None and not -math.inf < window[0] < window[1] < math.inf:
-                raise UserError(f"window {window[0]}:{window[1]} is empty or infinite; give low:high in HU")
+            if isinstance(window, tuple) and not -math.inf < window[0] < window[1] < math.inf:
+                raise UserError(f"window {window[0]}:{window[1]} is empty or infinite; give LOW:HIGH")
         if self.statistics is not None:
             self._check(self.statistics)
         if self.field is not None:
             if not 0 < self.field < math.inf:
                 raise UserError(f"field {self.field:g} is not a size; give millimetres above 0, for instance 70")
             object.__setattr__(self, "field", float(self.field))  # 70 and 70.0 must have the same fingerprint
-        floats = tuple(None if window is None else (float(window[0]), float(window[1])) for window in self.windows)
+        floats = tuple((float(one[0]), float(one[1])) if isinstance(one, tuple) else one for one in self.windows)
         object.__setattr__(self, "windows", floats)  # as 300 and 300.0
 
     def _check(self, statistics: Statistics) -> None:
@@ -101,6 +107,11 @@ class Preprocessing:
         return len(self.windows)
 
     @property
+    def has_percentiles(self) -> bool:
+        """Whether a scan must be read as a whole before its first slice can be windowed."""
+        return any(isinstance(window, Percentiles) for window in self.windows)
+
+    @property
     def fingerprint(self) -> str:
         """sha256 of `to_dict` as canonical JSON; differs for any other preprocessing."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -110,6 +121,7 @@ class Preprocessing:
         hu: Int16[Tensor, "slices rows columns"] | Float32[Tensor, "slices rows columns"],
         lowest: float | None = None,
         spacing: Sequence[float] | None = None,
+        ranges: Sequence[Range | None] = (),
     ) -> Float32[Tensor, "slices {self.channels} {self.size} {self.size}"]:
         """Slices cut to the field, windowed, padded to a square, resized and normalised, on their device.
 
@@ -117,6 +129,7 @@ class Preprocessing:
             hu: finite values.
             lowest: the scan's minimum, within the field, which fills the margins; the slices' own, if left out.
             spacing: mm between rows, mm between columns; a field needs it.
+            ranges: the range of each window in the whole scan, within the field; the slices' own, if left out.
         """
         if self.field is not None:
             if spacing is None:
@@ -127,10 +140,11 @@ class Preprocessing:
         side = max(rows, columns)
         if lowest is None and rows != columns:
             lowest = float(hu.min())
+        ranges = ranges or [range_of(window, hu.cpu().numpy()) for window in self.windows]
         images = torch.empty(slices, self.channels, self.size, self.size, device=hu.device)
         step = max(1, CHUNK_BYTES // (4 * self.channels * side * side))
         for start in range(0, slices, step):
-            images[start : start + step] = self._resized(hu[start : start + step], lowest)
+            images[start : start + step] = self._resized(hu[start : start + step], lowest, ranges)
         if self.statistics is not None:
             for channel, mean, sd in zip(images.unbind(1), *self.statistics, strict=True):
                 channel.sub_(mean).div_(sd)  # by numbers: copying them to a card would wait for all of its work
@@ -149,10 +163,11 @@ class Preprocessing:
         """
         if any(window is None for window in self.windows):
             raise UserError(
-                "this encoder takes values between a lowest and a highest HU, but one window is 'none'; give a window, "
-                "for instance head or -1000:1000"
+                "this encoder takes values between a lowest and a highest, but one window is 'none'; give a window, "
+                "for instance head, -1000:1000 or percentile"
             )
-        bounds = [window for window in self.windows if window is not None]
+        # percentiles become 0..1 by themselves
+        bounds = [window if isinstance(window, tuple) else (0.0, 1.0) for window in self.windows]
         return replace(
             self,
             statistics=Statistics(tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)),
@@ -162,8 +177,8 @@ class Preprocessing:
         """The fields as JSON values; `from_dict` is the inverse."""
         field = {} if self.field is None else {"field": self.field}
         return {
-            "version": VERSION if self.field is None else VERSION_WITH_FIELD,
-            "windows": [None if window is None else list(window) for window in self.windows],
+            "version": _version(self.has_percentiles, self.field),
+            "windows": [window_as_json(window) for window in self.windows],
             "size": self.size,
             "mean": None if self.statistics is None else [float(value) for value in self.statistics.mean],
             "sd": None if self.statistics is None else [float(value) for value in self.statistics.sd],
@@ -173,8 +188,8 @@ class Preprocessing:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
         """The preprocessing that `to_dict` described; another version is an error, as the results would differ."""
-        field = content.get("field")
-        version = VERSION if field is None else VERSION_WITH_FIELD
+        field, windows = content.get("field"), tuple(window_from_json(window) for window in content["windows"])
+        version = _version(any(isinstance(window, Percentiles) for window in windows), field)
         if content.get("version") != version:
             raise UserError(
                 f"the preprocessing is of version {content.get('version')!r}, this software's is {version}; encode the "
@@ -182,29 +197,37 @@ class Preprocessing:
             )
         normalised = content["mean"] is not None
         return Preprocessing(
-            windows=tuple(None if window is None else (window[0], window[1]) for window in content["windows"]),
+            windows=windows,
             size=content["size"],
             statistics=Statistics(tuple(content["mean"]), tuple(content["sd"])) if normalised else None,
             field=field,
         )
 
-    def _resized(self, hu: Tensor, lowest: float | None) -> Tensor:
+    def _resized(self, hu: Tensor, lowest: float | None, ranges: Sequence[Range | None]) -> Tensor:
         """Windows slices, centres them on squares, an odd line going below or right, and resizes them."""
         slices, rows, columns = hu.shape
         side = max(rows, columns)
         top, left = (side - rows) // 2, (side - columns) // 2
         values = hu.float()
         square = torch.empty(slices, self.channels, side, side, device=hu.device)
-        for channel, window in zip(square.unbind(1), self.windows, strict=True):
-            low, high = window or (-math.inf, math.inf)
+        for channel, window, bounds in zip(square.unbind(1), self.windows, ranges, strict=True):
+            low, high = bounds or (-math.inf, math.inf)
             if lowest is not None and rows != columns:
                 # Clipping is monotone: the minimum's clipped value is the minimum of the clipped scan.
                 channel.fill_(min(max(lowest, low), high))
             torch.clamp(values, low, high, out=channel[:, top : top + rows, left : left + columns])
+            if isinstance(window, Percentiles):
+                channel.sub_(low).div_(high - low)
         # One-channel images all have the same memory layout, so a slice's bits do not depend on the others.
         flat = square.view(slices * self.channels, 1, side, side)
         resized = F.interpolate(flat, size=(self.size, self.size), mode="bilinear", antialias=True)
         return resized.view(slices, self.channels, self.size, self.size)
+
+
+def _version(has_percentiles: bool, field: float | None) -> int:
+    if has_percentiles:
+        return VERSION_WITH_PERCENTILES
+    return VERSION if field is None else VERSION_WITH_FIELD
 
 
 def scan_statistics(images: Float32[Tensor, "slices channels size size"]) -> Statistics:

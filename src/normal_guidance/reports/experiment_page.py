@@ -64,6 +64,8 @@ class Experiment:
     parts: Mapping[str, Description]
     """Descriptions of train, val and test of the first seed."""
     notes: tuple[str, ...]
+    attribution: tuple[str, ...] = ()
+    """Sentences about the origin of the scans, with whom to cite."""
 
 
 def experiment_page(experiment: Experiment, images: Images | None = None) -> str:
@@ -79,6 +81,8 @@ def experiment_page(experiment: Experiment, images: Images | None = None) -> str
         ),
         html.paragraph("; ".join(experiment.results.about_lines()[:3]), note=True),
     ]
+    if experiment.attribution:
+        lead.append(html.paragraph(" ".join(experiment.attribution), note=True))
     sections = [
         Section("Findings", list(_findings(experiment))),
         Section("Tables", list(_tables(experiment, folder))),

@@ -79,7 +79,16 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
         sensitivity=sensitivity,
         parts={part: describe_scans(dataset.draw(predictions[0].seed, part)) for part in PARTS},
         notes=(*notes, *_notes_on_data(study, results, predictions)),
+        attribution=_attribution(manifest),
     )
+
+
+def _attribution(manifest: Manifest | None) -> tuple[str, ...]:
+    """Whom to cite for the scans, where their source says so."""
+    from normal_guidance.data.sources import SOURCES
+
+    source = None if manifest is None else SOURCES.get(manifest.about.get("source", ""))
+    return () if source is None else source.attribution
 
 
 def check_manifest(manifest: Manifest, dataset: StudyData) -> None:

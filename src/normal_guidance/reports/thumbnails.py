@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from normal_guidance.data.manifest import Manifest
 from normal_guidance.data.problems import UnreadableError
-from normal_guidance.data.windows import Window, apply_windows
+from normal_guidance.data.windows import Percentiles, Window, apply_windows, range_of, window_from_json
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.run_report import NOT_OURS
 from normal_guidance.evaluation.runs import Data
+from normal_guidance.features.field import in_field
 from normal_guidance.features.store import FeatureStore
 
 COUNT = 5
@@ -44,17 +45,25 @@ class Images:
             ) from error
         step = max(1, max(volume.shape[1:]) // SIDE)
         places = np.unique(np.linspace(0, len(volume) - 1, COUNT + 2).round().astype(int)[1:-1])
-        return [(int(place) + 1, apply_windows(volume[place, ::step, ::step], self.window)[0]) for place in places]
+        window = [range_of(self.window, in_field(volume, row.pixel_spacing, self._field))]
+        return [(int(place) + 1, apply_windows(volume[place, ::step, ::step], window)[0]) for place in places]
 
     @property
-    def window(self) -> Sequence[Window | None]:
-        """The window of the encoder's first channel, as a list of one."""
-        about = self.scans.provenance if isinstance(self.scans, FeatureStore) else {}
+    def window(self) -> Window | None:
+        """The window of the encoder's first channel."""
         try:
-            first = about["preprocessing"]["windows"][0]
-            return [None if first is None else (float(first[0]), float(first[1]))]
+            return window_from_json(self._preprocessing["windows"][0])
         except (*NOT_OURS, IndexError):  # stores of other programs may have any provenance
-            return [None]
+            return None
+
+    @property
+    def _field(self) -> float | None:
+        """The field, where the window is of its percentiles."""
+        return self._preprocessing.get("field") if isinstance(self.window, Percentiles) else None
+
+    @property
+    def _preprocessing(self) -> Any:
+        return self.scans.provenance.get("preprocessing") if isinstance(self.scans, FeatureStore) else None
 
     @cached_property
     def _number_of(self) -> dict[str, int]:

@@ -32,8 +32,9 @@ BASELINE = "centered_gaussian"
 """The method that every other must beat: it never looks at the image."""
 
 COUNTERPARTS = {
-    **{"smap": "abmil", "smtp": "transmil"},
-    **{name: method.model for name, method in EVERY_METHOD.items() if method.regularizer is not None},
+    name: {"smap": "abmil", "smtp": "transmil"}.get(name, method.model)
+    for name, method in EVERY_METHOD.items()
+    if method.regularizer is not None or name in ("smap", "smtp")
 }
 """A smoothed or regularized method, and its counterpart without."""
 

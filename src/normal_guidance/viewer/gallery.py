@@ -18,7 +18,7 @@ import torch
 
 from normal_guidance import __version__
 from normal_guidance.data.manifest import Manifest, ScanRow, read_manifest
-from normal_guidance.data.windows import WINDOWS
+from normal_guidance.data.windows import MR_WINDOWS, WINDOWS, Range, Window, window_from_json
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.evaluation.run_report import NOT_OURS
@@ -43,7 +43,7 @@ ROWS = 16
 """Scans whose files and positions stay in memory: every slice needs them."""
 
 WHOLE_SCALE = (-1024.0, 3071.0)
-"""The HU of twelve bits: the window for slices that the encoder saw without one."""
+"""The HU of twelve bits: the window for slices of CT that the encoder saw without one."""
 
 DIRECTIONS = (("L", "R"), ("P", "A"), ("H", "F"))
 """The directions in which x, y and z of a patient grow, and the opposite ones."""
@@ -80,7 +80,7 @@ class Gallery:
         folder: folder of a study, a run, or new scans.
         splits: its predictions.
         manifest: where the images and the slice labels are; None if unknown.
-        encoder_windows: lowest and highest HU that the encoder distinguished, one pair for each channel.
+        encoder_windows: the windows of the encoder, one for each channel.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Gallery:
         folder: Path,
         splits: Sequence[SplitPredictions],
         manifest: Manifest | None,
-        encoder_windows: Sequence[tuple[float, float]] = (),
+        encoder_windows: Sequence[Window | None] = (),
     ) -> None:
         self.folder, self.splits, self.manifest = folder, tuple(splits), manifest
         self.encoder_windows = tuple(encoder_windows)
@@ -259,12 +259,31 @@ class Gallery:
     # ----------------------------------------------------------------------------------------------------
 
     def _windows(self) -> list[dict[str, Any]]:
-        presets = [(name, name.capitalize(), window) for name, window in WINDOWS.items() if window is not None]
+        """The windows to choose from; a range of None is each slice's own, which the page measures."""
         several = len(self.encoder_windows) > 1
+        whole = None if self._is_mr else WHOLE_SCALE
+        shown = self._presets()
         for place, window in enumerate(self.encoder_windows, start=1):
             suffix = f" {place}" if several else ""
-            presets.append((f"encoder{suffix}", f"Encoder{suffix}", window))
-        return [{"name": name, "title": title, "low": low, "high": high} for name, title, (low, high) in presets]
+            # The page has one slice at a time, not the scan whose percentiles the encoder saw.
+            shown.append((f"encoder{suffix}", f"Encoder{suffix}", window if isinstance(window, tuple) else whole))
+        unit = "" if self._is_mr else "HU"
+        own = (None, None)
+        return [
+            {"name": name, "title": title, "low": low, "high": high, "unit": unit}
+            for name, title, (low, high) in ((name, title, bounds or own) for name, title, bounds in shown)
+        ]
+
+    @property
+    def _is_mr(self) -> bool:
+        return self.manifest is not None and "CT" not in self.manifest.table["modality"].to_pylist()
+
+    def _presets(self) -> list[tuple[str, str, Range | None]]:
+        """Name, title and range of the windows for the scans' modality."""
+        ranges = {name: window for name, window in WINDOWS.items() if isinstance(window, tuple)}
+        if self._is_mr:
+            return [("own", "Own range", None), ("adc", "ADC", ranges["adc"])]
+        return [(name, name.capitalize(), window) for name, window in ranges.items() if name not in MR_WINDOWS]
 
     def _missing(self) -> list[dict[str, str]]:
         """What is missing on the page, and the command that adds it."""
@@ -312,15 +331,14 @@ def _labelled(manifest: Manifest, folder: Path) -> Manifest:
     return manifest.of_finding(name) if name in {one.name for one in manifest.findings} else manifest
 
 
-def _encoder_windows(folder: Path, store: Path | None) -> list[tuple[float, float]]:
+def _encoder_windows(folder: Path, store: Path | None) -> list[Window | None]:
     """The encoder's windows, from a store or from the summary of new scans; empty where neither has them."""
     summary = folder / SUMMARY
     if store is None and not summary.is_file():
         return []
     about = read_json(summary).get("model") if store is None else open_store(store).provenance
     try:
-        windows = about["preprocessing"]["windows"]  # type: ignore[index]
-        return [WHOLE_SCALE if window is None else (float(window[0]), float(window[1])) for window in windows]
+        return [window_from_json(window) for window in about["preprocessing"]["windows"]]  # type: ignore[index]
     except (*NOT_OURS, IndexError) as error:
         if store is None:
             return []

@@ -57,6 +57,7 @@ SOURCE = CodedConcept.from_code(codes.SCT.Source)
 
 PROCEDURES = {
     "CT": (codes.DCM.ComputedTomography, codes.LN.CTUnspecifiedBodyRegion),
+    "MR": (codes.DCM.MagneticResonance, codes.LN.MRIUnspecifiedBodyRegion),
     "": (codes.DCM.OtherModality, Code("363679005", "SCT", "Imaging procedure")),
 }
 """Modality and procedure by the headers' modality; the last entry is for all others."""

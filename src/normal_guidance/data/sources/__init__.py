@@ -1,4 +1,4 @@
-"""Sources of scans and labels: the three challenges as Kaggle distributes them, and any folder with a table."""
+"""Sources of scans and labels: three challenges as Kaggle distributes them, PROSTATEx, and any folder with a table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from normal_guidance.data.problems import Report
 from normal_guidance.data.sources.folder import FolderScans
 from normal_guidance.data.sources.interface import Candidate, Group, ScanSource, SourceOptions
+from normal_guidance.data.sources.prostatex import ATTRIBUTION, open_prostatex
 from normal_guidance.data.sources.rsna_at import AbdomenScans
 from normal_guidance.data.sources.rsna_ich import HeadScans
 from normal_guidance.data.sources.rsna_pe import ChestScans
@@ -29,12 +30,17 @@ class Source:
     open: Callable[[Path, SourceOptions, Report], ScanSource]
     options: tuple[str, ...] = ()
     """Fields of `SourceOptions` that this source uses."""
+    attribution: tuple[str, ...] = ()
+    """Sentences that a page with results on these scans must carry."""
 
 
 SOURCES = {
     "rsna-ich": Source("head CT, RSNA 2019 Intracranial Hemorrhage", HeadScans),
     "rsna-pe": Source("chest CT, RSNA 2020 Pulmonary Embolism", ChestScans),
     "rsna-at": Source("abdominal CT, RSNA 2023 Abdominal Trauma", AbdomenScans, ("labels",)),
+    "prostatex": Source(
+        "prostate MR (ADC maps), PROSTATEx with masks of its lesions", open_prostatex, attribution=ATTRIBUTION
+    ),
     "folder": Source("DICOM folders, zips or NIfTI files with a table", FolderScans, ("table", "findings")),
 }
 """The sources of `nguide index`."""

@@ -10,6 +10,7 @@ The table (.csv or .parquet) has one row per scan:
     slice_labels   optional; 0 and 1 in the order of the slices: '0 0 1 1', '[0, 0, 1, 1]' or a list
     slice_ranges   optional; the positive slices, counted from 0, both ends included: '12-20;31-33'
     mask           optional; a NIfTI volume whose nonzero slices are positive, matched to the slices by position
+    modality       optional; CT (the default) or MR
 
 With findings (`SourceOptions.findings`), each has a column of its name instead of `label`.  The first must be known; an
 empty cell of another one is unknown.  `slice_labels`, `slice_ranges` and `mask` are those of the first finding, and
@@ -41,7 +42,7 @@ from normal_guidance.data.sources.interface import (
     list_below,
     patient_of,
 )
-from normal_guidance.data.sources.masks import slices_of_mask
+from normal_guidance.data.sources.masks import slices_of_masks
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 
 SLICES = ("slice_labels", "slice_ranges", "mask")
 """Columns that say which slices are positive; a scan may use one of them."""
+
+MODALITIES = ("CT", "MR")
+"""Modalities that a table may name, as DICOM abbreviates them."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class _Row:
     slice_labels: str = ""
     slice_ranges: str = ""
     mask: str = ""
+    modality: str = ""
     further: Mapping[str, str] = field(default_factory=dict)
     """The cells of further findings, by their columns."""
 
@@ -73,12 +78,12 @@ class FolderScans:
 
     expected_files: int | None = None
 
-    def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
+    def __init__(self, root: Path, options: SourceOptions, report: Report, modality: str = "") -> None:
         if not root.is_dir():
             raise UserError(f"{root} is not a folder; give the one that the table's paths are relative to")
         if options.table is None:
             raise UserError("the source folder needs --table FILE (.csv, .parquet) with scan_id, path and label")
-        self.root, self.report = root.resolve(), report
+        self.root, self.report, self.modality = root.resolve(), report, modality
         self.findings = options.findings
         columns = _read_table(options.table, options.findings)
         self.sliced = not set(SLICES).isdisjoint(columns)
@@ -93,7 +98,7 @@ class FolderScans:
             files = self._files(row)
             if files:
                 mask = self._place(row, row.mask) if row.mask else None
-                yield Group(row.scan_id, files, mask or "")
+                yield Group(row.scan_id, files, (mask,) if mask else (), row.modality or self.modality)
 
     def _place(self, row: _Row, text: str) -> str | None:
         """A path of the table, relative to the root; None, with a report, if it is missing or unsafe."""
@@ -138,10 +143,10 @@ class FolderScans:
             patient = self.rows[group.name].patient_id or patient_of(group.name, series, self.report)
             yield Candidate(group.name, patient or group.name, series)
 
-    def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
+    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         row = self.rows[candidate.scan_id]
         further = {one.name: self._further(row, one, len(ordered.slices)) for one in self.findings[1:]}
-        return self._join_first(row, ordered, mask)._replace(further=further)
+        return self._join_first(row, ordered, masks)._replace(further=further)
 
     def _further(self, row: _Row, finding: Finding, count: int) -> Labels:
         try:
@@ -150,9 +155,9 @@ class FolderScans:
             self._mismatch(row, f"{finding.name}: {error}", "slice labels left out")
             return Labels(BINARY.get(row.further[label_column(finding.name)].lower()), None)
 
-    def _join_first(self, row: _Row, ordered: Ordered, mask: Mask | None) -> Labels:
+    def _join_first(self, row: _Row, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         try:
-            slices = self._slices(row, ordered, mask)
+            slices = self._slices(row, ordered, masks)
         except ValueError as error:
             self._mismatch(row, str(error), "slice labels left out")
             return Labels(self._known(row, row.label), None)
@@ -172,7 +177,7 @@ class FolderScans:
     def _mismatch(self, row: _Row, detail: str, action: str) -> None:
         self.report(Problem(row.scan_id, "", "label_mismatch", detail, action))
 
-    def _slices(self, row: _Row, ordered: Ordered, mask: Mask | None) -> np.ndarray | None:
+    def _slices(self, row: _Row, ordered: Ordered, masks: Sequence[Mask]) -> np.ndarray | None:
         """The labels of the slices in order, or None; raises a ValueError if they do not fit."""
         given = [name for name in SLICES if getattr(row, name)]
         count = len(ordered.slices)
@@ -181,7 +186,7 @@ class FolderScans:
         if not given:
             return np.zeros(count, np.int8) if self.sliced and row.label == 0 else None
         if row.mask:
-            return None if mask is None else slices_of_mask(mask, ordered)
+            return slices_of_masks(masks, ordered) if masks else None
         if row.slice_labels:
             labels = parse_labels(row.slice_labels)
             if len(labels) != count:
@@ -212,7 +217,7 @@ def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str
         values: dict[str, Any] = {name: cell for name, cell in cells.items() if name in COLUMNS}
         further = {name: cell for name, cell in cells.items() if name not in COLUMNS}
         scan_id, word = values["scan_id"], values.get("label", "").lower()
-        wrong = _wrong_label(cells)
+        wrong = _wrong_label(cells) or _wrong_modality(values.get("modality", ""))
         if not scan_id or not values["path"]:
             report(Problem(scan_id, path.name, "bad_row", f"row {number + 1}: scan_id or path is empty", "left out"))
         elif wrong:
@@ -221,7 +226,8 @@ def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str
             detail = f"row {number + 1}: scan_id occurs twice"
             report(Problem(scan_id, path.name, "double_scan", detail, "the first row counts"))
         else:
-            rows[scan_id] = _Row(**{**values, "label": BINARY.get(word)}, further=further)
+            known = {"label": BINARY.get(word), "modality": values.get("modality", "").upper()}
+            rows[scan_id] = _Row(**{**values, **known}, further=further)
     if not rows:
         raise UserError(f"--table {path} has no usable row; it needs scan_id, path and a label that is 0 or 1")
     return rows
@@ -233,3 +239,10 @@ def _wrong_label(cells: Mapping[str, str]) -> str:
         if (name == "label" or name.startswith("label_")) and cell and cell.lower() not in BINARY:
             return f"{name.replace('_', ' of ', 1)} {cell.lower()!r} is neither 0 nor 1"
     return ""
+
+
+def _wrong_modality(word: str) -> str:
+    """What is wrong with a row's modality, in words; empty if it is right or missing."""
+    if word.upper() in ("", *MODALITIES):
+        return ""
+    return f"modality {word!r} is not one of {', '.join(MODALITIES)}"

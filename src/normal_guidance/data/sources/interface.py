@@ -66,8 +66,10 @@ class Group:
     """The source's name for the group: the scan, where a group is one."""
     files: Sequence[str]
     """Relative to the dataset's root."""
-    mask: str = ""
-    """A volume that is nonzero in the positive slices."""
+    masks: Sequence[str] = ()
+    """Volumes that are nonzero in the positive slices, each in some of them."""
+    modality: str = ""
+    """As DICOM abbreviates it, where the source knows it: other DICOM files are refused, and NIfTI counts as it."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ class ScanSource(Protocol):
     def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
         """The scans of a group."""
 
-    def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
-        """The labels of a scan, and of its slices in their order."""
+    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
+        """The labels of a scan, and of its slices in their order; masks that cannot be read are not among `masks`."""
 
     def finish(self) -> None:
         """Reports the labels that have no file."""

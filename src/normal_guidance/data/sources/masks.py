@@ -1,8 +1,9 @@
-"""Slice labels from a mask volume, matched by position in space; grids and slice orders may differ."""
+"""Slice labels from mask volumes, matched by position in space; grids and slice orders may differ."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +43,20 @@ def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
     if lost:
         raise ValueError(f"{lost} of {int(positive.sum())} nonzero slices of mask {mask.file} lie outside the scan")
     return _near(places, heights[positive], reach).astype(np.int8)
+
+
+def slices_of_masks(masks: Sequence[Mask], ordered: Ordered) -> np.ndarray:
+    """Labels a slice positive if it is by one of the masks; raises a ValueError if one of them does not fit.
+
+    Example:
+        >>> from normal_guidance.data.geometry import Ordered
+        >>> axial, places = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), ((0.0, 0.0, 0.0), (0.0, 0.0, 5.0))
+        >>> scan = Ordered((("1", 0), ("2", 0)), (0.0, 5.0), 5.0, axial, 512, 512, None, (), True)
+        >>> masks = [Mask("m.nii", axial, places, one) for one in ((True, False), (False, True))]
+        >>> slices_of_masks(masks, scan).tolist()
+        [1, 1]
+    """
+    return np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0)
 
 
 def _near(values: np.ndarray, others: np.ndarray, reach: float) -> np.ndarray:

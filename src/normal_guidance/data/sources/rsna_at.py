@@ -135,7 +135,7 @@ class AbdomenScans:
             "incomplete_organ": self.meta.get(name),
         }
 
-    def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
+    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         images = join_files(candidate, ordered, self.report)
         return self._patient_labels(candidate, images) if self.by_patient else images
 

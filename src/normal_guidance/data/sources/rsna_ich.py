@@ -111,7 +111,7 @@ class HeadScans:
             self.report(Problem(header.series_uid, header.file, "label_mismatch", detail, action))
         return label
 
-    def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
+    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         return join_files(candidate, ordered, self.report)._replace(further=self._types(candidate, ordered))
 
     def _types(self, candidate: Candidate, ordered: Ordered) -> dict[str, Labels]:

@@ -115,7 +115,7 @@ class ChestScans:
             self.report(Problem(scan_id, "", "conflicting_label", detail, "counts as positive by its slices"))
         return exam
 
-    def join(self, candidate: Candidate, ordered: Ordered, mask: Mask | None) -> Labels:
+    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         return join_files(candidate, ordered, self.report)
 
     def finish(self) -> None:

@@ -1,5 +1,6 @@
-"""Chosen configurations trained again: the first initialisation is the study's own, and the others differ."""
+"""Chosen configurations trained again: the first initialisation is the study's own, and a page shows them all."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from normal_guidance.evaluation.initialisations import (
 )
 from normal_guidance.evaluation.study import Study, StudyData, bayes_oracle, train_study
 from normal_guidance.evaluation.study_folder import load_result
+from normal_guidance.reports.initialisations import write_initialisations
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config
 
@@ -83,3 +85,22 @@ def test_complete_runs_are_not_repeated(study: Study) -> None:
     with pytest.raises(UserError, match="holds another run"):
         initialisation_jobs(study, 4)[0].is_done(study)
     assert from_initialisations(Config("ng", seed=7), 1) == (Config("ng", seed=7),)
+
+
+def test_the_page_shows_the_published_value_in_the_distribution(study: Study) -> None:
+    page = write_initialisations(study.folder, "semi-synthetic")
+    row = next(line for line in page.splitlines() if line.startswith("| ABMIL"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    found = collect_initialisations(study.folder, "semi-synthetic", "localization_auroc")[0]
+    first = np.mean([values[0] for values in found.scores.values()])
+    assert cells[:2] == ["ABMIL", "validation's, 2 partitions"]
+    assert float(cells[2]) == pytest.approx(first, abs=6e-4)
+    assert cells[6] == ".546"  # the paper's
+    assert cells[7] == f"{found.share_below(0.546):.0%}"
+    assert (study.folder / "initialisations.png").stat().st_size > 10_000
+    assert json.loads((study.folder / "initialisations.json").read_text())["scan_auroc"][0]["method"] == "abmil"
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no complete run; train them with --initialisations"):
+        write_initialisations(tmp_path, "semi-synthetic")
