@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from normal_guidance.core.guidance import DIVERGENCES
-from normal_guidance.core.methods import BEYOND, CEILING, EVERY_METHOD, REFERENCE_TITLES
+from normal_guidance.core.methods import BEYOND, CEILING, COMPARED, REFERENCE_TITLES
 from normal_guidance.errors import UserError
 from normal_guidance.presentation.figure_style import (
     DIVERGENCE_COLORS,
@@ -67,8 +67,8 @@ def test_the_papers_own_orange_and_green_would_fail_that_test():
 
 
 def test_every_method_and_divergence_has_its_own_colour():
-    assert set(METHOD_COLORS) == {*EVERY_METHOD, CEILING, *REFERENCE_TITLES} == set(METHOD_MARKERS)
-    assert len({METHOD_COLORS[name] for name in (*EVERY_METHOD, CEILING)}) == len(EVERY_METHOD) + 1
+    assert set(METHOD_COLORS) == {*COMPARED, CEILING, *REFERENCE_TITLES} == set(METHOD_MARKERS)
+    assert len({METHOD_COLORS[name] for name in (*COMPARED, CEILING)}) == len(COMPARED) + 1
     assert set(DIVERGENCE_COLORS) == set(DIVERGENCES)
 
 

@@ -132,11 +132,11 @@ def plan_study(
         execution=training.execution(),
         receptive_field=receptive_field,
     )
-    guided = tuple(name for name in methods if EVERY_METHOD[name].guided) if sensitivity else ()
+    guided = tuple(name for name in methods if name in EVERY_METHOD and EVERY_METHOD[name].guided)
     return StudyPlan(
         study=study,
         make_grid=partial(grid_of_method, **axes),
-        varied=replace(study, methods=guided),
+        varied=replace(study, methods=guided if sensitivity else ()),
         make_varied_grid=partial(sensitivity_grid, **{axis: axes[axis] for axis in axes if axis in ("lr", "l1")}),
     )
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from normal_guidance.evaluation.study import Listener, StudyData
 
 
+EVERY_ROW = "all,field,committee"
+"""The methods of a study of public scans, unless the user names others."""
+
+
 @with_training_options
 def reproduce(
     dataset: Annotated[
@@ -37,7 +41,7 @@ def reproduce(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables, and for the runs: OUT/METHOD/SEED.")],
-    methods: Annotated[str | None, methods_option("all; with --sensitivity ng")] = None,
+    methods: Annotated[str | None, methods_option("all; with --sensitivity ng; on scans all,field,committee")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of the paper's partitions, one run for each.")] = "1001,2001,3001",
     report: Annotated[
         bool, typer.Option("--report", help="Also compare the methods, draw the figures and write OUT/report.html.")
@@ -94,7 +98,7 @@ def reproduce(
         raise UserError(f"--initialisations {initialisations}: only the tables of drawn data have them; leave it out")
     if dataset in SCAN_DATASETS:
         _refuse_sensitivity(dataset, out, sensitivity)
-        names = tuple(training.regularized(choose_methods(methods, sensitivity)))
+        names = tuple(training.regularized(choose_methods(methods or EVERY_ROW, sensitivity)))
         numbers = parse_list("--seeds", seeds, int)
         reproduce_scans(dataset, root, out, names, numbers, encoder or ENCODER, training, as_json)
         return

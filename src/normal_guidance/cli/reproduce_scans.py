@@ -91,11 +91,11 @@ def reproduce_scans(
 
 def _check(methods: Sequence[str], training: TrainingOptions) -> None:
     """Refuse before the first scan is read what the study would refuse after minutes of encoding."""
-    from normal_guidance.core.methods import EVERY_METHOD, NAMED
+    from normal_guidance.core.methods import COMMITTEE, COMPARED, NAMED
 
     for method in methods:
-        if method not in EVERY_METHOD:
-            raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}")
+        if method not in COMPARED:
+            raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}, {COMMITTEE}")
     training.check_guidance(methods)
     training.study_axes()
     training.execution()

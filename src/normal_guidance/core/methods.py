@@ -141,12 +141,20 @@ SCAN_REFERENCE = "scan_reference"
 COMMITTEE = "committee"
 """The method name of what `nguide fit` makes."""
 
+COMPARED: tuple[str, ...] = (*EVERY_METHOD, COMMITTEE)
+"""The rows of a table, apart from the ceiling."""
+
 REFERENCE_TITLES = {SLICE_REFERENCE: "Slice reference", SCAN_REFERENCE: "Scan reference"}
 """The titles of the two runs that make up the supervised reference."""
 
 
 DRAWN = ("semi-synthetic", "lidc-positions")
 """Datasets that we draw, so that Bayes' rule gives their ceiling."""
+
+
+def scores_scans(method: str) -> bool:
+    """Whether a row of a table has scan scores; all but the centred Gaussian do."""
+    return method not in EVERY_METHOD or EVERY_METHOD[method].scores_scans
 
 
 def method_title(method: str, dataset: str = "") -> str:

@@ -18,11 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from normal_guidance.core.methods import EVERY_METHOD
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import published_choice
 from normal_guidance.evaluation.study import Listener, Study, Train, TrainingJob, train_jobs
-from normal_guidance.evaluation.study_folder import find_results, load_result
+from normal_guidance.evaluation.study_folder import FORMS, find_results, load_result
 from normal_guidance.statistics.scores import Metric
 from normal_guidance.training.config import Config
 
@@ -46,7 +45,7 @@ def from_initialisations(config: Config, count: int) -> tuple[Config, ...]:
 
 def initialisation_jobs(study: Study, count: int) -> list[TrainingJob]:
     """Return a job for each trained method and partition of a complete study, and each of `ORIGINS`."""
-    methods = [method for method in study.methods if EVERY_METHOD[method].scores_scans]
+    methods = [method for method in study.methods if method not in FORMS]
     return [job for seed in study.seeds for method in methods for job in _jobs_of_run(study, method, seed, count)]
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from normal_guidance.core.methods import CEILING, EVERY_METHOD, NAMED
+from normal_guidance.core.methods import CEILING, COMPARED, NAMED
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.scores import Metric
@@ -120,5 +120,5 @@ def _name_in_paper(metric: Metric) -> str:
 
 def _check_method(method: str) -> None:
     # A typing error must not look like "nothing was published".
-    if method not in (*EVERY_METHOD, CEILING):
+    if method not in (*COMPARED, CEILING):
         raise UserError(f"method {method!r} is unknown; choose one of {', '.join(NAMED)}, {CEILING}")

@@ -18,7 +18,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.methods import CEILING, EVERY_METHOD, NAMED, SCAN_REFERENCE, SLICE_REFERENCE
+from normal_guidance.core.methods import (
+    CEILING,
+    COMMITTEE,
+    COMPARED,
+    NAMED,
+    SCAN_REFERENCE,
+    SLICE_REFERENCE,
+    scores_scans,
+)
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
@@ -49,6 +57,7 @@ from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.execution import Execution
 from normal_guidance.training.fit import predict
+from normal_guidance.training.fit_committee import fit_committee, make_plan
 from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.run_folder import PREDICTION_TABLE, identity_of, is_begun
 from normal_guidance.training.stacked_model import initial_model
@@ -175,8 +184,8 @@ class Study:
 
     def __post_init__(self) -> None:
         for method in self.methods:
-            if method not in EVERY_METHOD:
-                raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}")
+            if method not in COMPARED:
+                raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}, {COMMITTEE}")
         for seed in self.seeds:
             if seed not in self.dataset.seeds:
                 known = ", ".join(map(str, self.dataset.seeds))
@@ -290,8 +299,8 @@ def train_study(
     study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
 ) -> None:
     """Train and score what the study's folder lacks: its methods, and the oracle or both supervised references."""
-    untrained = [method for method in wanted_of(study) if method in FORMS]
-    train_jobs(study, study_jobs(study, make_grid), listener, train, untrained)
+    unswept = [method for method in wanted_of(study) if method in FORMS]
+    train_jobs(study, study_jobs(study, make_grid), listener, train, unswept)
 
 
 def study_jobs(study: Study, make_grid: MakeGrid = grid) -> list[TrainingJob]:
@@ -303,7 +312,7 @@ def wanted_of(study: Study) -> list[str]:
     """Return the methods that the dataset allows, and the ceiling: the oracle, or both supervised references."""
     dataset = study.dataset
     if not dataset.has_slice_labels:
-        return [method for method in study.methods if EVERY_METHOD[method].scores_scans]
+        return [method for method in study.methods if scores_scans(method)]
     if dataset.oracle is not None:
         return [*study.methods, CEILING]
     return [*study.methods, *(REFERENCES if dataset.has_supervision else ())]
@@ -314,19 +323,19 @@ def train_jobs(
     jobs: Sequence[TrainingJob],
     listener: Listener | None = None,
     train: Train | None = None,
-    untrained: Sequence[str] = (),
+    unswept: Sequence[str] = (),
 ) -> None:
-    """Do the jobs that are not done yet, and score the methods that need no training."""
+    """Do the jobs that are not done yet, and score the methods that have no sweep."""
     # Check all folders and build all models before the first run takes hours.
     lacking = [job for job in jobs if not job.is_done(study)]
-    unscored = [(seed, method) for seed in study.seeds for method in untrained if not _is_scored(study, method, seed)]
+    unscored = [(seed, method) for seed in study.seeds for method in unswept if not _is_scored(study, method, seed)]
     here = replace(study, dataset=replace(study.dataset, draw=_OneSeed(study.dataset.draw)))
     make_folder(study.folder)
     if lacking:
         _check_models(lacking, here.dataset.draw(lacking[0].seed, "train").width)
     for seed in study.seeds:
         for method in (method for of_seed, method in unscored if of_seed == seed):
-            _score_untrained(here, method, seed)
+            _score_unswept(here, method, seed)
         if train is None:
             train_here(here, [job for job in lacking if job.seed == seed], listener or Listener())
     if train is not None:
@@ -393,32 +402,48 @@ def _is_scored(study: Study, method: str, seed: int) -> bool:
     return found is not None
 
 
-def _score_untrained(study: Study, method: str, seed: int) -> None:
+def _score_unswept(study: Study, method: str, seed: int) -> None:
     folder, test = study.folder / method / str(seed), study.dataset.draw(seed, "test")
     make_folder(folder)
-    predictions = dict(_untrained(study.dataset, method, test))
+    predictions = dict(_unswept(study, method, seed, test))
     scores = {form: _scores(test, prediction) for form, prediction in predictions.items()}
     chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
     write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
     content = {
         "options": options_of(study),
         "data": {"test": {"scans": len(test), "fingerprint": _fingerprint(test)}},
-        "environments": [environment(Execution())],
+        "environments": [environment(study.execution if method == COMMITTEE else Execution())],
         "scores": {form: asdict(scores[form]) for form in FORMS[method]},
     }
     write_json(folder / SCORES, content)
 
 
-def _untrained(dataset: StudyData, method: str, test: Data) -> Iterator[tuple[str, Prediction]]:
+def _unswept(study: Study, method: str, seed: int, test: Data) -> Iterator[tuple[str, Prediction]]:
     """Yield the predictions of each form of the method."""
-    if method == CEILING:
-        assert dataset.oracle is not None
+    if method == COMMITTEE:
+        yield COMMITTEE, _by_committee(study, seed, test)
+    elif method == CEILING:
+        assert study.dataset.oracle is not None
         assert isinstance(test, Bags)
-        best = dataset.oracle(test)
+        best = study.dataset.oracle(test)
         yield CEILING, Prediction(best.scan_scores, best.slice_scores.exp(), best.slice_scores[None])
     else:
         for form, published in {PUBLISHED_FORM: True, LOG_DENSITY: False}.items():
             yield form, predict(CenteredGaussian(published=published), test)
+
+
+def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
+    """Predict test scans by what `nguide fit` makes of the training and validation scans; it has folds of its own."""
+    parts = [study.dataset.draw(seed, part) for part in ("train", "val")]
+    first, second = (part if isinstance(part, Bags) else part.bags() for part in parts)
+    both = Bags(
+        torch.cat([first.features, second.features]),
+        torch.cat([first.lengths, second.lengths]),
+        torch.cat([first.labels, second.labels]),
+    )
+    patients = [*first.patient_ids, *second.patient_ids]
+    plan = make_plan(both.labels.tolist(), patients, seed=seed)
+    return predict(fit_committee(both, patients, plan, device=study.execution.device).committee, test)
 
 
 def _scores(test: Data, prediction: Prediction) -> Scores:

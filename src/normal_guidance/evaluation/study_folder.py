@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.core.methods import CEILING, EVERY_METHOD, SCAN_REFERENCE, SLICE_REFERENCE
+from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run
 from normal_guidance.evaluation.supervised import References
@@ -28,19 +28,19 @@ SENSITIVITY = "sensitivity"
 PUBLISHED_FORM, LOG_DENSITY = "published form", "log-density"
 """How Centered Gaussian is scored: the tables show the first, the notes mention the second."""
 
-FORMS = {CEILING: (CEILING,), "centered_gaussian": (PUBLISHED_FORM, LOG_DENSITY)}
-"""Methods that are not trained, and the names of their scores."""
+FORMS = {CEILING: (CEILING,), COMMITTEE: (COMMITTEE,), "centered_gaussian": (PUBLISHED_FORM, LOG_DENSITY)}
+"""Rows without a sweep, and the names of their scores."""
 
 REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)
 """Models that are trained with slice labels."""
 
-EVERYTHING = (*EVERY_METHOD, CEILING, *REFERENCES)
+EVERYTHING = (*COMPARED, CEILING, *REFERENCES)
 """All names that a study's folder may hold."""
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The complete result for one method and seed: a run, or the scores of a method that is not trained."""
+    """The complete result for one method and seed: a run, or the scores of a method without a sweep."""
 
     method: str
     seed: int
@@ -50,12 +50,12 @@ class StudyResult:
     """Fingerprint of the scans of each part."""
     run: Run | None
     forms: Mapping[str, Scores]
-    """Scores of a method that is not trained; the tables show the first."""
+    """Scores of a method without a sweep; the tables show the first."""
     departures: Mapping[str, Any]
     environments: tuple[Mapping[str, Any], ...]
     """One for every start of the run."""
     precision: str | None
-    """Precision of the run's training; None for a method that is not trained."""
+    """Precision of the run's training; None for a method without a sweep."""
 
     @property
     def winners(self) -> tuple[Selected, ...]:

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from normal_guidance.core.guidance import DivergenceName
-from normal_guidance.core.methods import BEYOND, CEILING, EVERY_METHOD, FIELD, NAMED, REFERENCE_TITLES
+from normal_guidance.core.methods import BEYOND, CEILING, COMMITTEE, EVERY_METHOD, FIELD, NAMED, REFERENCE_TITLES
 from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder, write_atomically
@@ -61,6 +61,7 @@ _COLORS = {
     "evidence_ng": "#64530C",
     "whole_bells": "#EE9F63",
     "whole_bells_ng": "#490037",
+    COMMITTEE: "#AA0044",
     **dict.fromkeys((CEILING, *REFERENCE_TITLES), "#000000"),
     **{name: rgb2hex(colormaps["gist_rainbow"](place / len(FIELD))) for place, name in enumerate(FIELD)},
 }
@@ -68,13 +69,15 @@ _COLORS = {
 METHOD_COLORS = _with_shades(_COLORS)
 """Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL.
 
-Methods that the paper does not have are yellow (evidence) and apricot (bells), their guided versions darker.
+Methods that the paper does not have are yellow (evidence) and apricot (bells), their guided versions
+darker.  What `nguide fit` makes is crimson.
 References are black.  The field's methods are spread over the rainbow, and a regularized method is a darker shade of
 its model.
 """
 
 METHOD_MARKERS = {
     **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},
+    COMMITTEE: "P",
     **dict.fromkeys(BEYOND, "D"),
     **{name: "^" for name, method in EVERY_METHOD.items() if method.model in FIELD},
     **{name: "v" for name in EVERY_METHOD if name not in NAMED},

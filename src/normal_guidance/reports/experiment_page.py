@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from normal_guidance.core.methods import EVERY_METHOD, method_title
+from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, method_title
 from normal_guidance.data.dataset_statistics import Description
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.study import Study, wanted_of
@@ -98,7 +98,7 @@ def experiment_page(experiment: Experiment, images: Images | None = None) -> str
 
 def _findings(experiment: Experiment) -> Iterator[str]:
     found = experiment.differences
-    guided = [method for method, about in EVERY_METHOD.items() if about.guided]
+    guided = [COMMITTEE, *(method for method, about in EVERY_METHOD.items() if about.guided)]
     for metric in SHOWN_METRICS:
         chosen = [one for one in found.found if one.metric == metric and one.method in guided]
         if chosen:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.methods import CEILING, EVERY_METHOD, method_title
+from normal_guidance.core.methods import CEILING, COMPARED, method_title
 from normal_guidance.data.dataset_statistics import describe_scans
 from normal_guidance.data.manifest import PARTS, Manifest
 from normal_guidance.errors import UserError
@@ -62,12 +62,12 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
     predictions = read_study_predictions(study.folder, dataset)
     if not predictions:
         raise UserError(_why_nothing(study, results))
-    compared = [method for method in (*EVERY_METHOD, CEILING) if all(method in one.predictions for one in predictions)]
+    compared = [method for method in (*COMPARED, CEILING) if all(method in one.predictions for one in predictions)]
     found, notes = _compare(predictions, compared, dataset)
     positions = None if manifest is None else {one.seed: _positions(manifest, one.scans) for one in predictions}
     sensitivity = {
         method: collect_sensitivity(study.folder, dataset.name, method)
-        for method in EVERY_METHOD
+        for method in COMPARED
         if any(find_results(study.folder / SENSITIVITY, dataset.name, (method,)))
     }
     return Experiment(
@@ -133,7 +133,7 @@ def _compare(
     everyone = {method for one in predictions for method in one.predictions}
     notes = [
         f"{method_title(method, dataset.name)} is not complete on every split and is left out of the comparisons."
-        for method in (*EVERY_METHOD, CEILING)
+        for method in (*COMPARED, CEILING)
         if method in everyone and method not in compared
     ]
     left_out = sum(one.left_out for one in predictions)
@@ -158,7 +158,7 @@ def _is_usable(claim: Claim, dataset: StudyData, left_out: bool) -> bool:
 def _measure(
     predictions: Sequence[StudyPredictions], dataset: StudyData, positions: Mapping[int, Float[Tensor, "slices"]] | None
 ) -> Measures:
-    methods = [method for method in (*EVERY_METHOD, CEILING) if any(method in one.predictions for one in predictions)]
+    methods = [method for method in (*COMPARED, CEILING) if any(method in one.predictions for one in predictions)]
     found: dict[str, dict[int, LocalizationMeasures]] = {method: {} for method in methods}
     beyond: dict[str, dict[int, tuple[Skill, PatientSpecific]]] = {method: {} for method in methods}
     for one in predictions:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
-from normal_guidance.core.methods import CEILING, EVERY_METHOD, NAMED, method_title
+from normal_guidance.core.methods import CEILING, COMPARED, EVERY_METHOD, NAMED, method_title
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind, mean_and_sd
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import published, published_sd_kind, published_seed, published_sensitivity
@@ -230,7 +230,7 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
         ...
     """
     _check_results(results)
-    names = (*EVERY_METHOD, CEILING)
+    names = (*COMPARED, CEILING)
     if unknown := [method for method in results if method not in names]:
         raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(names)}")
     seeds = tuple(sorted({seed for of_seeds in results.values() for seed in of_seeds}))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from normal_guidance.core.methods import CEILING, EVERY_METHOD, NAMED
+from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, EVERY_METHOD, NAMED, scores_scans
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
 from normal_guidance.statistics.delong import delong, in_standard_errors
@@ -38,8 +38,8 @@ COUNTERPARTS = {
 }
 """A smoothed or regularized method, and its counterpart without."""
 
-RIVALS = {"ng": "smap", "mhng": "smtp"}
-"""A guided method, and smoothing of the same model."""
+RIVALS = {"ng": "smap", "mhng": "smtp", COMMITTEE: "ng"}
+"""A guided method, and smoothing of the same model; and what `nguide fit` makes, beside guidance."""
 
 MIN_DEFINED = 0.9
 """Share of draws that must be defined; if fewer are, the splits have too few positive or negative patients."""
@@ -80,9 +80,9 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
         Claim(method='abmil', against='ceiling', metric='localization_auroc')
         Claim(method='ng', against='ceiling', metric='localization_auroc')
     """
-    if unknown := [method for method in methods if method not in EVERY_METHOD and method != ceiling]:
+    if unknown := [method for method in methods if method not in COMPARED and method != ceiling]:
         raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(NAMED)}")
-    tested = [method for method in EVERY_METHOD if method in methods]
+    tested = [method for method in COMPARED if method in methods]
     pairs = [(method, BASELINE) for method in tested if method != BASELINE and BASELINE in tested]
     pairs += [
         (method, other)
@@ -95,9 +95,7 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
 
 
 def _have(pair: tuple[str, str], metric: Metric) -> bool:
-    return metric.startswith("localization") or all(
-        EVERY_METHOD[method].scores_scans for method in pair if method in EVERY_METHOD
-    )
+    return metric.startswith("localization") or all(map(scores_scans, pair))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from normal_guidance.core.methods import (
     CEILING,
-    COMMITTEE,
-    EVERY_METHOD,
+    COMPARED,
     REFERENCE_TITLES,
     SCAN_REFERENCE,
     SLICE_REFERENCE,
@@ -99,7 +98,7 @@ def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
     """The predictions of a run, one entry for each winner."""
     path = run / PREDICTION_TABLE
     groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
-    title = method_title(method) if method in (*EVERY_METHOD, *REFERENCE_TITLES, CEILING, COMMITTEE) else method
+    title = method_title(method) if method in (*COMPARED, *REFERENCE_TITLES, CEILING) else method
     for group in groups:
         if group:
             yield PredictionFolder(f"{method} {group}", f"{title}, {group}", path, group)
