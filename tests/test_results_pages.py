@@ -20,7 +20,7 @@ def studies():
     """docs/studies is a folder of scripts and not a package, so it is on the path only here."""
     sys.path.insert(0, str(DOCS / "studies"))
     try:
-        names = ("make_page", "page_beyond", "page_fit", "page_phantoms", "page_semi_synthetic", "removed_heads")
+        names = ["make_page", "removed_heads", *(file.stem for file in (DOCS / "studies").glob("page_*.py"))]
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     finally:
         sys.path.remove(str(DOCS / "studies"))
@@ -35,7 +35,7 @@ def cells_of(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("page", ["semi-synthetic", "beyond", "phantoms", "fit"])
+@pytest.mark.parametrize("page", ["semi-synthetic", "beyond", "phantoms", "fit", "prostatex", "mitbih", "field"])
 def test_every_table_has_its_place_once(studies, page):
     text = studies.make_page.PAGES[page].read_text(encoding="utf-8")
     names = [name for name, _ in studies.make_page.BLOCK.findall(text)]
@@ -211,3 +211,20 @@ def test_regret_is_what_a_choice_loses(studies):
         "slice labels of the validation scans": (1.0, 0.0),
     }
     assert "| kept | 10 | .700 | .100 | .100 |" in studies.page_beyond.regret_table({"NG": made})
+
+
+# ----------------------------------------------------------------------------------------------------
+# The bench of the field
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "name"), [("prostatex", "methods"), ("mitbih", "methods"), ("field", "summary")])
+def test_the_pages_of_the_field_are_made_of_their_table(studies, page, name):
+    assert getattr(studies, f"page_{page}").SECTIONS[name]() == written(studies, page)[name]
+
+
+def test_a_lambda_that_validation_chose_is_a_row_of_its_own(studies):
+    keep = importlib.import_module("keep_fit")
+    assert keep.kept_name({"method": "ng", "weights": "0.1/1/10"}) == "ng chosen"
+    assert keep.kept_name({"method": "ng"}) == keep.kept_name({"method": "ng", "weights": "1"}) == "ng"
+    assert keep.kept_name({"method": "abmil_entropy", "weights": "0.1/1/10"}) == "abmil_entropy"

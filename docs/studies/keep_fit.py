@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from normal_guidance.core.methods import NAMED
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.data.splits import fold_scans
@@ -73,13 +74,20 @@ def row(folder: str, found: Mapping[str, Any]) -> dict[str, Any]:
     scans, logits = found["scans"], torch.tensor(found["logits"])
     located = iter(found["localization"])
     return {
-        **{name: found[name] for name in ("set", "method", "repeat", "fold", "seed", "seconds")},
+        **{name: found[name] for name in ("set", "repeat", "fold", "seed", "seconds")},
+        "method": kept_name(found),
         "scans": scans,
         "patients": [number[patients[scan]] for scan in scans],
         "labels": [bool(labels[scan]) for scan in scans],
         "auroc": [_each(folder, found["set"], scan, located) for scan in scans],
         "scan_rank": logits.unique(return_inverse=True)[1].tolist(),
     }
+
+
+def kept_name(found: Mapping[str, Any]) -> str:
+    """The method; where validation chose the lambda of a method that also has a fixed one, this says so."""
+    method = str(found["method"])
+    return f"{method} chosen" if found.get("weights", "1") != "1" and method in NAMED else method
 
 
 def _each(folder: str, name: str, scan: int, located: Iterator[float]) -> float:
@@ -117,7 +125,7 @@ def guesses(folder: str, name: str, repeat: int, fold: int) -> Iterator[dict[str
 def main(arguments: Sequence[str]) -> None:
     folder, *results, out = arguments
     lines = [json.loads(line) for file in results for line in Path(file).read_text().splitlines()]
-    found = {tuple(line[name] for name in ("set", "method", "repeat", "fold", "seed")): line for line in lines}
+    found = {(kept_name(line), *(line[name] for name in ("set", "repeat", "fold", "seed"))): line for line in lines}
     rows = [row(folder, line) for line in found.values() if "failed" not in line]
     for part in sorted({(one["set"], one["repeat"], one["fold"]) for one in rows}):
         rows += guesses(folder, *part)

@@ -4,8 +4,8 @@
     .venv/bin/python docs/studies/make_page.py phantoms --write      puts them into the page
     .venv/bin/python docs/studies/make_page.py replication clamp     one of them
 
-The pages are semi-synthetic, beyond, phantoms, fit and replication.  Each has a module `page_<name>` with `SECTIONS`:
-the name of a place in the page and the function that makes its content.  Only what stands in such places is replaced.
+`PAGES` names the pages.  Each has a module `page_<name>` with `SECTIONS`: the name of a place in the page and the
+function that makes its content.  Only what stands in such places is replaced.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ PAGES = {
     "beyond": DOCS / "results/beyond.md",
     "phantoms": DOCS / "results/phantoms.md",
     "fit": DOCS / "results/fit.md",
+    "prostatex": DOCS / "results/prostatex.md",
+    "mitbih": DOCS / "results/mitbih.md",
+    "field": DOCS / "results/field.md",
     "replication": DOCS / "replication.md",
 }
 BLOCK = re.compile(r"<!-- measured: (\w+) -->\n\n(.*?)\n\n<!-- end -->", re.DOTALL)

@@ -64,6 +64,20 @@ def splits(name: str, seed: int = 0) -> tuple[SplitResults, ...]:
     )
 
 
+@cache
+def first_division(name: str) -> tuple[SplitResults, ...]:
+    """The folds of a set's first division alone, with the methods that have predicted all of them."""
+    parts: dict[int, dict[str, Row]] = defaultdict(dict)
+    for row in rows():
+        if (row["set"], row["seed"], row["repeat"]) == (name, 0, 0):
+            parts[row["fold"]][row["method"]] = row
+    everywhere = set.intersection(*(set(own) for own in parts.values()))
+    return tuple(
+        _split(own[COMMITTEE], {method: results(own[method]) for method in own if method in everywhere})
+        for _, own in sorted(parts.items())
+    )
+
+
 def _split(row: Row, methods: dict[str, MethodResults]) -> SplitResults:
     scans, patients = (tuple(map(str, row[name])) for name in ("scans", "patients"))
     if row["set"].startswith(SEMI):  # every seed has scans of its own

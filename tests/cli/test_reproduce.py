@@ -237,7 +237,7 @@ def test_from_public_scans_to_the_page_and_again(prostates, tmp_path):
     assert read_manifest(out / "index").about["source"] == "prostatex"
     assert sorted(path.name for path in (out / "splits").iterdir()) == ["split-1001.csv", "split-2001.csv"]
     about = open_store(out / "store").provenance["preprocessing"]
-    assert (about["windows"], about["mean"], about["sd"]) == ([[0.0, 3000.0]], [360.0], [600.0])
+    assert (about["windows"], about["mean"], about["sd"]) == ([[0.0, 3000.0]], [1100.0], [820.0])
     page = (out / "study" / "report.html").read_text()
     check_page(page)
     for words in ("PROSTATEx masks", "rcuocolo/PROSTATEx_masks, CC BY 4.0", "The Cancer Imaging Archive"):

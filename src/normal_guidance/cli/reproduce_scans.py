@@ -35,6 +35,7 @@ class ScanDataset:
         source: the source of `nguide index`.
         origin: where the user gets the scans, for errors.
         window: the encoder's window.
+        field: mm of each slice's middle that are encoded.
         normalize: mean and sd of the windowed slices, rounded.  They are the same for all splits, so that one store
             serves all; Hugging Face models normalise by themselves.
     """
@@ -42,11 +43,12 @@ class ScanDataset:
     source: str
     origin: str
     window: str
+    field: str
     normalize: str
 
 
 SCAN_DATASETS = {
-    "prostatex": ScanDataset("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "360,600"),
+    "prostatex": ScanDataset("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820"),
 }
 """The datasets of `nguide reproduce` that need --root."""
 
@@ -137,4 +139,5 @@ def _encode(dataset: ScanDataset, out: Path, encoder: str, training: TrainingOpt
     from normal_guidance.features.encoders import ENCODERS
 
     normalize = dataset.normalize if encoder in ENCODERS else None
-    encode(out / "index", encoder, out / "store", dataset.window, normalize=normalize, device=training.device)
+    where = (out / "index", encoder, out / "store")
+    encode(*where, dataset.window, dataset.field, normalize=normalize, device=training.device)

@@ -10,7 +10,7 @@ where it differs.  Data, order of the scans and protocol stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -83,18 +83,23 @@ class Initialisations:
 
     method: str
     origin: str
-    scores: Mapping[int, Sequence[float]]
-    """Of each partition's seed, in the order of the initialisations."""
+    scores: Mapping[int, Mapping[int, float]]
+    """Of each partition's seed, by the seed of the initial weights; without those from which nothing was selected."""
 
     @property
     def means(self) -> np.ndarray:
         """The mean over the partitions for every combination of their initialisations: what a study might have shown.
 
         Example:
-            >>> Initialisations("ng", "chosen", {1: [0.0, 1.0], 2: [0.5, 0.7]}).means.tolist()
+            >>> Initialisations("ng", "chosen", {1: {1: 0.0, 8: 1.0}, 2: {2: 0.5, 9: 0.7}}).means.tolist()
             [0.25, 0.35, 0.75, 0.85]
         """
-        return np.array([np.mean(one) for one in product(*self.scores.values())])
+        return np.array([np.mean(one) for one in product(*(values.values() for values in self.scores.values()))])
+
+    @property
+    def first(self) -> float:
+        """The mean of the study's own initialisations; NaN where nothing was selected from one of them."""
+        return float(np.mean([values.get(seed, np.nan) for seed, values in self.scores.items()]))
 
     def share_below(self, value: float) -> float:
         """The share of `means` that do not exceed a value."""
@@ -108,11 +113,10 @@ def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[
     """
     found = []
     for origin in ORIGINS:
-        runs: dict[str, dict[int, list[float]]] = {}
+        runs: dict[str, dict[int, dict[int, float]]] = {}
         for one in find_results(folder / INITIALISATIONS / origin, dataset):
-            tests = [winner.test for winner in one.winners]
-            values = [getattr(test, metric) for test in tests if test is not None]
-            if values:
+            tests = {winner.config.seed: winner.test for winner in one.winners}
+            if values := {seed: getattr(test, metric) for seed, test in tests.items() if test is not None}:
                 runs.setdefault(one.method, {})[one.seed] = values
         found += [Initialisations(method, origin, scores) for method, scores in runs.items()]
     return found

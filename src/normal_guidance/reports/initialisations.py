@@ -58,12 +58,11 @@ class InitialisationTable:
     def _cells(self, one: Initialisations) -> list[str]:
         means, theirs = one.means, published(self.metric, one.method, self.dataset)
         low, middle, high = np.percentile(means, INNER)
-        first = float(np.mean([values[0] for values in one.scores.values()]))
         known = theirs is not None and len(one.scores) > 1
         return [
             method_title(one.method),
             f"{ORIGIN_TITLES[one.origin]}, {len(one.scores)} partitions",
-            *(digits(float(value)) for value in (first, means.min(), means.max())),
+            *(digits(float(value)) for value in (one.first, means.min(), means.max())),
             f"{digits(float(middle))} [{digits(float(low))}, {digits(float(high))}]",
             digits(theirs.mean) if theirs is not None and known else "-",
             f"{one.share_below(theirs.mean):.0%}" if theirs is not None and known else "-",

@@ -1,0 +1,126 @@
+"""Every method on one set of docs/results/tables/fit.parquet, on the folds of the set's first division.
+
+The tables and figures of prostatex.md and mitbih.md, and the summary of field.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from make_page import table
+from matplotlib.figure import Figure
+from page_fit import GUESSES, LOCALIZATION, SCAN, TITLES, first_division
+from removed_heads import title_of
+
+from normal_guidance.core.methods import COMMITTEE, DISTINCT, EVERY_METHOD
+from normal_guidance.presentation.figure_style import WIDTH, method_color, save, styled
+from normal_guidance.statistics.bootstrap import measure, resample
+from normal_guidance.statistics.differences import Claim, Difference, differences
+from normal_guidance.statistics.number_format import NOTHING, digits, signed
+from normal_guidance.statistics.scores import Metric
+from normal_guidance.statistics.skill import skill
+
+CHOSEN = "ng chosen"
+"""Normal Guidance with lambda .1, 1 or 10 by validation; `ng` has lambda 1, as in the paper."""
+
+ORDER = (COMMITTEE, *(name for name in DISTINCT if EVERY_METHOD[name].scores_scans), CHOSEN, *GUESSES)
+METRICS: tuple[Metric, ...] = (LOCALIZATION, SCAN)
+AXES = {LOCALIZATION: "Localization AUROC", SCAN: "Scan AUROC"}
+
+
+def title(method: str) -> str:
+    """The method's title; that of `nguide fit` is bold in tables."""
+    if method == CHOSEN:
+        return f"{title_of('ng')}, lambda chosen"
+    return TITLES.get(method) or title_of(method)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One method on one set: each metric with its interval, and what it has beyond `nguide fit`."""
+
+    method: str
+    value: dict[Metric, float]
+    interval: dict[Metric, tuple[float, float]]
+    beyond: dict[Metric, Difference]
+
+
+@cache
+def measured(name: str) -> tuple[Measured, ...]:
+    """All methods of a set, the best localization first."""
+    own = first_division(name)
+    scores, draws = measure(own), resample(own)
+    found = []
+    for method in (one for one in ORDER if one in own[0].methods):
+        has = [metric for metric in METRICS if method in scores[metric]]
+        claims = [Claim(method, COMMITTEE, metric) for metric in has if method != COMMITTEE]
+        found.append(
+            Measured(
+                method,
+                {metric: scores[metric][method] for metric in has},
+                {metric: _interval(draws[metric][method]) for metric in has},
+                {one.metric: one for one in differences(own, claims)} if claims else {},
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.value[LOCALIZATION]))
+
+
+def _interval(draws: np.ndarray) -> tuple[float, float]:
+    low, high = np.nanpercentile(draws, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def prior(name: str) -> float:
+    """The best guess by position."""
+    return max(one.value[LOCALIZATION] for one in measured(name) if one.method in GUESSES)
+
+
+def of_set(name: str) -> str:
+    """The table of a set."""
+    rows = []
+    for one in measured(name):
+        cells = [
+            f"{digits(one.value[metric])} [{digits(one.interval[metric][0])}, {digits(one.interval[metric][1])}]"
+            if metric in one.value
+            else NOTHING
+            for metric in METRICS
+        ]
+        gains = [_gain(one.beyond.get(metric)) for metric in METRICS]
+        gained = signed(skill(one.value[LOCALIZATION], prior(name)))
+        rows.append([title(one.method), cells[0], gained, cells[1], *gains])
+    header = ["Method", "Localization", "Skill", "Scan AUROC"]
+    return table([*header, "beyond nguide fit: localization", "beyond nguide fit: scan AUROC"], rows)
+
+
+def _gain(one: Difference | None) -> str:
+    if one is None:
+        return NOTHING
+    words = f"{signed(one.estimate)} [{digits(one.low)}, {digits(one.high)}]"
+    return f"**{words}**" if one.low > 0 or one.high < 0 else words
+
+
+@styled
+def figure(name: str) -> Figure:
+    """Every method with its interval, the best localization above; a line for the best guess by position."""
+    rows = [one for one in measured(name) if one.method not in GUESSES]
+    drawn = Figure(figsize=(WIDTH, 0.8 + 0.24 * len(rows)), layout="constrained")
+    panels = drawn.subplots(1, 2, sharey=True)
+    for panel, metric in zip(panels, METRICS, strict=True):
+        for place, one in enumerate(rows):
+            color = method_color(one.method.split(" ")[0])
+            panel.plot(one.interval[metric], [place, place], color=color, lw=1.6)
+            panel.plot([one.value[metric]], [place], marker="o", ms=5, color=color)
+        panel.set_xlabel(AXES[metric])
+        panel.axvline(0.5, color="0.85", lw=0.8, zorder=0)
+    panels[0].axvline(prior(name), color="0.4", ls="--", lw=1, label="best guess by position")
+    panels[0].legend(loc="lower left", bbox_to_anchor=(0.0, 1.0))
+    panels[0].set_yticks(range(len(rows)), [title(one.method).replace("**", "") for one in rows])
+    panels[0].invert_yaxis()
+    return drawn
+
+
+def draw(name: str, path: Path) -> None:
+    save(figure(name), path)
