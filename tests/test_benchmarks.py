@@ -156,6 +156,15 @@ def run_sweep_benchmark(options):
     return report, lines
 
 
+def test_the_cost_of_the_field_stands_beside_abmils():
+    run = run_benchmark(f"--scans 8 --methods clam,abmil_clusters {TINY}", "bench_field.py")
+    assert run.returncode == 0, run.stderr
+    *lines, last = run.stdout.splitlines()
+    assert list(json.loads(last)["step_ms"]) == ["abmil", "clam", "abmil_clusters"]
+    assert [line.split()[0] for line in lines] == ["method", "abmil", "clam", "abmil_clusters"]
+    assert lines[1].endswith("1.00x")
+
+
 @pytest.mark.slow
 def test_the_sweep_benchmark_times_steps():
     report, lines = run_sweep_benchmark("--steps --methods ng,smtp --shapes head --batches 3 --val-scans 8")
