@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.features.store import FeatureStore, open_store, write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.statistics.calibration import Calibration, Operation, describe
+from normal_guidance.statistics.calibration import FEW, Calibration, Operation, describe
 from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.statistics.number_format import digits, signed
 from normal_guidance.training.fit_committee import Plan
@@ -75,6 +76,27 @@ def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> No
     assert tells.startswith("It tells scans apart with an AUROC of ")
     assert finds.startswith("It finds slices better than their position")
     assert made[1].test.skill.auroc > 0.9
+
+
+@pytest.mark.parametrize(
+    ("unusual", "central", "places"),
+    [
+        (False, {True}, "around the middle of the scan, as usual"),
+        (True, {False}, "anywhere in the scan"),
+        (True, {True}, "anywhere in the scan, all of them first around its middle"),
+        (True, {True, False}, "anywhere in the scan, some of them first around its middle"),
+    ],
+)
+def test_the_third_sentence_says_where_the_kept_members_look(
+    made: tuple[Path, FittedModel], unusual: bool, central: set[bool], places: str
+) -> None:
+    measured = made[1].measured
+    settings = enumerate(measured.fit.settings)
+    kept = tuple(number for number, one in settings if one.whole or one.places.central in central)
+    fit = replace(measured.fit, choice=measured.fit.choice._replace(kept=kept, unusual=unusual, shown=True))
+    own = replace(measured.out_of_fold, positive=FEW, negative=FEW)
+    third = replace(measured, fit=fit, out_of_fold=own).sentences()[2]
+    assert third == f"Its members look for findings {places}; try it on scans from elsewhere before you rely on it."
 
 
 def test_noise_is_told_as_noise(tmp_path: Path) -> None:

@@ -202,5 +202,15 @@ def _trusted(own: Measured, fit: CommitteeFit) -> str:
         return f"Take all of it as rough: {own.positive} positive and {own.negative} negative scans are few."
     if not own.scans.shown:
         return "Do not use it: attention then shows where findings usually lie, and nothing about the patient."
-    places = "anywhere in the scan" if fit.choice.unusual else "around the middle of the scan, as usual"
-    return f"Its members look for findings {places}; try it on scans from elsewhere before you rely on it."
+    return f"Its members look for findings {_places(fit)}; try it on scans from elsewhere before you rely on it."
+
+
+def _places(fit: CommitteeFit) -> str:
+    """Where the members expect findings: those of unusual places may still prefer the middle of the scan."""
+    if not fit.choice.unusual:
+        return "around the middle of the scan, as usual"
+    kept = [fit.settings[number] for number in fit.choice.kept]
+    central = {setting.places.central for setting in kept if not setting.whole}
+    if central == {False}:
+        return "anywhere in the scan"
+    return "anywhere in the scan, " + ("all" if central == {True} else "some") + " of them first around its middle"
