@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from make_page import table
 from matplotlib.figure import Figure
-from page_fit import GUESSES, LOCALIZATION, SCAN, TITLES, first_division
+from page_fit import GUESSES, LOCALIZATION, SCAN, TITLES, first_division, gain
 from removed_heads import title_of
 
 from normal_guidance.core.methods import COMMITTEE, DISTINCT, EVERY_METHOD
@@ -88,18 +88,11 @@ def of_set(name: str) -> str:
             else NOTHING
             for metric in METRICS
         ]
-        gains = [_gain(one.beyond.get(metric)) for metric in METRICS]
+        gains = [gain(one.beyond.get(metric)) for metric in METRICS]
         gained = signed(skill(one.value[LOCALIZATION], prior(name)))
         rows.append([title(one.method), cells[0], gained, cells[1], *gains])
     header = ["Method", "Localization", "Skill", "Scan AUROC"]
     return table([*header, "beyond nguide fit: localization", "beyond nguide fit: scan AUROC"], rows)
-
-
-def _gain(one: Difference | None) -> str:
-    if one is None:
-        return NOTHING
-    words = f"{signed(one.estimate)} [{digits(one.low)}, {digits(one.high)}]"
-    return f"**{words}**" if one.low > 0 or one.high < 0 else words
 
 
 @styled

@@ -109,14 +109,14 @@ def of_set(name: str) -> str:
                 digits(scores[LOCALIZATION][method]),
                 signed(skill(scores[LOCALIZATION][method], prior)),
                 digits(scores[SCAN][method]) if method in scores[SCAN] else NOTHING,
-                *(_gain(gains[metric].get(method)) for metric in (LOCALIZATION, SCAN)),
+                *(gain(gains[metric].get(method)) for metric in (LOCALIZATION, SCAN)),
             ]
             for method in methods
         ],
     )
 
 
-def _gain(one: Difference | None) -> str:
+def gain(one: Difference | None) -> str:
     if one is None:
         return NOTHING
     words = f"{signed(one.estimate)} [{digits(one.low)}, {digits(one.high)}]"
@@ -162,7 +162,7 @@ def semi_synthetic() -> str:
             f"{digits(scores[LOCALIZATION][method])} / {digits(scores[SCAN][method])}"
             for method in (COMMITTEE, *DRAWN, ORACLE)
         ]
-        gains = [f"{_gain(one)} ({title_of(one.against)})" for one in differences(own, claimed)]
+        gains = [f"{gain(one)} ({title_of(one.against)})" for one in differences(own, claimed)]
         lines.append([about.title, f"**{cells[0]}**", *cells[1:], *gains])
     header = ["Data", "nguide fit", *map(title_of, DRAWN), "Bayes oracle"]
     return table([*header, "beyond the best: localization", "beyond the best: scan AUROC"], lines)

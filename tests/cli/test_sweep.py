@@ -169,6 +169,22 @@ def test_a_split_decides_the_parts(store: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_regularizer_gives_methods_that_attend_another_name(store: Path, tmp_path: Path) -> None:
+    sweep(store, "--methods", "mean,abmil,dsmil", "--regularizer", "entropy", "--out", tmp_path, *QUICK)
+    assert {path.name for path in tmp_path.iterdir()} == {"mean", "abmil_entropy", "dsmil_entropy"}
+    config = json.loads((tmp_path / "dsmil_entropy/0/report.json").read_text())["winners"][0]["config"]
+    assert config["method"] == "dsmil_entropy"
+
+
+def test_a_least_width_in_mm_is_that_of_the_stores_spacing(tmp_path: Path) -> None:
+    bags = {part: shifted_mean(16, seed, features=4) for seed, part in enumerate(("train", "val"))}
+    spacing = {"slice_spacing": {"low": 4.0, "median": 5.0, "high": 6.0}}
+    write_store(tmp_path / "store", bags.items(), provenance={"inputs": spacing})
+    sweep(tmp_path / "store", "--methods", "ng", "--least-width", "8mm", "--out", tmp_path / "out", *QUICK)
+    configs = json.loads((tmp_path / "out/ng/0/config.json").read_text())["configs"]
+    assert {one["least_width"] for one in configs} == {1.6}
+
+
 def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
     options = ("--divergence", "forward_kl,reverse_kl", "--guidance-weight", "0.1,1")
     output = sweep(store, "--methods", "ng", "--no-train-above-val", "--out", tmp_path, *options, *QUICK)
@@ -220,6 +236,10 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
         (("--methods", "abmil,ng", "--divergence", "foo"), "divergence 'foo' is unknown"),
         (("--out", "/proc/runs"), "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
         (("--out", "/dev/null"), "/dev/null/ng/0 is, or lies under, a file; name a folder"),
+        (["--methods", "abmil", "--least-width", "8mm"], "--least-width 8mm: none of abmil is guided"),
+        (["--least-width", "8mm"], "--least-width 8mm: these features do not record the distance of slices"),
+        (["--regularizer", "bell"], "--regularizer bell is unknown; choose one of clusters, distance, entropy, ng"),
+        (["--methods", "mean", "--regularizer", "ng"], "--regularizer ng: none of mean has attention to regularize"),
     ],
 )
 def test_mistakes_are_one_line(

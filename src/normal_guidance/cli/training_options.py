@@ -336,7 +336,9 @@ class TrainingOptions:
             >>> TrainingOptions(renormalize=False, warmup=10).given_guidance()
             ['--no-renormalize', '--warmup 10']
         """
-        names = ("guidance_weight", "divergence", *self._guides())
+        from normal_guidance.training.config import GUIDES
+
+        names = ("guidance_weight", "divergence", *GUIDES)
         default = TrainingOptions()
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
         return [f"--no-{name}" if value is False else f"{_flag(name)} {value}" for name, value in given.items()]
