@@ -17,6 +17,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import COMMITTEE, DRAWN
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation import runs
+from normal_guidance.evaluation import study as study_module
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.stored_features import stored_dataset
 from normal_guidance.evaluation.study import DATASETS, Listener, Study, StudyData, lidc_data, train_study, wanted_of
@@ -28,7 +29,7 @@ from normal_guidance.simulate import lidc_positions
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score
 from normal_guidance.training.fit import predict
-from normal_guidance.training.fit_committee import fit_committee, make_plan
+from normal_guidance.training.fit_committee import Plan, fit_committee
 from small_study import (
     PROTOCOL,
     make_study,
@@ -254,17 +255,18 @@ def test_the_oracle_at_nodules_reads_the_table_that_it_is_given(tmp_path, monkey
     assert best.slice_scores.equal(lidc_positions.lidc_slice_scores(test, positions))
 
 
-def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path: Path) -> None:
+def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scores are those of a committee of training and validation scans; a complete one is not fitted again."""
     data = StudyData("own", _separable, (5,), None, has_supervision=False)
     study = Study(data, tmp_path, ("centered_gaussian", COMMITTEE), (5,))
+    monkeypatch.setattr(study_module, "make_plan", lambda labels, patients, seed: Plan(folds=3, repeats=1, seed=seed))
     train_study(study)
     (_, found) = sorted(find_results(tmp_path, "own"), key=lambda one: one.method == COMMITTEE)
     train, val, test = data.parts(5)
     names = ("features", "lengths", "labels")
     both = Bags(*(torch.cat([getattr(part, name) for part in (train, val)]) for name in names))
     patients = [*train.patient_ids, *val.patient_ids]
-    committee = fit_committee(both, patients, make_plan(both.labels.tolist(), patients, seed=5)).committee
+    committee = fit_committee(both, patients, Plan(folds=3, repeats=1, seed=5)).committee
     want = score(test, (prediction := predict(committee, test)).slice_scores, prediction.logit)
     assert found.scores.localization_auroc == pytest.approx(want.localization_auroc)
     assert found.scores.scan_auroc == pytest.approx(want.scan_auroc)
@@ -275,6 +277,6 @@ def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path: Path) -> None:
 
 
 def _separable(seed: int, part: str) -> Bags:
-    bags = shifted_mean(40, seed + len(part), features=4, shift=2.0)
+    bags = shifted_mean(20, seed + len(part), features=2, shift=3.0, min_slices=6, max_slices=8, block=3)
     names = tuple(f"{part}-{number}" for number in range(len(bags)))
     return replace(bags, scan_ids=names, patient_ids=names)

@@ -26,7 +26,7 @@ class Method:
     """One row of the tables of methods: how to build the model, and how to train it.
 
     Example:
-        >>> from normal_guidance.core.models import METHODS
+        >>> from normal_guidance.core.methods import METHODS
         >>> METHODS["ng"].guided, METHODS["ng"].model, type(METHODS["ng"].build(8)).__name__
         (True, 'abmil', 'ABMIL')
     """
@@ -65,7 +65,7 @@ class Method:
         """The same method, trained with this term.
 
         Example:
-            >>> from normal_guidance.core.models import METHODS
+            >>> from normal_guidance.core.methods import METHODS
             >>> from normal_guidance.core.regularizers import REGULARIZERS
             >>> METHODS["smap"].regularized(REGULARIZERS["entropy"]).name
             'smap_entropy'
