@@ -22,7 +22,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import islice, product
 from pathlib import Path
@@ -35,6 +35,7 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import COMMITTEE, DISTINCT, EVERY_METHOD
 from normal_guidance.core.metrics import localization
+from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.splits import fold_scans
 from normal_guidance.simulate.semi_synthetic import semi_synthetic
@@ -64,6 +65,8 @@ class Job:
     """Draws initial weights and the committee's division."""
     weights: str = "1"
     """Lambdas of a regularized method, of which validation chooses one."""
+    least_width: float = 0.0
+    """Of guidance's reference, in slices."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -90,6 +93,9 @@ def parts(folder: str, job: Job) -> tuple[Bags, Bags, Tensor, list[str]]:
     train, test = (chosen.nonzero().flatten() for chosen in (folds != job.fold, folds == job.fold))
     return take(bags, train), take(bags, test), test, [patients[number] for number in train.tolist()]
 
+
+LONG = ("scans", "logits", "localization", "attention_sd")
+"""Columns with a number for each scan."""
 
 PARTS = ("features", "lengths", "labels", "slice_labels")
 
@@ -118,9 +124,23 @@ def run(folder: str, job: Job, device: str) -> tuple[dict[str, Any], np.ndarray]
         "scans": scans.tolist(),
         "logits": [round(x, 5) for x in found.logit.tolist()],
         "localization": [None if x != x else round(x, 5) for x in located.tolist()],
+        "attention_sd": [round(x, 2) for x in attention_sds(found, test).tolist()],
         **about,
     }
     return row, scores.half().numpy()
+
+
+def attention_sds(found: Prediction, test: Bags) -> Tensor:
+    """The standard deviation of each scan's attention, in slices."""
+    weights = found.attention.reshape(-1, len(test.features)).double().mean(0).cpu()
+    scans, places = bag_of_rows(test.lengths), place_in_bag(test.lengths).double()
+
+    def sums(values: Tensor) -> Tensor:
+        return torch.zeros(len(test), dtype=torch.float64).index_add_(0, scans, values)
+
+    total = sums(weights)
+    means = sums(weights * places) / total
+    return (sums(weights * (places - means[scans]) ** 2) / total).sqrt()
 
 
 def by_committee(
@@ -145,6 +165,8 @@ def by_method(
     folds = torch.tensor(fold_scans(patients, train.labels.tolist(), FOLDS, job.repeat))
     own, val = (take(train, chosen.nonzero().flatten()) for chosen in (folds != 0, folds == 0))
     base = Config(job.method, batch_size=fitting_batch(len(own)), seed=job.seed)
+    if base.spec.guided:
+        base = replace(base, least_width=job.least_width)
     lambdas = [float(weight) for weight in job.weights.split("/")]
     result = sweep(grid_of_method(base, guidance_weight=lambdas), own, val, Execution(device))
     winner = max(result.winners, key=Winner.rank)
@@ -164,14 +186,16 @@ def work(folder: str, job: Job, device: str) -> tuple[dict[str, Any], np.ndarray
         return asdict(job) | {"failed": f"{type(error).__name__}: {error}"[:500]}, None
 
 
-def make_jobs(sets: Sequence[str], methods: Sequence[str], repeats: int, seeds: int, weights: str) -> list[Job]:
+def make_jobs(
+    sets: Sequence[str], methods: Sequence[str], repeats: int, seeds: int, weights: str, least_width: float
+) -> list[Job]:
     found = []
     for repeat, method, name, seed in product(range(repeats), methods, sets, range(seeds)):
         lambdas = weights if method in EVERY_METHOD and EVERY_METHOD[method].regularizer else "1"
         if name.startswith(SEMI):
-            found += [Job(name, 0, method, 0, seed, lambdas)] if repeat == 0 else []
+            found += [Job(name, 0, method, 0, seed, lambdas, least_width)] if repeat == 0 else []
         else:
-            found += [Job(name, repeat, method, fold, seed, lambdas) for fold in range(FOLDS)]
+            found += [Job(name, repeat, method, fold, seed, lambdas, least_width) for fold in range(FOLDS)]
     return found
 
 
@@ -183,6 +207,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--weights", default="1", help="lambdas of regularized methods, as 0.1/1/10")
+    parser.add_argument("--least-width", type=float, default=0.0, help="of guidance's reference, in slices")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -194,7 +219,9 @@ def main() -> None:
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     plain = asdict(Job("", 0, "", 0))
     known = {tuple(row.get(name, plain[name]) for name in plain) for row in done if "failed" not in row}
-    wanted = make_jobs(options.sets, options.methods, options.repeats, options.seeds, options.weights)
+    wanted = make_jobs(
+        options.sets, options.methods, options.repeats, options.seeds, options.weights, options.least_width
+    )
     jobs = [job for job in wanted if job.key not in known]
     attention: dict[str, np.ndarray] = {}
     failed = 0
@@ -214,7 +241,7 @@ def main() -> None:
                 failed += "failed" in row
                 if scores is not None:
                     attention["/".join(str(row[name]) for name in plain)] = scores
-                print({name: row[name] for name in row if name not in ("scans", "logits", "localization")}, flush=True)
+                print({name: row[name] for name in row if name not in LONG}, flush=True)
                 if time.monotonic() - begin < 60 * options.minutes and (job := next(waiting, None)) is not None:
                     running.add(pool.submit(work, options.folder, job, options.device))
                 break

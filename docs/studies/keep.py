@@ -13,6 +13,7 @@ results in docs/results/runs of commit 6493fd7; `page_beyond` and `page_phantoms
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from normal_guidance.evaluation.study import SEMI_SYNTHETIC
+from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.evaluation.study_folder import FORMS, SCORES
 from normal_guidance.evaluation.study_predictions import StudyPredictions, read_prediction
 from normal_guidance.files import write_atomically
@@ -80,13 +81,13 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def run_row(name: str, run: Path) -> Row:
-    """The row of the run METHOD/SEED; without predictions, as in a sensitivity study, the report alone."""
+    """The row of the run METHOD/SEED; the report alone where nothing was predicted: sensitivity, nothing selected."""
     method, seed = run.parent.name, int(run.name)
     report = (run / (SCORES if method in FORMS else REPORT)).read_text(encoding="utf-8")
-    row = {"set": name, "method": method, "seed": seed, "report": report}
-    if not (run / PREDICTION_TABLE).exists():
+    row, content = {"set": name, "method": method, "seed": seed, "report": report}, json.loads(report)
+    if not (run / PREDICTION_TABLE).exists() or not content.get("winners", True):
         return row
-    scans = SEMI_SYNTHETIC.draw(seed, "test")
+    scans = DATASETS[content["options"]["dataset"]].draw(seed, "test")
     found = StudyPredictions(seed, scans, {method: read_prediction(run, scans)})
     measures = {measure: one.value for measure, one in found.measures(method).summary().items()}
     results = found.outcomes([method])
