@@ -50,8 +50,9 @@ def uniform(rows: Float[Tensor, "rows features"], epoch: Epoch, count: int) -> F
     state = _mixed(epoch.number + 1)
     for column in bits.unbind(1):
         state = _mixed(state ^ column)
-    series = torch.arange(1, count + 1, device=rows.device)[:, None] * 0x9E3779B9 & BITS
-    return (_mixed(state ^ series).to(torch.float64) + 0.5).div(BITS + 1.0).float()
+    # A constant for each number: of an arange, the compiler would make 32 bits on CUDA, too few for the product.
+    series = torch.stack([_mixed(state ^ (number * 0x9E3779B9 & BITS)) for number in range(1, count + 1)])
+    return (series.to(torch.float64) + 0.5).div(BITS + 1.0).float()
 
 
 def normal(rows: Float[Tensor, "rows features"], epoch: Epoch, count: int) -> Float[Tensor, "count rows"]:
