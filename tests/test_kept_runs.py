@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,9 +29,10 @@ def keep(monkeypatch):
 @pytest.mark.parametrize("method", ["abmil", "transmil"])
 def test_a_kept_run_has_its_report_and_its_scores(keep, tmp_path, monkeypatch, method):
     train, val, test = (shifted_mean(24, seed, features=8, shift=2.0) for seed in (1, 2, 3))
-    monkeypatch.setattr(keep, "SEMI_SYNTHETIC", SimpleNamespace(draw=lambda seed, part: test))
+    monkeypatch.setattr(keep, "DATASETS", {"few": SimpleNamespace(draw=lambda seed, part: test)})
+    keep.drawn.cache_clear()
     configs = grid(Config(method, epochs=2, batch_size=8, train_above_val=False), lr=[0.1], l1=[0.01])
-    run = run_sweep(tmp_path / method / "0", configs, train, val, test)
+    run = run_sweep(tmp_path / method / "0", configs, train, val, test, options={"dataset": "few"})
     keep.write([keep.run_row("few", tmp_path / method / "0")], keep.RUNS, tmp_path / "kept.parquet")
     (row,) = keep.read(tmp_path / "kept.parquet")
     assert (row["set"], row["method"], row["seed"]) == ("few", method, 0)
@@ -47,6 +49,41 @@ def test_a_kept_run_has_its_report_and_its_scores(keep, tmp_path, monkeypatch, m
     assert row["measures"]["attention_on_positives"] > 0
 
 
+def test_runs_are_added_to_a_table_and_replace_their_own_rows(keep, tmp_path, monkeypatch):
+    """The command: a run, the guess by position beside it, patients where scans share them; other rows stay."""
+    parts = {"train": shifted_mean(24, 1, features=8, shift=2.0), "test": shifted_mean(24, 3, features=8, shift=2.0)}
+    shared = replace(parts["test"], patient_ids=tuple(f"p{number // 2}" for number in range(24)))
+    monkeypatch.setattr(
+        keep, "DATASETS", {"few": SimpleNamespace(draw=lambda seed, part: {**parts, "test": shared}[part])}
+    )
+    keep.drawn.cache_clear()
+    configs = grid(Config("abmil", epochs=2, batch_size=8, train_above_val=False), lr=[0.1], l1=[0.01])
+    run_sweep(tmp_path / "abmil/7", configs, parts["train"], parts["train"], shared, options={"dataset": "few"})
+    table = tmp_path / "kept.parquet"
+    keep.write([{"set": "other", "method": "ng", "seed": 1, "report": "{}"}], keep.RUNS, table)
+    monkeypatch.setattr("sys.argv", ["keep.py", f"few={tmp_path}", str(table)])
+    keep.main()
+    keep.main()
+    rows = {keep.key_of(row): row for row in keep.read(table)}
+    assert sorted(rows) == [("few", "abmil", 7), ("few", "position_density", 7), ("other", "ng", 1)]
+    guess = rows["few", "position_density", 7]
+    assert guess["patients"] == list(shared.patient_ids)
+    assert guess["scan_rank"] is None
+    assert np.mean(guess["auroc"]) == pytest.approx(
+        json.loads(guess["report"])["scores"]["position_density"]["localization_auroc"]
+    )
+
+
+def test_a_run_without_a_selected_epoch_is_kept_without_results(keep, tmp_path, monkeypatch):
+    scans = shifted_mean(24, 1, features=8, shift=2.0)
+    run = tmp_path / "abmil/7"
+    configs = grid(Config("abmil", epochs=1, batch_size=8), lr=[0.1], l1=[0.01])
+    run_sweep(run, configs, scans, scans, scans, options={"dataset": "few"})
+    report = json.loads((run / "report.json").read_text())
+    (run / "report.json").write_text(json.dumps({**report, "winners": []}))
+    assert set(keep.run_row("few", run)) == {"set", "method", "seed", "report"}
+
+
 def test_ranks_keep_ties_and_methods_without_scan_scores_have_none(keep):
     labels, nothing = np.array([0, 1, 1]), np.array([np.nan, 0.5, 1.0])
     scored = keep.per_scan(labels, MethodResults(nothing, nothing, np.array([0.3, -2.0, 0.3])))
@@ -60,8 +97,8 @@ def test_runs_in_the_repository_have_the_scores_of_their_reports(keep):
     """Scan AUROC by the ranks, and mean localization."""
     scores = importlib.import_module("page_semi_synthetic").scores
     checked, rows = 0, keep.read(DOCS / "results/tables/semi-synthetic.parquet")
-    assert len({(row["set"], row["method"], row["seed"]) for row in rows}) == len(rows) == 54
-    for name in ("semi-synthetic", "beyond", "unfiltered", "raw-rows"):
+    assert len({(row["set"], row["method"], row["seed"]) for row in rows}) == len(rows) == 84
+    for name in ("semi-synthetic", "beyond", "unfiltered", "raw-rows", "field"):
         reported = scores(name)
         for row in (row for row in rows if row["set"] == name and row["method"] != "centered_gaussian"):
             labels, found = keep.results_of(row)
@@ -72,7 +109,7 @@ def test_runs_in_the_repository_have_the_scores_of_their_reports(keep):
             ranked = auroc(torch.from_numpy(found.scan_scores), torch.from_numpy(labels)).item()
             assert ranked == pytest.approx(own.scan_auroc, abs=1e-9)
             checked += 1
-    assert checked == 50
+    assert checked == 60
 
 
 def test_the_tables_are_small(keep):
@@ -81,6 +118,7 @@ def test_the_tables_are_small(keep):
         "beyond-points.csv",
         "beyond.parquet",
         "fit.parquet",
+        "lidc-positions.parquet",
         "phantoms.parquet",
         "semi-synthetic.parquet",
     ]

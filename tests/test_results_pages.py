@@ -35,7 +35,9 @@ def cells_of(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize("page", ["semi-synthetic", "beyond", "phantoms", "fit", "prostatex", "mitbih", "field"])
+@pytest.mark.parametrize(
+    "page", ["semi-synthetic", "beyond", "phantoms", "fit", "prostatex", "mitbih", "lidc-positions", "field"]
+)
 def test_every_table_has_its_place_once(studies, page):
     text = studies.make_page.PAGES[page].read_text(encoding="utf-8")
     names = [name for name, _ in studies.make_page.BLOCK.findall(text)]
@@ -78,7 +80,7 @@ def test_an_unknown_table_is_refused(studies, capsys):
 # ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["tables", "differences", "measures"])
+@pytest.mark.parametrize("name", ["tables", "differences", "measures", "initialisations", "field"])
 def test_the_semi_synthetic_page_is_made_of_its_table(studies, name):
     assert written(studies, "semi-synthetic")[name] == studies.page_semi_synthetic.SECTIONS[name]()
 
@@ -218,9 +220,18 @@ def test_regret_is_what_a_choice_loses(studies):
 # ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("page", "name"), [("prostatex", "methods"), ("mitbih", "methods"), ("field", "summary")])
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("prostatex", "methods"),
+        ("mitbih", "methods"),
+        ("lidc-positions", "methods"),
+        ("lidc-positions", "seeds"),
+        ("field", "summary"),
+    ],
+)
 def test_the_pages_of_the_field_are_made_of_their_table(studies, page, name):
-    assert getattr(studies, f"page_{page}").SECTIONS[name]() == written(studies, page)[name]
+    assert getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS[name]() == written(studies, page)[name]
 
 
 def test_a_lambda_that_validation_chose_is_a_row_of_its_own(studies):

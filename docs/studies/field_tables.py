@@ -1,32 +1,42 @@
-"""Every method on one set of docs/results/tables/fit.parquet, on the folds of the set's first division.
+"""Every method on one set: tables and figures of prostatex.md, mitbih.md and lidc-positions.md, summary of field.md.
 
-The tables and figures of prostatex.md and mitbih.md, and the summary of field.md.
+A real set is that of docs/results/tables/fit.parquet, on the folds of its first division.  A drawn one has a table of
+its own, and its partitions are the splits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from kept_runs import KeptRuns
 from make_page import table
 from matplotlib.figure import Figure
-from page_fit import GUESSES, LOCALIZATION, SCAN, TITLES, first_division, gain
+from page_fit import GUESSES as GUESSES_OF_FOLDS
+from page_fit import LOCALIZATION, SCAN, TITLES, first_division, gain
+from page_fit import splits as splits_of_folds
 from removed_heads import title_of
 
-from normal_guidance.core.methods import COMMITTEE, DISTINCT, EVERY_METHOD
+from normal_guidance.core.methods import CEILING, COMMITTEE, DISTINCT, EVERY_METHOD
+from normal_guidance.evaluation.study import LIDC_POSITIONS, SEMI_SYNTHETIC
 from normal_guidance.presentation.figure_style import WIDTH, method_color, save, styled
 from normal_guidance.statistics.bootstrap import measure, resample
 from normal_guidance.statistics.differences import Claim, Difference, differences
 from normal_guidance.statistics.number_format import NOTHING, digits, signed
-from normal_guidance.statistics.scores import Metric
+from normal_guidance.statistics.scores import Metric, Scores
 from normal_guidance.statistics.skill import skill
+from normal_guidance.statistics.split_results import SplitResults
 
 CHOSEN = "ng chosen"
 """Normal Guidance with lambda .1, 1 or 10 by validation; `ng` has lambda 1, as in the paper."""
 
-ORDER = (COMMITTEE, *(name for name in DISTINCT if EVERY_METHOD[name].scores_scans), CHOSEN, *GUESSES)
+GUESSES = (*GUESSES_OF_FOLDS, "centered_gaussian")
+"""Scores that see a slice's position and nothing else."""
+
+ORDER = (CEILING, COMMITTEE, *(name for name in DISTINCT if EVERY_METHOD[name].scores_scans), CHOSEN, *GUESSES)
 METRICS: tuple[Metric, ...] = (LOCALIZATION, SCAN)
 AXES = {LOCALIZATION: "Localization AUROC", SCAN: "Scan AUROC"}
 
@@ -35,7 +45,22 @@ def title(method: str) -> str:
     """The method's title; that of `nguide fit` is bold in tables."""
     if method == CHOSEN:
         return f"{title_of('ng')}, lambda chosen"
-    return TITLES.get(method) or title_of(method)
+    return TITLES.get(method) or title_of(method, SEMI.name)
+
+
+SEMI = KeptRuns(SEMI_SYNTHETIC.name, SEMI_SYNTHETIC.seeds)
+LIDC = KeptRuns(LIDC_POSITIONS.name, LIDC_POSITIONS.seeds)
+
+
+def splits(name: str) -> Sequence[SplitResults]:
+    """The results of a set's scans by every method that has predicted all of its splits."""
+    if name == LIDC.name:
+        return LIDC.splits(name)
+    if name != SEMI.name:
+        return first_division(name)
+    own = SEMI.splits(name, "beyond", "field")
+    committee = [splits_of_folds(f"semi/paper/{seed}")[0].methods[COMMITTEE] for seed in SEMI.seeds]
+    return [replace(one, methods={**one.methods, COMMITTEE: fit}) for one, fit in zip(own, committee, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -51,7 +76,7 @@ class Measured:
 @cache
 def measured(name: str) -> tuple[Measured, ...]:
     """All methods of a set, the best localization first."""
-    own = first_division(name)
+    own = splits(name)
     scores, draws = measure(own), resample(own)
     found = []
     for method in (one for one in ORDER if one in own[0].methods):
@@ -78,6 +103,11 @@ def prior(name: str) -> float:
     return max(one.value[LOCALIZATION] for one in measured(name) if one.method in GUESSES)
 
 
+def ceiling(name: str, metric: Metric) -> float | None:
+    """The best possible value, where it is known."""
+    return next((one.value[metric] for one in measured(name) if one.method == CEILING), None)
+
+
 def of_set(name: str) -> str:
     """The table of a set."""
     rows = []
@@ -95,10 +125,24 @@ def of_set(name: str) -> str:
     return table([*header, "beyond nguide fit: localization", "beyond nguide fit: scan AUROC"], rows)
 
 
+def every_seed(kept: KeptRuns, *sets: str) -> str:
+    """Localization and scan AUROC of every run of drawn data: one training a method and partition."""
+    found = {key: one for key, one in kept.scores(*sets).items() if key[0] not in GUESSES}
+
+    def cell(one: Scores | None) -> str:
+        return NOTHING if one is None else f"{digits(one.localization_auroc)} / {digits(one.scan_auroc)}"
+
+    rows = [
+        [title(method), *(cell(found.get((method, seed))) for seed in kept.seeds)]
+        for method in dict.fromkeys(method for method, _ in found)
+    ]
+    return table(["Localization / scan AUROC", *map(str, kept.seeds)], rows)
+
+
 @styled
 def figure(name: str) -> Figure:
     """Every method with its interval, the best localization above; a line for the best guess by position."""
-    rows = [one for one in measured(name) if one.method not in GUESSES]
+    rows = [one for one in measured(name) if one.method not in (*GUESSES, CEILING)]
     drawn = Figure(figsize=(WIDTH, 0.8 + 0.24 * len(rows)), layout="constrained")
     panels = drawn.subplots(1, 2, sharey=True)
     for panel, metric in zip(panels, METRICS, strict=True):
@@ -108,8 +152,10 @@ def figure(name: str) -> Figure:
             panel.plot([one.value[metric]], [place], marker="o", ms=5, color=color)
         panel.set_xlabel(AXES[metric])
         panel.axvline(0.5, color="0.85", lw=0.8, zorder=0)
+        if (best := ceiling(name, metric)) is not None:
+            panel.axvline(best, color="0.4", ls=":", lw=1, label="best possible")
     panels[0].axvline(prior(name), color="0.4", ls="--", lw=1, label="best guess by position")
-    panels[0].legend(loc="lower left", bbox_to_anchor=(0.0, 1.0))
+    panels[0].legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
     panels[0].set_yticks(range(len(rows)), [title(one.method).replace("**", "") for one in rows])
     panels[0].invert_yaxis()
     return drawn

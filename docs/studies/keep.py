@@ -2,8 +2,9 @@
 
     .venv/bin/python docs/studies/keep.py SET=FOLDER ... docs/results/tables/semi-synthetic.parquet
 
-makes one table of finished runs: a row for each run METHOD/SEED below each FOLDER, named SET.  A row holds the run's
-report (scores, chosen configuration, environment, commit), and per scan what intervals and tests are computed from:
+puts finished runs into a table: a row for each run METHOD/SEED below each FOLDER, named SET, and one for the guess by
+position of each seed.  Rows of the same set, method and seed are replaced, others stay.  A row holds the run's report
+(scores, chosen configuration, environment, commit), and per scan what intervals and tests are computed from:
 localization of the positive test scans, and the rank of every test scan by its score.  Ranks decide AUROC and its
 tests, and take a quarter of the room of scores.  Attention itself, weights and histories stay behind.
 
@@ -16,17 +17,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.evaluation.study_folder import FORMS, SCORES
 from normal_guidance.evaluation.study_predictions import StudyPredictions, read_prediction
 from normal_guidance.files import write_atomically
+from normal_guidance.statistics.scores import score
+from normal_guidance.statistics.skill import POSITION_DENSITY, position_density
 from normal_guidance.statistics.split_results import MethodResults
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 
@@ -47,6 +55,7 @@ RUNS = pa.schema(
         "report": pa.string(),  # report.json or scores.json as it was
         **PER_SCAN,
         "measures": pa.map_(pa.string(), pa.float64()),  # as the report's table of hits and overlaps
+        "patients": pa.list_(pa.string()),  # of every scan; None where each scan has one of its own
     }
 )
 
@@ -87,21 +96,61 @@ def run_row(name: str, run: Path) -> Row:
     row, content = {"set": name, "method": method, "seed": seed, "report": report}, json.loads(report)
     if not (run / PREDICTION_TABLE).exists() or not content.get("winners", True):
         return row
-    scans = DATASETS[content["options"]["dataset"]].draw(seed, "test")
-    found = StudyPredictions(seed, scans, {method: read_prediction(run, scans)})
+    scans = drawn(content["options"]["dataset"], seed, "test")
+    return row | per_run(method, seed, scans, read_prediction(run, scans))
+
+
+@lru_cache(maxsize=1)
+def drawn(dataset: str, seed: int, part: str) -> Bags:
+    """The scans of a part; one is remembered, because many runs have the same."""
+    return DATASETS[dataset].draw(seed, part)
+
+
+def per_run(method: str, seed: int, scans: Bags, prediction: Prediction) -> Row:
+    """The columns that rest on the scans."""
+    found = StudyPredictions(seed, scans, {method: prediction})
     measures = {measure: one.value for measure, one in found.measures(method).summary().items()}
     results = found.outcomes([method])
-    return {**row, **per_scan(results.labels, results.methods[method]), "measures": measures}
+    patients = None if len(set(scans.patient_ids)) == len(scans) else list(scans.patient_ids)
+    return {**per_scan(results.labels, results.methods[method]), "measures": measures, "patients": patients}
+
+
+def guess_row(name: str, dataset: str, seed: int) -> Row:
+    """The row of the best guess by position alone: where the findings of the training scans are."""
+    train = drawn(dataset, seed, "train")
+    density = position_density(train.lengths, train.slice_labels)
+    test = drawn(dataset, seed, "test")
+    guess = density.scores(test.lengths)
+    prediction = Prediction(torch.full((len(test),), torch.nan), guess.exp(), guess[None])
+    reached = asdict(score(test, guess, None))
+    report = {"options": {"dataset": dataset}, "scores": {POSITION_DENSITY: reached}}
+    row = {"set": name, "method": POSITION_DENSITY, "seed": seed, "report": json.dumps(report)}
+    return row | per_run(POSITION_DENSITY, seed, test, prediction)
 
 
 def main() -> None:
-    *sets, out = sys.argv[1:] or sys.exit("give SET=FOLDER, at least once, and the table to write")
-    rows = []
+    *sets, last = sys.argv[1:] or sys.exit("give SET=FOLDER, at least once, and the table")
+    out = Path(last)
+    rows = {key_of(row): row for row in (read(out) if out.exists() else [])}
     for name, folder in (one.split("=") for one in sets):
-        for path in sorted([*Path(folder).glob(f"**/{REPORT}"), *Path(folder).glob(f"**/{SCORES}")]):
-            rows.append(run_row(name, path.parent))
+        found = sorted([*Path(folder).glob(f"**/{REPORT}"), *Path(folder).glob(f"**/{SCORES}")])
+        for path in sorted(found, key=lambda path: int(path.parent.name)):  # seed by seed: drawing takes longest
+            row = run_row(name, path.parent)
+            rows[key_of(row)] = row
             print(name, *path.parts[-3:-1])
-    write(rows, RUNS, Path(out))
+        seeds = {
+            (json.loads(row["report"])["options"]["dataset"], row["seed"])
+            for row in rows.values()
+            if row["set"] == name and row.get("auroc") is not None
+        }
+        for dataset, seed in sorted(seeds):
+            guess = guess_row(name, dataset, seed)
+            rows[key_of(guess)] = guess
+    write(rows.values(), RUNS, out)
+
+
+def key_of(row: Row) -> tuple[str, str, int]:
+    return row["set"], row["method"], row["seed"]
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ PAGES = {
     "fit": DOCS / "results/fit.md",
     "prostatex": DOCS / "results/prostatex.md",
     "mitbih": DOCS / "results/mitbih.md",
+    "lidc-positions": DOCS / "results/lidc-positions.md",
     "field": DOCS / "results/field.md",
     "replication": DOCS / "replication.md",
 }

@@ -4,37 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from field_tables import LOCALIZATION, ORDER, SCAN, measured, title
+from field_tables import GUESSES, LIDC, LOCALIZATION, ORDER, SCAN, SEMI, splits, title
 from make_page import table
-from page_fit import GUESSES
 
+from normal_guidance.core.methods import CEILING
+from normal_guidance.statistics.bootstrap import measure
 from normal_guidance.statistics.number_format import NOTHING, digits
+from normal_guidance.statistics.scores import Metric
 
-SETS = {"prostate-70": "PROSTATEx (MRI)", "ecg": "MIT-BIH (ECG)", "head": "Head phantoms (drawn CT)"}
+SETS = {
+    "prostate-70": "PROSTATEx (MRI)",
+    "ecg": "MIT-BIH (ECG)",
+    LIDC.name: "LIDC positions (drawn features)",
+    SEMI.name: "Semi-synthetic (drawn)",
+    "head": "Head phantoms (drawn CT)",
+}
 
 
 def summary() -> str:
     """Localization and scan AUROC of every method on every set; the best of a column is bold."""
-    found = {name: {one.method: one for one in measured(name)} for name in SETS}
     columns = [(name, metric) for name in SETS for metric in (LOCALIZATION, SCAN)]
+    scores = {name: measure(splits(name)) for name in SETS}
+    own = {(name, metric): scores[name].get(metric, {}) for name, metric in columns}
     best = {
-        (name, metric): max(
-            one.value[metric] for one in found[name].values() if metric in one.value and one.method not in GUESSES
-        )
-        for name, metric in columns
+        column: max(values[method] for method in ORDER if method in values and method not in (*GUESSES, CEILING))
+        for column, values in own.items()
     }
 
-    def cell(method: str, name: str, metric: str) -> str:
-        one = found[name].get(method)
-        if one is None or metric not in one.value:
+    def cell(method: str, column: tuple[str, Metric]) -> str:
+        if method not in own[column]:
             return NOTHING
-        text = digits(one.value[metric])
-        return f"**{text}**" if one.value[metric] == best[name, metric] else text
+        value = own[column][method]
+        return f"**{digits(value)}**" if value == best[column] else digits(value)
 
     rows = [
-        [title(method), *(cell(method, name, metric) for name, metric in columns)]
+        [title(method), *(cell(method, column) for column in columns)]
         for method in ORDER
-        if any(method in own for own in found.values())
+        if any(method in values for values in own.values())
     ]
     names = [f"{SETS[name]}: {'localization' if metric == LOCALIZATION else 'scan AUROC'}" for name, metric in columns]
     return table(["Method", *names], rows)

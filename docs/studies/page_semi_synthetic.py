@@ -5,30 +5,26 @@ The same table holds runs that docs/results/beyond.md compares with them, each u
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Sequence
 from math import fsum
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from keep import read, results_of
-from make_page import TABLES, difference, table
+from field_tables import SEMI as KEPT
+from field_tables import every_seed
+from make_page import IMAGES, difference, table
 from removed_heads import SHOWN
 
 from normal_guidance.core.methods import method_title
+from normal_guidance.evaluation.initialisations import INITIALISATIONS, ORIGINS
 from normal_guidance.evaluation.study import SEMI_SYNTHETIC
-from normal_guidance.evaluation.study_folder import FORMS, SCORES
+from normal_guidance.presentation.figure_style import save
+from normal_guidance.reports.initialisations import InitialisationTable, initialisation_tables, plot_initialisations
 from normal_guidance.reports.localization_table import CAPTION, COLUMNS
 from normal_guidance.reports.study_tables import Results, collect
 from normal_guidance.statistics.differences import Claim, Difference, claims
 from normal_guidance.statistics.differences import differences as test
 from normal_guidance.statistics.number_format import digits
-from normal_guidance.statistics.scores import Metric, Scores
-from normal_guidance.statistics.split_results import SplitResults
-from normal_guidance.training.run_folder import REPORT
+from normal_guidance.statistics.scores import Metric
 
 PAPER = "semi-synthetic"
 """The set of the paper's nine methods and the oracle."""
@@ -40,51 +36,13 @@ COMPARED: dict[Metric, str] = {
 }
 
 
-@cache
-def runs(*sets: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """Method and seed -> row of the table, of these sets."""
-    found = read(TABLES / "semi-synthetic.parquet")
-    return {(row["method"], row["seed"]): row for row in found if row["set"] in sets}
-
-
-@contextmanager
-def run_folders(name: str) -> Iterator[Path]:
-    """The reports of a set as the run folders that they come from, so that the library reads them."""
-    with TemporaryDirectory() as folder:
-        for (method, seed), row in runs(name).items():
-            run = Path(folder, method, str(seed))
-            run.mkdir(parents=True)
-            (run / (SCORES if method in FORMS else REPORT)).write_text(row["report"], encoding="utf-8")
-        yield Path(folder)
+runs, run_folders, scores, splits = KEPT.runs, KEPT.run_folders, KEPT.scores, KEPT.splits
 
 
 def collected() -> Results:
     """What `nguide reproduce` tells about the runs."""
     with run_folders(PAPER) as folder:
         return collect(folder, SEMI_SYNTHETIC.name)
-
-
-def scores(name: str) -> dict[tuple[str, int], Scores]:
-    """Method and seed -> what each run of a set reached on the test scans."""
-    found = {}
-    for method, seed in sorted(runs(name), key=lambda key: SHOWN.index(key[0])):
-        report = json.loads(runs(name)[method, seed]["report"])
-        reached = report["scores"][FORMS[method][0]] if method in FORMS else report["winners"][0]["test"]
-        found[method, seed] = Scores(**reached)
-    return found
-
-
-def splits(*sets: str) -> list[SplitResults]:
-    """Per-scan results of each seed, of methods that have them for every seed."""
-    own = {key: row for key, row in runs(*sets).items() if row["auroc"] is not None}
-    methods = [method for method in SHOWN if all((method, seed) in own for seed in SEMI_SYNTHETIC.seeds)]
-    made = []
-    for seed in SEMI_SYNTHETIC.seeds:
-        results = {method: results_of(own[method, seed]) for method in methods}
-        labels = results[methods[0]][0]
-        ids = tuple(f"{seed}-{number:06}" for number in range(len(labels)))  # in this order they are resampled
-        made.append(SplitResults(ids, ids, labels, {method: one for method, (_, one) in results.items()}))
-    return made
 
 
 def compare(method: str, *sets: str) -> dict[tuple[str, Metric], Difference]:
@@ -135,4 +93,23 @@ def measures() -> str:
     return f"{caption}\n\n{table(['Method', *columns.values()], rows)}"
 
 
-SECTIONS = {section.__name__: section for section in (tables, differences, measures)}
+def initialisations() -> str:
+    """What other initial weights would have shown."""
+    return "\n".join(one.grid().markdown(3) for one in _initialisations()).strip()
+
+
+def field() -> str:
+    """The field's methods on the same partitions."""
+    return every_seed(KEPT, "field")
+
+
+def draw() -> None:
+    save(plot_initialisations(_initialisations()[0]), IMAGES / "semi-synthetic.png")
+
+
+def _initialisations() -> list[InitialisationTable]:
+    with run_folders(*(f"{INITIALISATIONS}/{origin}" for origin in ORIGINS)) as folder:
+        return initialisation_tables(folder, PAPER)
+
+
+SECTIONS = {section.__name__: section for section in (tables, differences, measures, initialisations, field)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from normal_guidance.core.methods import CEILING, METHODS, method_title
+from normal_guidance.core.methods import CEILING, COMMITTEE, DISTINCT, METHODS, method_title
 from normal_guidance.presentation.figure_style import method_color
+from normal_guidance.statistics.skill import POSITION_DENSITY
 
 REMOVED = {
     "bells": ("Mixture of Bells", "#DB5CA7"),
@@ -14,10 +15,17 @@ REMOVED = {
     "abmil_bells_ng": ("ABMIL + Bells + Normal Guidance", "#ADDCC7"),
 }
 
-SHOWN = (
-    *METHODS,
+_HEADS = (
     *("evidence", "evidence_ng", "bells", "bells_ng", "whole_bells", "whole_bells_ng"),
     *("posterior_bells", "posterior_bells_ng", "abmil_bells", "abmil_bells_ng"),
+)
+
+SHOWN = (
+    POSITION_DENSITY,
+    *METHODS,
+    *_HEADS,
+    *(name for name in DISTINCT if name not in METHODS and name not in _HEADS),
+    COMMITTEE,
     CEILING,
 )
 """Every row that a page may have, in the order of its tables."""

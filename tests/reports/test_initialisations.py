@@ -1,12 +1,14 @@
 """Chosen configurations trained again: the first initialisation is the study's own, and a page shows them all."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from normal_guidance.errors import UserError
+from normal_guidance.evaluation import initialisations
 from normal_guidance.evaluation.initialisations import (
     Initialisations,
     collect_initialisations,
@@ -14,10 +16,12 @@ from normal_guidance.evaluation.initialisations import (
     initialisation_jobs,
     train_initialisations,
 )
+from normal_guidance.evaluation.published import published_seed
 from normal_guidance.evaluation.study import Study, StudyData, bayes_oracle, train_study
-from normal_guidance.evaluation.study_folder import load_result
+from normal_guidance.evaluation.study_folder import find_results, load_result
 from normal_guidance.reports.initialisations import write_initialisations
 from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.statistics.number_format import digits
 from normal_guidance.training.config import Config
 
 
@@ -74,11 +78,47 @@ def test_every_combination_of_partitions_is_a_mean(study: Study) -> None:
     assert chosen.means.mean() == pytest.approx(np.mean([np.mean([*one.values()]) for one in chosen.scores.values()]))
 
 
+def test_a_run_counts_for_the_authors_too_where_validation_chose_the_same(study: Study, monkeypatch) -> None:
+    """On both partitions the same choice: one row; on one of them: the authors' row takes that run from the study."""
+
+    def rows() -> list[tuple[str, tuple[int, ...]]]:
+        found = collect_initialisations(study.folder, "semi-synthetic", "localization_auroc")
+        return [(one.origin, tuple(one.scores)) for one in found]
+
+    chosen = {
+        seed: load_result("abmil", seed, study.folder / "abmil" / str(seed)).winners[0].config for seed in (1001, 2001)
+    }
+    monkeypatch.setattr(initialisations, "find_results", partial(_only_chosen, study.folder))
+    monkeypatch.setattr(
+        initialisations, "published_choice", lambda method, dataset, seed: (chosen[seed].l1, chosen[seed].lr)
+    )
+    assert rows() == [("chosen", (1001, 2001))]
+    monkeypatch.setattr(
+        initialisations,
+        "published_choice",
+        lambda method, dataset, seed: (chosen[seed].l1, chosen[seed].lr if seed == 1001 else -1.0),
+    )
+    assert rows() == [("chosen", (1001, 2001)), ("published", (1001,))]
+
+
+def _only_chosen(study: Path, folder: Path, dataset: str) -> list:
+    return list(find_results(folder, dataset)) if folder.name == "chosen" else []
+
+
 def test_where_a_value_lies() -> None:
     one = Initialisations("ng", "chosen", {1: {1: 0.0, 8: 1.0}, 2: {2: 0.5, 9: 0.7}})
     assert [one.share_below(value) for value in (0.2, 0.35, 0.8, 1.0)] == [0.0, 0.5, 0.75, 1.0]
     assert one.first == 0.25
     assert np.isnan(Initialisations("ng", "chosen", {1: {8: 1.0}, 2: {2: 0.5}}).first)
+
+
+def test_validation_chooses_among_initialisations(study: Study) -> None:
+    (found, *_) = collect_initialisations(study.folder, "semi-synthetic", "localization_auroc")
+    reached = []
+    for seed in study.seeds:
+        winners = load_result("abmil", seed, study.folder / "initialisations/chosen/abmil" / str(seed)).winners
+        reached.append(max(winners, key=lambda one: one.val_auroc).test.localization_auroc)
+    assert found.chosen == pytest.approx(np.mean(reached))
 
 
 def test_complete_runs_are_not_repeated(study: Study) -> None:
@@ -94,10 +134,12 @@ def test_the_page_shows_the_published_value_in_the_distribution(study: Study) ->
     row = next(line for line in page.splitlines() if line.startswith("| ABMIL"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     found = collect_initialisations(study.folder, "semi-synthetic", "localization_auroc")[0]
-    assert cells[:2] == ["ABMIL", "validation's, 2 partitions"]
+    assert cells[:2] == ["ABMIL", "validation's (1001, 2001)"]
     assert float(cells[2]) == pytest.approx(found.first, abs=6e-4)
-    assert cells[6] == ".546"  # the paper's
-    assert cells[7] == f"{found.share_below(0.546):.0%}"
+    theirs = np.mean([published_seed("localization_auroc", "abmil", "semi-synthetic", seed) for seed in (1001, 2001)])
+    assert cells[6] == digits(found.chosen)
+    assert cells[7] == digits(theirs)
+    assert cells[8] == f"{found.share_below(theirs):.0%}"
     assert (study.folder / "initialisations.png").stat().st_size > 10_000
     assert json.loads((study.folder / "initialisations.json").read_text())["scan_auroc"][0]["method"] == "abmil"
 

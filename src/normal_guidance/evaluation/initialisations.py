@@ -11,7 +11,7 @@ where it differs.  Data, order of the scans and protocol stay the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -85,6 +85,8 @@ class Initialisations:
     origin: str
     scores: Mapping[int, Mapping[int, float]]
     """Of each partition's seed, by the seed of the initial weights; without those from which nothing was selected."""
+    best: Mapping[int, int] = field(default_factory=dict)
+    """Of each partition's seed, the seed of the initial weights with the highest validation AUROC."""
 
     @property
     def means(self) -> np.ndarray:
@@ -101,6 +103,11 @@ class Initialisations:
         """The mean of the study's own initialisations; NaN where nothing was selected from one of them."""
         return float(np.mean([values.get(seed, np.nan) for seed, values in self.scores.items()]))
 
+    @property
+    def chosen(self) -> float:
+        """The mean where validation chooses the initialisation of each partition; NaN where its choice is unknown."""
+        return float(np.mean([values.get(self.best.get(seed, -1), np.nan) for seed, values in self.scores.items()]))
+
     def share_below(self, value: float) -> float:
         """The share of `means` that do not exceed a value."""
         return float((self.means <= value).mean())
@@ -109,14 +116,27 @@ class Initialisations:
 def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[Initialisations]:
     """Return the scores of all complete runs below a study's folder, by origin and method.
 
-    A method's partition is left out where no initialisation could be selected.
+    Where validation chose what the authors chose, its run counts for both.  A method's partition is left out where no
+    initialisation could be selected.
     """
-    found = []
+    runs: dict[tuple[str, str], Initialisations] = {}
     for origin in ORIGINS:
-        runs: dict[str, dict[int, dict[int, float]]] = {}
         for one in find_results(folder / INITIALISATIONS / origin, dataset):
-            tests = {winner.config.seed: winner.test for winner in one.winners}
-            if values := {seed: getattr(test, metric) for seed, test in tests.items() if test is not None}:
-                runs.setdefault(one.method, {})[one.seed] = values
-        found += [Initialisations(method, origin, scores) for method, scores in runs.items()]
-    return found
+            tested = [winner for winner in one.winners if winner.test is not None]
+            if not tested:
+                continue
+            values = {winner.config.seed: getattr(winner.test, metric) for winner in tested}
+            best = max(tested, key=lambda winner: winner.val_auroc).config
+            theirs = published_choice(one.method, dataset, one.seed) == (best.l1, best.lr)
+            for whose in (origin, "published") if theirs and origin == "chosen" else (origin,):
+                row = runs.setdefault((whose, one.method), Initialisations(one.method, whose, {}, {}))
+                scores = dict(sorted({**row.scores, one.seed: values}.items()))
+                runs[whose, one.method] = replace(row, scores=scores, best={**row.best, one.seed: best.seed})
+    found = sorted(runs.values(), key=lambda row: ORIGINS.index(row.origin))
+    return [
+        row for row in found if row.origin == "chosen" or row.scores != _scores_of(runs.get(("chosen", row.method)))
+    ]
+
+
+def _scores_of(row: Initialisations | None) -> Mapping[int, Mapping[int, float]]:
+    return {} if row is None else row.scores
