@@ -23,8 +23,9 @@ README = ROOT / "README.md"
 # A package may import from itself and from the rows above its own; names in one row are siblings and may not.
 LAYERS = (
     ("errors",),
+    ("seals", "typed_json"),
     ("files",),
-    ("folders", "machine", "quantities", "ray_cluster", "source_version"),
+    ("folders", "machine", "quantities", "ray_cluster", "source_version", "tensor_files"),
     ("core",),
     ("statistics",),
     ("data", "presentation"),

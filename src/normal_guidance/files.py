@@ -1,17 +1,29 @@
-"""Writes files and folders atomically: they are complete or absent, even if a run is killed."""
+"""Writes files and folders atomically: they are complete or absent, even if a run is killed.
+
+JSON and parquet carry a seal (`normal_guidance.seals`), which reading checks.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
 from normal_guidance.errors import UserError
+from normal_guidance.seals import OPEN, is_sealed, seal
+from normal_guidance.typed_json import parse_json
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,15 +45,15 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
         b'[]'
     """
     path = Path(path)
-    draft = _draft_of(path)
+    draft, descriptor = _begin(path, lambda draft: os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
     try:
-        with draft.open("xb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             if isinstance(content, bytes):
                 file.write(content)
             else:
                 content(file)
             sync(file)
-        draft.replace(path)
+            draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
@@ -65,17 +77,19 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path).absolute()  # "." has no name of its own
     _refuse_what_is_there(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft_of(path)
-    draft.mkdir()
+    make_folder(path.parent)
+    remove_left_drafts(path.parent, path.name)
+    draft, held = _begin(path, _new_folder)
     try:
         yield draft
         sync_folder(draft)
         _refuse_what_is_there(path)  # another run may have been faster
         draft.replace(path)
     except BaseException:
-        shutil.rmtree(draft)
+        shutil.rmtree(draft, ignore_errors=True)  # it may be gone, with the disk or by another's hand
         raise
+    finally:
+        os.close(held)
     sync_folder(path.parent)
 
 
@@ -94,12 +108,91 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+# ----------------------------------------------------------------------------------------------------
+# Drafts
+# ----------------------------------------------------------------------------------------------------
+
+DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.partial", re.DOTALL)
+"""Hidden names of what is being written.  Its writer holds a lock on it, which ends with the process."""
+
+DAY = 24 * 60 * 60
+"""Seconds after which a draft is left over even where locks are unknown."""
+
+
 def _draft_of(path: Path) -> Path:
     """A hidden name in the same folder, hence on the same disk, so that renaming is one step.
 
     `tempfile` would make files and folders that only their owner may read.
     """
     return path.with_name(f".{path.name}.{uuid4().hex}.partial")
+
+
+def is_draft(path: Path) -> bool:
+    """Whether a file or folder is a draft, of a process that works or of one that was killed.
+
+    Example:
+        >>> is_draft(Path("stores/.head.0123456789abcdef0123456789abcdef.partial")), is_draft(Path("head.partial"))
+        (True, False)
+    """
+    return DRAFT.fullmatch(path.name) is not None
+
+
+def remove_left_drafts(folder: Path, name: str | None = None) -> None:
+    """Removes what killed processes had begun to write in a folder: all of it, or what was to have this name.
+
+    A draft whose writer still works is left alone, whoever that is.
+    """
+    try:
+        inside = list(folder.iterdir())
+    except OSError:  # there is no such folder
+        return
+    for draft in inside:
+        known = DRAFT.fullmatch(draft.name)
+        if known and name in (None, known["name"]):
+            _remove_left(draft)
+
+
+def _begin(path: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
+    """Creates a draft and locks it for as long as it is open in this process; where a disk has no locks, age decides.
+
+    Another process may find the draft before it is locked, and remove it: then there is a new one.
+    """
+    while True:
+        draft = _draft_of(path)
+        descriptor = create(draft)
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if draft.exists():
+            return draft, descriptor
+        os.close(descriptor)
+
+
+def _new_folder(draft: Path) -> int:
+    draft.mkdir()
+    return os.open(draft, os.O_RDONLY)
+
+
+def _remove_left(draft: Path) -> None:
+    """Removes a draft whose writer has ended, holding its lock meanwhile."""
+    try:
+        left = time.time() - draft.stat().st_mtime > DAY
+        descriptor = os.open(draft, os.O_RDONLY)
+    except OSError:  # gone, or not ours to read
+        return
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left = True
+    except BlockingIOError:  # its writer works
+        left = False
+    except OSError:  # a disk without locks
+        pass
+    try:
+        if left:
+            shutil.rmtree(draft, ignore_errors=True) if draft.is_dir() else draft.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def _refuse_what_is_there(path: Path) -> None:
@@ -126,24 +219,53 @@ def make_folder(folder: Path) -> None:
         raise UserError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
 
 
+# ----------------------------------------------------------------------------------------------------
+# JSON and parquet with seals
+# ----------------------------------------------------------------------------------------------------
+
+SEAL = "seal"
+"""The member of a JSON object, and the metadata of a parquet file, that hold the seal (`normal_guidance.seals`)."""
+
+AGAIN = "copy the run again, or delete its folder"
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON object, atomically."""
-    write_atomically(path, json.dumps(content, indent=2).encode())
+    """Writes a JSON object with a seal, atomically."""
+    text = json.dumps({**content, SEAL: OPEN}, indent=2, allow_nan=False)
+    write_atomically(path, seal(text.encode()))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object from a run's folder; refuses any other content."""
+def read_json(path: Path, again: str = AGAIN) -> dict[str, Any]:
+    """Reads a JSON object that `write_json` wrote, without its seal; damage is refused, and `again` says what to do."""
     try:
-        content = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        is_sealed(content, path, again=again)
+        found = parse_json(content)
+    except UserError:
+        raise
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); copy the run again, or delete its folder") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it is not a JSON object; copy the run again, or delete its folder")
-    return content
+        raise UserError(f"{path} cannot be read ({error}); {again}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is damaged: it is not a JSON object; {again}")
+    found.pop(SEAL, None)
+    return found
 
 
-def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Reads a parquet file through Arrow's own file object.
+def write_parquet(path: str | Path, table: pa.Table, compression: str = "snappy") -> None:
+    """Writes a table with a seal, atomically."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    # Not in the schema's metadata: those are in the file twice.
+    with pq.ParquetWriter(sink, table.schema, compression=compression) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({SEAL: OPEN})
+    write_atomically(path, seal(sink.getvalue().to_pybytes()))
+
+
+def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: str = AGAIN) -> pa.Table:
+    """Reads a parquet file, and checks its seal if it has one; `again` says what to do if that is wrong.
 
     Given a path, pyarrow would read folders named key=value as columns.  Given a Python file, pyarrow releases it in
     another thread; if that happens while the interpreter exits, the process aborts after all its work is done (one in
@@ -152,5 +274,6 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.T
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pa.OSFile(os.fspath(path)) as file:
-        return pq.read_table(file, columns=None if columns is None else list(columns))
+    content = Path(path).read_bytes()
+    is_sealed(content, Path(path), again=again)
+    return pq.read_table(pa.BufferReader(content), columns=None if columns is None else list(columns))

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import make_folder
+from normal_guidance.files import make_folder, remove_left_drafts
 
 LOCK = "lock"
 
@@ -24,6 +24,8 @@ PATIENCE = 0.1
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder, which is made if need be; the lock ends with the process.
+
+    What killed processes had begun to write there is removed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -49,6 +51,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder} cannot be locked ({error.strerror}); choose another folder") from error
     try:
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        remove_left_drafts(folder)
         yield
     finally:
         lock.release()

@@ -147,7 +147,8 @@ class Killer:
         """The result of the comparison when a run resumes from a slightly changed state."""
         import torch
 
-        from normal_guidance.training.checkpoint import StateFile, read_tensors
+        from normal_guidance.tensor_files import read_tensors
+        from normal_guidance.training.checkpoint import StateFile
 
         self.attempt("tampered", "ng", 24, die=(StateFile, "due", 10))
         path = self.folder / "tampered" / "state.safetensors"

@@ -183,7 +183,7 @@ def test_what_is_begun_can_be_told_without_touching_it(tmp_path: Path) -> None:
     assert not is_begun(folder, identity())
     assert not folder.exists()
     begin(folder, identity())
-    (folder / ".config.json.0123.partial").write_bytes(b"a draft")
+    (folder / ".config.json.0123456789abcdef0123456789abcdef.partial").write_bytes(b"a draft")
     files = sorted(folder.iterdir())
     assert is_begun(folder, identity())
     assert is_begun(folder, {"configs": identity()["configs"]})  # the rest is not compared
@@ -218,7 +218,7 @@ def test_a_folder_with_other_things_is_no_run(tmp_path: Path) -> None:
 
 
 def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    draft = tmp_path / ".state.safetensors.0123.partial"
+    draft = tmp_path / ".state.safetensors.0123456789abcdef0123456789abcdef.partial"
     draft.write_bytes(b"gigabytes")
     begin(tmp_path, identity())
     assert not draft.exists()

@@ -35,7 +35,7 @@ from normal_guidance.features.store_files import DTYPES
 from normal_guidance.files import folder_atomically, make_folder, read_json, write_json
 from normal_guidance.statistics.calibration import Operation, choose_operation
 from normal_guidance.statistics.conformal import IntervalCalibration
-from normal_guidance.training.checkpoint import read_tensors, write_tensors
+from normal_guidance.tensor_files import read_tensors, write_tensors
 from normal_guidance.training.committee import Committee
 from normal_guidance.training.config import Config
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
@@ -387,7 +387,7 @@ def fill_folder(bundle: Bundle, folder: Path) -> None:
 
 def _read(folder: Path) -> Bundle:
     path = folder / BUNDLE
-    content = read_json(path)
+    content = read_json(path, f"copy the bundle again, or {AGAIN}")
     if content.get("format") != FORMAT:
         raise UserError(f"{path}: format {content.get('format')!r}, but this version reads format {FORMAT}; {AGAIN}")
     weights = _weights(folder, content)
@@ -438,4 +438,4 @@ def _weights(folder: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read or checked ({error!r}); copy the bundle again, or {AGAIN}") from error
     if found != wanted:
         raise UserError(f"{path} is not the file that {BUNDLE} names (sha256 {found[:16]}, not {wanted[:16]}); {AGAIN}")
-    return read_tensors(path)[0]
+    return read_tensors(path, f"copy the bundle again, or {AGAIN}")[0]

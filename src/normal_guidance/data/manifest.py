@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from normal_guidance.data.findings import (
     Finding,
@@ -33,7 +32,7 @@ from normal_guidance.data.findings import (
     with_findings,
 )
 from normal_guidance.errors import UserError
-from normal_guidance.files import read_parquet, write_atomically
+from normal_guidance.files import read_parquet, write_parquet
 
 FORMAT = 1
 """Version of the columns; manifests of other versions are refused."""
@@ -256,7 +255,7 @@ def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, A
     table = pa.concat_tables([*pieces, _table(batch, findings)])
     about = {"format": FORMAT, **about}
     held = table.replace_schema_metadata({"normal_guidance": json.dumps(about)})
-    write_atomically(path, lambda file: pq.write_table(held, file, compression="zstd"))
+    write_parquet(path, held, compression="zstd")
     return Manifest(table, about)
 
 
@@ -285,12 +284,14 @@ def read_manifest(path: str | Path) -> Manifest:
     if not path.is_file():
         raise UserError(f"{path} is not there; run nguide index first")
     try:
-        table = read_parquet(path)
+        table = read_parquet(path, again="run nguide index again")
         about = json.loads((table.schema.metadata or {}).get(b"normal_guidance", b"{}"))
         version = about.get("format")
         if version == FORMAT:
             schema = with_findings(SCHEMA, read_findings(about.get("findings", ())))
             return Manifest(table.select(schema.names).cast(schema).replace_schema_metadata(), about)
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read ({error}); run nguide index again") from error
     raise UserError(f"{path}: format {version!r}, but this version reads format {FORMAT}; run nguide index again")

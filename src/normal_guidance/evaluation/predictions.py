@@ -5,7 +5,6 @@ Runs, studies and `nguide predict` write this file; reports, bundles and `nguide
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -13,14 +12,13 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
-from normal_guidance.files import write_atomically
+from normal_guidance.files import read_parquet, write_parquet
 
 PREDICTIONS = pa.schema(
     {
@@ -125,7 +123,7 @@ def packed_prediction(table: pa.Table) -> Prediction:
 def write_predictions_table(path: Path, tables: Sequence[pa.Table]) -> None:
     """Write rows of `PREDICTIONS`, atomically; without tables, a file without rows."""
     table = pa.concat_tables([PREDICTIONS.empty_table(), *tables])
-    write_atomically(path, lambda file: pq.write_table(table, file))
+    write_parquet(path, table)
 
 
 def read_predictions(
@@ -142,9 +140,10 @@ def read_predictions(
     wanted = {name: value for name, value in (("part", part), ("group", group)) if value is not None}
     names = [name for name in PREDICTIONS.names if name in columns or name in wanted]
     try:
-        with pa.OSFile(os.fspath(path)) as file:  # Arrow's own file: see `files.read_parquet`
-            table = pq.ParquetFile(file).read(columns=names).select(names)
+        table = read_parquet(path, names, "copy the run again, or delete it and start it again").select(names)
         table = table.cast(pa.schema([PREDICTIONS.field(name) for name in names]))
+    except UserError:
+        raise
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise UserError(
             f"{path} cannot be read ({error}); copy the run again, or delete it and start it again"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,17 +23,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxtyping import Float32
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from normal_guidance.data.problems import Problem
 from normal_guidance.errors import UserError
 from normal_guidance.features.preprocessing import Statistics
-from normal_guidance.files import read_json, write_atomically, write_json
+from normal_guidance.files import read_json, remove_left_drafts, write_json
 from normal_guidance.folders import difference, lock_folder
+from normal_guidance.tensor_files import read_tensors, write_tensors
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout on disk; a job of another version is an error."""
 
 CONFIG, STATISTICS, REPORT = "config.json", "statistics.jsonl", "report.json"
@@ -65,20 +65,17 @@ class EncodingJob:
 
     def save_unit(self, number: int, unit: Encoded) -> None:
         """Saves a unit."""
-        about = {"failed": json.dumps(unit.failed), "problems": json.dumps(unit.problems)}
-        write_atomically(self._unit(number), save({"features": unit.features.contiguous()}, about))
+        about = {"failed": unit.failed, "problems": unit.problems}
+        write_tensors(self._unit(number), {"features": unit.features.contiguous()}, about)
 
     def unit(self, number: int) -> Encoded:
         """Reads a unit that is done."""
-        path = self._unit(number)
+        path, again = self._unit(number), "delete it and encode again"
+        tensors, about = read_tensors(path, again)
         try:
-            with safe_open(path, framework="pt") as file:
-                about: dict[str, str] = file.metadata()
-                features: Tensor = file.get_tensor("features")
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} is damaged ({error}); delete it and encode again") from error
-        problems = [Problem(*fields) for fields in json.loads(about["problems"])]
-        return Encoded(features, json.loads(about["failed"]), problems)
+            return Encoded(tensors["features"], about["failed"], [Problem(*fields) for fields in about["problems"]])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path} is not of this version ({error!r}); {again}") from error
 
     def statistics(self) -> dict[str, Statistics | None]:
         """Mean and sd of the scans that were measured, None for those that could not be."""
@@ -86,23 +83,21 @@ class EncodingJob:
         whole = 0
         path = self.path / STATISTICS
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-            try:
-                scan, mean, sd = json.loads(line)
-            except ValueError:
+            content, _, checksum = line.rpartition(b" ")
+            if checksum != b"%08x\n" % zlib.crc32(content):
                 break
-            if not line.endswith(b"\n"):
-                break
+            scan, mean, sd = json.loads(content)
             known[scan] = None if mean is None else Statistics(tuple(mean), tuple(sd))
             whole += len(line)
         if path.exists():
-            os.truncate(path, whole)  # a killed process may have left half a line
+            os.truncate(path, whole)  # a killed process may have left half a line; a damaged one is measured again
         return known
 
     def add_statistics(self, scans: Mapping[str, Statistics | None]) -> None:
         """Saves the mean and sd of some scans."""
-        lines = [json.dumps([scan, *(one or (None, None))]) for scan, one in scans.items()]
-        with (self.path / STATISTICS).open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+        lines = [json.dumps([scan, *(one or (None, None))]).encode() for scan, one in scans.items()]
+        with (self.path / STATISTICS).open("ab") as file:
+            file.write(b"".join(b"%b %08x\n" % (line, zlib.crc32(line)) for line in lines))
 
     def remove(self) -> None:
         """Deletes the folder: the store is complete."""
@@ -136,9 +131,7 @@ def open_job(out: Path, identity: Mapping[str, Any]) -> Iterator[EncodingJob]:
     """Locks the job of a store, new or already begun; a job begun with another identity is an error."""
     job = EncodingJob(job_folder(out))
     with lock_folder(job.path):
-        for draft in (*job.path.glob(".*.partial"), *out.parent.glob(f".{out.name}.*.partial")):
-            # a killed process left it incomplete
-            shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+        remove_left_drafts(out.parent, out.name)
         if job.begun:
             refuse_another(job.path, read_json(job.path / CONFIG), identity)
         else:

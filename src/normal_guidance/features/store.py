@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,11 +40,12 @@ from normal_guidance.features.store_files import (
     raw_bytes,
     read_about,
     read_index,
+    shard_path,
     write_about,
     write_index,
     write_shards,
 )
-from normal_guidance.files import folder_atomically, write_atomically
+from normal_guidance.files import folder_atomically, read_parquet, write_atomically
 
 SHARD_BYTES = 2**30
 """Largest shard, unless one scan alone is larger: such files are easy to copy and to map."""
@@ -61,6 +64,8 @@ class FeatureStore:
         recipe: a hash of the encoder and the preprocessing; empty if unknown.
         shards: the memory-mapped features, all of them.
         findings: what the scans are labelled for, the label's own first; empty for one label without a name.
+        verify: whether the features of a scan are compared with their checksum when they are first read.
+        verified: place of every scan that was, shared by all views of the store.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -86,6 +91,8 @@ class FeatureStore:
     recipe: str
     shards: tuple[Float[Tensor, "_ features"], ...]
     findings: tuple[Finding, ...] = ()
+    verify: bool = True
+    verified: set[tuple[int, int]] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.scans)
@@ -173,8 +180,12 @@ class FeatureStore:
         With `out`, the first rows of it are filled and returned, in its dtype; it may be pinned memory, and larger
         than needed.  Safe to call from several threads, and made for it: one copy for all scans, without Python's
         lock, which a busy training loop would give back only every 5 ms.
+
+        Features that are damaged or not finite are refused, when a scan is first read.
         """
-        chosen = [self._features_of[number] for number in scan_numbers.tolist()]
+        numbers = scan_numbers.tolist()
+        self._refuse_damage(numbers)
+        chosen = [self._features_of[number] for number in numbers]
         slices = sum(map(len, chosen))
         if out is None:
             out = torch.empty(slices, self.width, dtype=self.dtype)
@@ -196,8 +207,38 @@ class FeatureStore:
 
     def damaged(self) -> list[str]:
         """The scans whose features are not those that were written; reads and hashes all features."""
-        checksums = zip(self.scan_ids, self.scans["sha256"].tolist(), self._features_of, strict=True)
-        return [scan for scan, sha256, features in checksums if _checksum(features) != sha256]
+        self._refuse_truncated({shard for shard, _ in self._places})
+        return [scan for number, scan in enumerate(self.scan_ids) if self._is_damaged(number)]
+
+    def _refuse_damage(self, numbers: Sequence[int]) -> None:
+        """Checks scans before they are read: their files every time, their features the first time."""
+        places = self._places
+        self._refuse_truncated({places[number][0] for number in numbers})
+        if not self.verify:
+            return
+        for number in numbers:
+            if places[number] in self.verified:
+                continue
+            scan = self.scan_ids[number]
+            if self._is_damaged(number):
+                raise UserError(f"store {self.folder}: the features of scan {scan!r} are damaged; {AGAIN}")
+            if not self._features_of[number].isfinite().all():
+                raise UserError(
+                    f"store {self.folder}: scan {scan!r} has features that are NaN or infinite; leave it out, or make "
+                    "its features again"
+                )
+            self.verified.add(places[number])
+
+    def _is_damaged(self, number: int) -> bool:
+        return _checksum(self._features_of[number]) != self._checksums[number]
+
+    def _refuse_truncated(self, shards: Iterable[int]) -> None:
+        """Reading the missing end of a mapped file would end the process."""
+        for shard in shards:
+            path, needed = shard_path(self.folder, shard), self.shards[shard].nbytes
+            with suppress(FileNotFoundError):  # what is mapped can still be read
+                if path.stat().st_size < needed:
+                    raise UserError(f"{path} has become shorter since the store was opened; {AGAIN}")
 
     @cached_property
     def lengths(self) -> Int[Tensor, "scans"]:
@@ -261,10 +302,19 @@ class FeatureStore:
         return f"FeatureStore({', '.join(parts)})"
 
     @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """Shard and first row of every scan."""
+        return list(zip(self.scans["shard"].tolist(), self.scans["first_row"].tolist(), strict=True))
+
+    @cached_property
+    def _checksums(self) -> list[str]:
+        return list(self.scans["sha256"].tolist())
+
+    @cached_property
     def _features_of(self) -> list[Float[Tensor, "_ features"]]:
         """Every scan's slices as views of the mapped shards, made once, so that `rows` only copies."""
-        places = zip(self.scans["shard"].tolist(), self.scans["first_row"].tolist(), self.lengths.tolist(), strict=True)
-        return [self.shards[shard].narrow(0, first, slices) for shard, first, slices in places]
+        places = zip(self._places, self.lengths.tolist(), strict=True)
+        return [self.shards[shard].narrow(0, first, slices) for (shard, first), slices in places]
 
     def _view(self, scans: pd.DataFrame) -> FeatureStore:
         return replace(self, scans=scans.reset_index(drop=True))
@@ -437,7 +487,9 @@ def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequ
 
 def _features_as(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
     features = bag.features.detach().to("cpu", dtype).contiguous()
-    if dtype != bag.features.dtype and not features.isfinite().all():
+    if not features.isfinite().all():
+        if not bag.features.isfinite().all():
+            raise UserError(f"scan {bag.scan_id!r} has features that are NaN or infinite; leave it out, or mend them")
         raise UserError(
             f"scan {bag.scan_id!r} has a feature of size {bag.features.abs().max().item():g}, too large for "
             f"{dtype_name(dtype)}; store bfloat16 or float32"
@@ -468,8 +520,11 @@ def _checksum(features: Float[Tensor, "slices features"]) -> str:
 # ----------------------------------------------------------------------------------------------------
 
 
-def open_store(folder: str | Path) -> FeatureStore:
+def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStore:
     """Opens a store: reads its index, checks that its files fit together, and maps its shards.
+
+    `verify` says whether features are compared with their checksums when they are first read; by default they are,
+    unless the environment has NGUIDE_VERIFY=0.
 
     Example:
         >>> open_store("nowhere")
@@ -488,7 +543,8 @@ def open_store(folder: str | Path) -> FeatureStore:
         )
     shards = map_shards(folder, scans, about)
     made = (about.features, about.dtype, about.provenance, about.recipe)
-    return FeatureStore(folder, scans, *made, shards, about.findings)
+    wanted = os.environ.get("NGUIDE_VERIFY") != "0" if verify is None else verify
+    return FeatureStore(folder, scans, *made, shards, about.findings, wanted)
 
 
 def read_parts(path: Path) -> dict[str, str]:
@@ -498,7 +554,7 @@ def read_parts(path: Path) -> dict[str, str]:
     try:
         # Ids in text stay as they are written: 007 is not a number, and NA is not a missing value.
         csv = path.suffix == ".csv"
-        table = pd.read_csv(path, dtype=str, keep_default_na=False) if csv else pd.read_parquet(path)
+        table = pd.read_csv(path, dtype=str, keep_default_na=False) if csv else read_parquet(path).to_pandas()
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors
         raise UserError(f"{path} cannot be read ({error}); give a table with the columns scan_id and part") from error
     missing = [name for name in ("scan_id", "part") if name not in table]

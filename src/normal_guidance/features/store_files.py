@@ -24,7 +24,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int8
 from safetensors import SafetensorError, safe_open
@@ -32,7 +31,8 @@ from torch import Tensor
 
 from normal_guidance.data.findings import Finding, Labels, further_columns, read_findings, with_findings
 from normal_guidance.errors import UserError
-from normal_guidance.files import read_parquet, sync, write_atomically
+from normal_guidance.files import read_json, read_parquet, sync, write_json, write_parquet
+from normal_guidance.tensor_files import DTYPE_NAMES
 
 FORMAT = 2
 """Version of the layout on disk."""
@@ -42,9 +42,6 @@ FORMATS = (1, 2)
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 """Number formats that features are stored in, by the name that store.json gives them."""
-
-SAFETENSORS_NAMES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
-"""Their names in the header of a safetensors file."""
 
 HEADER_BYTES = 4096
 """Bytes reserved for a shard's header, padded with spaces, so that its features start at a page of memory."""
@@ -109,7 +106,7 @@ def write_about(folder: Path, about: About) -> None:
     findings = [one.as_json() for one in fields.pop("findings")]
     if findings:
         fields["findings"] = findings
-    write_atomically(folder / "store.json", json.dumps(fields, indent=2).encode())
+    write_json(folder / "store.json", fields)
 
 
 def read_about(folder: Path) -> About:
@@ -117,8 +114,8 @@ def read_about(folder: Path) -> About:
     path = folder / "store.json"
     if not path.is_file():
         raise UserError(f"{folder} is not a feature store: store.json is missing; give a folder made by nguide encode")
+    fields = read_json(path, AGAIN)
     try:
-        fields = json.loads(path.read_bytes())
         version = fields["format"]
         if version in FORMATS:
             recipe = fields["recipe"] if version > 1 else ""
@@ -143,14 +140,16 @@ def write_index(
     of_scan = further or {}
     lines = [{**row._asdict(), **further_columns(findings, of_scan.get(row.scan_id, {}))} for row in rows]
     table = pa.Table.from_pylist(lines, schema=with_findings(INDEX, findings))
-    write_atomically(folder / "index.parquet", lambda file: pq.write_table(table, file))
+    write_parquet(folder / "index.parquet", table)
 
 
 def read_index(folder: Path, findings: Sequence[Finding] = ()) -> pd.DataFrame:
     """Reads index.parquet: the columns of `INDEX` and of the findings, null as None, but NaN for a label."""
     path, schema = folder / "index.parquet", with_findings(INDEX, findings)
     try:
-        table = read_parquet(path).select(schema.names).cast(schema)
+        table = read_parquet(path, again=AGAIN).select(schema.names).cast(schema)
+    except UserError:
+        raise
     except (OSError, pa.ArrowException, KeyError) as error:
         raise UserError(f"{path} cannot be read ({error}); {AGAIN}") from error
     scans: pd.DataFrame = table.to_pandas()
@@ -175,7 +174,7 @@ def write_shards(
             if shard < 0 or (end + row.slices) * features.shape[1] * features.itemsize > shard_bytes:
                 opened.close()
                 shard, end = shard + 1, 0
-                path = folder / _shard_name(shard)
+                path = shard_path(folder, shard)
                 file = opened.enter_context(_shard_file(path, features.shape[1], features.dtype, recipe))
             file.write(raw_bytes(features))
             rows.append(row._replace(shard=shard, first_row=end))
@@ -194,7 +193,7 @@ def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> I
         yield file
         size = file.tell() - HEADER_BYTES
         slices = size // (features * dtype.itemsize)
-        tensor = {"dtype": SAFETENSORS_NAMES[dtype], "shape": [slices, features], "data_offsets": [0, size]}
+        tensor = {"dtype": DTYPE_NAMES[dtype], "shape": [slices, features], "data_offsets": [0, size]}
         header = {"__metadata__": {"recipe": recipe}, "features": tensor}
         length = HEADER_BYTES - 8  # after the 8 bytes that hold this length
         file.seek(0)
@@ -215,7 +214,7 @@ def map_shards(folder: Path, scans: pd.DataFrame, about: About) -> tuple[Tensor,
         raise UserError(f"{folder}: in index.parquet, scan {wrong[0]!r} does not follow the scan before it; {AGAIN}")
     slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
     return tuple(
-        _map_shard(folder / _shard_name(number), (count, about.features), about)
+        _map_shard(shard_path(folder, number), (count, about.features), about)
         for number, count in enumerate(slices.tolist())
     )
 
@@ -248,5 +247,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _shard_name(number: int) -> str:
-    return f"features-{number:05d}.safetensors"
+def shard_path(folder: Path, number: int) -> Path:
+    """The file of a shard."""
+    return folder / f"features-{number:05d}.safetensors"

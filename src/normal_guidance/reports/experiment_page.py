@@ -15,7 +15,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.study import Study, wanted_of
 from normal_guidance.evaluation.study_folder import StudyResult, find_results
 from normal_guidance.evaluation.study_predictions import StudyPredictions
-from normal_guidance.files import make_folder
+from normal_guidance.files import make_folder, read_parquet
 from normal_guidance.presentation import html
 from normal_guidance.presentation.html import Section
 from normal_guidance.presentation.text_tables import Grid
@@ -262,10 +262,13 @@ def _training(experiment: Experiment, folder: Path) -> Iterator[str]:
 
 
 def _history(path: Path) -> pd.DataFrame:
+    again = "copy the run again, or delete it and start again"
     try:
-        return pd.read_parquet(path)
+        return read_parquet(path, again=again).to_pandas()
+    except UserError:
+        raise
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise UserError(f"{path} cannot be read ({error}); copy the run again, or delete it and start again") from error
+        raise UserError(f"{path} cannot be read ({error}); {again}") from error
 
 
 def _records(experiment: Experiment) -> Iterator[str]:

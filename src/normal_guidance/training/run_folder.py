@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import read_json, write_json
+from normal_guidance.files import is_draft, read_json, write_json
 from normal_guidance.folders import LOCK, difference, lock_folder
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import L1_STRENGTHS, LEARNING_RATES, Config, departures
@@ -121,17 +121,11 @@ def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[RunFol
     """
     path = Path(folder)
     with lock_folder(path):
-        _clean(path)
         _claim(path, identity)
         run = RunFolder(path, identity)
         if run.complete:
             (path / STATE).unlink(missing_ok=True)  # left over from a run killed between its report and this step
         yield run
-
-
-def _clean(folder: Path) -> None:
-    """Delete files that a killed process began to write: a state may be gigabytes, and is never finished."""
-    forget(folder, ".*.partial")
 
 
 def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -154,7 +148,7 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
     folder = Path(folder)
     names, path = _names_in(folder), folder / CONFIG
     if CONFIG not in names:
-        if others := sorted(name for name in names if name != LOCK and not name.endswith(".partial")):
+        if others := sorted(name for name in names if name != LOCK and not is_draft(Path(name))):
             raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
         return False
     before = read_json(path)

@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import read_json, write_atomically, write_json
-from normal_guidance.training.checkpoint import read_tensors, write_tensors
+from normal_guidance.files import read_json, write_json, write_parquet
+from normal_guidance.tensor_files import read_tensors, write_tensors
 from normal_guidance.training.config import AXES, Config
 from normal_guidance.training.run_folder import FORMAT, HISTORY_TABLE, REPORT, WINNERS, forget
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.stacked_model import initial_model
 from normal_guidance.training.sweep import Sweep
 from normal_guidance.training.sweep_state import HISTORY
+
+COPY = "copy the run again, or delete it and start it again"
 
 
 def diverged(result: Sweep) -> int:
@@ -78,8 +79,7 @@ def winner_file(group: str) -> str:
 
 def write_history(folder: Path, result: Sweep) -> None:
     """Write history.parquet."""
-    table = history_table(result)
-    write_atomically(folder / HISTORY_TABLE, lambda file: pq.write_table(table, file))
+    write_parquet(folder / HISTORY_TABLE, history_table(result))
 
 
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
@@ -123,8 +123,8 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
         raise UserError(f"{folder} is not a complete run: {REPORT} is missing; give the folder of a complete run")
     check_group(folder, _winning_groups(folder / REPORT), group)
     path = folder / f"{winner_file(group)}.json"
-    about = read_json(path)
-    weights, _ = read_tensors(path.with_suffix(".safetensors"))
+    about = read_json(path, COPY)
+    weights, _ = read_tensors(path.with_suffix(".safetensors"), COPY)
     try:
         return winner_model(Config(**about["config"]), about["features"], weights)
     except (KeyError, TypeError, RuntimeError, StopIteration) as error:
