@@ -3,7 +3,7 @@
     read_as(Calibration, {"slope": 1.0, "intercept": "0"})      intercept is '0', not a number
 
 A dataclass or a NamedTuple says what an object must hold.  Its fields may be texts, numbers, booleans, None, `Literal`,
-unions, tuples, lists, mappings and further classes; `Annotated[float, Between(0, 1)]` bounds a number.  Numbers are
+unions, tuples, lists, mappings and further classes; `Annotated[float, Between(0.0, 1.0)]` bounds a number.  Numbers are
 finite.  A member that no field is called after is refused, because a damaged name would else drop a value.
 """
 
@@ -20,6 +20,11 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, 
 from normal_guidance.errors import UserError
 
 T = TypeVar("T")
+
+
+class WrongContent(UserError):
+    """A member of another type than its field; who reads the file says which file, and what to do."""
+
 
 DEEPEST = 100
 """Levels of nesting that a file may have; ours have ten."""
@@ -78,19 +83,24 @@ def _refuse_depth(value: Any) -> None:
     raise ValueError(f"nested more than {DEEPEST} levels deep")
 
 
-def read_as(kind: type[T], value: Any, name: str = "") -> T:
-    """The value as a class of ours, or a UserError that names what is wrong with which member.
+def read_as(kind: type[T], value: Any, name: str = "", *, exact: bool = True) -> T:
+    """The value as a class of ours, or a `WrongContent` that names what is wrong with which member.
+
+    Not `exact`: members that the class does not have are left out, but not in objects further inside.
 
     Example:
         >>> read_as(Between, {"low": 0})
         Between(low=0.0, high=inf)
         >>> read_as(Between, {"low": "0"}, "range")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: range.low is '0', not a number
+        normal_guidance.typed_json.WrongContent: range.low is '0', not a number
         >>> read_as(Between, {"low": 0, "hugh": 1}, "range")
         Traceback (most recent call last):
-        normal_guidance.errors.UserError: range.hugh is unknown; known are low, high
+        normal_guidance.typed_json.WrongContent: range.hugh is unknown; known are low, high
     """
+    if not exact and isinstance(value, dict):
+        known: Any = kind
+        value = {key: inner for key, inner in value.items() if key in _fields(known)[0]}
     found: T = _read(kind, value, name)
     return found
 
@@ -133,13 +143,13 @@ def _within(value: Any, bounds: Sequence[Any], name: str) -> Any:
 
 
 def _union(kinds: Sequence[Any], value: Any, name: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
+    if type(value) in kinds and type(value) in _PLAIN:
+        return _plain(type(value), value, name)
     others = [kind for kind in kinds if kind is not type(None)]
     for kind in others[:-1]:
         try:
             return _read(kind, value, name)
-        except UserError:
+        except WrongContent:
             continue
     return _read(others[-1], value, name)
 
@@ -169,10 +179,10 @@ def _object(kind: Any, value: Any, name: str) -> Any:
     hints, needed = _fields(kind)
     for key in value:
         if key not in hints:
-            raise UserError(f"{_below(name, key)} is unknown; known are {', '.join(hints)}")
+            raise WrongContent(f"{_below(name, key)} is unknown; known are {', '.join(hints)}")
     for key in needed:
         if key not in value:
-            raise UserError(f"{_below(name, key)} is missing")
+            raise WrongContent(f"{_below(name, key)} is missing")
     return kind(**{key: _read(hints[key], item, _below(name, key)) for key, item in value.items()})
 
 
@@ -197,7 +207,7 @@ def _choice(values: Sequence[Any]) -> str:
 
 
 def _refuse(name: str, value: Any, wanted: str) -> NoReturn:
-    raise UserError(f"{name or 'the content'} is {_shown(value)}, not {wanted}")
+    raise WrongContent(f"{name or 'the content'} is {_shown(value)}, not {wanted}")
 
 
 def _shown(value: Any) -> str:

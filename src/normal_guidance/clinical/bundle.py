@@ -16,14 +16,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from normal_guidance import __version__
 from normal_guidance.clinical.expectations import Expectations
-from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD
+from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, refuse_removed
 from normal_guidance.data.findings import Finding, findings_in, write_findings
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
@@ -31,7 +31,6 @@ from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, envir
 from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.features.preprocessing import Preprocessing
-from normal_guidance.features.store_files import DTYPES
 from normal_guidance.files import folder_atomically, make_folder, read_json, write_json
 from normal_guidance.statistics.calibration import Operation, choose_operation
 from normal_guidance.statistics.conformal import IntervalCalibration
@@ -40,6 +39,7 @@ from normal_guidance.training.committee import Committee
 from normal_guidance.training.config import Config
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 from normal_guidance.training.winners import load_winner, winner_model
+from normal_guidance.typed_json import Between, WrongContent, read_as
 
 FORMAT = 1
 """Version of bundle.json; a bundle of another version is refused."""
@@ -276,7 +276,7 @@ def make_bundle(
         model=model,
         features=features["width"],
         dtype=features["dtype"],
-        encoder=EncoderId(**provenance["identity"]["encoder"]) if encoded else None,
+        encoder=read_as(EncoderId, provenance["identity"]["encoder"], "encoder") if encoded else None,
         preprocessing=Preprocessing.from_dict(provenance["preprocessing"]) if encoded else None,
         repair=encoded and provenance["identity"]["execution"]["repair"],
         expects=Expectations.from_inputs(inputs),
@@ -289,7 +289,7 @@ def make_bundle(
 
 def _finding(about: Mapping[str, Any]) -> Finding | None:
     """The finding that a report or a bundle names, if it does."""
-    return Finding(**about["finding"]) if "finding" in about else None
+    return read_as(Finding, about["finding"], "finding") if "finding" in about else None
 
 
 def _is_encoded(features: Mapping[str, Any]) -> bool:
@@ -392,35 +392,89 @@ def _read(folder: Path) -> Bundle:
         raise UserError(f"{path}: format {content.get('format')!r}, but this version reads format {FORMAT}; {AGAIN}")
     weights = _weights(folder, content)
     try:
-        config = None if content["config"] is None else Config(**content["config"])
-        if content["dtype"] not in DTYPES:
-            raise KeyError(content["dtype"])
+        if isinstance(config := content.get("config"), dict):
+            refuse_removed(str(config.get("method")))
+        known = read_as(_Content, content)
         return Bundle(
-            config=config,
-            model=_model(config, content, weights),
-            features=content["features"],
-            dtype=content["dtype"],
-            encoder=None if content["encoder"] is None else EncoderId(**content["encoder"]),
-            preprocessing=None if content["encoder"] is None else Preprocessing.from_dict(content["preprocessing"]),
-            repair=content["repair"],
-            expects=Expectations.from_json(content["expects"]),
-            operation=Operation.from_json(content["operation"]),
+            config=known.config,
+            model=_model(known.config, content, weights),
+            features=known.features,
+            dtype=known.dtype,
+            encoder=known.encoder,
+            preprocessing=None if known.encoder is None else Preprocessing.from_dict(known.preprocessing or {}),
+            repair=known.repair,
+            expects=known.expects,
+            operation=known.operation,
             training=content["training"],
-            intervals=_intervals(path, content.get("intervals")),
-            finding=_finding(content),
+            intervals=None if known.intervals is None else IntervalCalibration.from_dict(known.intervals),
+            finding=known.finding,
         )
+    except WrongContent as error:
+        raise UserError(f"{path} is damaged: {error}; copy it again, or {AGAIN}") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except (*NOT_OURS, RuntimeError, StopIteration) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path} is damaged ({error!r}); copy it again, or {AGAIN}") from error
 
 
-def _intervals(path: Path, content: Mapping[str, Any] | None) -> IntervalCalibration | None:
-    """The calibration of intervals; bundles of earlier versions do not mention it."""
-    try:
-        return None if content is None else IntervalCalibration.from_dict(content)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+@dataclass(frozen=True)
+class _Tested:
+    """Scores on test scans, as `_Training` has them."""
+
+    scan_auroc: float | None
+    localization_auroc: float | None
+    localization_auprc: float | None = None
+    scan_auprc: float | None = None
+    localized: int | None = None
+    left_out: int | None = None
+    intervals: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class _Training:
+    """How a model was trained, of a run or of `nguide fit`; for people to read."""
+
+    dataset: str | None
+    scans: dict[str, int]
+    test: _Tested | None
+    seed: int
+    commit: str | None
+    date: str | None
+    normal_guidance: str | None = None
+    validation_auroc: float | None = None
+    out_of_fold_auroc: float | None = None
+    epoch: int | None = None
+    members: int | None = None
+    folds: int | None = None
+    repeats: int | None = None
+
+
+@dataclass(frozen=True)
+class _WeightsFile:
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of bundle.json; what has a default came with later versions."""
+
+    format: int
+    normal_guidance: str
+    method: str
+    config: Config | None
+    features: Annotated[int, Between(1.0)]
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    encoder: EncoderId | None
+    preprocessing: dict[str, Any] | None
+    repair: bool
+    expects: Expectations
+    operation: Operation
+    training: _Training
+    weights: _WeightsFile
+    committee: dict[str, Any] | None = None
+    intervals: dict[str, Any] | None = None
+    finding: Finding | None = None
 
 
 def _model(config: Config | None, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:

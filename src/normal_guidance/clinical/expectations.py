@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.features.scan_kind import plane_of
+from normal_guidance.typed_json import Between
 
 SPACING_SLACK = 1.5
 """Slice spacing may be smaller or larger than in the training scans by this factor."""
@@ -41,8 +42,8 @@ class Expectations:
     modalities: tuple[str, ...] = ()
     planes: tuple[str, ...] = ()
     slice_spacing: tuple[float, float] | None = None
-    fewest_slices: int | None = None
-    most_slices: int | None = None
+    fewest_slices: Annotated[int, Between(0.0)] | None = None
+    most_slices: Annotated[int, Between(0.0)] | None = None
 
     @staticmethod
     def from_inputs(inputs: Mapping[str, Any] | None) -> Expectations:
@@ -59,13 +60,8 @@ class Expectations:
         )
 
     def as_json(self) -> dict[str, Any]:
+        """The fields; `read_as` is the inverse."""
         return asdict(self)
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> Expectations:
-        spacing = content["slice_spacing"]
-        lists = {name: tuple(content[name]) for name in ("modalities", "planes")}
-        return Expectations(**{**content, **lists, "slice_spacing": spacing and (spacing[0], spacing[1])})
 
     def why_not(self, row: ScanRow) -> list[str]:
         """Reasons why a scan is not of this kind, each with its value and the range; empty if it is."""

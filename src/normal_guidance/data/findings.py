@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from normal_guidance.errors import UserError
 from normal_guidance.files import read_json, write_json
+from normal_guidance.typed_json import read_as
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 """A name is also that of a folder and of a part of columns' names."""
@@ -115,9 +116,9 @@ def read_findings(content: Any) -> tuple[Finding, ...]:
         (Finding(name='any', code=None, meaning=None),)
     """
     try:
-        return _unique([Finding(**{**one}) for one in content])
+        return _unique([read_as(Finding, one, "finding") for one in content])
     except (TypeError, UserError) as error:
-        raise ValueError(f"findings {content!r:.80} are not a list of names and codes") from error
+        raise ValueError(f"findings {content!r:.80} are not a list of names and codes ({error})") from error
 
 
 def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -16,6 +16,7 @@ from normal_guidance.training.run_folder import REPORT
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.sweep import Sweep
 from normal_guidance.training.winners import check_group, diverged, group_names, winner_file
+from normal_guidance.typed_json import WrongContent, read_as
 
 NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
 """Errors from reading a JSON file of another shape than ours."""
@@ -71,32 +72,67 @@ def load_run(folder: str | Path) -> Run:
         )
     report = read_json(folder / REPORT)
     try:
-        counts = report["configurations"]
+        known = read_as(_Content, report, exact=False)
+        counts = known.configurations
         return Run(
             folder=folder,
-            winners=tuple(_selected(winner) for winner in report["winners"]),
-            note=report["note"],
-            all_diverged=counts["diverged"] == counts["trained"],
-            seconds=float(report["seconds"]["total"]),
+            winners=tuple(_selected(winner) for winner in known.winners),
+            note=known.note,
+            all_diverged=counts.diverged == counts.trained,
+            seconds=known.seconds["total"],
             report=report,
         )
+    except (WrongContent, KeyError) as error:
+        raise UserError(
+            f"{folder / REPORT} is damaged or not a report ({error}); give the folder of a run, or copy it again"
+        ) from error
     except UserError as error:
         raise UserError(f"{folder / REPORT}: {error}") from error
-    except NOT_OURS as error:
-        raise UserError(
-            f"{folder / REPORT} is damaged or not a report ({error!r}); give the folder of a run, or copy it again"
-        ) from error
+
+
+@dataclass(frozen=True)
+class _Winner:
+    """The types of a winner in report.json; scores are null where they are NaN."""
+
+    group: str
+    number: int
+    epoch: int
+    val_auroc: float
+    config: Config
+    weights: str
+    test: dict[str, int | float | None] | None
+
+
+@dataclass(frozen=True)
+class _Counted:
+    trained: int
+    selectable: int
+    diverged: int
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of what `load_run` and the tables take from report.json."""
+
+    winners: tuple[dict[str, Any], ...]
+    note: str | None
+    configurations: _Counted
+    departures: dict[str, Any]
+    data: dict[str, dict[str, Any]]
+    execution: dict[str, Any]
+    seconds: dict[str, float]
+    options: dict[str, Any]
 
 
 def _selected(winner: Mapping[str, Any]) -> Selected:
-    scores: dict[str, Any] | None = winner["test"]
+    known = read_as(_Winner, winner, "winner")
     return Selected(
-        group=winner["group"],
-        config=Config(**winner["config"]),
-        number=winner["number"],
-        epoch=winner["epoch"],
-        val_auroc=winner["val_auroc"],
-        test=None if scores is None else _from_json(scores),
+        group=known.group,
+        config=known.config,
+        number=known.number,
+        epoch=known.epoch,
+        val_auroc=known.val_auroc,
+        test=None if known.test is None else _from_json(known.test),
     )
 
 

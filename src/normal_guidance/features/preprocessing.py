@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from normal_guidance.data.windows import Percentiles, Range, range_of, window_as_json, window_from_json
 from normal_guidance.errors import UserError
 from normal_guidance.features.field import middle
+from normal_guidance.typed_json import Between, read_as
 
 VERSION = 1
 """Version of this module's arithmetic: a change that alters results raises it and changes the fingerprints."""
@@ -48,6 +49,18 @@ class Statistics(NamedTuple):
 
     mean: tuple[float, ...]
     sd: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of `Preprocessing.to_dict`."""
+
+    version: int
+    windows: tuple[tuple[float, float] | dict[str, tuple[float, float]] | None, ...]
+    size: Annotated[int, Between(1.0)]
+    mean: tuple[float, ...] | None
+    sd: tuple[float, ...] | None
+    field: float | None = None
 
 
 @dataclass(frozen=True)
@@ -188,19 +201,20 @@ class Preprocessing:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
         """The preprocessing that `to_dict` described; another version is an error, as the results would differ."""
-        field, windows = content.get("field"), tuple(window_from_json(window) for window in content["windows"])
-        version = _version(any(isinstance(window, Percentiles) for window in windows), field)
-        if content.get("version") != version:
+        known = read_as(_Content, dict(content), "preprocessing")
+        windows = tuple(window_from_json(window) for window in known.windows)
+        version = _version(any(isinstance(window, Percentiles) for window in windows), known.field)
+        if known.version != version:
             raise UserError(
-                f"the preprocessing is of version {content.get('version')!r}, this software's is {version}; encode the "
-                "scans again, or install the version that encoded them"
+                f"the preprocessing is of version {known.version!r}, this software's is {version}; encode the scans "
+                "again, or install the version that encoded them"
             )
-        normalised = content["mean"] is not None
+        whole = known.mean is not None and known.sd is not None
         return Preprocessing(
             windows=windows,
-            size=content["size"],
-            statistics=Statistics(tuple(content["mean"]), tuple(content["sd"])) if normalised else None,
-            field=field,
+            size=known.size,
+            statistics=Statistics(known.mean or (), known.sd or ()) if whole else None,
+            field=known.field,
         )
 
     def _resized(self, hu: Tensor, lowest: float | None, ranges: Sequence[Range | None]) -> Tensor:

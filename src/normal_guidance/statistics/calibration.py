@@ -8,9 +8,9 @@ results on them are too good; where a run has test scans, the same threshold is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -19,6 +19,7 @@ from torch import Tensor
 from normal_guidance.core.metrics import auroc
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.platt import fit_line
+from normal_guidance.typed_json import Between
 
 FEW = 20
 """With fewer scans of a class the numbers are called rough: one scan more or less moves them by over 5 %."""
@@ -50,11 +51,11 @@ class Counts:
         0.9
     """
 
-    positive: int
-    found: int
+    positive: Annotated[int, Between(0.0)]
+    found: Annotated[int, Between(0.0)]
     """Positive scans at or above the threshold."""
-    negative: int
-    spared: int
+    negative: Annotated[int, Between(0.0)]
+    spared: Annotated[int, Between(0.0)]
     """Negative scans below it."""
 
     @property
@@ -85,8 +86,8 @@ class OperatingPoint:
     """
 
     rule: str
-    target: float | None
-    threshold: float
+    target: Annotated[float, Between(0.0, 1.0)] | None
+    threshold: Annotated[float, Between(0.0, 1.0)]
     validation: Counts
     test: Counts | None = None
 
@@ -102,17 +103,8 @@ class Operation:
     """The scans that they come from: validation, or out-of-fold."""
 
     def as_json(self) -> dict[str, Any]:
+        """The fields; `read_as` is the inverse."""
         return asdict(self)
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> Operation:
-        point = content["point"]
-        if point is not None:
-            counts = {part: point[part] and Counts(**point[part]) for part in ("validation", "test")}
-            point = OperatingPoint(**{**point, **counts})
-        return Operation(
-            Calibration(**content["calibration"]), point, tuple(content["notes"]), content.get("scans", "validation")
-        )
 
 
 def choose_operation(

@@ -42,6 +42,7 @@ from normal_guidance.core.blocks import count_slices
 from normal_guidance.core.packed import check_lengths, running_sum
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.packed_scans import UNITS, PackedScans, whole_numbers
+from normal_guidance.typed_json import read_as
 
 SMOOTHING = 0.1
 """The share of a scan's slices over which attention is averaged, half of it on each side of a slice."""
@@ -128,14 +129,8 @@ class IntervalCalibration:
                 f"the calibration of intervals is of version {content.get('version')!r}, this software's is {VERSION}; "
                 "calibrate them again, or install the version that did"
             )
-        numbers = {name: content.get(name) for name in ("coverage", "scans", "threshold")}
-        for name, number in numbers.items():
-            kinds = (int,) if name == "scans" else (int, float)
-            if isinstance(number, bool) or not isinstance(number, kinds):
-                raise UserError(
-                    f"{name} of the calibration of intervals is {number!r}, not a number; calibrate them again"
-                )
-        return cls(**numbers)  # type: ignore[arg-type]  # checked above
+        fields = {name: value for name, value in content.items() if name != "version"}
+        return read_as(cls, fields, "the calibration of intervals")
 
 
 def calibrate_intervals(

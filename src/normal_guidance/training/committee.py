@@ -18,7 +18,7 @@ Where it was not shown that members tell scans apart, their evidence may be nois
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.places import Places, ScanPlaces
 from normal_guidance.core.prediction import BagsLike, Prediction
 from normal_guidance.training.scaling import Scaling
+from normal_guidance.typed_json import read_as
 
 LEAST_SHARPNESS = 0.05
 """Log-odds of less sharp members are computed with this."""
@@ -138,11 +139,20 @@ class Committee(nn.Module):
         own = dict(state)
         scaling = Scaling(own["scaling.mean"], own["scaling.scale"], own.get("scaling.rotation"))
         members = {name: own[name] for name in ("weights", "bias", "gain", "sharpness")}
-        places = [Places(**one) for one in about["places"]]
-        committee = Committee(scaling, places, own["kind"], **members, shown=about["shown"])
-        if len(committee) != about["members"]:
-            raise ValueError(f"{about['members']} members, but {len(committee)} in the weights")
+        known = read_as(_Content, dict(about), "committee")
+        committee = Committee(scaling, known.places, own["kind"], **members, shown=known.shown)
+        if len(committee) != known.members:
+            raise ValueError(f"{known.members} members, but {len(committee)} in the weights")
         return committee.eval()
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of `Committee.as_json`."""
+
+    members: int
+    places: tuple[Places, ...]
+    shown: bool
 
 
 def shares(places: Sequence[Places]) -> tuple[Float64[Tensor, "members"], Float64[Tensor, "members"]]:
