@@ -22,7 +22,7 @@ from normal_guidance.errors import UserError
 T = TypeVar("T")
 
 
-class WrongContent(UserError):
+class ContentError(UserError):
     """A member of another type than its field; who reads the file says which file, and what to do."""
 
 
@@ -84,7 +84,7 @@ def _refuse_depth(value: Any) -> None:
 
 
 def read_as(kind: type[T], value: Any, name: str = "", *, exact: bool = True) -> T:
-    """The value as a class of ours, or a `WrongContent` that names what is wrong with which member.
+    """The value as a class of ours, or a `ContentError` that names what is wrong with which member.
 
     Not `exact`: members that the class does not have are left out, but not in objects further inside.
 
@@ -93,10 +93,10 @@ def read_as(kind: type[T], value: Any, name: str = "", *, exact: bool = True) ->
         Between(low=0.0, high=inf)
         >>> read_as(Between, {"low": "0"}, "range")
         Traceback (most recent call last):
-        normal_guidance.typed_json.WrongContent: range.low is '0', not a number
+        normal_guidance.typed_json.ContentError: range.low is '0', not a number
         >>> read_as(Between, {"low": 0, "hugh": 1}, "range")
         Traceback (most recent call last):
-        normal_guidance.typed_json.WrongContent: range.hugh is unknown; known are low, high
+        normal_guidance.typed_json.ContentError: range.hugh is unknown; known are low, high
     """
     if not exact and isinstance(value, dict):
         known: Any = kind
@@ -149,7 +149,7 @@ def _union(kinds: Sequence[Any], value: Any, name: str) -> Any:
     for kind in others[:-1]:
         try:
             return _read(kind, value, name)
-        except WrongContent:
+        except ContentError:
             continue
     return _read(others[-1], value, name)
 
@@ -179,10 +179,10 @@ def _object(kind: Any, value: Any, name: str) -> Any:
     hints, needed = _fields(kind)
     for key in value:
         if key not in hints:
-            raise WrongContent(f"{_below(name, key)} is unknown; known are {', '.join(hints)}")
+            raise ContentError(f"{_below(name, key)} is unknown; known are {', '.join(hints)}")
     for key in needed:
         if key not in value:
-            raise WrongContent(f"{_below(name, key)} is missing")
+            raise ContentError(f"{_below(name, key)} is missing")
     return kind(**{key: _read(hints[key], item, _below(name, key)) for key, item in value.items()})
 
 
@@ -207,7 +207,7 @@ def _choice(values: Sequence[Any]) -> str:
 
 
 def _refuse(name: str, value: Any, wanted: str) -> NoReturn:
-    raise WrongContent(f"{name or 'the content'} is {_shown(value)}, not {wanted}")
+    raise ContentError(f"{name or 'the content'} is {_shown(value)}, not {wanted}")
 
 
 def _shown(value: Any) -> str:

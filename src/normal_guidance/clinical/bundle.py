@@ -39,7 +39,7 @@ from normal_guidance.training.committee import Committee
 from normal_guidance.training.config import Config
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 from normal_guidance.training.winners import load_winner, winner_model
-from normal_guidance.typed_json import Between, WrongContent, read_as
+from normal_guidance.typed_json import Between, ContentError, read_as
 
 FORMAT = 1
 """Version of bundle.json; a bundle of another version is refused."""
@@ -409,7 +409,7 @@ def _read(folder: Path) -> Bundle:
             intervals=None if known.intervals is None else IntervalCalibration.from_dict(known.intervals),
             finding=known.finding,
         )
-    except WrongContent as error:
+    except ContentError as error:
         raise UserError(f"{path} is damaged: {error}; copy it again, or {AGAIN}") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error

@@ -16,7 +16,7 @@ from normal_guidance.training.run_folder import REPORT
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.sweep import Sweep
 from normal_guidance.training.winners import check_group, diverged, group_names, winner_file
-from normal_guidance.typed_json import WrongContent, read_as
+from normal_guidance.typed_json import ContentError, read_as
 
 NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
 """Errors from reading a JSON file of another shape than ours."""
@@ -82,7 +82,7 @@ def load_run(folder: str | Path) -> Run:
             seconds=known.seconds["total"],
             report=report,
         )
-    except (WrongContent, KeyError) as error:
+    except (ContentError, KeyError) as error:
         raise UserError(
             f"{folder / REPORT} is damaged or not a report ({error}); give the folder of a run, or copy it again"
         ) from error
