@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
@@ -35,7 +35,7 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
     path = Path(path)
     draft = _draft_of(path)
     try:
-        with draft.open("xb") as file:
+        with draft.open("x+b") as file:
             if isinstance(content, bytes):
                 file.write(content)
             else:
@@ -43,7 +43,8 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
             sync(file)
         draft.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # the error above matters, not that the draft stays
+            draft.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
@@ -74,7 +75,7 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
         _refuse_what_is_there(path)  # another run may have been faster
         draft.replace(path)
     except BaseException:
-        shutil.rmtree(draft)
+        shutil.rmtree(draft, ignore_errors=True)  # the error above matters, not that the draft stays
         raise
     sync_folder(path.parent)
 

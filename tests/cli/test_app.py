@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from normal_guidance import __version__
-from normal_guidance.cli import _Commands, app
+from normal_guidance.cli.commands import Commands, app
 from normal_guidance.errors import UserError
 
 runner = CliRunner()
@@ -18,7 +18,7 @@ runner = CliRunner()
 @pytest.fixture
 def failing_app():
     """An application with the same policy for errors and two commands that fail."""
-    failing = typer.Typer(cls=_Commands, pretty_exceptions_enable=False)
+    failing = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
 
     @failing.command()
     def mend() -> None:
