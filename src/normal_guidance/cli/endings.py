@@ -60,7 +60,7 @@ GONE = Ending(
 )
 NO_SPACE = Ending(
     74,
-    "No space left on a disk, or a quota is used up.",
+    "No space left on a disk, a quota is used up, or a file is larger than allowed.",
     "error: {detail} at {place}; free some space, or choose a folder on another disk; {after}",
 )
 NOT_ALLOWED = Ending(
@@ -85,6 +85,9 @@ ENDINGS = (
 """All of them, by code."""
 
 BY_SIGNAL = {"SIGHUP": HUNG_UP, "SIGINT": INTERRUPTED, "SIGTERM": TERMINATED}
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, or the quota, or the file is as large as the disk or a limit allows."""
 
 RESUMING = ("demo", "encode", "experiment", "reproduce", "sweep")
 """Commands that go on from what they saved, if they are started again with the same options."""
@@ -187,7 +190,7 @@ def _ending_of_system(error: BaseException) -> Ending | None:
     from normal_guidance.machine import is_out_of_memory
 
     number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
+    if number in FULL or os.strerror(errno.ENOSPC) in str(error):
         return NO_SPACE
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return NOT_ALLOWED
@@ -228,8 +231,9 @@ def _detail(ending: Ending, error: BaseException, job: Job) -> str:
     if ending is BUG:
         return __version__
     if ending is NO_SPACE:
-        reason = os.strerror(errno.EDQUOT if getattr(error, "errno", None) == errno.EDQUOT else errno.ENOSPC).lower()
-        return reason if job.out is None else f"{reason} ({_free(job.out)} free)"
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number if number in FULL else errno.ENOSPC).lower()
+        return reason if job.out is None else f"{reason} ({_free(job.out)} free now)"
     if ending is NOT_ALLOWED:
         return str(getattr(error, "strerror", "") or "permission denied").lower()
     said = str(error).strip().partition("\n")[0]
