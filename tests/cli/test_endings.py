@@ -137,8 +137,9 @@ def test_an_error_of_the_machine_is_one_line_with_its_code(tmp_path, error, code
 def test_an_output_folder_that_vanishes_is_named(tmp_path, missing):
     result = end(os_error(errno.ENOENT, str(tmp_path / missing)), "-o", tmp_path / "out")
     assert result.exit_code == 73
+    named = tmp_path / ("out" if missing.endswith("partial/a.csv") else missing)  # a draft has no name for people
     assert result.stderr == (
-        f"error: {tmp_path / missing} is gone: it was deleted or renamed during the work; nothing was written\n"
+        f"error: {named} is gone: it was deleted or renamed during the work; nothing was written\n"
     )
 
 
@@ -305,9 +306,13 @@ def test_a_real_full_disk(name, store, full_disk):
 
 def test_the_error_counts_and_not_the_draft_that_cannot_be_deleted(tmp_path):
     """The folder is gone, so the draft cannot be deleted."""
-    with pytest.raises(KeyboardInterrupt), files.folder_atomically(tmp_path / "out") as draft:
+
+    def lose(draft: Path) -> None:
         draft.rmdir()
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), files.folder_atomically(tmp_path / "out") as draft:
+        lose(draft)
 
 
 # ----------------------------------------------------------------------------------------------------

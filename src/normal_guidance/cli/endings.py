@@ -220,9 +220,16 @@ def line_of(ending: Ending, error: BaseException) -> str:
         return ""
     if isinstance(error, UserError) and ending.code < HUNG_UP.code:
         return _one_line(f"error: {error}")  # it names object, value and next action
-    path = getattr(error, "filename", None)
-    place = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(job.out or "standard output")
+    place = _place(error, job)
     return _one_line(ending.line.format(place=place, detail=_detail(ending, error, job), after=job.after()))
+
+
+def _place(error: BaseException, job: Job) -> str:
+    """Return the file that the error names; the output where that is a draft of it, or where the error names none."""
+    path = getattr(error, "filename", None)
+    if isinstance(path, str | bytes | os.PathLike) and ".partial" not in os.fsdecode(path):
+        return os.fsdecode(path)
+    return str(job.out or "standard output")
 
 
 def _detail(ending: Ending, error: BaseException, job: Job) -> str:
