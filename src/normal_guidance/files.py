@@ -47,7 +47,7 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
     path = Path(path)
     draft, descriptor = _begin(path, lambda draft: os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             if isinstance(content, bytes):
                 file.write(content)
             else:
@@ -55,7 +55,8 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
             sync(file)
             draft.replace(path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # the error above matters, not that the draft stays
+            draft.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
@@ -86,7 +87,7 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
         _refuse_what_is_there(path)  # another run may have been faster
         draft.replace(path)
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)  # it may be gone, with the disk or by another's hand
+        shutil.rmtree(draft, ignore_errors=True)  # the error above matters, not that the draft stays
         raise
     finally:
         os.close(held)

@@ -26,6 +26,20 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the error, or one that it followed from, says that memory ran out, in torch's or a library's words.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
+        (True, False)
+    """
+    if error is None:
+        return False
+    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    found = isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    return found or type(error).__name__ == "OutOfMemoryError" or is_out_of_memory(error.__context__)
+
+
 def peak_bytes(device: str) -> int:
     """Return the most memory that was taken so far: on CUDA of the card, else by this process.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,10 +62,15 @@ def connected(address: str) -> Iterator[Connection]:
     except ImportError as error:
         raise UserError("ray is not installed; pip install 'normal-guidance[ray]', or leave out --ray") from error
     _check_answers(address)
+    ending = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head") from error
+    if ending is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(
+            signal.SIGTERM, ending
+        )  # Ray's own would end the process with code 15 and skip the command line's
     try:
         yield Connection(address)
     finally:

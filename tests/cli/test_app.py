@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from normal_guidance import __version__
-from normal_guidance.cli import _Commands, app
+from normal_guidance.cli.commands import Commands, app
 from normal_guidance.errors import UserError
 
 runner = CliRunner()
@@ -18,7 +18,7 @@ runner = CliRunner()
 @pytest.fixture
 def failing_app():
     """An application with the same policy for errors and two commands that fail."""
-    failing = typer.Typer(cls=_Commands, pretty_exceptions_enable=False)
+    failing = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
 
     @failing.command()
     def mend() -> None:
@@ -81,6 +81,6 @@ def test_our_own_error_keeps_its_traceback(failing_app):
 
 def test_the_installed_command_answers():
     """The entry point, in a process of its own, as a user runs it."""
-    command = [sys.executable, "-c", "from normal_guidance.cli import app; app()", "--version"]
+    command = [sys.executable, "-c", "from normal_guidance.cli.__main__ import main; main()", "--version"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout == f"nguide {__version__}\n"

@@ -16,7 +16,8 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 from rich.console import Console
 from typer.testing import CliRunner
 
-from normal_guidance.cli import _Commands, progress_bar
+from normal_guidance.cli import progress_bar
+from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.encode import _statistics, _watch, describe_progress, encode
 from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.data.problems import read_problems
@@ -27,7 +28,7 @@ from normal_guidance.features.encoding import EncodingProgress
 from normal_guidance.features.store import open_store
 from own_clock import OwnClock
 
-app = typer.Typer(cls=_Commands)
+app = typer.Typer(cls=Commands)
 app.command()(encode)
 app.command("other")(lambda: None)  # with a single command, typer would drop its name
 

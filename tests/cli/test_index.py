@@ -15,13 +15,13 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 from rich.console import Console
 from typer.testing import CliRunner
 
-from normal_guidance.cli import _Commands
+from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.index import _watch, index
 from normal_guidance.data.indexing import IndexProgress
 from normal_guidance.data.manifest import read_manifest
 from normal_guidance.data.sources import SOURCES
 
-app = typer.Typer(cls=_Commands)
+app = typer.Typer(cls=Commands)
 app.command()(index)
 app.command("other")(lambda: None)  # with one command, typer would not ask for its name
 

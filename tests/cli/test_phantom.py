@@ -6,10 +6,10 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from normal_guidance.cli import _Commands
+from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.phantom import phantom
 
-app = Typer(cls=_Commands)
+app = Typer(cls=Commands)
 app.command()(phantom)
 app.callback()(lambda: None)  # so that the command keeps its name
 

@@ -7,13 +7,13 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from normal_guidance.cli import _Commands
+from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.store import store_app
 from normal_guidance.core.bags import Bags
 from normal_guidance.features.convert import FORMATS
 from normal_guidance.features.store import FeatureStore, write_store
 
-app = typer.Typer(cls=_Commands)
+app = typer.Typer(cls=Commands)
 app.add_typer(store_app, name="store")
 
 

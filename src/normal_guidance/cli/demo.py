@@ -162,12 +162,16 @@ def _do(console: Console, stage: Stage, number: str) -> None:
 
 def _run(words: Sequence[str]) -> tuple[int, str]:
     """Run the command in this process; return its exit code and output."""
-    from normal_guidance.cli import app
+    from normal_guidance.cli.commands import app
 
-    printed = io.StringIO()
+    printed, command, code = io.StringIO(), typer.main.get_command(app), 0
     with redirect_stdout(printed):
-        code = typer.main.get_command(app).main(list(words), prog_name="nguide", standalone_mode=False)
-    return code or 0, printed.getvalue()
+        try:  # `main` would turn an interrupt into an exit code
+            with command.make_context("nguide", list(words)) as context:
+                command.invoke(context)
+        except typer.Exit as end:
+            code = end.exit_code
+    return code, printed.getvalue()
 
 
 def worth_telling(printed: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.cli.command import Command
 from normal_guidance.cli.completion import FORMATS, IMPORT_FORMATS, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.errors import UserError
@@ -33,7 +34,7 @@ Form = Annotated[
 ]
 
 
-@store_app.command()
+@store_app.command(cls=Command)
 def show(store: Store, as_json: AsJson = False) -> None:
     """Show what a store holds and how it was made; features are not read."""
     from normal_guidance.features.store import open_store
@@ -66,7 +67,7 @@ def _about(store: FeatureStore) -> dict[str, Any]:
     }
 
 
-@store_app.command()
+@store_app.command(cls=Command)
 def verify(store: Store, as_json: AsJson = False) -> None:
     """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged."""
     from normal_guidance.features.store import open_store
@@ -84,7 +85,7 @@ def verify(store: Store, as_json: AsJson = False) -> None:
         typer.echo(f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features; all are as they were written")
 
 
-@store_app.command("import")
+@store_app.command("import", cls=Command)
 def import_(
     source: Annotated[
         Path,
@@ -133,7 +134,7 @@ def import_(
         typer.echo(f"Next: nguide fit {out} -o MODEL")
 
 
-@store_app.command()
+@store_app.command(cls=Command)
 def export(
     store: Store,
     form: Form,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from normal_guidance.cli.command import Command
 from normal_guidance.cli.completion import ENCODERS, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
 
@@ -25,7 +26,7 @@ weights_app = typer.Typer(
 )
 
 
-@weights_app.command("list")
+@weights_app.command("list", cls=Command)
 def list_weights(as_json: AsJson = False) -> None:
     """List the known weights and where they are; the files are not read."""
     from normal_guidance.features.weights import KNOWN_WEIGHTS, cache_folder, find_weights
@@ -42,7 +43,7 @@ def list_weights(as_json: AsJson = False) -> None:
     typer.echo(f"cache: {cache_folder()} (NGUIDE_CACHE chooses another)")
 
 
-@weights_app.command("import")
+@weights_app.command("import", cls=Command)
 def import_(
     name: Annotated[
         str,
@@ -58,7 +59,7 @@ def import_(
     typer.echo(f"{name}: {import_weights(name, file)}")
 
 
-@weights_app.command("check")
+@weights_app.command("check", cls=Command)
 def check(as_json: AsJson = False) -> None:
     """Compare the sha256 of each weights file with the published one; fail if a file is damaged."""
     from normal_guidance.errors import UserError

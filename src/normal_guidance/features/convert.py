@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -26,7 +26,10 @@ from normal_guidance.core.bags import UNKNOWN, Bag
 from normal_guidance.errors import UserError
 from normal_guidance.features.feature_files import import_h5py
 from normal_guidance.features.store import FeatureStore
-from normal_guidance.files import folder_atomically, sync, sync_folder, write_atomically
+from normal_guidance.files import folder_atomically, write_atomically
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 ABOUT, SPLITS = "about.json", "splits.csv"
 
@@ -97,28 +100,93 @@ def _write_npz(store: FeatureStore, out: Path) -> None:
         _write_about(draft, store)
 
 
+class _Disk:
+    """An open file for HDF5 that never fails: HDF5 crashes the process if it cannot write while it closes a file.
+
+    From the first error on, writes go to memory, where HDF5 finds them again; `check` raises the error.  The caller
+    checks after each scan, so memory holds one scan and the tables of the file at most.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.descriptor = file.fileno()
+        self.error: OSError | None = None
+        self.place = 0
+        self.kept: list[tuple[int, bytes]] = []
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: os.fstat(self.descriptor).st_size}[whence]
+        self.place = begin + offset
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def write(self, content: Buffer) -> int:
+        given, done = memoryview(content).cast("B"), 0
+        try:
+            while self.error is None and done < len(given):
+                done += os.pwrite(self.descriptor, given[done:], self.place + done)
+        except OSError as error:
+            self.error = error
+        if done < len(given):
+            self.kept.append((self.place + done, bytes(given[done:])))
+        self.place += len(given)
+        return len(given)
+
+    def readinto(self, buffer: Buffer) -> int:
+        wanted, begin = memoryview(buffer).cast("B"), self.place
+        read = os.pread(self.descriptor, len(wanted), begin)
+        wanted[: len(read)] = read
+        for place, content in self.kept:
+            first, last = max(place, begin), min(place + len(content), begin + len(wanted))
+            if first < last:
+                wanted[first - begin : last - begin] = content[first - place : last - place]
+        self.place += len(wanted)
+        return len(wanted)
+
+    def read(self, size: int) -> bytes:
+        content = bytearray(size)
+        self.readinto(content)
+        return bytes(content)
+
+    def truncate(self, size: int) -> int:
+        try:
+            if self.error is None:
+                os.ftruncate(self.descriptor, size)
+        except OSError as error:
+            self.error = error
+        return size
+
+    def flush(self) -> None:
+        """Nothing is buffered here; `write_atomically` syncs the file."""
+
+
 def _write_hdf5(store: FeatureStore, out: Path) -> None:
-    h5py = import_h5py()
     if out.exists():
         raise UserError(f"{out} exists already; choose another name, or move or delete it first")
+    import_h5py()
     out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        with h5py.File(draft, "w", track_order=True) as file:
-            file.attrs["provenance"] = json.dumps(store.provenance)
-            for scan in _scans(store):
-                group = file.create_group(file_name(str(scan.bag.scan_id)))
-                for name, value in _fields(scan).items():
-                    if isinstance(value, np.ndarray):
-                        group[name] = value
-                    else:
-                        group.attrs[name] = value
-        with draft.open("r+b") as written:
-            sync(written)
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
-    sync_folder(out.parent)
+    write_atomically(out, lambda file: _fill_hdf5(store, file))
+
+
+def _fill_hdf5(store: FeatureStore, file: BinaryIO) -> None:
+    disk = _Disk(file)
+    with import_h5py().File(disk, "w", track_order=True) as opened:
+        opened.attrs["provenance"] = json.dumps(store.provenance)
+        for scan in _scans(store):
+            group = opened.create_group(file_name(str(scan.bag.scan_id)))
+            for name, value in _fields(scan).items():
+                if isinstance(value, np.ndarray):
+                    group[name] = value
+                else:
+                    group.attrs[name] = value
+            disk.check()
+    disk.check()
 
 
 SPLIT_COLUMNS = ("bag_name", "split", "patient_id")

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.machine import peak_bytes
+from normal_guidance.machine import is_out_of_memory, peak_bytes
 from normal_guidance.training.batches import Scans, pool_scans
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.engine import (
@@ -28,7 +28,6 @@ from normal_guidance.training.execution import (
     compiled_seconds,
     current_device,
     fitting_chunk,
-    is_out_of_memory,
     release_memory,
 )
 from normal_guidance.training.sweep import check_scans

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 
 from normal_guidance.errors import UserError
-from normal_guidance.machine import machine_memory
+from normal_guidance.machine import is_out_of_memory, machine_memory
 from normal_guidance.training.batches import Scans, draw_orders
 from normal_guidance.training.config import Config
 from normal_guidance.training.engine import Engine, PackedEngine, Precision, SlottedEngine, slot_numbers, synchronize
@@ -99,20 +99,6 @@ class Execution:
 def current_device(device: str) -> contextlib.AbstractContextManager[object]:
     """Within the context, CUDA streams, events and graphs belong to this device, even if it is not the first."""
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else contextlib.nullcontext()
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error, or one that it followed from, says that memory ran out, in torch's or a library's words.
-
-    Example:
-        >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
-        (True, False)
-    """
-    if error is None:
-        return False
-    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    found = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
-    return found or is_out_of_memory(error.__context__)
 
 
 def release_memory() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.errors import UserError
+from normal_guidance.machine import is_out_of_memory
 from normal_guidance.training.batches import Scans, check_batch_size, draw_orders, pool_scans, slice_labels_of
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.engine import matrix_precision
@@ -28,7 +29,6 @@ from normal_guidance.training.execution import (
     choose_engine,
     current_device,
     fitting_chunk,
-    is_out_of_memory,
     release_memory,
 )
 from normal_guidance.training.progress import Clock, SweepProgress, Watch

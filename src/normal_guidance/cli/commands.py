@@ -1,0 +1,103 @@
+"""The commands of ``nguide``, and what they share.
+
+A command's module imports torch, pandas and the like inside its function, so that ``nguide --help`` answers
+at once. To add one, write ``cli/stage.py`` with a function ``stage`` and add it to the list at the end of this file.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from normal_guidance import __version__
+from normal_guidance.cli import endings
+from normal_guidance.cli.bundle import bundle
+from normal_guidance.cli.command import Command
+from normal_guidance.cli.demo import demo
+from normal_guidance.cli.describe import describe
+from normal_guidance.cli.doctor.command import doctor
+from normal_guidance.cli.encode import encode
+from normal_guidance.cli.experiment import experiment
+from normal_guidance.cli.fit import fit
+from normal_guidance.cli.index import index
+from normal_guidance.cli.methods import methods
+from normal_guidance.cli.phantom import phantom
+from normal_guidance.cli.predict import predict
+from normal_guidance.cli.reproduce import reproduce
+from normal_guidance.cli.split import audit, split
+from normal_guidance.cli.store import store_app
+from normal_guidance.cli.sweep import sweep
+from normal_guidance.cli.trust import trust
+from normal_guidance.cli.view import view
+from normal_guidance.cli.weights import weights_app
+from normal_guidance.machine import keep_freed_memory
+
+# Must be set before torch is imported.  OpenMP's threads spin while they wait; where cores are shared (containers,
+# clusters) that made the demo take 7 minutes instead of 30 seconds.  The price: about 15 % on an idle machine (LOG.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+class Commands(TyperGroup):
+    """The commands; every known way to end becomes one red line on stderr, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
+        with endings.outermost() as outermost:
+            try:
+                return super().invoke(ctx)
+            except BaseException as error:
+                ending = endings.ending_of(error)
+                if ending is None or not outermost:
+                    raise
+                endings.tell(ending, error, _red)
+                raise typer.Exit(ending.code) from error
+
+
+def _red(line: str) -> None:
+    typer.secho(line, fg=typer.colors.RED, err=True)
+
+
+app = typer.Typer(
+    name="nguide",
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    # A traceback that prints local variables could print a patient's data.
+    pretty_exceptions_show_locals=False,
+)
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"nguide {__version__}")
+        raise typer.Exit()
+    return wanted
+
+
+@app.callback()
+def nguide(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Find the slices that matter in a 3D medical scan when only the whole scan carries a label."""
+    keep_freed_memory()
+
+
+def _help(command: Callable[..., None]) -> str:
+    """Return a command's docstring with one line for each paragraph: typer would keep its line breaks."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+for command in (
+    *(demo, phantom, index, split, audit, describe, encode, fit, methods, sweep, experiment, reproduce),
+    *(trust, bundle, predict, view, doctor),
+):
+    app.command(help=_help(command), cls=Command)(command)
+app.add_typer(store_app, name="store")
+app.add_typer(weights_app, name="weights")

@@ -1,0 +1,517 @@
+"""How commands end: exit codes, one line on stderr, no traceback, no drafts, no processes that stay."""
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from normal_guidance import files
+from normal_guidance.cli import app, endings
+from normal_guidance.cli.command import Command
+from normal_guidance.cli.commands import Commands
+from normal_guidance.errors import UserError
+from small_study import make_store
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "exit-codes.md"
+
+HANGS = 600
+"""Seconds after which a process hangs, on however slow a machine."""
+
+runner = CliRunner()
+
+
+def leaves(command: Any, name: str = "") -> dict[str, Any]:
+    """Every command by the name that one types."""
+    if not hasattr(command, "commands"):
+        return {name: command}
+    return {
+        key: leaf
+        for word, inner in command.commands.items()
+        for key, leaf in leaves(inner, f"{name} {word}".strip()).items()
+    }
+
+
+COMMANDS = leaves(typer.main.get_command(app))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The table
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_every_ending_has_its_own_code_in_order():
+    codes = [ending.code for ending in endings.ENDINGS]
+    assert codes == sorted(set(codes))
+    named = {value for value in vars(endings).values() if isinstance(value, endings.Ending)}
+    assert named == set(endings.ENDINGS)
+
+
+def test_signals_have_the_shells_codes():
+    for name, ending in endings.BY_SIGNAL.items():
+        assert ending.code == 128 + signal.Signals[name]
+    assert endings.NO_READER.code == 128 + signal.SIGPIPE
+    assert (endings.NO_MEMORY.code, endings.GONE.code) == (os.EX_OSERR, os.EX_CANTCREAT)
+    assert (endings.NO_SPACE.code, endings.NOT_ALLOWED.code, endings.BUG.code) == (
+        os.EX_IOERR,
+        os.EX_NOPERM,
+        os.EX_SOFTWARE,
+    )
+
+
+def test_the_page_prints_the_table():
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(str(ending.code), ending.when) for ending in endings.ENDINGS]
+
+
+def test_every_command_tells_its_name_and_options():
+    assert len(COMMANDS) > 20
+    assert [name for name, command in COMMANDS.items() if not isinstance(command, Command)] == []
+
+
+def test_the_commands_whose_help_promises_to_resume_say_so_when_they_end():
+    assert sorted(name for name, command in COMMANDS.items() if "resume" in command.help) == list(endings.RESUMING)
+
+
+# ----------------------------------------------------------------------------------------------------
+# From an error to a code and a line
+# ----------------------------------------------------------------------------------------------------
+
+
+def end(error: BaseException, *words: object, name: str = "split", before: Any = lambda out: None) -> Any:
+    """Run a command of this name that does something with its output and then fails."""
+    failing = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+
+    def command(
+        out: Annotated[Path | None, typer.Option("--out", "-o")] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    ) -> None:
+        before(out)
+        raise error
+
+    failing.command(name, cls=Command)(command)
+    failing.command("other", cls=Command)(lambda: None)
+    return runner.invoke(failing, [name, *map(str, words)])
+
+
+def os_error(number: int, path: str | None = None) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (os_error(errno.ENOSPC), 74, r"no space left on device \([\d.]+ \w+ free now\) at /\S+/out; free some space"),
+        (os_error(errno.EDQUOT), 74, r"quota exceeded \("),
+        (RuntimeError(f"inductor: {os.strerror(errno.ENOSPC)}"), 74, "no space left on device"),
+        (os_error(errno.EACCES, "/data/x.csv"), 77, "error: /data/x.csv: permission denied; change its permissions"),
+        (os_error(errno.EROFS, "/cd/out"), 77, "error: /cd/out: read-only file system"),
+        (os_error(errno.EPIPE), 141, "the reader of standard output is gone; nothing was written"),
+        (MemoryError("Unable to allocate 3 TiB"), 71, r"out of memory \(Unable to allocate 3 TiB\); use fewer"),
+        (MemoryError(), 71, r"out of memory \(MemoryError\)"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore"), 71, r"Tried to allocate\); use"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "out of memory"),
+        (KeyboardInterrupt(), 130, "^interrupted; nothing was written$"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else None,
+)
+def test_an_error_of_the_machine_is_one_line_with_its_code(tmp_path, error, code, words):
+    result = end(error, "-o", tmp_path / "out")
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert re.search(words, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("missing", ["out/a.csv", "out", ".out.0123.partial/a.csv", "out.job/unit"])
+def test_an_output_folder_that_vanishes_is_named(tmp_path, missing):
+    result = end(os_error(errno.ENOENT, str(tmp_path / missing)), "-o", tmp_path / "out")
+    assert result.exit_code == 73
+    named = tmp_path / ("out" if missing.endswith("partial/a.csv") else missing)  # a draft has no name for people
+    assert result.stderr == (
+        f"error: {named} is gone: it was deleted or renamed during the work; nothing was written\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        os_error(errno.ENOENT, "/no/program"),
+        os_error(errno.ENOENT),
+        os_error(errno.EIO),
+        RuntimeError("shapes differ"),
+        KeyError("out"),
+    ],
+    ids=repr,
+)
+def test_a_bug_is_no_known_ending(tmp_path, error):
+    result = end(error, "-o", tmp_path / "out")
+    assert result.exception is error
+
+
+def test_a_user_error_keeps_its_words_and_takes_the_code_of_its_cause(tmp_path):
+    for cause, code in ((None, 2), (os_error(errno.ENOENT), 2), (os_error(errno.EACCES), 77)):
+        error = UserError("table x.csv cannot be read; choose another")
+        error.__cause__ = cause
+        result = end(error)
+        assert (result.exit_code, result.stderr) == (code, "error: table x.csv cannot be read; choose another\n")
+
+
+def test_a_command_that_only_prints_is_silent_about_a_closed_pipe():
+    result = end(os_error(errno.EPIPE))
+    assert (result.exit_code, result.stderr) == (141, "")
+
+
+def test_the_line_says_how_to_go_on_or_what_was_written(tmp_path):
+    def write(out: Path) -> None:
+        out.mkdir()
+        (out / "split-1.csv").write_text("scan_id,part")
+
+    def draft(out: Path) -> None:
+        out.mkdir()
+        (out / ".split-1.csv.0123.partial").write_text("scan")
+
+    old = tmp_path / "old"
+    write(old)
+    os.utime(old / "split-1.csv", (0, 0))
+    error = KeyboardInterrupt()
+    assert end(error, "-o", tmp_path / "a", before=write).stderr == (
+        f"interrupted; {tmp_path / 'a'} holds the files that were complete\n"
+    )
+    assert end(error, "-o", tmp_path / "b", before=draft).stderr == "interrupted; nothing was written\n"
+    assert end(error, "-o", old).stderr == "interrupted; nothing was written\n"
+    for name in endings.RESUMING:
+        again = "interrupted; start the same command again to go on\n"
+        assert end(error, "-o", tmp_path / "c", name=name).stderr == again
+        assert end(error, "-o", tmp_path / "c", "--dry-run", name=name).stderr == "interrupted; nothing was written\n"
+
+
+# ----------------------------------------------------------------------------------------------------
+# The commands on a full disk
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("endings") / "store").folder
+
+
+@pytest.fixture
+def full_after(monkeypatch):
+    """Let the disk be full at the file of this number."""
+
+    def fill(number: int) -> None:
+        left, original = [number], files.sync
+
+        def sync(file: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise os_error(errno.ENOSPC)
+            original(file)
+
+        monkeypatch.setattr(files, "sync", sync)
+
+    return fill
+
+
+QUICK = ("--epochs", "1", "--batch-size", "4", "--lr", "0.1", "--l1", "0", "--device", "cpu")
+
+WRITING = {
+    "phantom": ["phantom", "folder", "OUT", "--scans", "2", "--slices", "12", "--size", "32"],
+    "split": ["split", "STORE", "-o", "OUT", "--seeds", "1,2,3"],
+    "sweep": ["sweep", "STORE", "--split", "SPLIT", "--methods", "mean", "-o", "OUT", *QUICK],
+    "experiment": ["experiment", "STORE", "--split", "SPLIT", "--methods", "mean", "-o", "OUT", *QUICK],
+    "npz": ["store", "export", "STORE", "-f", "npz", "-o", "OUT"],
+    "torchmil": ["store", "export", "STORE", "-f", "torchmil", "-o", "OUT"],
+    "hdf5": ["store", "export", "STORE", "-f", "hdf5", "-o", "OUT"],
+    "import": ["store", "import", "NPZ", "-o", "OUT"],
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_full_disk_ends_every_command_alike(name, store, tmp_path, full_after):
+    names = {"STORE": store, "OUT": tmp_path / "out", "SPLIT": tmp_path / "splits", "NPZ": tmp_path / "npz"}
+    if "SPLIT" in WRITING[name]:
+        assert runner.invoke(app, ["split", str(store), "-o", str(names["SPLIT"]), "--seeds", "1"]).exit_code == 0
+        names["SPLIT"] /= "split-1.csv"
+    if "NPZ" in WRITING[name]:
+        words = ["store", "export", str(store), "-f", "npz", "-o", str(names["NPZ"])]
+        assert runner.invoke(app, words).exit_code == 0
+    full_after(0 if name == "hdf5" else 1)
+    result = runner.invoke(app, [str(names.get(word, word)) for word in WRITING[name]])
+    assert result.exit_code == 74, result.output
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("error: no space left on device (")
+    assert f"at {names['OUT']}; free some space" in line
+    resumes = WRITING[name][0] in endings.RESUMING
+    after = "start the same command again to go on" if resumes else f"{names['OUT']} holds the files"
+    assert line.endswith(after if resumes else "nothing was written") or (name == "split" and after in line)
+    assert list(tmp_path.rglob("*.partial")) == []
+
+
+@pytest.mark.parametrize("room", [0, 1, 1_000, 5_000, 12_345, 20_000])
+def test_hdf5_survives_a_full_disk_at_any_byte(room, store, tmp_path, monkeypatch):
+    """HDF5 crashes the process when a write fails while it closes a file."""
+    original, left = os.pwrite, [room]
+
+    def pwrite(descriptor: int, content: Any, place: int) -> int:
+        if left[0] == 0 and len(content):
+            raise os_error(errno.ENOSPC)
+        part = content[: left[0]]
+        left[0] -= len(part)
+        return original(descriptor, part, place)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    result = runner.invoke(app, ["store", "export", str(store), "-f", "hdf5", "-o", str(tmp_path / "out.h5")])
+    assert result.exit_code == 74, result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A real file system of 16 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(words, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {error}")
+    if mounted.returncode:
+        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("name", ["hdf5", "npz"])
+def test_a_real_full_disk(name, store, full_disk):
+    words = [str({"STORE": store, "OUT": full_disk / "out"}.get(word, word)) for word in WRITING[name]]
+    done = subprocess.run([sys.executable, "-m", "normal_guidance.cli", *words], capture_output=True, text=True)
+    assert done.returncode == 74, done.stderr
+    assert re.fullmatch(
+        r"error: no space left on device \(16.0 KiB free now\) at .*; nothing was written\n", done.stderr
+    )
+    assert list(full_disk.iterdir()) == []
+
+
+def test_the_error_counts_and_not_the_draft_that_cannot_be_deleted(tmp_path):
+    """The folder is gone, so the draft cannot be deleted."""
+
+    def lose(draft: Path) -> None:
+        draft.rmdir()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), files.folder_atomically(tmp_path / "out") as draft:
+        lose(draft)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The process: signals, pipes and bugs
+# ----------------------------------------------------------------------------------------------------
+
+
+def start(code: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a process whose command is this code; it prints "ready" when it is to be interrupted."""
+    indented = "".join(f"    {line}\n" for line in code.strip().splitlines())
+    program = f"import os, sys, time, weakref\nfrom normal_guidance.cli import endings\ndef command():\n{indented}"
+    words = [sys.executable, "-c", f"{program}\nendings.run(command)"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, **pipes | options)
+
+
+WAIT = 'print("ready", flush=True)\ntime.sleep(600)'
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        (signal.SIGINT, -signal.SIGINT, "interrupted; nothing was written\n"),  # a shell sees 130 and ends its loop
+        (signal.SIGTERM, 143, "terminated; nothing was written\n"),
+        (signal.SIGHUP, 129, "terminal closed; nothing was written\n"),
+    ],
+)
+def test_a_signal_ends_the_process_without_a_traceback(number, code, line):
+    with start(WAIT) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=HANGS) == ("", line)
+    assert process.returncode == code
+
+
+def test_an_ignored_signal_stays_ignored():
+    """As under nohup."""
+    code = 'print("ready", flush=True)\nsys.stdin.read()'
+    ignore = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), "stdin": subprocess.PIPE}
+    with start(code, **ignore) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        assert process.communicate("", timeout=HANGS) == ("", "")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "loses",
+    [
+        'try:\n    print("ready", flush=True)\n    time.sleep(600)\nexcept BaseException:\n    pass\ntime.sleep(600)',
+        'class Lost:\n    def __del__(self):\n        print("ready", flush=True)\n        time.sleep(600)\n'
+        "one = Lost()\ndel one\ntime.sleep(600)",
+        'try:\n    print("ready", flush=True)\n    time.sleep(600)\nexcept BaseException as error:\n'
+        '    raise ImportError("numpy failed") from None',
+    ],
+    ids=["swallowed", "in a finalizer", "turned into another error"],
+)
+def test_an_interrupt_that_a_library_loses_is_not_lost(loses):
+    with start(loses) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=HANGS) == ("", "terminated; nothing was written\n")
+    assert process.returncode == 143
+
+
+def test_a_second_signal_does_not_disturb_the_cleaning():
+    code = (
+        'try:\n    print("ready", flush=True)\n    time.sleep(600)\n'
+        'finally:\n    print("cleaning", flush=True)\n    time.sleep(1.5)\n    print("clean", flush=True)'
+    )
+    with start(code) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "cleaning\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=HANGS) == ("clean\n", "interrupted; nothing was written\n")
+
+
+def test_a_third_signal_ends_a_cleaning_that_hangs():
+    code = (
+        'try:\n    print("ready", flush=True)\n    time.sleep(600)\n'
+        'finally:\n    for _ in range(9):\n        print("cleaning", flush=True)\n        time.sleep(100)'
+    )
+    with start(code) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        assert process.returncode == -signal.SIGTERM
+
+
+def test_a_bug_keeps_its_traceback_without_values_and_says_where_it_goes():
+    with start('patient = "Mrs Jones"\nraise KeyError("label")') as process:
+        _, said = process.communicate(timeout=HANGS)
+    assert process.returncode == 70
+    assert "Traceback (most recent call last)" in said
+    assert "KeyError: 'label'" in said
+    assert re.search(r"error: nguide \S+ has a bug; send the traceback to its developers", said.splitlines()[-1])
+
+
+def test_a_bug_of_a_command_shows_no_values():
+    """Through typer, whose traceback could print them."""
+    code = (
+        "from normal_guidance.cli import app\n"
+        "def broken():\n    patient = 'Jones ' * 2\n    raise KeyError('label')\n"
+        "app.command('broken')(broken)\n"
+        "sys.argv = ['nguide', 'broken']\napp()"
+    )
+    with start(code) as process:
+        _, said = process.communicate(timeout=HANGS)
+    assert process.returncode == 70, said
+    assert "KeyError" in said
+    assert "Jones Jones" not in said
+    assert "error: nguide" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("out", [None, "out"])
+def test_a_reader_that_leaves_is_no_traceback(out):
+    reading, writing = os.pipe()
+    os.close(reading)
+    begin = f"endings._job = endings.Job('split', {'None' if out is None else 'endings.Path(' + repr(out) + ')'})\n"
+    with start(f'{begin}print("much")', stdout=writing) as process:
+        os.close(writing)
+        _, said = process.communicate(timeout=HANGS)
+    assert process.returncode == 141
+    assert said == ("" if out is None else "error: the reader of standard output is gone; nothing was written\n")
+
+
+def test_the_command_itself_survives_head():
+    """rich ends the process by itself if the reader is gone."""
+    words = f"{sys.executable} -m normal_guidance.cli weights list | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
+    assert done.stdout.strip() in ("0", "141")
+    assert done.stderr == ""
+
+
+def test_a_full_standard_output_is_named():
+    with open("/dev/full", "w") as full, start('print("much")', stdout=full) as process:
+        _, said = process.communicate(timeout=HANGS)
+    assert process.returncode == 74
+    assert said.startswith("error: no space left on device at standard output; ")
+    assert len(said.splitlines()) == 1
+
+
+# ----------------------------------------------------------------------------------------------------
+# Real commands, really interrupted
+# ----------------------------------------------------------------------------------------------------
+
+
+def alive(group: int) -> list[str]:
+    """The processes of a group that run; dead ones may wait for init to notice."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, pgrp = file.read_text().rpartition(") ")[2].split()[:3]
+            if int(pgrp) == group and state != "Z":
+                found.append(file.parent.name)
+    return found
+
+
+def interrupted(words: list[object], number: int, ready: Any, group: bool) -> tuple[int, str]:
+    """Start a command, send the signal when it is ready, and return its code and stderr; no process may stay."""
+    command = [sys.executable, "-m", "normal_guidance.cli", *map(str, words)]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        while not ready(process.pid):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.02)
+        (os.killpg if group else os.kill)(process.pid, number)
+        _, said = process.communicate(timeout=HANGS)
+    # A worker whose start was interrupted ends when it notices that the command is gone.
+    deadline = time.monotonic() + HANGS
+    while alive(process.pid):
+        assert time.monotonic() < deadline, "a process stays"
+        time.sleep(0.05)
+    return process.returncode, said
+
+
+def test_sigterm_deletes_the_draft(tmp_path):
+    words = ["phantom", "folder", tmp_path / "out", "--scans", "4000"]
+    code, said = interrupted(words, signal.SIGTERM, lambda pid: any(tmp_path.glob(".out.*.partial/*")), group=False)
+    assert (code, said) == (143, "terminated; nothing was written\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are read from /proc")
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_worker_processes_end_with_the_command(phantom, tmp_path, number, group):
+    """Ctrl-C reaches all processes of the terminal; SIGTERM reaches the command alone."""
+    folder = phantom / "scans"
+    words = ["index", "folder", folder, "--table", folder / "labels.csv", "-o", tmp_path / "out", "--workers", "2"]
+
+    def works(pid: int) -> bool:
+        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+    code, said = interrupted(words, number, works, group)
+    expected = {signal.SIGINT: (-signal.SIGINT, "interrupted"), signal.SIGTERM: (143, "terminated")}[number]
+    assert (code, said) == (expected[0], f"{expected[1]}; nothing was written\n")
+    assert list(tmp_path.iterdir()) == []
