@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import read_json
+from normal_guidance.files import read_json, read_parquet
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.config import Config
-from normal_guidance.training.run_folder import REPORT
+from normal_guidance.training.run_folder import HISTORY_TABLE, PREDICTION_TABLE, REPORT
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.sweep import Sweep
-from normal_guidance.training.winners import check_group, diverged, group_names, winner_file
+from normal_guidance.training.winners import COPY, check_group, diverged, group_names, load_winner, winner_file
 from normal_guidance.typed_json import ContentError, read_as
 
 NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
@@ -88,6 +88,19 @@ def load_run(folder: str | Path) -> Run:
         ) from error
     except UserError as error:
         raise UserError(f"{folder / REPORT}: {error}") from error
+
+
+def check_files(run: Run) -> None:
+    """Read what a complete run holds beside its report; a file that is missing or damaged is named."""
+    for winner in run.winners:
+        load_winner(run.folder, winner.group)
+    for name in (HISTORY_TABLE, PREDICTION_TABLE):
+        try:
+            read_parquet(run.folder / name, [], COPY)
+        except UserError:
+            raise
+        except (OSError, ValueError) as error:
+            raise UserError(f"{run.folder / name} cannot be read ({error}); {COPY}") from error
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import scan_level
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
-from normal_guidance.evaluation.run_report import Run, load_run, report
+from normal_guidance.evaluation.run_report import Run, check_files, load_run, report
 from normal_guidance.features.store import FeatureStore, fingerprint_of
 from normal_guidance.features.store_files import dtype_name
 from normal_guidance.files import write_json
@@ -86,7 +86,9 @@ def run_sweep(
             result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
             scored = {"val": val} | ({} if test is None else {"test": test})
             _finish(run, result, scored, execution, state, dict(options or {}), features_of(train))
-    return load_run(folder)
+    found = load_run(folder)
+    check_files(found)
+    return found
 
 
 def check_sweep(

@@ -225,10 +225,11 @@ def _map_shard(path: Path, shape: tuple[int, int], about: About) -> Float[Tensor
         with safe_open(path, framework="pt") as file:
             shard: Tensor = file.get_tensor("features")
             recipe = (file.metadata() or {}).get("recipe", "")
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; {AGAIN}") from error
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} is damaged ({error}); {AGAIN}") from error
+        if not path.exists():
+            raise UserError(f"{path} is missing; {AGAIN}") from error
+        what = "cannot be read" if isinstance(error, OSError) else "is damaged"
+        raise UserError(f"{path} {what} ({error}); {AGAIN}") from error
     if recipe != about.recipe:
         raise UserError(
             f"{path} was made by another encoder or preprocessing than the store (recipe {recipe[:12] or 'unknown'}, "

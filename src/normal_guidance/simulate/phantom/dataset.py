@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from normal_guidance import __version__
 from normal_guidance.errors import UserError
-from normal_guidance.files import folder_atomically, write_atomically, write_json
+from normal_guidance.files import folder_atomically, read_json, write_atomically, write_json
 from normal_guidance.simulate.phantom.dicom_writer import COMPRESSIONS, write_draft
 from normal_guidance.simulate.phantom.drafts import Draft, checksum, make_draft
 from normal_guidance.simulate.phantom.folder_layouts import LAYOUTS, FolderLayout
@@ -46,7 +46,7 @@ def write_phantom(
 
     Args:
         layout: one of `LAYOUTS`.
-        out: a folder that is empty or does not exist.
+        out: a folder that is empty or does not exist; one that the same arguments filled before is left as it is.
         contrast: contrast of the lesions: 0 makes them invisible, more than 1 makes them plainer.
         positive: share of positive scans; the default is that of the real dataset.
         slices: median number of slices; chest and abdomen have 64 by default, real scans four to five times as many.
@@ -63,6 +63,25 @@ def write_phantom(
     """
     chosen = _check(layout, size, contrast, anatomy, oddities, compression)
     part = chosen.anatomy or anatomy or "head"
+    about = {
+        "about": "PHANTOM: drawn by a program, no patients",
+        "version": __version__,
+        "layout": layout,
+        "anatomy": part,
+        "options": {
+            "scans": scans,
+            "seed": seed,
+            "size": size,
+            "contrast": contrast,
+            "positive": positive,
+            "slices": slices,
+            "oddities": list(oddities),
+            "compression": compression,
+        },
+    }
+    before = _complete(Path(out), about)
+    if before is not None:
+        return before
     plans = plan(part, scans, seed, positive=positive, slices=slices)
     labels = [one.label for one in plans]
     assigned = assign_oddities(oddities, labels, stream(seed, "oddities"), layout)
@@ -77,25 +96,17 @@ def write_phantom(
             drafts.append(_without_pixels(draft))
         for name, text in chosen.tables(drafts, seed).items():
             write_atomically(folder / name, text.encode())
-        truth = {
-            "about": "PHANTOM: drawn by a program, no patients",
-            "version": __version__,
-            "layout": layout,
-            "anatomy": part,
-            "options": {
-                "scans": scans,
-                "seed": seed,
-                "size": size,
-                "contrast": contrast,
-                "positive": positive,
-                "slices": slices,
-                "oddities": list(oddities),
-                "compression": compression,
-            },
-            "scans": truths,
-        }
+        truth = {**about, "scans": truths}
         write_json(folder / TRUTH, truth)
     return truth
+
+
+def _complete(out: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The truth of a dataset that was drawn with the same arguments before; None where there is none."""
+    if not (out / TRUTH).is_file():
+        return None
+    truth = read_json(out / TRUTH, "delete the folder, and draw it again")
+    return truth if {name: truth.get(name) for name in about} == about else None
 
 
 def _check(
