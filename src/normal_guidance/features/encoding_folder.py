@@ -32,7 +32,7 @@ from normal_guidance.files import read_json, remove_left_drafts, write_json
 from normal_guidance.folders import difference, lock_folder
 from normal_guidance.tensor_files import read_tensors, write_tensors
 
-FORMAT = 2
+FORMAT = 1
 """Version of the layout on disk; a job of another version is an error."""
 
 CONFIG, STATISTICS, REPORT = "config.json", "statistics.jsonl", "report.json"
