@@ -26,7 +26,7 @@ import torch
 
 from normal_guidance.data.foreign_files import check_array, check_parquet, excess, member_problem, read_array
 from normal_guidance.errors import UserError
-from normal_guidance.features.hdf5_files import Group, import_h5py
+from normal_guidance.features.hdf5_files import open_hdf5
 from normal_guidance.files import read_parquet
 
 Fields = Mapping[str, Any]
@@ -210,12 +210,6 @@ def _check_values(content: Any, stored: int) -> None:
                 raise ValueError(f"a tensor of shape {tuple(value.shape)} {problem}")
 
 
-@contextmanager
-def _hdf5(path: Path) -> Iterator[Fields]:
-    import_h5py()
-    yield Group(str(path.absolute()))
-
-
 # ----------------------------------------------------------------------------------------------------
 # Parquet
 # ----------------------------------------------------------------------------------------------------
@@ -287,7 +281,7 @@ KINDS = {
     "npz": Kind((".npz",), None, _npz),
     "npy": Kind((".npy",), NPY, _npy),
     "pt": Kind((".pt", ".pth"), None, _pt),
-    "hdf5": Kind((".h5", ".hdf5"), b"\x89HDF", _hdf5),
+    "hdf5": Kind((".h5", ".hdf5"), b"\x89HDF", open_hdf5),
     "parquet": Kind((".parquet",), b"PAR1", _parquet),
 }
 """The kinds of files that can be opened, by the name of their format."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +66,18 @@ class About(NamedTuple):
 # ----------------------------------------------------------------------------------------------------
 # In this process
 # ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[Group]:
+    """The members of a file, which the other process holds open until the block ends."""
+    import_h5py()
+    place = str(path.absolute())
+    try:
+        yield Group(place)
+    finally:
+        with suppress(ValueError):  # the process is gone, and the file with it
+            ask(close, place)
 
 
 class Group(Mapping[str, Any]):
@@ -144,16 +157,14 @@ def _describe(path: str, name: str) -> About:
 def answer(question: Question) -> About | np.ndarray:
     """Describes or reads a member; anything that is wrong with the file is an UnreadableError."""
     try:
-        state = os.stat(question.path)
-        file = _open(question.path, state.st_mtime_ns, state.st_size)
-        member = _find(file, question.name)
+        member = _find(_open(question.path), question.name)
         if question.rows is not None:
             return _read(member, question.rows)
         h5py = import_h5py()
         if isinstance(member, h5py.Group):
             return About(_attributes(member), tuple(member))
         if isinstance(member, h5py.Dataset):
-            return _about(member, state.st_size)
+            return _about(member, os.stat(question.path).st_size)
         return About({}, dtype="O")  # a named type, which holds no values
     except UnreadableError:
         raise
@@ -164,10 +175,20 @@ def answer(question: Question) -> About | np.ndarray:
         raise UnreadableError("unreadable", f"{question.name}: {reason}") from error
 
 
-@lru_cache(maxsize=1)
-def _open(path: str, modified: int, size: int) -> Any:
-    """The open file; the one before is closed."""
-    return import_h5py().File(path, "r", track_order=True, rdcc_nbytes=PIECE_BYTES)
+_OPENED: dict[str, Any] = {}
+"""The open files, by their path."""
+
+
+def _open(path: str) -> Any:
+    if path not in _OPENED:
+        _OPENED[path] = import_h5py().File(path, "r", track_order=True, rdcc_nbytes=PIECE_BYTES)
+    return _OPENED[path]
+
+
+def close(path: str) -> None:
+    """Closes a file, which HDF5 locks against writing while it is open."""
+    if path in _OPENED:
+        _OPENED.pop(path).close()
 
 
 def _find(file: Any, name: str) -> Any:

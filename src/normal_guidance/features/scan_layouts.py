@@ -12,6 +12,7 @@ Labels, patients and parts have one value for each scan or, where scans are pack
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -50,6 +51,9 @@ FOR_ALL = ("part", "recipe")
 
 LONGEST_TEXT = 1000
 """Most characters of an id or a label; more are damage."""
+
+FEW_VALUES = 10_000
+"""Values of a field that are looked at, however few slices there are."""
 
 DEEPEST = 2
 """Mappings in mappings that are looked into: parts with scans, scans with fields."""
@@ -168,10 +172,19 @@ def _cut(values: Fields) -> tuple[bool, Iterator[dict[str, Any]]]:
     dimensions = _dimensions(features)
     if dimensions not in (2, 3) or not features.shape[-1] or not _is_float(features):
         raise _not_features(features)
+    _check_counts(values, math.prod(features.shape[:-1]))
     if dimensions == 3:
         return False, _padded(values)
     ends = _ends(values)
     return (True, _single(values)) if ends is None else (False, _packed(values, ends))
+
+
+def _check_counts(values: Fields, slices: int) -> None:
+    """Refuses a field of far more values than slices before its values become Python's numbers, which takes minutes."""
+    for name, value in values.items():
+        count = math.prod(getattr(value, "shape", ()))
+        if name != "features" and count > max(FEW_VALUES, slices + 1):
+            raise ValueError(f"{name} has {count:,} values for {slices:,} slices")
 
 
 def _single(values: Fields) -> Iterator[dict[str, Any]]:
