@@ -25,6 +25,9 @@ from normal_guidance.errors import UserError
 PIECE_BYTES = 2**26
 """Bytes that are read at once, unless a chunk is larger."""
 
+FEW_BYTES = 2**20
+"""Largest dataset whose values are told together with its shape."""
+
 CHUNK_BYTES = 2**29
 """Largest chunk that is read: HDF5 holds a whole chunk in memory, and its packed bytes beside it."""
 
@@ -61,6 +64,8 @@ class About(NamedTuple):
     dtype: str = ""
     step: int = 1
     """Rows that are read at once."""
+    values: np.ndarray | None = None
+    """All values, if there are few, which saves a question."""
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -109,6 +114,7 @@ class Dataset:
     def __init__(self, path: str, name: str, about: About) -> None:
         self.path, self.name, self.about = path, name, about
         self.shape, self.dtype, self.attrs = about.shape, np.dtype(about.dtype), about.attributes
+        self._kept = None if about.values is None else (0, about.values)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -119,7 +125,7 @@ class Dataset:
         return self._rows(place, place + 1)[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = self._rows(0, len(self)) if self.shape else self._ask(())
+        array = self._rows(0, len(self)) if self.shape else self._piece(0)
         return array if dtype is None else array.astype(dtype)
 
     def _rows(self, begin: int, end: int) -> np.ndarray:
@@ -129,18 +135,22 @@ class Dataset:
         if problem:
             raise ValueError(f"{self.name} {problem}")
         first = begin - begin % step
-        if end <= first + step:
-            return self._ask((begin, end))
+        if begin < end <= first + step:
+            return self._piece(first)[begin - first : end - first]
         array = np.empty(shape, self.dtype)
         for start in range(first, end, step):
             low, high = max(start, begin), min(start + step, end)
-            array[low - begin : high - begin] = self._ask((low, high))
+            array[low - begin : high - begin] = self._piece(start)[low - start : high - start]
         return array
 
-    def _ask(self, rows: tuple[int, ...]) -> np.ndarray:
-        found = ask(answer, Question(self.path, self.name, rows))
-        assert isinstance(found, np.ndarray), "a description instead of values"
-        return found
+    def _piece(self, start: int) -> np.ndarray:
+        """The rows of one piece, of which the last is kept: scans are read one after the other."""
+        if self._kept is None or self._kept[0] != start:
+            rows = (start, min(start + self.about.step, len(self))) if self.shape else ()
+            found = ask(answer, Question(self.path, self.name, rows))
+            assert isinstance(found, np.ndarray), "a description instead of values"
+            self._kept = start, found
+        return self._kept[1]
 
 
 def _describe(path: str, name: str) -> About:
@@ -236,7 +246,9 @@ def _about(dataset: Any, file_size: int) -> About:
         )
     rows = dataset.chunks[0] if dataset.chunks else 1  # whole chunks, so that none is unpacked twice
     step = rows * max(1, PIECE_BYTES // max(1, rows * row))
-    return About(_attributes(dataset), None, shape, kind.str, step)
+    few = 0 < math.prod(shape) * kind.itemsize <= FEW_BYTES and kind.kind in "fiub"
+    values = _read(dataset, (0, shape[0]) if shape else ()) if few and dataset.shape is not None else None
+    return About(_attributes(dataset), None, shape, kind.str, step, values)
 
 
 def _attributes(member: Any) -> dict[str, Any]:
