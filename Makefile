@@ -87,7 +87,7 @@ bench: $(STAMP) ## time a training step, the sweep, the index, the encoding, the
 	$(BIN)/python benchmarks/bench_metrics.py
 	$(BIN)/python benchmarks/bench_viewer.py
 
-fuzz: $(STAMP) ## 10,000 damaged scans and label tables, about 5 minutes; exit code 1 if something is found
+fuzz: $(STAMP) ## 10,000 damaged scans, label tables and files of features, about 8 minutes; exit code 1 if something is found
 	$(BIN)/python tests/fuzz/run.py --cases 10000 --seed 1 --jobs 2
 
 # To move to newer releases: .venv/bin/pip install --upgrade --upgrade-strategy eager -e ".[dev]", make constraints,

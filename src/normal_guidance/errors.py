@@ -1,4 +1,13 @@
-"""The exception that the command line prints without a traceback."""
+"""The exception that the command line prints without a traceback, and texts in its messages."""
+
+
+def shorten(text: str, most: int = 100) -> str:
+    """A foreign text for a message, cut after so many characters.
+
+    >>> shorten("x" * 10**6, 5)
+    'xxxxx...'
+    """
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class UserError(ValueError):

@@ -89,6 +89,17 @@ def machine_memory() -> tuple[int | None, int | None]:
     return total, free
 
 
+def limit_memory(size: int) -> None:
+    """Let this process take so many bytes more than it has; where the system knows no such limit, nothing happens."""
+    pages = (_read("/proc/self/statm") or "").split()
+    if not pages:  # not Linux
+        return
+    import resource
+
+    limit, (_, hard) = int(pages[0]) * resource.getpagesize() + size, resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
 def disk(folder: Path) -> tuple[Path, int, bool]:
     """Return the folder or its first existing parent, its free bytes, and whether it can be written to.
 

@@ -296,6 +296,26 @@ def test_members_of_the_same_name_are_reported(tmp_path):
     assert "two members" in problem.detail
 
 
+def test_a_member_without_a_name_is_a_problem_of_that_member(tmp_path):
+    """zipfile cuts a name at its first zero byte."""
+    content = zipped(tmp_path / "z.zip", {"1.dcm": b"1", "2.dcm": b"2"}).read_bytes()
+    put(tmp_path / "z.zip", content.replace(b"2.dcm", b"\0.dcm"))
+    put(tmp_path / "b.dcm")
+    files, [problem] = listed(tmp_path)
+    assert files == ["b.dcm", "z.zip!1.dcm"]
+    assert problem == Problem("", "z.zip!", "unreadable", "the member has no name", "left out")
+    assert_refused(tmp_path, "z.zip!", "unsafe_path")
+
+
+def test_a_member_that_declares_far_more_than_is_stored_is_reported(tmp_path):
+    content = zipped(tmp_path / "z.zip", {"1.dcm": b"1"}).read_bytes()
+    place = content.rindex(b"PK\x01\x02") + 24
+    put(tmp_path / "z.zip", content[:place] + (2**28 + 1).to_bytes(4, "little") + content[place + 4 :])
+    files, [problem] = listed(tmp_path)
+    assert files == []
+    assert "the member declares 268,435,457 bytes, more than" in problem.detail
+
+
 def test_an_archive_that_was_replaced_is_read_anew(tmp_path):
     zipped(tmp_path / "z.zip", {"1.dcm": b"old"})
     assert read_bytes(tmp_path, "z.zip!1.dcm") == b"old"

@@ -678,6 +678,15 @@ def test_a_deflated_bomb_is_refused(monkeypatch):
     )
 
 
+def test_a_deflated_file_inflates_to_a_multiple_of_its_size():
+    """510 kB became half a gigabyte of tiny elements, which took 90 s to parse."""
+    content = saved(image(np.zeros((4096, 4096), np.int16), syntax=DeflatedExplicitVRLittleEndian))
+    assert len(content) < 50_000
+    assert_refused(content, "unreadable", "inflates to more than 16,777,216 bytes, the most for")
+    noise = np.random.default_rng(0).integers(-(2**15), 2**15, (3000, 3000), np.int16)
+    assert read_header(saved(image(noise, syntax=DeflatedExplicitVRLittleEndian)), "x.dcm").rows == 3000
+
+
 def test_a_compressed_bomb_is_refused(monkeypatch):
     content = saved(image(np.zeros((256, 256), np.int16), syntax=JPEG2000Lossless))
     assert (read_pixels(content, "x.dcm")[0] == -1024).all()

@@ -47,6 +47,10 @@ def hang(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def allocate(size: int) -> int:
+    return len(bytearray(size))
+
+
 def die_once(path: str) -> str:
     """Dies at the first attempt, as if out of memory; the second attempt succeeds."""
     if not Path(path).exists():

@@ -1,7 +1,9 @@
 """Features of other programs: every format in every layout gives the same store, and what does not fit is named."""
 
+import io
 import pickle
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from normal_guidance.cli import app
 from normal_guidance.data.findings import Finding, parse_findings
 from normal_guidance.errors import UserError
 from normal_guidance.features.convert import export_store
@@ -300,6 +304,7 @@ GOOD = {"x": PACKED, "lengths": LENGTHS, "y": LABELS, "ids": IDS}
         ({"y": [0, 0, 0, 1, 1, 1, 1, 1, 1]}, r"label changes within a scan \(slices 2 to 5\)"),
         ({"ids": ["A", "B", "A"]}, r"scan 'A' is in .*in.npz and in .*in.npz; give each scan once"),
         ({"slice_labels": [0, 1]}, r"2 slice labels for 9 slices"),
+        ({"lengths": np.zeros(10**6, int)}, r"lengths has 1,000,000 values for 9 slices"),
         ({"x": PACKED.astype(int)}, r"features are int64 of shape \(9, 5\), not \(slices, features\) of floats"),
         ({"x": PACKED[0]}, r"features are float32 of shape \(5,\)"),
         ({"x": PADDED[None]}, r"features are float32 of shape \(1, 3, 4, 5\)"),
@@ -407,6 +412,132 @@ def test_damaged_files_are_named(tmp_path, suffix, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match=rf"a.{suffix} cannot be read"):
         import_store(path, tmp_path / "store")
+
+
+def zip_of(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path.read_bytes()
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def refused(path: Path, message: str, **options: object) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        import_store(path, path.parent / "never", **options)
+    assert str(path) in str(error.value)
+    assert not (path.parent / "never").exists()
+
+
+def test_archives_that_are_hostile_are_named(tmp_path):
+    path = tmp_path / "a.npz"
+    good = zip_of(path, {"features.npy": npy(FEATURES[0]), "label.npy": npy(np.array(1))})
+    assert import_store(path, tmp_path / "store").scan_ids == ("a",)
+    path.write_bytes(npy(FEATURES[0]))
+    refused(path, r"it is a single array; name it .npy")
+    for place, flag in ((good.index(b"PK\x03\x04") + 6, 1), (good.index(b"PK\x01\x02") + 8, 1)):
+        good = good[:place] + bytes([flag]) + good[place + 1 :]
+    path.write_bytes(good)
+    refused(path, r"'features': the member is encrypted")
+    zip_of(path, {"features.npy": npy(FEATURES[0])[:60], "label.npy": npy(np.array(1))})
+    refused(path, r"EOF: reading array header")
+    zip_of(path, {"features.npy": npy(FEATURES[0])[:-4], "label.npy": npy(np.array(1))})
+    refused(path, r"declares 40 bytes .* but 36 follow")
+    zip_of(path, {"features": b"not an array", "label.npy": npy(np.array(1))})
+    refused(path, r"magic")
+    zip_of(path, {"features.npy": npy(FEATURES[0]), "label.npy": npy(np.array(1))}, zipfile.ZIP_BZIP2)
+    refused(path, r"packed by method 12; pack it again with deflate")
+    zip_of(path, {"features.npy": npy(FEATURES[0]), "features": npy(FEATURES[0])})
+    refused(path, r"two members of one name")
+    path.write_bytes(zip_of(path, {"a.npy": npy(FEATURES[0])}).replace(b"PK\x01\x02", b"PK\x01\x03"))
+    refused(path.rename(tmp_path / "a"), r"holds no scan")
+
+
+def test_a_zip_bomb_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, features=np.zeros((2**20, 65), np.float32), label=1)
+    assert path.stat().st_size < 10**6
+    refused(path, r"declares 272,\d{3},\d{3} bytes, more than the 268,435,456")
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (2, 3, 0)])
+def test_features_of_no_width_are_refused(tmp_path, shape):
+    np.savez(tmp_path / "a.npz", features=np.zeros(shape, np.float32), label=np.ones(shape[0] if len(shape) > 2 else 1))
+    refused(tmp_path / "a.npz", rf"features are float32 of shape \({', '.join(map(str, shape))}\), not")
+    np.save(tmp_path / "b.npy", np.zeros(shape, np.float32))
+    refused(tmp_path / "b.npy", r"features are float32 of shape")
+
+
+def test_tensors_that_are_larger_than_their_file_are_refused(tmp_path):
+    path = tmp_path / "a.pt"
+    for value, message in (
+        (torch.ones(1).expand(10**9, 6), r"a tensor of shape \(1000000000, 6\) declares 24,000,000,000 bytes"),
+        (torch.ones(9, 5).to_sparse(), "it holds a tensor of torch.float32, torch.sparse_coo, cpu; save dense"),
+        (torch.ones(9, 5, device="meta"), "it holds a tensor of torch.float32, torch.strided, meta"),
+        (torch.ones(9, 5).to(torch.float8_e4m3fn), "features are float8_e4m3fn of shape"),
+    ):
+        torch.save({"features": value, "label": 1}, path)
+        refused(path, message)
+    laughs: list = [1.0]
+    for _ in range(20):
+        laughs = [laughs] * 10
+    torch.save({"features": torch.ones(2, 3), "label": laughs}, path)
+    refused(path, "its lists hold more values than are stored")
+    torch.save({"features": torch.ones(2, 3), "label": 1}, path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    zip_of(path, members)
+    refused(path, "its records are packed, as torch.save does not")
+
+
+def test_texts_that_are_no_ids_are_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, features=FEATURES[0], label=1, recipe="x" * 5000)
+    refused(path, "a text of 5,000 characters, 'x{100}...', is not an id or a label")
+    np.savez(path, features=FEATURES[0], label=1, recipe="é" * 900)  # \\u00e9 in JSON, which the shard's header is
+    with pytest.raises(UserError, match=r"recipe 'é{50}'... has 900 characters"):
+        import_store(path, tmp_path / "never")
+    torch.save({"features": torch.ones(2, 3), "label": 1, "patient_id": "\ud800"}, tmp_path / "b.pt")
+    refused(tmp_path / "b.pt", "surrogates not allowed")
+
+
+def test_an_empty_file_is_one_line_of_the_command(tmp_path):
+    """click takes an EOFError for Ctrl-D and prints 'Aborted.'."""
+    (tmp_path / "a.npz").touch()
+    result = CliRunner().invoke(app, ["store", "import", str(tmp_path / "a.npz"), "-o", str(tmp_path / "store")])
+    assert result.exit_code == 2
+    assert f"error: {tmp_path / 'a.npz'} cannot be read" in " ".join(result.stderr.split())
+    assert "Aborted" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "splits.csv",
+            "bag_name,split\nA," + "x" * 200_000,
+            r"splits.csv cannot be read \(.*field larger than field limit",
+        ),
+        ("about.json", "[" * 100_000, r"about.json cannot be read \(RecursionError"),
+        (
+            "about.json",
+            '{"provenance": {}, "recipe": "", "order": 0}',
+            r"about.json cannot be read .*order is not a list",
+        ),
+        ("about.json", '{"provenance": 0, "recipe": "", "order": []}', r"provenance is not a dict"),
+    ],
+)
+def test_torchmil_tables_that_are_damaged(tmp_path, name, content, message):
+    (tmp_path / "features").mkdir()
+    np.save(tmp_path / "features" / "A.npy", FEATURES[0])
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        import_store(tmp_path, tmp_path / "never")
 
 
 def test_a_missing_library_names_its_extra(tmp_path, monkeypatch):

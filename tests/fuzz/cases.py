@@ -16,10 +16,12 @@ from random import Random
 
 import numpy as np
 from dicom_mutations import mutate_dicom, mutate_pixels
+from feature_cases import KINDS as FEATURE_KINDS
 from guard import SECRET, Finding, Probe
 from mutations import BYTES, mutate, mutate_nifti
 from samples import TABLES, Samples, table_of
 from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
+from watching import attempt, expect
 from zip_mutations import NAMES, bomb, hostile_zip
 
 from normal_guidance.data.containers import list_files, locate
@@ -35,36 +37,6 @@ from normal_guidance.data.problems import KINDS as PROBLEM_KINDS
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
-
-LONGEST_MESSAGE = 3000
-"""Longest message on the terminal; problems.csv cuts its own."""
-
-
-def expect(condition: object, detail: str) -> None:
-    if not condition:
-        raise Finding("wrong", detail)
-
-
-def attempt(read: Callable[[], object]) -> str:
-    """The outcome of reading; errors must be described in words."""
-    try:
-        read()
-        return "read"
-    except UnreadableError as error:
-        expect(error.kind in PROBLEM_KINDS and error.detail.strip(), f"an error that says nothing: {error!r}")
-        _check_memory(str(error))
-        return error.kind
-    except UserError as error:
-        text = str(error)
-        expect(len(text) < LONGEST_MESSAGE, f"a message of {len(text)} characters: {text[:200]}")
-        _check_memory(text)
-        return "user error"
-
-
-def _check_memory(text: str) -> None:
-    if "MemoryError" in text or "bad_alloc" in text:
-        raise Finding("memory", text)
-
 
 # ----------------------------------------------------------------------------------------------------
 # Single files
@@ -402,5 +374,6 @@ KINDS: dict[str, tuple[int, Callable[[Random, Samples, Probe], str]]] = {
     "archive": (10, archive),
     **{f"files of {source}": (3, index_files(source)) for source in TABLES},
     **{f"table of {source}": (4, index_table(source)) for source in TABLES},
+    **FEATURE_KINDS,
 }
 """Kinds of cases, and how often each is run."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from random import Random
 
 import numpy as np
-from cases import attempt
 from guard import MEMORY, Probe
 from samples import Samples
+from watching import attempt
 
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError

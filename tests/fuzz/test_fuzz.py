@@ -9,6 +9,7 @@ import pytest
 
 RUN = Path(__file__).with_name("run.py")
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
+FEATURES = ("npz", "npy", "pt", "hdf5", "hdf5 outward", "parquet", "torchmil", "table", "store")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by Linux's /proc")
 
@@ -27,8 +28,8 @@ def fuzz(*arguments: str) -> tuple[int, dict, str]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout
 
 
-def test_a_sample_of_mutated_files_and_tables_finds_nothing():
-    code, report, output = fuzz("--cases", "150", "--seed", "2024", "--patience", "600")
+def test_a_sample_of_mutated_files_tables_and_features_finds_nothing():
+    code, report, output = fuzz("--cases", "220", "--seed", "2024", "--patience", "600")
     assert report["findings"] == [], output
     assert code == 0
     kinds = {
@@ -38,8 +39,9 @@ def test_a_sample_of_mutated_files_and_tables_finds_nothing():
         "nifti",
         "archive",
         *(f"{what} of {source}" for what in ("files", "table") for source in SOURCES),
+        *(f"features: {name}" for name in FEATURES),
     }
-    assert report["cases"] == 150
+    assert report["cases"] == 220
     assert set(report["outcomes"]) == kinds
     read = sum(counts.get("read", 0) for counts in report["outcomes"].values())
     assert 0 < read < report["cases"], "nothing, or everything, can still be read: the damage is wrong"

@@ -18,14 +18,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from normal_guidance.data.foreign_files import member_problem
 from normal_guidance.data.problems import Problem, Report, UnreadableError
 from normal_guidance.errors import UserError
 
 MEMBER_BYTES = 2**30
 """Largest member of an archive that is read, by the size that it declares; a larger one may be a zip bomb."""
-
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Accepted compression of members; with other methods, zipfile unpacks without limit."""
 
 PIECE = 2**20
 """Bytes of a member that are unpacked at once."""
@@ -170,7 +168,7 @@ def list_members(path: Path, prefix: str, report: Report) -> Iterator[str]:
         return
     seen: set[str] = set()
     for info in sorted(infos, key=lambda info: info.filename):
-        if info.is_dir():
+        if info.filename.endswith("/"):  # a folder; `is_dir` fails for a member without a name
             continue
         problem = _problem_of_member(info)
         if problem is None and info.filename in seen:
@@ -183,12 +181,11 @@ def list_members(path: Path, prefix: str, report: Report) -> Iterator[str]:
 
 
 def _problem_of_member(info: zipfile.ZipInfo) -> tuple[str, str] | None:
-    if _is_unsafe(info.filename):
+    if info.filename and _is_unsafe(info.filename):
         return "unsafe_path", "the member's name leads out of its archive"
-    if info.flag_bits & 0x1:
-        return "unreadable", "the member is encrypted"
-    if info.compress_type not in METHODS:
-        return "unreadable", f"the member is packed by method {info.compress_type}; pack it again with deflate"
+    problem = member_problem(info)
+    if problem:
+        return "unreadable", problem
     if info.file_size > MEMBER_BYTES:
         return "unreadable", f"the member declares {info.file_size:,} bytes, more than {MEMBER_BYTES:,}"
     return None

@@ -41,7 +41,13 @@ PIXELS = 0x7FE00010
 """Tag of the pixels."""
 
 INFLATED_BYTES = 2**29
-"""Largest size of an inflated file, about a thousand slices: deflate packs up to a thousand zeros into a byte."""
+"""Largest size of an inflated file, about a thousand slices."""
+
+INFLATED_FREE, INFLATED_RATIO = 2**24, 20
+"""Size that any deflated file may inflate to, and most bytes for a stored one beyond it: slices reach 2 to 10.
+
+Deflate packs up to a thousand zeros into a byte, and parsing takes a minute for 340 MB of tiny elements.
+"""
 
 TEXT_BYTES = 1024
 """Longest value that is read as text or numbers; longer ones are damaged."""
@@ -153,9 +159,10 @@ def _inflated(file: io.BufferedIOBase) -> io.BytesIO:
         raise UnreadableError("unreadable", "deflated, but (0002,0000) FileMetaInformationGroupLength is missing")
     end = 144 + int.from_bytes(content[140:144], "little")
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    dataset = inflater.decompress(content[end:], INFLATED_BYTES)
+    most = min(INFLATED_BYTES, max(INFLATED_FREE, INFLATED_RATIO * len(content)))
+    dataset = inflater.decompress(content[end:], most)
     if inflater.unconsumed_tail:
-        raise UnreadableError("unreadable", f"inflates to more than {INFLATED_BYTES:,} bytes")
+        raise UnreadableError("unreadable", f"inflates to more than {most:,} bytes, the most for {len(content):,}")
     if not inflater.eof:
         raise UnreadableError("unreadable", "the deflated data set ends too early")
     deflated, explicit = DEFLATED.encode(), EXPLICIT.encode().ljust(len(DEFLATED), b"\0")

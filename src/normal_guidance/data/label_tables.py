@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyarrow import csv
 
 from normal_guidance.data.findings import OPTION, Finding, Labels, label_column
-from normal_guidance.errors import UserError
+from normal_guidance.data.foreign_files import check_parquet
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import read_parquet
 
 BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
@@ -41,7 +42,7 @@ def read_table(path: Path, option: str, wanted: Sequence[str], needed: Sequence[
     if not path.is_file():
         raise UserError(f"{option} {path} is not a file; give the table of labels")
     try:
-        table = read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+        table = _read_parquet(path) if suffix == ".parquet" else _read_csv(path)
         columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _once(table, wanted)}
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{option} {path} cannot be read ({error}); write it again") from error
@@ -96,7 +97,7 @@ def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, slic
     """
     word = row.get(label_column(finding.name), "").lower()
     if word and word not in BINARY:
-        raise ValueError(f"label {word!r} is neither 0 nor 1")
+        raise ValueError(f"label {shorten(word)!r} is neither 0 nor 1")
     label, slices = BINARY.get(word), slice_labels_in(row, count, f"_{finding.name}")
     if slices is None:
         return Labels(label, np.zeros(count, np.int8) if sliced and label == 0 else None)
@@ -133,6 +134,11 @@ def _once(table: pa.Table, wanted: Sequence[str]) -> list[str]:
     return [name for name in table.column_names if name in wanted]
 
 
+def _read_parquet(path: Path) -> pa.Table:
+    check_parquet(path)
+    return read_parquet(path)
+
+
 def _read_csv(path: Path) -> pa.Table:
     names = csv.open_csv(path).schema.names
     return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())))
@@ -158,7 +164,7 @@ def parse_labels(text: str) -> np.ndarray:
     words = re.split(r"[\s,;]+", text.strip().strip("[]()").strip())
     wrong = [word for word in words if word.lower() not in BINARY]
     if wrong:
-        raise ValueError(f"slice label {wrong[0]!r} is neither 0 nor 1")
+        raise ValueError(f"slice label {shorten(wrong[0])!r} is neither 0 nor 1")
     return np.array([BINARY[word.lower()] for word in words], np.int8)
 
 
@@ -173,7 +179,7 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
     for word in filter(None, re.split(r"[\s,;]+", text.strip())):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
         if match is None:
-            raise ValueError(f"slice range {word!r} is not one; write it as 12-20;31-33")
+            raise ValueError(f"slice range {shorten(word)!r} is not one; write it as 12-20;31-33")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < count:
             raise ValueError(f"slice range {word!r} does not fit {count} slices, counted from 0 to {count - 1}")

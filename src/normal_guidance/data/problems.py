@@ -123,10 +123,13 @@ def read_problems(path: str | Path) -> list[Problem]:
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({error}); index the scans again") from error
     if tuple(header) != Problem._fields:
         raise UserError(f"{path} has the columns {', '.join(header)}; index the scans again")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise UserError(f"{path}, row {number} has {len(row)} cells, not {len(header)}; index the scans again")
     return [Problem(*row) for row in rows]
 
 

@@ -59,14 +59,23 @@ class StartError(UserError):
 class Pool:
     """Worker processes for `map`, started when there is work or by `start`; `workers=0` runs all tasks in this process.
 
+    Args:
+        workers: processes.
+        timeout: seconds after which a silent worker counts as hanging.
+        attempts: attempts at a task whose worker dies; `ATTEMPTS` if left out.
+        memory: bytes that a worker may take beside its imports; no limit if left out.
+
     Example:
         >>> with Pool(workers=0) as pool:
         ...     list(pool.map(len, ["one", "three"]))
         [3, 5]
     """
 
-    def __init__(self, workers: int, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, workers: int, timeout: float = TIMEOUT, *, attempts: int | None = None, memory: int | None = None
+    ) -> None:
         self.workers, self.timeout = workers, timeout
+        self.attempts, self.memory = attempts or ATTEMPTS, memory
         self._started: list[_Worker] = []
         self._stopping = threading.Event()
 
@@ -82,7 +91,7 @@ class Pool:
         A start takes seconds, in which the caller can do other work.
         """
         while len(self._started) < min(self.workers, tasks):
-            self._started.append(_Worker.start(modules))
+            self._started.append(_Worker.start(modules, self.memory))
 
     def stop(self) -> None:
         """Ends a `map` that runs in another thread, and all later ones."""
@@ -120,7 +129,7 @@ class Pool:
                     return
                 yield attempt(function, task)
             return
-        work = _Work(iter(tasks), batch, size, batches * self.workers, ahead)
+        work = _Work(iter(tasks), batch, size, batches * self.workers, ahead, self.attempts)
         while not self._stopping.is_set():
             self._hand_out(function, work)
             if work.has_next():
@@ -138,7 +147,7 @@ class Pool:
             if idle is None:
                 # Workers that are starting will take the open tasks.
                 if len(self._started) < self.workers and work.could_begin(starting + 1):
-                    self._started.append(_Worker.start())
+                    self._started.append(_Worker.start((), self.memory))
                     continue
                 return
             job = work.begin()
@@ -193,6 +202,7 @@ class _Work(Generic[Task]):
     size_of: Callable[[Task], int]
     most: int
     ahead: int
+    attempts: int
     begun: dict[int, _Batch[Task]] = field(default_factory=dict)
     open: deque[_Job] = field(default_factory=deque)
     """Begun, but without a worker."""
@@ -231,10 +241,11 @@ class _Work(Generic[Task]):
         self.begun[job.number].results.update(zip(job.places, results, strict=True))
 
     def died(self, job: _Job, death: Death) -> None:
-        if job.attempt < ATTEMPTS:
+        if job.attempt < self.attempts:
             self.open.extendleft(_Job(job.number, [place], job.attempt + 1) for place in reversed(job.places))
         else:
-            detail = f"the process that read it {death} ({ATTEMPTS} attempts)"
+            tries = f" ({self.attempts} attempts)" if self.attempts > 1 else ""
+            detail = f"the process that read it {death}{tries}"
             self.done(job, [Failure("failed", detail, death) for _ in job.places])
 
     def has_next(self) -> bool:
@@ -261,9 +272,10 @@ class _Worker:
     deadline: float = float("inf")
 
     @classmethod
-    def start(cls, modules: Sequence[str] = ()) -> _Worker:
+    def start(cls, modules: Sequence[str], memory: int | None) -> _Worker:
         ours, theirs = socket.socketpair()
-        code = f"from normal_guidance.data.worker_process import serve; serve({theirs.fileno()}, {list(modules)!r})"
+        asked = f"{theirs.fileno()}, {list(modules)!r}, {memory}"
+        code = f"from normal_guidance.data.worker_process import serve; serve({asked})"
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         with theirs:
             process = subprocess.Popen(

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
-from normal_guidance.machine import keep_freed_memory
+from normal_guidance.machine import keep_freed_memory, limit_memory
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -77,8 +77,8 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
         return Failure("failed", f"{type(error).__name__}: {error}")
 
 
-def serve(descriptor: int, modules: Sequence[str] = ()) -> None:
-    """Serves tasks until the parent is gone; imports these modules before the first task."""
+def serve(descriptor: int, modules: Sequence[str] = (), memory: int | None = None) -> None:
+    """Serves tasks until the parent is gone; imports these modules before the first task, then limits its memory."""
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     _die_with_the_parent(descriptor)
@@ -86,6 +86,8 @@ def serve(descriptor: int, modules: Sequence[str] = ()) -> None:
     for module in modules:
         with suppress(Exception):  # the first task that needs it will report it
             importlib.import_module(module)
+    if memory is not None:
+        limit_memory(memory)
     connection.send(("ready", None, []))
     with suppress(EOFError, ConnectionError):
         while True:

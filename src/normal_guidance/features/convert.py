@@ -24,7 +24,7 @@ import torch
 
 from normal_guidance.core.bags import UNKNOWN, Bag
 from normal_guidance.errors import UserError
-from normal_guidance.features.feature_files import import_h5py
+from normal_guidance.features.hdf5_files import import_h5py
 from normal_guidance.features.store import FeatureStore
 from normal_guidance.files import folder_atomically, write_atomically
 

@@ -1,7 +1,8 @@
 """Files of features that other programs wrote, opened as named arrays: npz, npy, PyTorch, HDF5, parquet.
 
-Opening executes no code: NumPy's pickles are refused, PyTorch loads with `weights_only`.  Large arrays stay on the disk
-until they are sliced, where the format allows it (npy, HDF5, PyTorch's zip files).
+Opening executes no code: NumPy's pickles are refused, PyTorch loads with `weights_only`.  What a file declares is
+checked by `normal_guidance.data.foreign_files` before it is allocated.  Large arrays stay on the disk until they are
+sliced, where the format allows it (npy, HDF5, PyTorch's zip files).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import pickle
 import re
 import struct
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from normal_guidance.data.foreign_files import check_array, check_parquet, excess, member_problem, read_array
 from normal_guidance.errors import UserError
+from normal_guidance.features.hdf5_files import open_hdf5
 from normal_guidance.files import read_parquet
 
 Fields = Mapping[str, Any]
@@ -30,10 +34,13 @@ Fields = Mapping[str, Any]
 
 READ_ERRORS = (
     *(OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, IndexError, AttributeError, SyntaxError),
-    *(MemoryError, OverflowError, struct.error, tokenize.TokenError, zlib.error),
+    *(MemoryError, OverflowError, AssertionError, struct.error, tokenize.TokenError, zlib.error),
     *(zipfile.BadZipFile, pickle.UnpicklingError, pa.ArrowException),
 )
 """What libraries raise for damaged files, found by damaging some."""
+
+
+NPY = b"\x93NUM"
 
 
 class Kind(NamedTuple):
@@ -62,17 +69,30 @@ def has_suffix(path: Path) -> bool:
 
 
 def _kind_of_content(path: Path) -> str | None:
-    with path.open("rb") as file:
-        begin = file.read(8)
-    if begin.startswith(b"PK") and zipfile.is_zipfile(path):
+    begin = _begins(path)
+    if begin.startswith(b"PK"):
+        return _kind_of_archive(path)
+    return next((kind for kind, about in KINDS.items() if begin == about.begins), None)
+
+
+def _kind_of_archive(path: Path) -> str | None:
+    try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-        if any(name.endswith("data.pkl") for name in names):
-            return "pt"
-        return "npz" if names and all(name.endswith(".npy") for name in names) else None
-    return next(
-        (kind for kind, about in KINDS.items() if kind not in ("npz", "pt") and begin[:4] == about.begins), None
-    )
+    except READ_ERRORS:
+        return None
+    if any(name.endswith("data.pkl") for name in names):
+        return "pt"
+    return "npz" if names and all(name.endswith(".npy") for name in names) else None
+
+
+def _begins(path: Path) -> bytes:
+    """The first four bytes of a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or leave it out") from error
 
 
 @contextmanager
@@ -89,46 +109,65 @@ def open_file(path: Path, kind: str) -> Iterator[Fields]:
 
 
 class _Archive(Mapping[str, Any]):
-    """The arrays of an npz file, each read when it is asked for; an array of Python objects is named."""
+    """The arrays of an npz file, each read when it is asked for."""
 
-    def __init__(self, arrays: Any) -> None:
-        self.arrays = arrays
+    def __init__(self, archive: zipfile.ZipFile, size: int) -> None:
+        infos = archive.infolist()
+        self.archive, self.size = archive, size
+        self.members = {info.filename.removesuffix(".npy"): info for info in infos}
+        if len(self.members) < len(infos):
+            raise ValueError("it has two members of one name")
+        problem = excess(sum(info.file_size for info in infos), size)
+        if problem:
+            raise ValueError(f"it {problem}")
 
     def __getitem__(self, name: str) -> Any:
+        info = self.members[name]
+        problem = member_problem(info)
+        if problem:
+            raise ValueError(f"{name!r}: {problem}")
         try:
-            return self.arrays[name]
+            with self.archive.open(info) as file:
+                return read_array(file, info.file_size, min(info.compress_size, self.size))
         except ValueError as error:
-            raise ValueError(f"{error}: {name!r}; write numbers and text instead, such as array.astype(str)") from error
+            raise ValueError(f"{error}: {name!r}") from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
+        return iter(self.members)
 
     def __len__(self) -> int:
-        return len(self.arrays)
+        return len(self.members)
 
 
 @contextmanager
 def _npz(path: Path) -> Iterator[Fields]:
-    with path.open("rb") as file:
-        arrays = np.load(file, allow_pickle=False)
-        if isinstance(arrays, np.ndarray):
-            raise ValueError("it is a single array; name it .npy")
-        with arrays:
-            yield _Archive(arrays)
+    if _begins(path) == NPY:
+        raise ValueError("it is a single array; name it .npy")
+    with zipfile.ZipFile(path) as archive:
+        yield _Archive(archive, path.stat().st_size)
 
 
 @contextmanager
 def _npy(path: Path) -> Iterator[Fields]:
-    array = np.load(path, allow_pickle=False, mmap_mode="r")
-    if not isinstance(array, np.ndarray):
+    if _begins(path).startswith(b"PK"):
         raise ValueError("it is an archive of arrays; name it .npz")
-    yield {"features": array}
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        check_array(file, size, size)
+    yield {"features": np.load(path, allow_pickle=False, mmap_mode="r")}
 
 
 @contextmanager
 def _pt(path: Path) -> Iterator[Fields]:
+    zipped = zipfile.is_zipfile(path)
+    if zipped:
+        with zipfile.ZipFile(path) as archive:
+            if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+                raise ValueError("its records are packed, as torch.save does not")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of old formats
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         found = re.search(r"(?:Unsupported global: GLOBAL|Unsupported class|unsupported GLOBAL) (\S+)", str(error))
         if found is None:
@@ -137,6 +176,7 @@ def _pt(path: Path) -> Iterator[Fields]:
             f"{path} holds Python objects ({found[1]}), which could run code, so it is not read; save tensors, "
             "numbers and text only: torch.save({'features': tensor, 'label': 1}, path)"
         ) from error
+    _check_values(content, path.stat().st_size)
     if isinstance(content, torch.Tensor):
         yield {"features": content}
     elif isinstance(content, Mapping):
@@ -149,44 +189,25 @@ def _pt(path: Path) -> Iterator[Fields]:
         raise ValueError(f"it holds one {type(content).__name__}, not tensors")
 
 
-# ----------------------------------------------------------------------------------------------------
-# HDF5
-# ----------------------------------------------------------------------------------------------------
-
-
-def import_h5py() -> Any:
-    """h5py, or one line that says how to install it."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise UserError("h5py is not installed; pip install 'normal-guidance[encoders]'") from error
-    return h5py
-
-
-class _Group(Mapping[str, Any]):
-    """The attributes and members of an HDF5 group; a dataset is read when it is sliced."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.group:
-            return self.group.attrs[name]
-        member = self.group[name]
-        return _Group(member) if hasattr(member, "keys") else member
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (name for name in self.group.attrs if name not in self.group)
-        yield from self.group
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-@contextmanager
-def _hdf5(path: Path) -> Iterator[Fields]:
-    with import_h5py().File(path, "r", track_order=True) as file:
-        yield _Group(file)
+def _check_values(content: Any, stored: int) -> None:
+    """Refuses tensors that are larger than what is stored, and lists that hold themselves or each other too often."""
+    pending, seen = [content], 0
+    while pending:
+        value = pending.pop()
+        seen += 1
+        if seen > stored + 1:  # every value takes a byte at least, unless it is one of the others again
+            raise ValueError("its lists hold more values than are stored; save tensors")
+        if isinstance(value, Mapping):
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
+        elif isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+                what = f"{value.dtype}, {value.layout}, {value.device}"
+                raise ValueError(f"it holds a tensor of {what}; save dense numbers")
+            problem = excess(value.numel() * value.itemsize, stored)
+            if problem:
+                raise ValueError(f"a tensor of shape {tuple(value.shape)} {problem}")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -196,6 +217,7 @@ def _hdf5(path: Path) -> Iterator[Fields]:
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Fields]:
+    check_parquet(path)
     table = read_parquet(path)
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     lists = {name: _nested(column) for name, column in columns.items() if _is_list(column.type)}
@@ -257,9 +279,9 @@ def _numbered(names: list[str]) -> list[str]:
 
 KINDS = {
     "npz": Kind((".npz",), None, _npz),
-    "npy": Kind((".npy",), b"\x93NUM", _npy),
+    "npy": Kind((".npy",), NPY, _npy),
     "pt": Kind((".pt", ".pth"), None, _pt),
-    "hdf5": Kind((".h5", ".hdf5"), b"\x89HDF", _hdf5),
+    "hdf5": Kind((".h5", ".hdf5"), b"\x89HDF", open_hdf5),
     "parquet": Kind((".parquet",), b"PAR1", _parquet),
 }
 """The kinds of files that can be opened, by the name of their format."""

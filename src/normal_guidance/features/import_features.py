@@ -223,8 +223,11 @@ def _about(folder: Path, form: str) -> dict[str, Any]:
         return {"provenance": {"imported_from": form}, "recipe": "", "order": []}
     try:
         about = json.loads(path.read_bytes())
-        return {name: about[name] for name in ("provenance", "recipe", "order")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for name, kind in (("provenance", dict), ("recipe", str), ("order", list)):
+            if not isinstance(about[name], kind):
+                raise ValueError(f"{name} is not a {kind.__name__}")
+        return {**about, "order": [str(name) for name in about["order"]]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error!r}); export the store again, or delete the file") from error
 
 
@@ -234,7 +237,10 @@ def _provenance_of(file: Path, form: str) -> dict[str, Any]:
         return {"imported_from": form}
     with open_file(file, form) as fields:
         text = fields.get("provenance")
-        return json.loads(text) if isinstance(text, str) else {"imported_from": form}
+        provenance = json.loads(text) if isinstance(text, str) else {"imported_from": form}
+        if not isinstance(provenance, dict):
+            raise ValueError("the attribute provenance is not a JSON object")
+        return provenance
 
 
 def _torchmil_scans(source: Path) -> Iterator[FoundScan]:
@@ -262,5 +268,5 @@ def _read_splits(path: Path) -> dict[str, dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return {row["bag_name"]: row for row in csv.DictReader(file)}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({error!r}); it needs the columns bag_name and split") from error

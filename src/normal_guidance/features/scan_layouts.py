@@ -12,6 +12,7 @@ Labels, patients and parts have one value for each scan or, where scans are pack
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,8 +25,9 @@ from torch import Tensor
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.label_tables import BINARY
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.feature_files import Fields
+from normal_guidance.features.store_files import DTYPES
 
 KEYS = {
     "features": ("features", "feats", "feat", "embeddings", "embedding", "x", "data", "arr_0"),
@@ -46,6 +48,12 @@ PER_SCAN = ("label", "scan_id", "patient_id", "part", "recipe")
 
 FOR_ALL = ("part", "recipe")
 """Fields of which one value may stand for all scans of a file."""
+
+LONGEST_TEXT = 1000
+"""Most characters of an id or a label; more are damage."""
+
+FEW_VALUES = 10_000
+"""Values of a field that are looked at, however few slices there are."""
 
 DEEPEST = 2
 """Mappings in mappings that are looked into: parts with scans, scans with fields."""
@@ -162,12 +170,21 @@ def _cut(values: Fields) -> tuple[bool, Iterator[dict[str, Any]]]:
     if isinstance(features, list | tuple):
         return False, _listed(values)
     dimensions = _dimensions(features)
-    if dimensions not in (2, 3) or not _is_float(features):
+    if dimensions not in (2, 3) or not features.shape[-1] or not _is_float(features):
         raise _not_features(features)
+    _check_counts(values, math.prod(features.shape[:-1]))
     if dimensions == 3:
         return False, _padded(values)
     ends = _ends(values)
     return (True, _single(values)) if ends is None else (False, _packed(values, ends))
+
+
+def _check_counts(values: Fields, slices: int) -> None:
+    """Refuses a field of far more values than slices before its values become Python's numbers, which takes minutes."""
+    for name, value in values.items():
+        count = math.prod(getattr(value, "shape", ()))
+        if name != "features" and count > max(FEW_VALUES, slices + 1):
+            raise ValueError(f"{name} has {count:,} values for {slices:,} slices")
 
 
 def _single(values: Fields) -> Iterator[dict[str, Any]]:
@@ -319,7 +336,7 @@ def _dimensions(value: Any) -> int:
 
 
 def _is_float(value: Any) -> bool:
-    return value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+    return value.dtype in DTYPES.values() if isinstance(value, Tensor) else value.dtype.kind == "f"
 
 
 def _scan(found: Found, name: str, fields: Mapping[str, Any]) -> FoundScan:
@@ -340,7 +357,7 @@ def _scan(found: Found, name: str, fields: Mapping[str, Any]) -> FoundScan:
 
 def _features(value: Any) -> Float[Tensor, "slices features"]:
     array = value if isinstance(value, Tensor) else np.asarray(value)
-    if not _is_float(array) or array.ndim != 2:
+    if array.ndim != 2 or not array.shape[1] or not _is_float(array):
         raise _not_features(array)
     if isinstance(array, Tensor):
         return array.detach().contiguous()
@@ -388,4 +405,8 @@ def _text(value: Any) -> str:
     """Text of a value; empty for None and NaN."""
     if value is None or value != value:
         return ""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"a text of {len(text):,} characters, {shorten(text)!r}, is not an id or a label")
+    text.encode()  # half a character would make a store that cannot be read; the error is a ValueError
+    return text

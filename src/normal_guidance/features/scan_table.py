@@ -28,8 +28,8 @@ from torch import Tensor
 
 from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.label_tables import BINARY, further_labels, read_labels, slice_labels_in
-from normal_guidance.errors import UserError
-from normal_guidance.features.scan_layouts import FoundScan
+from normal_guidance.errors import UserError, shorten
+from normal_guidance.features.scan_layouts import LONGEST_TEXT, FoundScan
 
 COLUMNS = ("scan_id", "label", "patient_id", "part", "split", "slice_labels", "slice_ranges")
 
@@ -58,9 +58,11 @@ class ScanTable:
         }
         self.rows: dict[str, dict[str, str]] = {}
         for number, scan in enumerate(columns["scan_id"]):
-            if not scan or scan in self.rows:
-                problem = "occurs twice" if scan else "is empty"
-                raise UserError(f"--labels {path}, row {number + 1}: scan_id {scan!r} {problem}; correct the row")
+            if not scan or scan in self.rows or len(scan) > LONGEST_TEXT:
+                problem = "is empty" if not scan else "occurs twice" if scan in self.rows else "is too long"
+                raise UserError(
+                    f"--labels {path}, row {number + 1}: scan_id {shorten(scan)!r} {problem}; correct the row"
+                )
             self.rows[scan] = {name: columns[name][number] for name in names}
         self.used: set[str] = set()
 
@@ -113,7 +115,7 @@ class ScanTable:
         word = row.get("label", "").lower()
         try:
             if word and word not in BINARY:
-                raise ValueError(f"{self._first} {word!r} is neither 0 nor 1")
+                raise ValueError(f"{self._first} {shorten(word)!r} is neither 0 nor 1")
             label = BINARY.get(word)
             slices = self._slice_labels(row, label if word else scan.label, len(scan.features))
             if self.findings and label is None and slices is None and scan.label is None:

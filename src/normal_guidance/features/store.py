@@ -27,7 +27,7 @@ from torch import Tensor
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.data.findings import Finding, Labels, choose_finding, label_column, slices_column
 from normal_guidance.data.manifest import PARTS
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.store_files import (
     AGAIN,
     DTYPES,
@@ -464,7 +464,7 @@ def _check_same_format(first: _FeatureFormat, other: _FeatureFormat) -> None:
 
 def _check_part(name: str, where: str = "") -> None:
     if name not in PARTS:
-        raise UserError(f"{where}part {name!r} is unknown; choose one of {', '.join(PARTS)}")
+        raise UserError(f"{where}part {shorten(name)!r} is unknown; choose one of {', '.join(PARTS)}")
 
 
 def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:

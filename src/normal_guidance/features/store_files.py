@@ -121,8 +121,11 @@ def read_about(folder: Path) -> About:
             recipe = fields["recipe"] if version > 1 else ""
             dtype = DTYPES[fields["dtype"]]
             findings = read_findings(fields.get("findings", ()))
+            for name, kind in (("features", int), ("provenance", dict), ("fingerprint", str)):
+                if not isinstance(fields[name], kind):
+                    raise TypeError(f"{name} is not a {kind.__name__}")
             return About(fields["features"], dtype, fields["provenance"], recipe, fields["fingerprint"], findings)
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error!r}); {AGAIN}") from error
     raise UserError(
         f"{path} has format {version!r}, but this version of normal-guidance reads formats up to {FORMAT}; install "
@@ -195,9 +198,11 @@ def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> I
         slices = size // (features * dtype.itemsize)
         tensor = {"dtype": DTYPE_NAMES[dtype], "shape": [slices, features], "data_offsets": [0, size]}
         header = {"__metadata__": {"recipe": recipe}, "features": tensor}
-        length = HEADER_BYTES - 8  # after the 8 bytes that hold this length
+        length, text = HEADER_BYTES - 8, json.dumps(header).encode()  # after the 8 bytes that hold this length
+        if len(text) > length:
+            raise UserError(f"recipe {recipe[:50]!r}... has {len(recipe)} characters; give a hash, such as sha256")
         file.seek(0)
-        file.write(length.to_bytes(8, "little") + json.dumps(header).encode().ljust(length))
+        file.write(length.to_bytes(8, "little") + text.ljust(length))
         sync(file)
 
 
