@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from normal_guidance.data.manifest import read_manifest
 from normal_guidance.data.problems import KINDS, Problem, read_problems
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.features.store import open_store
+from normal_guidance.files import read_json
 from normal_guidance.simulate.phantom.dataset import write_phantom
 from normal_guidance.simulate.phantom.oddities import ODDITIES
 
@@ -140,4 +140,4 @@ def test_compressed_scans_have_the_same_pixels(compression: str, tmp_path: Path)
 
 def test_the_truth_is_written_beside_the_scans(tmp_path: Path) -> None:
     told = write_phantom("folder", tmp_path / "scans", scans=2, **SIZE)
-    assert json.loads((tmp_path / "scans" / "phantom.json").read_text()) == told
+    assert read_json(tmp_path / "scans" / "phantom.json") == told

@@ -47,7 +47,7 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
     path = Path(path)
     draft, descriptor = _begin(path, lambda draft: os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
     try:
-        with os.fdopen(descriptor, "w+b") as file:
+        with open(draft, "r+b", opener=lambda *_: descriptor) as file:  # not fdopen: the file shall know its name
             if isinstance(content, bytes):
                 file.write(content)
             else:
@@ -277,4 +277,7 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: 
 
     content = Path(path).read_bytes()
     is_sealed(content, Path(path), again=again)
+    known = set(pq.read_schema(pa.BufferReader(content)).names)
+    if missing := [name for name in columns or () if name not in known]:
+        raise KeyError(missing[0])
     return pq.read_table(pa.BufferReader(content), columns=None if columns is None else list(columns))

@@ -15,6 +15,7 @@ from normal_guidance.core.methods import BEYOND, EVERY_METHOD
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.features.store import open_store, write_store
+from normal_guidance.files import read_json
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from small_bundle import make_run
 
@@ -61,7 +62,7 @@ def test_index_prints_its_report(trained, tmp_path):
     scans = trained.folder / "scans"
     words = ("--table", scans / "labels.csv", "-o", tmp_path / "index", "--workers", 0)
     told = ask("index", "folder", scans, *words)
-    assert told == loads((tmp_path / "index" / "report.json").read_text())
+    assert told == read_json(tmp_path / "index" / "report.json")
     assert told["counts"]["scans"] == 24
 
 
@@ -73,7 +74,7 @@ def test_split_audit_and_describe(trained, tmp_path):
     (proof,) = ask("audit", index, told["file"])
     assert (proof["overlap"], proof["parts"], proof["compared"]["scans"]) == (False, told["parts"], 24)
     about = ask("describe", index, "--split", told["file"], "-o", tmp_path / "about")
-    assert about == loads((tmp_path / "about" / "description.json").read_text())
+    assert about == read_json(tmp_path / "about" / "description.json")
     lines = (tmp_path / "split-5.csv").read_text().splitlines()
     (tmp_path / "short.csv").write_text("\n".join(lines[:-1]))
     result = CliRunner().invoke(app, ["audit", str(index), str(tmp_path / "short.csv"), "--json"])
@@ -103,7 +104,7 @@ def test_sweep_prints_what_the_runs_report(trained, tmp_path):
     told = ask("sweep", trained.store.folder, "--methods", "abmil,ng", "--out", tmp_path / "runs", *quick)
     assert [(run["method"], run["seed"]) for run in told["runs"]] == [("abmil", 0), ("ng", 0)]
     for run in told["runs"]:
-        report = loads((Path(run["folder"]) / "report.json").read_text())
+        report = read_json(Path(run["folder"]) / "report.json")
         assert run["winners"] == report["winners"]
         assert 0 <= run["winners"][0]["test"]["scan_auroc"] <= 1
         assert "as_json" not in report["options"]
@@ -114,12 +115,12 @@ def test_reproduce_prints_its_tables(monkeypatch, tmp_path):
     monkeypatch.setitem(DATASETS, "semi-synthetic", small)
     options = ("--methods", "mean", "--seeds", "1001", "--epochs", 1, "--device", "cpu", "--out", tmp_path)
     told = ask("reproduce", "semi-synthetic", *options)
-    assert told == loads((tmp_path / "tables.json").read_text())
+    assert told == read_json(tmp_path / "tables.json")
 
 
 def test_bundle_prints_what_it_wrote(trained, tmp_path):
     told = ask("bundle", trained.run, "-o", tmp_path / "bundle")
-    assert told == loads((tmp_path / "bundle" / "bundle.json").read_text())
+    assert told == read_json(tmp_path / "bundle" / "bundle.json")
 
 
 def test_encode_prints_its_report(trained, tmp_path):
@@ -129,7 +130,7 @@ def test_encode_prints_its_report(trained, tmp_path):
     about = {"source": "folder", "root": str(trained.manifest.root)}
     write_manifest(few / "manifest.parquet", [trained.manifest[0]], about)
     told = ask("encode", few, "-o", tmp_path / "store", *words)
-    assert told == loads((tmp_path / "store" / "report.json").read_text())
+    assert told == read_json(tmp_path / "store" / "report.json")
     assert told["scans"] == {"manifest": 1, "encoded": 1, "failed": 0}
 
 

@@ -8,6 +8,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
+from normal_guidance.files import read_json
 from small_bundle import PATIENT, copy_series, make_run, use_tiny
 
 
@@ -45,7 +46,7 @@ def test_from_a_run_to_a_bundle_to_a_prediction(trained, scans, tmp_path):
     ).stdout
     assert said.startswith("scan good: probability 0.")
     assert "1 of 1 scans" in said
-    held = json.loads((tmp_path / "out" / "good" / "prediction.json").read_text())
+    held = read_json(tmp_path / "out" / "good" / "prediction.json")
     assert held["model"]["operation"]["point"]["target"] == 1.0
     nguide("bundle", trained.run, "-o", tmp_path / "bundle", code=2)
 
@@ -58,7 +59,7 @@ def test_a_refused_scan_does_not_stop_the_rest(trained, scans, tmp_path):
     assert "1 of 2 scans" in result.stdout
     forced = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "forced", "--workers", 0, "--force")
     assert "scan mr: probability" in forced.stdout
-    options = json.loads((tmp_path / "forced" / "summary.json").read_text())["options"]
+    options = read_json(tmp_path / "forced" / "summary.json")["options"]
     assert options["force"] is True
 
 
@@ -87,7 +88,7 @@ def test_json_is_one_object_a_scan(trained, scans, tmp_path):
     refused, good = map(json.loads, result.stdout.splitlines())
     assert (refused["scan_id"], refused["state"]) == ("mr", "refused")
     assert (good["state"], good["interval"]["share"], len(good["key_slices"])) == ("predicted", 0.9, 2)
-    file = json.loads((tmp_path / "out" / "good" / "prediction.json").read_text())
+    file = read_json(tmp_path / "out" / "good" / "prediction.json")
     assert file.items() <= good.items()
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.data.manifest import ScanRow, write_manifest
+from normal_guidance.files import read_json
 
 run = CliRunner()
 
@@ -65,7 +66,7 @@ def test_describe_prints_tables_and_writes_files(index: Path, tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     assert "Blocks in a positive scan" in result.output
     assert (tmp_path / "about" / "density.png").stat().st_size > 5000
-    values = json.loads((tmp_path / "about" / "description.json").read_text())
+    values = read_json(tmp_path / "about" / "description.json")
     assert set(values) == {"all", "train", "val", "test"}
     assert values["all"]["blocks"]["length"]["mean"] == 4
     printed = run.invoke(app, ["describe", str(index), "--json"])

@@ -19,6 +19,7 @@ from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.features.store import open_store, write_store
+from normal_guidance.files import read_json
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import departures
 from normal_guidance.training.execution import Execution
@@ -93,7 +94,7 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
         assert row[3:] == [f"{number:.3f}" for number in numbers]
     assert "ng, seed 3: begins\n" in output
     assert "ng, seed 3: lr 0." in output
-    report = json.loads((tmp_path / "ng" / "3" / "report.json").read_text())
+    report = read_json(tmp_path / "ng" / "3" / "report.json")
     assert report["options"]["seeds"] == "0,3"
     own = {"store", "methods", "seeds", "out", "save_epochs", "save_minutes"}
     training = {"lr", "l1", "renormalize", "modes", "negatives", "warmup", "least_width", "epochs", "batch_size"}
@@ -172,7 +173,7 @@ def test_a_split_decides_the_parts(store: Path, tmp_path: Path) -> None:
 def test_a_regularizer_gives_methods_that_attend_another_name(store: Path, tmp_path: Path) -> None:
     sweep(store, "--methods", "mean,abmil,dsmil", "--regularizer", "entropy", "--out", tmp_path, *QUICK)
     assert {path.name for path in tmp_path.iterdir()} == {"mean", "abmil_entropy", "dsmil_entropy"}
-    config = json.loads((tmp_path / "dsmil_entropy/0/report.json").read_text())["winners"][0]["config"]
+    config = read_json(tmp_path / "dsmil_entropy/0/report.json")["winners"][0]["config"]
     assert config["method"] == "dsmil_entropy"
 
 
@@ -181,7 +182,7 @@ def test_a_least_width_in_mm_is_that_of_the_stores_spacing(tmp_path: Path) -> No
     spacing = {"slice_spacing": {"low": 4.0, "median": 5.0, "high": 6.0}}
     write_store(tmp_path / "store", bags.items(), provenance={"inputs": spacing})
     sweep(tmp_path / "store", "--methods", "ng", "--least-width", "8mm", "--out", tmp_path / "out", *QUICK)
-    configs = json.loads((tmp_path / "out/ng/0/config.json").read_text())["configs"]
+    configs = read_json(tmp_path / "out/ng/0/config.json")["configs"]
     assert {one["least_width"] for one in configs} == {1.6}
 
 
@@ -261,7 +262,7 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
     arguments = (store, "--out", tmp_path, *QUICK)
     sweep(*arguments)
     (tmp_path / "ng" / "0" / "report.json").write_text('{"winners": []}')
-    assert "report.json is damaged or not a report (KeyError('configurations'))" in sweep(*arguments, code=2)
+    assert "report.json is damaged or not a report (note is missing)" in sweep(*arguments, code=2)
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:

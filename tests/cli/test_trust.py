@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
+from normal_guidance.files import read_json
 from small_trust import make_run
 
 
@@ -25,7 +26,7 @@ def test_a_run_is_tested_and_everything_is_written(trained, tmp_path):
     for title in ("Shuffle slices", "Randomise weights", "Delete and insert", "Inverted attention"):
         assert said.count(title) >= 2  # in the table, and in words
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["trust.json", "trust.md", "trust.png"]
-    written = json.loads((tmp_path / "out" / "trust.json").read_text())
+    written = read_json(tmp_path / "out" / "trust.json")
     assert [one["name"] for one in written["findings"]] == ["shuffle", "randomize", "deletion", "inverted"]
     page = (tmp_path / "out" / "trust.md").read_text()
     assert "trust.png" in page
@@ -38,7 +39,7 @@ def test_json_is_the_file(trained, tmp_path):
     code, said, _ = call(trained.run, "--split", trained.split, "-o", tmp_path, "--by", "attention", "--json")
     assert code == 0
     told = json.loads(said, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-    assert told == json.loads((tmp_path / "trust.json").read_text())
+    assert told == read_json(tmp_path / "trust.json")
     assert (told["by"], told["part"]) == ("attention", "test")
 
 

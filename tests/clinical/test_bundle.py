@@ -1,6 +1,5 @@
 """A bundle gives what the run gives, holds nothing about patients, and refuses what does not belong to it."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.features.encoders import load_encoder
 from normal_guidance.features.store import open_store, write_store
+from normal_guidance.files import read_json, write_json
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.calibration import choose_operation
 from normal_guidance.training.config import Config, grid
@@ -31,9 +31,9 @@ def copy(folder: Path, out: Path) -> Path:
 
 
 def change(path: Path, edit) -> None:
-    content = json.loads(path.read_text())
+    content = read_json(path)
     edit(content)
-    path.write_text(json.dumps(content))
+    write_json(path, content)
 
 
 # ----------------------------------------------------------------------------------------------------

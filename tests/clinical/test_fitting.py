@@ -1,6 +1,5 @@
 """`nguide fit`: a folder that predicts, sentences that do not flatter, and refusals."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -22,6 +21,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.features.store import FeatureStore, open_store, write_store
+from normal_guidance.files import read_json, write_json
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.calibration import FEW, Calibration, Operation, describe
 from normal_guidance.statistics.conformal import calibrate_intervals
@@ -168,7 +168,7 @@ def predict_new(model: Path, out: Path, *options: str) -> dict[str, Any]:
     words = ["predict", str(out.with_suffix(".npz")), "--model", str(model), "-o", str(out), *options]
     run = CliRunner().invoke(app, words)
     assert run.exit_code == 0, run.output
-    return json.loads((out / "S0900" / "prediction.json").read_text())
+    return read_json(out / "S0900" / "prediction.json")
 
 
 def test_predictions_carry_the_promise(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
@@ -185,12 +185,12 @@ def test_predictions_carry_the_promise(made: tuple[Path, FittedModel], tmp_path:
 def test_a_damaged_calibration_names_its_file(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
     shutil.copytree(made[0], tmp_path / "model")
     file = tmp_path / "model" / "bundle.json"
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "intervals": {**content["intervals"], "version": 7}}))
+    content = read_json(file)
+    write_json(file, {**content, "intervals": {**content["intervals"], "version": 7}})
     with pytest.raises(UserError, match=r"bundle\.json: the calibration of intervals is of version 7"):
         load_bundle(tmp_path / "model")
     del content["intervals"]  # as earlier versions wrote it
-    file.write_text(json.dumps(content))
+    write_json(file, content)
     assert load_bundle(tmp_path / "model").intervals is None
 
 
@@ -256,9 +256,7 @@ def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: Feat
     words = ["trust", str(made[0]), "--store", str(store.folder), "-o", str(tmp_path / "trust")]
     run = CliRunner().invoke(app, words)
     assert run.exit_code == 0, run.output
-    found = {
-        one["name"]: one["verdict"] for one in json.loads((tmp_path / "trust" / "trust.json").read_text())["findings"]
-    }
+    found = {one["name"]: one["verdict"] for one in read_json(tmp_path / "trust" / "trust.json")["findings"]}
     assert found["randomize"] == found["deletion"] == "passes"
     trained_on = CliRunner().invoke(app, [*words, "--part", "val"])
     assert "a model is not tested on part 'val'" in " ".join(trained_on.output.split())

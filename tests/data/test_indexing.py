@@ -1,6 +1,5 @@
 """Indexing: the same bytes with any number of workers, also if workers die or hang, and all or nothing."""
 
-import json
 import pickle
 import sys
 import time
@@ -22,6 +21,7 @@ from normal_guidance.data.indexing import PACKAGES, _Share, check_options, index
 from normal_guidance.data.manifest import read_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems
 from normal_guidance.errors import UserError
+from normal_guidance.files import read_json
 
 
 def write_slice(path: Path, series: str, z: float, number: int) -> None:
@@ -93,7 +93,7 @@ def test_the_folder_holds_manifest_problems_and_report(root, tmp_path):
         ("s1", "scan1/08.dcm", "gap"),
         ("s2", "scan2/zz.dcm", "duplicate"),
     ]
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    report = read_json(tmp_path / "out/report.json")
     assert report == made.report
     assert (report["source"], report["root"]) == ("folder", str(root))
     assert report["options"] == {"table": str(root.parent / "labels.csv")}

@@ -21,6 +21,7 @@ from normal_guidance.evaluation.predictions import prediction_table
 from normal_guidance.evaluation.run_report import Run, environments_of, load_run
 from normal_guidance.evaluation.runs import check_sweep, run_sweep
 from normal_guidance.features.store import FeatureStore, write_store
+from normal_guidance.files import read_json, write_json
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score
 from normal_guidance.training.checkpoint import StateFile
@@ -106,7 +107,7 @@ def test_scores_and_predictions_are_those_of_the_winners(run: Run, sets: Sets) -
 
 
 def test_the_report_says_what_ran(run: Run, configs: tuple[Config, ...]) -> None:
-    report = json.loads((run.folder / "report.json").read_text(), parse_constant=pytest.fail)  # NaN is not JSON
+    report = read_json(run.folder / "report.json")
     assert report == run.report
     assert report["configurations"] == {"trained": 4, "selectable": 4, "diverged": 0}
     expected = {
@@ -263,11 +264,11 @@ def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) ->
         {"seconds": {"total": "long"}},
         {"configurations": []},
     ):
-        (tmp_path / "report.json").write_text(json.dumps({**run.report, **change}))
+        write_json(tmp_path / "report.json", {**run.report, **change})
         with pytest.raises(UserError, match=r"report\.json is damaged or not a report"):
             load_run(tmp_path)
     for name in ("winners", "note", "seconds", "configurations"):
-        (tmp_path / "report.json").write_text(json.dumps({k: v for k, v in run.report.items() if k != name}))
+        write_json(tmp_path / "report.json", {k: v for k, v in run.report.items() if k != name})
         with pytest.raises(UserError, match=f"not a report .*{name}"):
             load_run(tmp_path)
 

@@ -1,7 +1,6 @@
 """A store gives back exactly what was written, reads no more than it is asked for, and notices what is wrong."""
 
 import hashlib
-import json
 import os
 import threading
 import weakref
@@ -21,6 +20,7 @@ from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.errors import UserError
 from normal_guidance.features.store import FeatureStore, fingerprint_of, open_store, write_store
 from normal_guidance.features.store_files import DTYPES, INDEX, IndexRow
+from normal_guidance.files import read_json, write_json
 
 FEATURES = 6
 
@@ -102,7 +102,7 @@ def test_the_files_are_what_other_programs_expect(tmp_path):
         assert row["sha256"] == hashlib.sha256(bag.features.numpy().tobytes()).hexdigest()
         assert row["slice_labels"] == (None if bag.slice_labels is None else bag.slice_labels.tolist())
     assert table["shard"].to_pylist() == [0, 0, 1]
-    about = json.loads((tmp_path / "store" / "store.json").read_text())
+    about = read_json(tmp_path / "store" / "store.json")
     assert (about["format"], about["features"], about["dtype"]) == (2, FEATURES, "float32")
     assert (about["provenance"], about["recipe"]) == ({"é": 1}, "8e1f")
     for shard in sorted((tmp_path / "store").glob("*.safetensors")):
@@ -253,7 +253,7 @@ def fill(path: Path) -> None:
 
 
 def change_json(**changes):
-    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return lambda path: write_json(path, read_json(path) | changes)
 
 
 def change_index(change):
@@ -284,12 +284,12 @@ def other_tensor(**tensors):
     ("file", "damage", "message"),
     [
         ("store.json", Path.unlink, "store.json is missing; give a folder made by nguide encode"),
-        ("store.json", fill, r"store.json is damaged \(.*copy the store again"),
+        ("store.json", fill, r"store.json cannot be read \(.*copy the store again"),
         ("store.json", change_json(format=3), "format 3, but this version of normal-guidance reads formats up to 2"),
         ("store.json", change_json(dtype="int4"), r"store.json is damaged \(KeyError\('int4'\)\)"),
         ("store.json", change_json(features=7), "index.parquet and store.json do not belong together"),
         ("index.parquet", Path.unlink, r"index.parquet cannot be read \(.*No such file.*copy the store again"),
-        ("index.parquet", cut, "index.parquet cannot be read"),
+        ("index.parquet", cut, "index.parquet is damaged: its content does not fit its checksum; copy the store again"),
         ("index.parquet", change_index(lambda table: table.drop(columns="slices")), r"cannot be read \(.*slices"),
         ("index.parquet", change_index(lambda table: table.iloc[:-1]), "do not belong together"),
         ("index.parquet", change_index(lambda table: table.iloc[:0]), "do not belong together"),
@@ -344,8 +344,8 @@ def test_a_shard_of_another_recipe_is_not_mixed_in(tmp_path):
 def test_a_store_of_format_1_is_read(tmp_path):
     store = write(tmp_path)
     about = store.folder / "store.json"
-    old = {name: value for name, value in json.loads(about.read_text()).items() if name != "recipe"}
-    about.write_text(json.dumps(old | {"format": 1}))
+    old = {name: value for name, value in read_json(about).items() if name != "recipe"}
+    write_json(about, old | {"format": 1})
     for shard in store.folder.glob("*.safetensors"):
         save_file(load_file(shard), shard)  # without metadata
     assert_same(open_store(store.folder).bags(), store.bags())
@@ -564,7 +564,7 @@ def test_memory_and_disk_have_the_same_fingerprint(tmp_path, dtype):
     parts = {name: bags.to(dtype=dtype) for name, bags in make_parts().items()}
     store = write(tmp_path, parts, shard_bytes=200)
     assert store.fingerprint == fingerprint_of(parts)
-    assert store.fingerprint == json.loads((store.folder / "store.json").read_text())["fingerprint"]
+    assert store.fingerprint == read_json(store.folder / "store.json")["fingerprint"]
 
 
 def test_order_and_shards_do_not_change_the_fingerprint(tmp_path):

@@ -25,6 +25,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS
 from normal_guidance.evaluation.stored_features import stored_dataset
 from normal_guidance.evaluation.study import Study, StudyData, bayes_oracle, train_study
+from normal_guidance.files import read_json
 from normal_guidance.reports.dataset_tables import description_tables
 from normal_guidance.reports.experiment_page import _attention, _data
 from normal_guidance.reports.experiment_report import check_manifest, evaluate, write_report
@@ -189,7 +190,7 @@ def test_the_page_holds_every_table_and_finding(written):
             assert f">{escape(sentence)}</li>" in page
     for section in ("Findings", "Tables", "Differences", "Attention", "Sensitivity", "Data", "Training", "Records"):
         assert f">{section}</h2>" in page
-    report = json.loads((written.folder / "ng" / "2001" / "report.json").read_text())
+    report = read_json(written.folder / "ng" / "2001" / "report.json")
     assert escape(json.dumps(report, indent=1, ensure_ascii=False)) in page
     assert "2 splits of small" in page
     assert "Not complete yet" not in page

@@ -19,6 +19,7 @@ from normal_guidance.statistics.calibration import (
     sensitive_threshold,
     youden_threshold,
 )
+from normal_guidance.typed_json import read_as
 
 
 def draw(seed: int, scans: int = 120, shift: float = 1.5, scale: float = 1.0):
@@ -114,4 +115,4 @@ def test_a_diverged_model_is_refused():
 
 def test_json_and_back():
     for chosen in (choose_operation(*draw(1), test=draw(2)), choose_operation(torch.ones(1), torch.tensor([1]))):
-        assert Operation.from_json(json.loads(json.dumps(chosen.as_json()))) == chosen
+        assert read_as(Operation, json.loads(json.dumps(chosen.as_json()))) == chosen

@@ -1,7 +1,6 @@
 """A run's folder: one writer, one identity, a state that is whole or refused, and files that rebuild the model."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import write_json
+from normal_guidance.files import read_json, write_json
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import checkpoint
 from normal_guidance.training.checkpoint import StateFile
@@ -294,11 +293,11 @@ def test_damaged_and_foreign_states_are_refused(tmp_path: Path) -> None:
     changed = bytearray(whole)
     changed[-3] ^= 1
     for content, message in (
-        (whole[:-1], "damaged or was not written by normal-guidance"),
+        (whole[:-1], "does not fit its checksum"),
         (whole[:20], "damaged or was not written by normal-guidance"),
         (b"", "damaged or was not written by normal-guidance"),
         (b"\x02\x00\x00\x00\x00\x00\x00\x00{}", "damaged or was not written by normal-guidance"),
-        (bytes(changed), "checksum is wrong"),
+        (bytes(changed), "does not fit its checksum"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"{message}.*delete it to train from the start"):
@@ -430,7 +429,7 @@ def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> 
         assert parameters.keys() == winner.weights.keys()
         assert all(torch.equal(parameters[key], value) for key, value in winner.weights.items())
         assert model(bags.features, bags.layout).logit.shape == (5,)
-        about = json.loads((tmp_path / f"best-{name}.json").read_text())
+        about = read_json(tmp_path / f"best-{name}.json")
         assert Config(**about["config"]) == winner.config
         assert (about["epoch"], about["number"], about["val_auroc"]) == (winner.epoch, winner.number, winner.val_auroc)
 
@@ -451,7 +450,7 @@ def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"choose a group: forward_kl-lambda1.0-seed0, squared_error-lambda1.0-seed0"):
         load_winner(tmp_path)
     about = tmp_path / "best-forward_kl-lambda1.0-seed0.json"
-    about.write_text(about.read_text().replace('"features": 8', '"features": 9'))
+    write_json(about, {**read_json(about), "features": 9})
     with pytest.raises(UserError, match="do not fit together"):
         load_winner(tmp_path, "forward_kl-lambda1.0-seed0")
     about.with_suffix(".safetensors").write_bytes(b"")

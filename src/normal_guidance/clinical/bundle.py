@@ -461,7 +461,6 @@ class _Content:
 
     format: int
     normal_guidance: str
-    method: str
     config: Config | None
     features: Annotated[int, Between(1.0)]
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
@@ -472,6 +471,7 @@ class _Content:
     operation: Operation
     training: _Training
     weights: _WeightsFile
+    method: str = ""
     committee: dict[str, Any] | None = None
     intervals: dict[str, Any] | None = None
     finding: Finding | None = None

@@ -145,7 +145,7 @@ def _selected(winner: Mapping[str, Any]) -> Selected:
         number=known.number,
         epoch=known.epoch,
         val_auroc=known.val_auroc,
-        test=None if known.test is None else _from_json(known.test),
+        test=None if known.test is None else scores_from_json(known.test),
     )
 
 
@@ -170,7 +170,7 @@ def report(
             "val_auroc": winner.val_auroc,
             "config": winner.config.as_json(),
             "weights": f"{winner_file(group)}.safetensors",
-            "test": _for_json(scores[group]) if group in scores else None,
+            "test": scores_as_json(scores[group]) if group in scores else None,
         }
         for winner in result.winners
     ]
@@ -216,11 +216,12 @@ def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"date": report["options"].get("date"), **report["environment"]}]
 
 
-def _for_json(scores: Scores) -> dict[str, Any]:
-    """JSON has no NaN."""
+def scores_as_json(scores: Scores) -> dict[str, Any]:
+    """Scores with null for NaN, which JSON lacks."""
     return {name: None if value != value else value for name, value in asdict(scores).items()}
 
 
-def _from_json(scores: Mapping[str, Any]) -> Scores:
+def scores_from_json(scores: Mapping[str, Any]) -> Scores:
+    """The inverse of `scores_as_json`."""
     values: dict[str, Any] = {name: math.nan if value is None else value for name, value in scores.items()}
     return Scores(**values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
-from normal_guidance.evaluation.run_report import Run
+from normal_guidance.evaluation.run_report import Run, scores_as_json
 from normal_guidance.evaluation.runs import Data, environment, run_sweep
 from normal_guidance.evaluation.study_folder import (
     FORMS,
@@ -413,7 +413,7 @@ def _score_unswept(study: Study, method: str, seed: int) -> None:
         "options": options_of(study),
         "data": {"test": {"scans": len(test), "fingerprint": _fingerprint(test)}},
         "environments": [environment(study.execution if method == COMMITTEE else Execution())],
-        "scores": {form: asdict(scores[form]) for form in FORMS[method]},
+        "scores": {form: scores_as_json(scores[form]) for form in FORMS[method]},
     }
     write_json(folder / SCORES, content)
 

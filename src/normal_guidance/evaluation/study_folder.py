@@ -16,7 +16,7 @@ from typing import Any
 
 from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run
+from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run, scores_from_json
 from normal_guidance.evaluation.supervised import References
 from normal_guidance.files import read_json
 from normal_guidance.statistics.scores import Scores
@@ -119,7 +119,7 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
             dataset=content["options"].get("dataset"),
             fingerprints={part: scans["fingerprint"] for part, scans in content["data"].items()},
             run=run,
-            forms={form: Scores(**content["scores"][form]) for form in FORMS.get(method, ())},
+            forms={form: scores_from_json(content["scores"][form]) for form in FORMS.get(method, ())},
             departures=content["departures"] if run else {},
             environments=tuple(_complete(start) for start in environments_of(content)),
             precision=content["execution"]["precision"] if run else None,

@@ -1,6 +1,5 @@
 """A dataset is the same for the same seed, complete or absent, and only its pixels reveal its labels."""
 
-import json
 from operator import attrgetter
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pydicom
 import pytest
 
 from normal_guidance.errors import UserError
+from normal_guidance.files import read_json
 from normal_guidance.simulate.phantom.dataset import write_phantom
 from normal_guidance.simulate.phantom.drafts import make_draft
 from normal_guidance.simulate.phantom.folder_layouts import LAYOUTS
@@ -74,7 +74,7 @@ def test_uids_are_unique(tmp_path):
 
 def test_phantom_json_is_what_is_returned(tmp_path):
     truth = write_phantom("folder", tmp_path / "out", scans=2, anatomy="chest", **SMALL)
-    assert json.loads((tmp_path / "out" / "phantom.json").read_text()) == truth
+    assert read_json(tmp_path / "out" / "phantom.json") == truth
     assert truth["anatomy"] == "chest"
     assert truth["options"]["size"] == 32
 
