@@ -136,7 +136,7 @@ class Killer:
         from normal_guidance.training import checkpoint
 
         self.attempt("half", "ng", 24, die=(checkpoint.StateFile, "due", SAVE_EPOCHS + 1))
-        tensors = len(checkpoint.read_tensors(self.folder / "half" / "state.safetensors")[0])
+        tensors = len(checkpoint.read_tensors(self.folder / "half" / "state.safetensors", "copy it again")[0])
         # Each one is looked at when it is loaded, when the next state's checksum is made, and when it is written.
         self.attempt("half", "ng", 24, die=(checkpoint, "_raw", 2 * tensors + tensors // 2))
         assert any((self.folder / "half").glob(".state.safetensors.*.partial"))
@@ -152,7 +152,7 @@ class Killer:
 
         self.attempt("tampered", "ng", 24, die=(StateFile, "due", 10))
         path = self.folder / "tampered" / "state.safetensors"
-        tensors, about = read_tensors(path)
+        tensors, about = read_tensors(path, "copy it again")
         still = {name: torch.zeros_like(t) if ".momenta." in f".{name}" else t.clone() for name, t in tensors.items()}
         StateFile(path, about["run"]).save(still, about["sweep"])
         self.attempt("tampered", "ng", 24)
