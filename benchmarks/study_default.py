@@ -66,7 +66,7 @@ class Job:
     weights: str = "1"
     """Lambdas of a regularized method, of which validation chooses one."""
     least_width: float = 0.0
-    """Of guidance's reference, in slices."""
+    """The least standard deviation of guidance's reference, in slices."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--weights", default="1", help="lambdas of regularized methods, as 0.1/1/10")
-    parser.add_argument("--least-width", type=float, default=0.0, help="of guidance's reference, in slices")
+    parser.add_argument("--least-width", type=float, default=0.0, help="least sd of guidance's reference, in slices")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0)

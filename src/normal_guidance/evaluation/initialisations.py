@@ -84,9 +84,9 @@ class Initialisations:
     method: str
     origin: str
     scores: Mapping[int, Mapping[int, float]]
-    """Of each partition's seed, by the seed of the initial weights; without those from which nothing was selected."""
+    """Seed of the partition -> seed of the initial weights -> score, where an epoch was selected."""
     best: Mapping[int, int] = field(default_factory=dict)
-    """Of each partition's seed, the seed of the initial weights with the highest validation AUROC."""
+    """Seed of the partition -> seed of the initial weights with the highest validation AUROC."""
 
     @property
     def means(self) -> np.ndarray:
