@@ -406,6 +406,69 @@ def test_a_third_signal_ends_a_cleaning_that_hangs():
         assert process.returncode == -signal.SIGTERM
 
 
+def test_a_repeated_signal_is_neither_the_users_nor_repeated_again():
+    """Else the user's third signal would not end a long cleaning, and threads would multiply."""
+    code = (
+        'import threading\ntry:\n    print("ready", flush=True)\n    time.sleep(600)\n'
+        "finally:\n    time.sleep(6 * endings.SECONDS_TO_NOTICE)\n"
+        "    print(endings._signals.count, threading.active_count(), flush=True)"
+    )
+    with start(code) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=HANGS) == ("1 2\n", "interrupted; nothing was written\n")
+
+
+LATE = """
+import atexit, threading
+class Late(threading.Event):
+    def wait(self, timeout=None):
+        was = self.is_set()
+        super().wait()
+        time.sleep(0.3)
+        return was
+endings._signals.ended = Late()
+atexit.register(time.sleep, 1.0)
+print("ready", flush=True)
+time.sleep(600)
+"""
+"""The signal is sent again at the moment when the command has ended."""
+
+
+def test_a_signal_that_is_repeated_too_late_does_not_kill():
+    with start(LATE) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=HANGS) == ("", "terminated; nothing was written\n")
+    assert process.returncode == 143
+
+
+SERVE = """
+with endings.until_ctrl_c():
+    print("ready", flush=True)
+    time.sleep(600)
+time.sleep(3 * endings.SECONDS_TO_NOTICE)
+print("done", flush=True)
+sys.exit(0)  # as typer does
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 0, ("done\n", "")),
+        (signal.SIGTERM, 143, ("", "terminated; nothing was written\n")),
+        (signal.SIGHUP, 129, ("", "terminal closed; nothing was written\n")),
+    ],
+)
+def test_ctrl_c_may_be_the_normal_end_of_a_block(number, code, said):
+    with start(SERVE) as process:
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.communicate(timeout=HANGS) == said
+    assert process.returncode == code
+
+
 def test_a_bug_keeps_its_traceback_without_values_and_says_where_it_goes():
     with start('patient = "Mrs Jones"\nraise KeyError("label")') as process:
         _, said = process.communicate(timeout=HANGS)

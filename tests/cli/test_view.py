@@ -4,6 +4,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -65,9 +67,29 @@ def test_anonymous_results_say_why_there_are_no_images(small_experiment, tmp_pat
     assert missing["command"].startswith("nguide predict SCAN")
 
 
-@pytest.mark.skipif(not BUILT, reason="THE PAGE IS NOT BUILT: NO TEST OF nguide view ITSELF RUNS; make viewer")
-def test_it_prints_an_address_serves_and_ends_with_ctrl_c(small_experiment):
-    words = [sys.executable, "-m", "normal_guidance.cli", "view", str(small_experiment.folder), "--port", "0"]
+PAGE = """
+from normal_guidance.viewer import server
+server.read_page = lambda static: {"/": (b"<title>drawn</title>", "text/html")}
+"""
+"""In place of the page, which is not built everywhere."""
+
+SLOW = """
+import asyncio, time
+from normal_guidance.cli import endings
+close = asyncio.Runner.close
+def slowly(runner):
+    time.sleep(3 * endings.SECONDS_TO_NOTICE)
+    close(runner)
+asyncio.Runner.close = slowly
+"""
+"""The event loop closes so slowly that the signal is repeated meanwhile."""
+
+MAIN = "from normal_guidance.cli.__main__ import main\nmain()"
+
+
+def watch(folder: Path, number: int, program: str = MAIN) -> tuple[list[str], str, dict[str, Any], tuple[int, str]]:
+    """Start `nguide view`, ask for the page and the gallery, and send a signal; what was printed, read and returned."""
+    words = [sys.executable, "-c", program, "view", str(folder), "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             lines = [process.stdout.readline() for _ in range(3)]
@@ -75,13 +97,33 @@ def test_it_prints_an_address_serves_and_ends_with_ctrl_c(small_experiment):
             with httpx.Client(follow_redirects=True) as client:
                 page = client.get(url)
                 about = client.get(page.url.join("/api/gallery")).json()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             _, complaints = process.communicate(timeout=600)
         finally:
             process.kill()
+    return lines, page.text, about, (process.returncode, complaints)
+
+
+@pytest.mark.skipif(not BUILT, reason="THE PAGE IS NOT BUILT: NO TEST OF nguide view ITSELF RUNS; make viewer")
+def test_it_prints_an_address_serves_and_ends_with_ctrl_c(small_experiment):
+    lines, page, about, end = watch(small_experiment.folder, signal.SIGINT)
     assert "images: no, give --index INDEX to see them" in lines[0]
-    assert "<title>nguide view</title>" in page.text
+    assert "<title>nguide view</title>" in page
     assert [split["name"] for split in about["splits"]] == ["1001", "2001"]
     assert {"ng", "ceiling"} <= {method["name"] for method in about["splits"][0]["methods"]}
-    assert (process.returncode, complaints) == (0, "")
-    assert "token" not in complaints
+    assert end == (0, "")
+
+
+@pytest.mark.slow(but=("SIGINT", "SIGHUP"))
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        pytest.param(signal.SIGINT, 0, "", id="SIGINT"),
+        pytest.param(signal.SIGTERM, 143, "terminated; nothing was written\n", id="SIGTERM"),
+        pytest.param(signal.SIGHUP, 129, "terminal closed; nothing was written\n", id="SIGHUP"),
+    ],
+)
+def test_ctrl_c_is_its_normal_end_and_other_signals_are_not(small_experiment, number, code, line):
+    _, page, _, end = watch(small_experiment.folder, number, PAGE + SLOW + MAIN)
+    assert page == "<title>drawn</title>"
+    assert end == (code, line)

@@ -270,6 +270,10 @@ class _Signals:
     last = ""
     at = float("-inf")
     count = 0
+    """Those of the user, who may lose patience."""
+    is_repeated = False
+    """Whether the next one comes from `_repeat`."""
+    repeater: threading.Thread | None = None
     ended = threading.Event()
     """Set when the command has ended, by an interrupt or otherwise."""
 
@@ -288,13 +292,15 @@ def watch_signals() -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    _signals.count += 1
-    if _signals.count >= PATIENCE:
+    is_users, _signals.is_repeated = not _signals.is_repeated, False
+    _signals.count += is_users
+    if is_users and _signals.count >= PATIENCE:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
     _signals.last, _signals.at = signal.Signals(number).name, time.monotonic()
-    if _signals.count == 1:
-        threading.Thread(target=_repeat, args=(number,), daemon=True).start()
+    if is_users and _signals.count == 1:
+        _signals.repeater = threading.Thread(target=_repeat, args=(number,), daemon=True)
+        _signals.repeater.start()
     _interrupt()
 
 
@@ -313,11 +319,26 @@ def _interrupt() -> None:
 def _repeat(number: int) -> None:
     """Send the signal again until the command has ended, for when a library lost it."""
     while not _signals.ended.wait(SECONDS_TO_NOTICE):
-        _signals.count -= 1  # this one is not the user's
+        _signals.is_repeated = True
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
         else:
             signal.raise_signal(number)
+
+
+@contextmanager
+def until_ctrl_c() -> Iterator[None]:
+    """Run a block that Ctrl-C is to end: the command goes on after it, as if nothing had come; `view` serves so.
+
+    Other signals end the command.  A further Ctrl-C interrupts nothing, and the third one ends the process.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if _signals.last not in ("", "SIGINT"):
+            raise
+        _signals.ended.set()
+        _signals.last, _signals.at = "", float("-inf")
 
 
 def _on_unraisable(found: UnraisableHookArgs) -> None:
@@ -401,6 +422,8 @@ def _give_up_output() -> None:
 
 def _leave(code: int) -> NoReturn:
     _signals.ended.set()
+    if _signals.repeater is not None:
+        _signals.repeater.join()  # a signal that it sends later would kill the process
     for name in BY_SIGNAL:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is _on_signal:

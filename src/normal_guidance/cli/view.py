@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.cli import endings
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def view(
         say(console, f"Open {url}")
         say(console, "Press Ctrl-C to stop.")
 
-    serve(gallery, port, announce)
+    with endings.until_ctrl_c():
+        serve(gallery, port, announce)
 
 
 def _images(gallery: Gallery) -> str:

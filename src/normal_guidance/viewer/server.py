@@ -10,10 +10,12 @@ Words in capitals are numbers.  `normal_guidance.viewer.security` checks every r
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from normal_guidance.errors import UserError
@@ -176,10 +178,32 @@ def make_server(app: App) -> uvicorn.Server:
 
 
 def serve(gallery: Gallery, port: int | None, announce: Callable[[str], object]) -> None:
-    """Serve until Ctrl-C; `announce` receives the address to open."""
+    """Serve until a signal comes, which uvicorn raises again at the end; `announce` receives the address to open."""
     with closing(open_socket(port)) as listening:
         access = Access(listening.getsockname()[1])
         server = make_server(make_app(gallery, access))
         announce(access.url)
-        with suppress(KeyboardInterrupt):
+        with _ends_when_hung_up(server):
             server.run(sockets=[listening])
+
+
+@contextmanager
+def _ends_when_hung_up(server: uvicorn.Server) -> Iterator[None]:
+    """Let SIGHUP end the server as SIGINT and SIGTERM do; uvicorn does not know it and would end with a traceback."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:  # nohup
+        yield
+        return
+    came: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        server.should_exit = True
+
+    before = signal.signal(hangup, end)
+    try:
+        yield
+    finally:
+        signal.signal(hangup, before)
+    if came:
+        signal.raise_signal(hangup)
