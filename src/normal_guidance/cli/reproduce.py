@@ -88,10 +88,11 @@ def reproduce(
 
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.cli.reproduce_scans import ENCODER, reproduce_scans
-    from normal_guidance.evaluation.study import Study
+    from normal_guidance.evaluation.study import LIDC_POSITIONS, Study
     from normal_guidance.evaluation.study_folder import SENSITIVITY
     from normal_guidance.reports.reproduction import reproduce as reproduce_tables
     from normal_guidance.reports.reproduction import reproduce_sensitivity
+    from normal_guidance.simulate.lidc_positions import read_positions
     from normal_guidance.training.config import grid_of_method, sensitivity_grid
 
     if initialisations and (sensitivity or dataset in SCAN_DATASETS):
@@ -117,6 +118,8 @@ def reproduce(
     )
     training.check_guidance(study.methods)
     axes = training.study_axes()
+    if dataset == LIDC_POSITIONS.name:
+        read_positions(root)  # read once in a process; a missing table is refused before OUT is made
     console = make_console(stderr=as_json)
     if sensitivity:
         _refuse_one_guidance(training)

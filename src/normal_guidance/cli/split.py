@@ -54,8 +54,9 @@ def _listed(folder: Path) -> Manifest | FeatureStore:
     """Return the scans of an index or of a store: both have ids, patients and labels."""
     from normal_guidance.data.manifest import read_manifest
     from normal_guidance.features.store import open_store
+    from normal_guidance.features.store_files import is_store
 
-    if (folder / "store.json").is_file():
+    if is_store(folder):
         return open_store(folder)
     if folder.is_dir() and not (folder / "manifest.parquet").is_file():
         raise UserError(

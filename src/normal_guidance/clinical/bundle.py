@@ -27,7 +27,7 @@ from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, refuse_removed
 from normal_guidance.data.findings import Finding, findings_in, write_findings
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
-from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run
+from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run, refuse_data
 from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.features.preprocessing import Preprocessing
@@ -183,6 +183,7 @@ def load_bundle(folder: str | Path) -> Bundle:
         return _together(folder, {one: load_bundle(folder / one.name) for one in findings})
     if (folder / BUNDLE).is_file():
         return _read(folder)
+    refuse_data(folder)
     if (folder / REPORT).is_file():
         return bundle_run(folder)
     raise UserError(
@@ -229,6 +230,7 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
         return _together(folder, {one: bundle_run(folder / one.name, sensitivity=sensitivity) for one in findings})
     if (folder / BUNDLE).is_file():
         return _again(folder, sensitivity)
+    refuse_data(folder)
     if not (folder / REPORT).is_file():
         raise UserError(f"{folder} is not a complete run (no {REPORT}); give the folder of one{_runs_below(folder)}")
     run = load_run(folder)

@@ -24,8 +24,7 @@ from normal_guidance.features.feature_files import has_suffix
 from normal_guidance.features.import_features import checked, read_scans
 from normal_guidance.features.scan_layouts import Found, FoundScan
 from normal_guidance.features.store import FeatureStore, open_store
-
-ABOUT_STORE = "store.json"
+from normal_guidance.features.store_files import is_store
 
 
 def predict_features(
@@ -57,7 +56,7 @@ def predict_features(
 
 def is_features(path: Path) -> bool:
     """Whether a path is a feature store or a file with the ending of one of features."""
-    return (path / ABOUT_STORE).is_file() or (path.is_file() and has_suffix(path))
+    return is_store(path) or (path.is_file() and has_suffix(path))
 
 
 def _read_all(paths: Sequence[str | Path]) -> Iterator[FoundScan]:
@@ -65,7 +64,7 @@ def _read_all(paths: Sequence[str | Path]) -> Iterator[FoundScan]:
 
 
 def _read(path: Path) -> Iterator[FoundScan]:
-    if (path / ABOUT_STORE).is_file():
+    if is_store(path):
         return _of_store(open_store(path))
     try:
         return read_scans(path).scans

@@ -25,13 +25,13 @@ from normal_guidance.data.file_contents import Mask, Refusal, is_nifti
 from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.geometry import Ordered, order_slices
 from normal_guidance.data.header_reading import CT, Found, HeaderRequest, read_all
-from normal_guidance.data.manifest import Manifest, ScanRow, write_manifest
+from normal_guidance.data.manifest import MANIFEST, Manifest, ScanRow, write_manifest
 from normal_guidance.data.problems import Problem, summarize, write_problems
 from normal_guidance.data.sources import SOURCES, Candidate, Group, ScanSource, SourceOptions
 from normal_guidance.errors import UserError
-from normal_guidance.files import folder_atomically, write_json
+from normal_guidance.files import folder_atomically, refuse_what_is_there, write_json
 
-MANIFEST, PROBLEMS, REPORT = "manifest.parquet", "problems.csv", "report.json"
+PROBLEMS, REPORT = "problems.csv", "report.json"
 
 PACKAGES = ("pydicom", "nibabel", "numpy", "pyarrow")
 """Packages whose versions stand in the report."""
@@ -88,7 +88,7 @@ def index(
         labels: for `rsna-at` only: 'image' (the default) or 'patient'.
         findings: for `folder` only: columns of the table with a label each, in place of the column label.
         workers: processes that read headers; 0 reads them in this one.
-        watch: receives the progress every `WATCH_FILES` files.
+        watch: receives the progress when the first file is about to be read, and every `WATCH_FILES` files.
 
     Example:
         >>> index("rsna-mars", ".", "out")
@@ -98,9 +98,12 @@ def index(
     """
     begin = time.monotonic()
     options = check_options(source, table, labels, findings)
+    refuse_what_is_there(Path(out))
+    problems: list[Problem] = []
+    dataset = SOURCES[source].open(Path(root), options, problems.append)  # a wrong root leaves no folder
+    watch = watch or (lambda progress: None)
     with folder_atomically(out) as draft:
-        problems: list[Problem] = []
-        dataset = SOURCES[source].open(Path(root), options, problems.append)
+        watch(IndexProgress(files=0, scans=0, done=None))
         about: dict[str, Any] = {
             "source": source,
             "root": str(dataset.root.resolve()),
@@ -109,7 +112,7 @@ def index(
         about["version"] = __version__
         if dataset.findings:
             about["findings"] = [one.as_json() for one in dataset.findings]
-        run = _Run(dataset, problems, watch or (lambda progress: None))
+        run = _Run(dataset, problems, watch)
         manifest = write_manifest(draft / MANIFEST, run.rows(workers), about)
         if not len(manifest):
             raise UserError(f"{root} has no usable scan; {_why(problems)}")

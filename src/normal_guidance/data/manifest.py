@@ -34,6 +34,8 @@ from normal_guidance.data.findings import (
 from normal_guidance.errors import UserError
 from normal_guidance.files import read_parquet, write_parquet
 
+MANIFEST = "manifest.parquet"
+
 FORMAT = 1
 """Version of the columns; manifests of other versions are refused."""
 
@@ -280,7 +282,7 @@ def read_manifest(path: str | Path) -> Manifest:
         normal_guidance.errors.UserError: nowhere/manifest.parquet is not there; run nguide index first
     """
     path = Path(path)
-    path = path if path.suffix == ".parquet" else path / "manifest.parquet"
+    path = path if path.suffix == ".parquet" else path / MANIFEST
     if not path.is_file():
         raise UserError(f"{path} is not there; run nguide index first")
     try:

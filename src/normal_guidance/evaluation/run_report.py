@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from normal_guidance.data.manifest import MANIFEST
 from normal_guidance.errors import UserError
+from normal_guidance.features.store_files import is_store
 from normal_guidance.files import read_json, read_parquet
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.config import Config
@@ -66,6 +68,7 @@ def load_run(folder: str | Path) -> Run:
         with the same command
     """
     folder = Path(folder)
+    refuse_data(folder)
     if not (folder / REPORT).is_file():
         raise UserError(
             f"{folder} is not a complete run: {REPORT} is missing; start the run again with the same command"
@@ -88,6 +91,16 @@ def load_run(folder: str | Path) -> Run:
         ) from error
     except UserError as error:
         raise UserError(f"{folder / REPORT}: {error}") from error
+
+
+def refuse_data(folder: Path) -> None:
+    """Refuse a store or an index where a run or model is wanted; they have a report.json, too."""
+    is_index = all((folder / name).is_file() for name in (MANIFEST, REPORT))
+    if is_index or is_store(folder):
+        kind = "an index of scans" if is_index else "a feature store"
+        raise UserError(
+            f"{folder} is {kind}, not a model; give the folder of a run, or one that nguide fit or nguide bundle made"
+        )
 
 
 def check_files(run: Run) -> None:

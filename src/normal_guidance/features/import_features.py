@@ -24,6 +24,7 @@ from normal_guidance.features.feature_files import KINDS, has_suffix, kind_of, o
 from normal_guidance.features.scan_layouts import KEYS, FoundScan, scans_of
 from normal_guidance.features.scan_table import ScanTable
 from normal_guidance.features.store import FeatureStore, write_store
+from normal_guidance.features.store_files import is_store
 
 TORCHMIL = "torchmil"
 
@@ -190,7 +191,7 @@ def _files(folder: Path, left_out: Path | None) -> list[Path]:
 
 def _form(source: Path, files: list[Path]) -> str:
     """The format of a source."""
-    if source.is_dir() and (source / "store.json").is_file():
+    if is_store(source):
         raise UserError(f"{source} is a feature store already; use it as it is, or export it: nguide store export")
     if source.is_dir() and (source / "features").is_dir():
         return TORCHMIL

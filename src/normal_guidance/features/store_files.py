@@ -34,6 +34,9 @@ from normal_guidance.errors import UserError
 from normal_guidance.files import read_json, read_parquet, sync, write_json, write_parquet
 from normal_guidance.tensor_files import DTYPE_NAMES
 
+ABOUT = "store.json"
+"""The file that makes a folder a feature store."""
+
 FORMAT = 2
 """Version of the layout on disk."""
 
@@ -106,14 +109,19 @@ def write_about(folder: Path, about: About) -> None:
     findings = [one.as_json() for one in fields.pop("findings")]
     if findings:
         fields["findings"] = findings
-    write_json(folder / "store.json", fields)
+    write_json(folder / ABOUT, fields)
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a folder is a feature store."""
+    return (folder / ABOUT).is_file()
 
 
 def read_about(folder: Path) -> About:
     """Reads store.json and checks that this version can read the store."""
-    path = folder / "store.json"
-    if not path.is_file():
-        raise UserError(f"{folder} is not a feature store: store.json is missing; give a folder made by nguide encode")
+    path = folder / ABOUT
+    if not is_store(folder):
+        raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")
     fields = read_json(path, AGAIN)
     try:
         version = fields["format"]

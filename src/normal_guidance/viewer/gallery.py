@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import torch
 
 from normal_guidance import __version__
-from normal_guidance.data.manifest import Manifest, ScanRow, read_manifest
+from normal_guidance.data.manifest import MANIFEST, Manifest, ScanRow, read_manifest
 from normal_guidance.data.windows import MR_WINDOWS, WINDOWS, Range, Window, window_from_json
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
@@ -29,7 +29,6 @@ from normal_guidance.viewer.cache import Cache
 from normal_guidance.viewer.prediction_folders import (
     BRIEF,
     BUNDLE,
-    MANIFEST,
     SUMMARY,
     PredictionFolder,
     SplitPredictions,

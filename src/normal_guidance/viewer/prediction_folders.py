@@ -30,7 +30,7 @@ from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.files import read_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 
-MANIFEST, SUMMARY, BUNDLE = "manifest.parquet", "summary.json", "bundle.json"
+SUMMARY, BUNDLE = "summary.json", "bundle.json"
 """Files beside predictions: for new scans, where the scans are and which model predicted them; for a model, itself."""
 
 BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
