@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from normal_guidance.core.metrics import auroc, localization
+from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.evaluation.study_predictions import read_prediction
 from normal_guidance.files import read_json, write_json
@@ -39,6 +40,13 @@ def test_a_kept_run_has_its_report_and_its_scores(keep, tmp_path, monkeypatch, m
     assert (row["set"], row["method"], row["seed"]) == ("few", method, 0)
     kept = json.loads(row["report"])
     assert {name: value for name, value in kept.items() if name != "seal"} == run.report
+    kept_runs = importlib.import_module("kept_runs")
+    monkeypatch.setattr(kept_runs, "TABLES", tmp_path)
+    table = kept_runs.KeptRuns("kept", (0,))
+    kept_runs._rows.cache_clear()
+    with table.run_folders("few") as folder:
+        assert load_run(folder / method / "0").report == run.report  # the seal still fits
+    assert table.scores("few") == {(method, 0): run.winner().test}
     labels, found = keep.results_of(row)
     assert labels.tolist() == test.labels.tolist()
     prediction = read_prediction(tmp_path / method / "0", test)

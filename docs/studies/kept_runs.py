@@ -15,6 +15,7 @@ from keep import read, results_of
 from make_page import TABLES
 from removed_heads import SHOWN
 
+from normal_guidance.evaluation.run_report import scores_from_json
 from normal_guidance.evaluation.study_folder import FORMS, SCORES
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.statistics.split_results import SplitResults
@@ -59,7 +60,7 @@ class KeptRuns:
             if "scores" in report:
                 found[method, seed] = Scores(**next(iter(report["scores"].values())))
             elif report["winners"]:
-                found[method, seed] = Scores(**report["winners"][0]["test"])
+                found[method, seed] = scores_from_json(report["winners"][0]["test"])
         return found
 
     def splits(self, *sets: str) -> list[SplitResults]:
