@@ -15,7 +15,7 @@ attention needs the smallest ones exactly.
 
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from normal_guidance.core.ragged.products import save_tensors, vmap_over_configu
 SMALLEST, LARGEST = 64, 256
 """Slices whose sums are made together: twice the reach of a window, within these bounds."""
 
+
+AT_ONCE = 2**22
+"""Numbers that blocks read together."""
 
 DENSE = 2048
 """Slices up to which a matrix of slices x slices is made: for every configuration, its product is faster."""
@@ -56,15 +59,14 @@ def window_sums(
 @torch.library.custom_op("normal_guidance::window_sums", mutates_args=())
 def stacked_sums(values: Tensor, taps: Tensor) -> Tensor:
     """`window_sums` of (C, R, S) values with (C, T) taps: (C, R, S)."""
-    sums = torch.zeros_like(values, memory_format=torch.contiguous_format)
+    sums = torch.empty_like(values, memory_format=torch.contiguous_format)
     for x, t, y in zip(values, taps, sums, strict=True):
         reach = _reach(t, x)
         size = _block_size(reach)
-        band = _band(t[: reach + 1], size)
-        for block in _blocks(x.shape[1], reach, size):
-            window = x[:, block.read]
-            chosen = _used(window)
-            y[chosen, block.write] = window[chosen] @ band[block.rows, : block.size]
+        band, blocks = _band(t[: reach + 1], size), _blocks(torch.zeros_like(x), size)
+        for place, windows in _windows(x, reach, size):
+            blocks[place] = windows @ band
+        y.copy_(blocks.flatten(1)[:, : x.shape[1]])
     return sums
 
 
@@ -75,45 +77,15 @@ def stacked_tap_gradient(gradient: Tensor, values: Tensor, taps: Tensor) -> Tens
     for g, x, t, into in zip(gradient, values, taps, found, strict=True):
         reach = _reach(t, x)
         size = _block_size(reach)
-        width = size + 2 * reach
+        width, blocks = size + 2 * reach, _blocks(g, size)
         products = x.new_zeros(size, width)  # of each slice of a block with each that it reads
-        for block in _blocks(x.shape[1], reach, size):
-            window = x[:, block.read]
-            chosen = _used(window)
-            products[: block.size, block.rows] += g[:, block.write][chosen].mT @ window[chosen]
+        for place, windows in _windows(x, reach, size):
+            products += blocks[place].mT @ windows
         # Row i of a block reads distance o - reach at column i + o: sums along the diagonals.
         by_offset = products.as_strided((size, 2 * reach + 1), (width + 1, 1)).sum(0)
         before, own, behind = by_offset.split([reach, 1, reach])
         into[: reach + 1] = torch.cat([own, before.flip(0) + behind])
     return found
-
-
-class _Block(NamedTuple):
-    read: slice
-    """The slices that the block's windows reach."""
-    write: slice
-    """The slices of the block."""
-    rows: slice
-    """The rows of the band for the slices that are read."""
-    size: int
-
-
-def _block_size(reach: int) -> int:
-    return max(SMALLEST, min(2 * reach, LARGEST))
-
-
-def _blocks(longest: int, reach: int, size: int) -> Iterator[_Block]:
-    for begin in range(0, longest, size):
-        end = min(begin + size, longest)
-        low, high = max(0, begin - reach), min(longest, end + reach)
-        first = begin - reach  # the slice of the band's row 0
-        yield _Block(slice(low, high), slice(begin, end), slice(low - first, high - first), end - begin)
-
-
-def _band(taps: Float[Tensor, "reach_and_one"], size: int) -> Float[Tensor, "rows size"]:
-    """Entry (i, j): the tap by which the sum at slice j of a block counts slice i of those that it reads."""
-    both = F.pad(torch.cat([taps[1:].flip(0), taps]), (size - 1, size - 1))
-    return both.unfold(0, size, 1).flip(1)
 
 
 def _reach(taps: Tensor, values: Tensor) -> int:
@@ -124,12 +96,36 @@ def _reach(taps: Tensor, values: Tensor) -> int:
     return int(counting[-1]) if len(counting) else 0
 
 
-def _used(window: Tensor) -> Any:
-    """The rows with a value in the window, to index with; all of them on a GPU."""
-    if window.is_cuda:
-        return slice(None)
-    used = window.ne(0).any(1)
-    return slice(None) if used.all() else used.nonzero().squeeze(1)
+def _block_size(reach: int) -> int:
+    return max(SMALLEST, min(2 * reach, LARGEST))
+
+
+def _blocks(rows: Float[Tensor, "rows longest"], size: int) -> Float[Tensor, "rows blocks size"]:
+    return F.pad(rows, (0, -rows.shape[1] % size)).unflatten(1, (-1, size))
+
+
+def _band(taps: Float[Tensor, "reach_and_one"], size: int) -> Float[Tensor, "width size"]:
+    """Entry (i, j): the tap by which the sum at slice j of a block counts slice i of those that it reads."""
+    both = F.pad(torch.cat([taps[1:].flip(0), taps]), (size - 1, size - 1))
+    return both.unfold(0, size, 1).flip(1)
+
+
+def _windows(
+    rows: Float[Tensor, "rows longest"], reach: int, size: int
+) -> Iterator[tuple[tuple[Tensor, Tensor], Float[Tensor, "some width"]]]:
+    """Rows and blocks, some at a time, and the slices that they read; on the CPU only those with values."""
+    width, longest = size + 2 * reach, rows.shape[1]
+    padded = F.pad(rows, (reach, reach + -longest % size))
+    every = padded.unfold(1, width, size)
+    if rows.is_cuda:
+        index = torch.arange(len(rows) * every.shape[1], device=rows.device)
+        row, block = index // every.shape[1], index % every.shape[1]
+    else:
+        before = F.pad(padded.ne(0).cumsum(1), (1, 0))  # values before each slice
+        first = torch.arange(0, longest, size)
+        row, block = (before[:, first + width] > before[:, first]).nonzero(as_tuple=True)
+    for some in zip(*(one.split(max(1, AT_ONCE // width)) for one in (row, block)), strict=True):
+        yield some, every[some]
 
 
 @stacked_sums.register_fake
