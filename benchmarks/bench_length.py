@@ -9,8 +9,9 @@ that of one configuration, by the packed engine on the CPU, with the optimiser. 
 windows, if all scans had this length, windows of the short scans, and the whole scan.  Prediction is that of the batch.
 
 Every case runs in a process of its own, whose address space is limited to `--limit` GiB, and names the most memory that
-it held, libraries included; it is repeated once if it takes less than ten seconds.  `--beside` prints the figures of
-another commit, from a file whose last line is its report, before those of this one.
+it held, libraries included.  Seconds are those of one core, of CPU time, so that another load on the machine matters
+less; a step of less than ten seconds is repeated.  `--beside` prints the figures of another commit, from a file whose
+last line is its report, before those of this one.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ def draw(slices: int, features: int) -> Bags:
 
 def timed(run: Callable[[], Any]) -> float:
     for _ in range(2):
-        begin = time.perf_counter()
+        begin = time.process_time()
         run()
-        seconds = time.perf_counter() - begin
+        seconds = time.process_time() - begin
         if seconds > QUICK:
             break
     return seconds
@@ -95,6 +96,7 @@ def committee_times(scans: Bags, slices: int) -> tuple[float, float]:
 
 def measure_here(method: str, slices: int, features: int, limit: float) -> dict[str, Any]:
     """The figures of one case, in this process."""
+    torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (int(limit * GIB), int(limit * GIB)))
     try:
         scans = draw(slices, features)

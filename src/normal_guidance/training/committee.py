@@ -92,7 +92,9 @@ class Committee(nn.Module):
     def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.scaling.features)
         scaled = self.scaling(rows)
-        of_logit, of_attention = (own.to(rows.device) for own in shares([self.places[one] for one in self.kind.tolist()]))
+        of_logit, of_attention = (
+            own.to(rows.device) for own in shares([self.places[one] for one in self.kind.tolist()])
+        )
         logit = torch.zeros(layout.bags, dtype=torch.float64, device=rows.device)
         attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
         together = max(1, AT_ONCE // layout.mask.numel())
