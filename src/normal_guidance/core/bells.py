@@ -15,9 +15,10 @@ Bayes' rule gives this with an infinite kappa for blocks that lie wholly inside.
 sides: $K_{jk} = \exp(-(|j-k| / \sigma)^p / 2)$ with a learned p.
 
 Both products are one matrix product, with a separate width for every configuration: 64 scans of 1,083 slices and 32
-configurations take 29 GFLOP, forward and backward, and a kernel of 0.3 GB.  For 20,000 slices the kernel would take 3 GB
-for every configuration, and its gradient as much again several times: long scans are summed by blocks, from one row of
-the kernel (`core.window_sums`).  Neither has a cut-off: where the kernel has fallen to its least value, that counts.
+configurations take 29 GFLOP, forward and backward, and a kernel of 0.3 GB.  The kernel for 20,000 slices would take
+3 GB for every configuration, and its gradient as much again several times: long scans are summed by blocks, from one
+row of the kernel (`core.window_sums`).  Neither has a cut-off: where the kernel has fallen to its least value, that
+value counts.
 
 Everything is float64, whatever the model's dtype.  $K_{jj} = 1$, so $a_j$ is never far below $q_j$: its logarithm,
 which guidance and localization need, is exact down to e^-548, where float32 would lose it at e^-87 and make distant
