@@ -79,8 +79,9 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict on core/
 	$(BIN)/mypy
 
-bench: $(STAMP) ## time a training step, the sweep, the index, the encoding, the metrics, the viewer; each ends with one JSON line
+bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the encoding, the metrics, the viewer; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py
+	$(BIN)/python benchmarks/bench_length.py
 	$(BIN)/python benchmarks/bench_sweep.py
 	$(BIN)/python benchmarks/bench_index.py
 	$(BIN)/python benchmarks/bench_encode.py

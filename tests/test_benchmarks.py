@@ -166,6 +166,27 @@ def test_the_cost_of_the_field_stands_beside_abmils():
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_lengths_says_what_does_not_fit(tmp_path):
+    options = "--methods committee,whole_bells --features 8 --slices 50,3000"
+    run = run_benchmark(options, "bench_length.py")
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert [(row["method"], row["slices"]) for row in report["rows"]] == [
+        ("committee", 50),
+        ("committee", 3000),
+        ("whole_bells", 50),
+        ("whole_bells", 3000),
+    ]
+    assert all(row["step_s"] > 0 and row["predict_s"] > 0 and 0 < row["peak_gib"] < 4 for row in report["rows"])
+    assert set(report["goals"].values()) == {True}
+    (tmp_path / "report").write_text(run.stdout)
+    beside = run_benchmark(f"{options} --limit 0.001 --beside {tmp_path / 'report'}", "bench_length.py")
+    assert beside.returncode == 0, beside.stderr
+    assert beside.stdout.count("does not fit 0.001 GiB") == 4
+    assert beside.stdout.count("whole_bells ") == 4
+
+
+@pytest.mark.slow
 def test_the_sweep_benchmark_times_steps():
     report, lines = run_sweep_benchmark("--steps --methods ng,smtp --shapes head --batches 3 --val-scans 8")
     assert report["failed"] == []

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
 
-from normal_guidance.core.bells import WindowAttention, gaussian_kernel, shaped_kernel
+from normal_guidance.core import window_sums
+from normal_guidance.core.bells import WindowAttention, gaussian_window, shaped_window
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.methods import build_model
@@ -19,6 +21,13 @@ from normal_guidance.core.models import EvidenceMIL
 from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
 
 BELLS = pytest.mark.parametrize("bells", [False, True])
+
+
+@pytest.fixture(params=["whole kernel", "by blocks"])
+def any_length(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs as for short scans, and again as for long ones."""
+    if request.param == "by blocks":
+        monkeypatch.setattr(window_sums, "DENSE", 0)
 
 
 def attention_of(sigma: float, beta: float, *, bells: bool, kappa: float = 1e-9, shape: float = 2.0) -> WindowAttention:
@@ -77,12 +86,14 @@ def test_bells_equal_the_dense_formula_in_log_space(
 
 
 def test_windows_learn_their_shape() -> None:
-    kernel = shaped_kernel(torch.tensor(3.0).log(), torch.tensor(2.0).log(), 9)
-    torch.testing.assert_close(kernel, gaussian_kernel(torch.tensor(3.0).log(), 9), rtol=1e-6, atol=1e-9)
-    box = shaped_kernel(torch.tensor(3.5).log(), torch.tensor(300.0).log(), 9)[0]
+    distance = torch.arange(9).double()
+    bell = shaped_window(distance, torch.tensor(3.0).log(), torch.tensor(2.0).log())
+    torch.testing.assert_close(bell, gaussian_window(distance, torch.tensor(3.0).log()), rtol=1e-6, atol=1e-9)
+    box = shaped_window(distance, torch.tensor(3.5).log(), torch.tensor(300.0).log())
     torch.testing.assert_close(box, torch.tensor([1.0] * 4 + [0.0] * 5, dtype=torch.float64))
 
 
+@pytest.mark.usefixtures("any_length")
 @BELLS
 def test_gradients_are_those_of_finite_differences(bells: bool) -> None:
     attention = attention_of(1.7, 0.6, bells=bells, kappa=2.0, shape=2.5)
@@ -96,6 +107,7 @@ def test_gradients_are_those_of_finite_differences(bells: bool) -> None:
     assert torch.autograd.gradcheck(visible, (scores, *attention.parameters()))
 
 
+@pytest.mark.usefixtures("any_length")
 def test_one_bell_is_a_parabola_in_logarithms() -> None:
     scores = torch.zeros(1, 31, dtype=torch.float64)
     scores[0, 12] = 1.0
@@ -105,6 +117,7 @@ def test_one_bell_is_a_parabola_in_logarithms() -> None:
     torch.testing.assert_close(bend, torch.full_like(bend, -1 / 2.5**2))
 
 
+@pytest.mark.usefixtures("any_length")
 @pytest.mark.parametrize("method", ["evidence", "whole_bells"])
 def test_turned_scans_have_turned_attention(method: str) -> None:
     model, lengths = build_model(method, 8).double(), [1, 17, 40]
@@ -128,6 +141,7 @@ def test_shuffled_slices_are_another_scan() -> None:
             torch.testing.assert_close(shuffled.logit, plain.logit)
 
 
+@pytest.mark.usefixtures("any_length")
 def test_a_scan_of_one_slice() -> None:
     model = EvidenceMIL(8, bells=True).double()
     with torch.no_grad():
@@ -141,6 +155,7 @@ def test_a_scan_of_one_slice() -> None:
     torch.testing.assert_close(tied(row, [1]).logit, tied.classifier(row)[0])
 
 
+@pytest.mark.usefixtures("any_length")
 @pytest.mark.parametrize("method", ["evidence_ng", "whole_bells_ng"])
 def test_long_scans_in_float32_equal_float64(method: str) -> None:
     """1,083 slices and evidence with a wide range: slices that float32 would round to 0, a tie, keep their order."""
@@ -158,6 +173,7 @@ def test_long_scans_in_float32_equal_float64(method: str) -> None:
     torch.testing.assert_close(single.logit.double(), double.logit, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("any_length")
 def test_log_attention_is_exact_where_float32_would_be_zero() -> None:
     scores = torch.linspace(0, 9, 400)[None]
     log_a = attention_of(3.0, 5.0, bells=True)(scores, Layout.packed([400]))[0].detach()
@@ -167,6 +183,7 @@ def test_log_attention_is_exact_where_float32_would_be_zero() -> None:
     torch.testing.assert_close(log_a.double(), torch.from_numpy(want), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.usefixtures("any_length")
 @pytest.mark.parametrize("log_beta", [-60.0, -8.0, 0.0, 8.0, 60.0])
 @pytest.mark.parametrize("log_sigma", [-300.0, -20.0, -1.0, 20.0, 300.0])
 @BELLS
@@ -185,6 +202,7 @@ def test_extreme_parameters_give_finite_numbers_and_gradients(bells: bool, log_s
         assert gradient.isfinite().all()
 
 
+@pytest.mark.usefixtures("any_length")
 @pytest.mark.parametrize("log_kappa", [-60.0, 4.0, 8.0])
 @pytest.mark.parametrize("log_shape", [-300.0, -2.0, 4.0, 300.0])
 @pytest.mark.parametrize("log_sigma", [-20.0, 0.0, 20.0])
@@ -200,6 +218,7 @@ def test_extreme_shapes_give_finite_numbers_and_gradients(log_sigma: float, log_
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, list(attention.parameters())))
 
 
+@pytest.mark.usefixtures("any_length")
 @BELLS
 def test_a_window_without_end_attends_to_all_alike(bells: bool) -> None:
     scores = torch.randn(1, 50, dtype=torch.float64)
@@ -207,6 +226,7 @@ def test_a_window_without_end_attends_to_all_alike(bells: bool) -> None:
     torch.testing.assert_close(log_a, torch.full_like(log_a, -math.log(50)))
 
 
+@pytest.mark.usefixtures("any_length")
 def test_padding_may_hold_anything_and_gets_nothing() -> None:
     model = EvidenceMIL(4, bells=True).double()
     rows, lengths = torch.randn(9, 4, dtype=torch.float64), torch.tensor([2, 7])
@@ -226,11 +246,37 @@ def test_half_precision_rows_give_float32() -> None:
     torch.testing.assert_close(got.logit, want.logit, atol=0.05, rtol=0.05)
 
 
-def test_the_kernel_by_hand() -> None:
-    kernel = gaussian_kernel(torch.tensor(math.log(2.0)), 4)
-    torch.testing.assert_close(kernel[0, 2].item(), math.exp(-0.5), rtol=1e-6, atol=0)
-    torch.testing.assert_close(kernel[3, 0].item(), math.exp(-1.125), rtol=1e-6, atol=0)
-    assert (kernel.diagonal() == 1).all()
+def test_the_window_by_hand() -> None:
+    window = gaussian_window(torch.tensor([0.0, 2.0, -3.0]).double(), torch.tensor(math.log(2.0)))
+    assert window.tolist() == pytest.approx([1.0, math.exp(-0.5), math.exp(-1.125)], rel=1e-6)
+
+
+def log_attention_and_gradients(attention: WindowAttention, stacked: dict[str, Tensor], dense: int) -> list[Tensor]:
+    """Of scans and of stacked configurations, if scans up to this length have a whole kernel."""
+    layout, generator = Layout.packed([700, 1, 300]), torch.Generator().manual_seed(0)
+    scores = torch.randn(1001, dtype=torch.float64, generator=generator).requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_sums, "DENSE", dense)
+        folded = layout.fold(scores)
+        log_a = vmap(lambda own: functional_call(attention, own, (folded, layout)))(stacked)[:, layout.mask]
+        loss = log_a.clamp_min(-400).square().mean()
+        return [log_a, *torch.autograd.grad(loss, [scores, *stacked.values()])]
+
+
+@BELLS
+def test_windows_by_blocks_equal_the_whole_kernel(bells: bool) -> None:
+    """Narrow, usual, wide and endless windows, of all shapes, stacked: log-attention and every gradient."""
+    forms = [(0.3, 0.6), (3.0, 0.25), (90.0, 0.02), (1e6, 0.001)]
+    shapes = [(2.0, 2.0), (4.0, 9.0), (0.5, 0.7), (1.0, 2.0)]
+    models = [
+        attention_of(sigma, beta, bells=bells, kappa=kappa, shape=shape)
+        for (sigma, beta), (kappa, shape) in zip(forms, shapes, strict=True)
+    ]
+    stacked, _ = stack_module_state(models)
+    got, want = (log_attention_and_gradients(models[0], stacked, dense) for dense in (0, 1000))
+    for one, other in zip(got, want, strict=True):
+        assert one.any()
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_given_the_true_feature_windows_beat_slices_and_bells_beat_windows() -> None:

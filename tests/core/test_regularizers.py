@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normal_guidance.core import regularizers
+from normal_guidance.core import regularizers, window_sums
 from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
@@ -107,6 +107,17 @@ def test_the_distance_prior_equals_a_textbook_with_loops() -> None:
     torch.testing.assert_close(got, torch.stack(want).mean(), rtol=1e-6, atol=1e-7)
     for one, other in zip(*(torch.autograd.grad(x, logits) for x in (got, torch.stack(want).mean())), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_the_distance_prior_of_long_scans_is_that_of_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout.packed([900, 1, 300])
+    logits = (3 * torch.randn(2, 1201, dtype=torch.float64)).requires_grad_()
+    found = []
+    for dense in (2048, 0):
+        monkeypatch.setattr(window_sums, "DENSE", dense)
+        value = DistancePrior()(logits, lengths=layout, from_logits=True)
+        found.append((value, *torch.autograd.grad(value, logits)))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_the_distance_prior_learns_how_attention_falls() -> None:

@@ -1,5 +1,7 @@
 """What a dry run says a sweep would take, and how many configurations memory holds."""
 
+from itertools import islice
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training import estimate as estimate_module
 from normal_guidance.training import execution as execution_module
+from normal_guidance.training.batches import draw_orders, heaviest_batch
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import Engine, PackedEngine
 from normal_guidance.training.estimate import estimate_sweep
@@ -111,9 +114,11 @@ def test_long_work_on_a_card_is_estimated_as_compiled(
 def test_the_cpu_trains_what_its_memory_holds(
     scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = PackedEngine(Stack.of(configs("mhng")[:1], FEATURES), *scans, 8, "float32")
+    config = configs("mhng")[0]
+    one = PackedEngine(Stack.of([config], FEATURES), *scans, 8, "float32")
     weights = sum(value.nbytes for value in one.parameters.values())
-    needed = execution_module.COPIES * weights + one.saved_bytes()
+    orders = [order for order, _ in islice(draw_orders(len(scans[0]), config.seed), config.epochs)]
+    needed = execution_module.COPIES * weights + one.saved_bytes(heaviest_batch(scans[0].lengths, 8, orders))
     assert needed > 5 * weights
     want = sweep(configs("mhng", epochs=2), *scans)
 
@@ -128,3 +133,17 @@ def test_the_cpu_trains_what_its_memory_holds(
     got = sweep(configs("mhng", epochs=2), *scans)
     assert got.chunks == (2, 2)
     torch.testing.assert_close(got.history, want.history, rtol=1e-4, atol=1e-5)
+
+
+def test_the_longest_scan_counts_wherever_it_is(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch has short scans only; memory must hold the one with the long scan."""
+    train, val = scans
+    long = Bags(torch.randn(4000, FEATURES), torch.tensor([4000]), torch.tensor([1]))
+    longer = Bags(
+        torch.cat([train.features, long.features]),
+        torch.cat([train.lengths, long.lengths]),
+        torch.cat([train.labels, long.labels]),
+    )
+    monkeypatch.setattr(execution_module, "machine_memory", lambda: (2**26, 2**25))
+    chunks = [fitting_chunk([Config("abmil", batch_size=8)] * 100, part, val, Execution()) for part in (train, longer)]
+    assert 1 < chunks[1] < chunks[0] < 100

@@ -14,9 +14,11 @@ a window is also a less likely place for it, so its prior is the part of it insi
 Bayes' rule gives this with an infinite kappa for blocks that lie wholly inside.  Bells may have flat tops and steep
 sides: $K_{jk} = \exp(-(|j-k| / \sigma)^p / 2)$ with a learned p.
 
-Both products are one dense matrix product, for any length, with a separate width for every configuration: 64 scans of
-1,083 slices and 32 configurations take 29 GFLOP, forward and backward, and a kernel of 0.3 GB.  There are no taps to
-unroll and no cut-off.
+Both products are one matrix product, with a separate width for every configuration: 64 scans of 1,083 slices and 32
+configurations take 29 GFLOP, forward and backward, and a kernel of 0.3 GB.  The kernel for 20,000 slices would take
+3 GB for every configuration, and its gradient as much again several times: long scans are summed by blocks, from one
+row of the kernel (`core.window_sums`).  Neither has a cut-off: where the kernel has fallen to its least value, that
+value counts.
 
 Everything is float64, whatever the model's dtype.  $K_{jj} = 1$, so $a_j$ is never far below $q_j$: its logarithm,
 which guidance and localization need, is exact down to e^-548, where float32 would lose it at e^-87 and make distant
@@ -26,12 +28,15 @@ slices tie; and no setting of matrix units rounds the sums.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
 from normal_guidance.core.layout import Layout
+from normal_guidance.core.window_sums import is_long, window_sums
 
 SIGMA, BETA, KAPPA, SHAPE = 3.0, 0.25, 4.0, 2.0
 """Initial values: bells about seven slices wide at half height, a soft choice among them, little attention to windows
@@ -44,45 +49,63 @@ STEEPEST, FARTHEST = 5.0, 7.0
 """Upper bounds of the log of a learned shape and of the log of a powered distance.  e^(-e^7 / 2) is practically 0;
 beyond the bounds the value would be 0 and its gradient NaN.  So no entry of K, and no sum K q, is below e^-549."""
 
+SMALLEST = 1e-290
+"""What a window counts at least in long scans; below it, numbers lose digits and time."""
+
+LEAST = (1 + 1e-12) * math.exp(-0.5 * math.exp(FARTHEST))
+"""A learned bell at `FARTHEST` and beyond, rounded up, so that what is above it ends there."""
+
 Scores = Float[Tensor, "bags longest"]
-Kernel = Float64[Tensor, "longest longest"]
+Distances = Float64[Tensor, "*shape"]
 
 
-def gaussian_kernel(log_sigma: Float[Tensor, ""], longest: int) -> Kernel:
-    r"""$K_{jk} = \exp(-(j-k)^2 / 2\sigma^2)$: 1 on the diagonal, so that rows are sums over a window, not means.
+def gaussian_window(distance: Distances, log_sigma: Float[Tensor, ""]) -> Distances:
+    r"""$\exp(-d^2 / 2\sigma^2)$: 1 at the slice itself, so that windows are sums, not means.
 
     Example:
-        >>> gaussian_kernel(torch.tensor(0.0), 3).round(decimals=3)
-        tensor([[1.0000, 0.6070, 0.1350],
-                [0.6070, 1.0000, 0.6070],
-                [0.1350, 0.6070, 1.0000]], dtype=torch.float64)
+        >>> gaussian_window(torch.tensor([0.0, 1.0, 2.0]).double(), torch.tensor(0.0)).round(decimals=3)
+        tensor([1.0000, 0.6070, 0.1350], dtype=torch.float64)
     """
-    j = torch.arange(longest, device=log_sigma.device, dtype=torch.float64)
-    distance = (j[:, None] - j) * torch.exp(-log_sigma.double())  # in sigmas
-    return torch.exp(-0.5 * distance.square())
+    in_sigmas = distance * torch.exp(-log_sigma.double())
+    return torch.exp(-0.5 * in_sigmas.square())
 
 
-def shaped_kernel(log_sigma: Float[Tensor, ""], log_shape: Float[Tensor, ""], longest: int) -> Kernel:
-    r"""$K_{jk} = \exp(-(|j-k| / \sigma)^p / 2)$: a normal's bell at p = 2, a box of half-width sigma as p grows.
+def shaped_window(distance: Distances, log_sigma: Float[Tensor, ""], log_shape: Float[Tensor, ""]) -> Distances:
+    r"""$\exp(-(|d| / \sigma)^p / 2)$: a normal's bell at p = 2, a box of half-width sigma as p grows.
 
     Example:
-        >>> shaped_kernel(torch.tensor(1.5).log(), torch.tensor(9.0).log(), 4)[0].round(decimals=2)
+        >>> distance = torch.arange(4).double()
+        >>> shaped_window(distance, torch.tensor(1.5).log(), torch.tensor(9.0).log()).round(decimals=2)
         tensor([1.0000, 0.9900, 0.0000, 0.0000], dtype=torch.float64)
     """
-    j = torch.arange(longest, device=log_sigma.device, dtype=torch.float64)
-    log_distance = (j[:, None] - j).abs().clamp_min(NEAREST).log() - log_sigma.double()
+    log_distance = distance.abs().clamp_min(NEAREST).log() - log_sigma.double()
     power = torch.exp(log_shape.double().clamp_max(STEEPEST))
     return torch.exp(-0.5 * torch.exp((power * log_distance).clamp_max(FARTHEST)))
 
 
-def smooth(values: Scores, kernel: Kernel) -> Scores:
-    """Window sums along the slices, K x, in float64; `values` are 0 in the padding.
+def smoothing(
+    window: Callable[[Distances], Distances], longest: int, device: torch.device, least: float = SMALLEST
+) -> Callable[[Scores], Scores]:
+    """Window sums along the slices, K x, in float64, as a function of x, which is 0 in the padding.
+
+    `least` is the value that the window keeps at great distances.
 
     Example:
-        >>> smooth(torch.tensor([[0.0, 1.0, 0.0]]), gaussian_kernel(torch.tensor(0.0), 3)).round(decimals=3)
+        >>> smooth = smoothing(lambda distance: torch.exp(-0.5 * distance.square()), 3, torch.device("cpu"))
+        >>> smooth(torch.tensor([[0.0, 1.0, 0.0]])).round(decimals=3)
         tensor([[0.6070, 1.0000, 0.6070]], dtype=torch.float64)
     """
-    return values.double() @ kernel
+    place = torch.arange(longest, device=device, dtype=torch.float64)
+    if not is_long(longest):
+        kernel = window(place[:, None] - place)
+        return lambda values: values.double() @ kernel
+    above = (window(place) - least).clamp_min(0.0)
+
+    def by_blocks(values: Scores) -> Scores:
+        values = values.double()
+        return window_sums(values, above) + least * values.sum(-1, keepdim=True)
+
+    return by_blocks
 
 
 class WindowAttention(nn.Module):
@@ -114,20 +137,22 @@ class WindowAttention(nn.Module):
     def forward(self, scores: Scores, layout: Layout) -> Scores:
         """log a of folded scores with any padding; in float32 or better, very low in the padding."""
         dtype = torch.promote_types(scores.dtype, torch.float32)
-        real = layout.mask
+        real, size = layout.mask, (layout.longest, scores.device)
         if self.log_kappa is None or self.log_shape is None:
-            kernel = gaussian_kernel(self.log_sigma, layout.longest)
-            log_a = layout.log_softmax(self._collect(scores, real, kernel))
-            return layout.hide(log_a.to(dtype))
-        kernel = shaped_kernel(self.log_sigma, self.log_shape, layout.longest)
-        inside = smooth(real.double(), kernel)  # at least 1 within the scan, from the slice itself
+            smooth = smoothing(partial(gaussian_window, log_sigma=self.log_sigma), *size)
+            return layout.hide(layout.log_softmax(self._collect(scores, real, smooth)).to(dtype))
+        window = partial(shaped_window, log_sigma=self.log_sigma, log_shape=self.log_shape)
+        smooth = smoothing(window, *size, LEAST)
+        inside = smooth(real.double())  # at least 1 within the scan, from the slice itself
         log_prior = torch.exp(self.log_kappa.double()) * inside.log()
-        log_q = layout.log_softmax(self._collect(scores, real, kernel) + log_prior)
-        return layout.hide(layout.log_softmax(smooth(log_q.exp(), kernel).log()).to(dtype))
+        log_q = layout.log_softmax(self._collect(scores, real, smooth) + log_prior)
+        return layout.hide(layout.log_softmax(smooth(log_q.exp()).log()).to(dtype))
 
-    def _collect(self, scores: Scores, real: Bool[Tensor, "bags longest"], kernel: Kernel) -> Scores:
+    def _collect(
+        self, scores: Scores, real: Bool[Tensor, "bags longest"], smooth: Callable[[Scores], Scores]
+    ) -> Scores:
         """The evidence of the windows, beta K x."""
-        return torch.exp(self.log_beta.double()) * smooth(scores.masked_fill(~real, 0), kernel)
+        return torch.exp(self.log_beta.double()) * smooth(scores.masked_fill(~real, 0))
 
     def extra_repr(self) -> str:
         return f"bells={self.log_kappa is not None}"

@@ -20,11 +20,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 from normal_guidance.core.layout import Layout
+from normal_guidance.core.window_sums import window_sums
 
 CENTRAL_WIDTH = 0.2
 """Standard deviation of the central prior, in lengths of the scan."""
@@ -72,12 +72,11 @@ class Places:
         """The places of these scans."""
         device = layout.mask.device
         if self.reach is None:
-            every = torch.ones(2 * layout.longest - 1, dtype=torch.float64, device=device)
             alike = layout.log_softmax(torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=device))
-            return ScanPlaces(layout, every, layout.lengths.double()[:, None, None], alike)
+            return ScanPlaces(layout, None, layout.lengths.double()[:, None, None], alike)
         farthest = math.ceil(2.0 * self.reach)  # beyond it a window is 0
         half = min(farthest, layout.longest - 1)
-        distance = torch.arange(-half, half + 1, device=device, dtype=torch.float64).abs()
+        distance = torch.arange(half + 1, device=device, dtype=torch.float64)
         taps = torch.exp(-0.5 * (distance / max(self.reach, 1e-9)) ** FLATNESS)
         whole = 1.0 + 2.0 * sum(math.exp(-0.5 * (d / self.reach) ** FLATNESS) for d in range(1, farthest + 1))
         prior = INSIDE * (smooth(layout.mask.double(), taps) / whole).clamp_min(1e-300).log()
@@ -92,8 +91,8 @@ class ScanPlaces:
     """The places of some scans; `Places.of` makes it."""
 
     layout: Layout
-    taps: Float64[Tensor, "width"]
-    """A window, from its first slice to its last."""
+    taps: Float64[Tensor, "reach"] | None
+    """A window, from its middle to its last slice; None for a window that is the whole scan."""
     whole: Float64[Tensor, "*bags_1_1"]
     """The size of a window that is inside the scan, or of each scan."""
     log_prior: Float64[Tensor, "bags longest"]
@@ -116,19 +115,23 @@ class ScanPlaces:
         return self.layout.log_softmax(torch.maximum(spread.clamp_min(1e-300).log(), places))
 
 
-def smooth(values: Float[Tensor, "rows longest"], taps: Float64[Tensor, "width"]) -> Float64[Tensor, "rows longest"]:
-    """Sums under a window of any shape around every slice; `values` are 0 beyond the scan.
+def smooth(
+    values: Float[Tensor, "rows longest"], taps: Float64[Tensor, "reach"] | None
+) -> Float64[Tensor, "rows longest"]:
+    """Sums under a window of any shape around every slice, or over all; `values` are 0 beyond the scan.
 
     Example:
-        >>> smooth(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.tensor([0.5, 1.0, 0.5]).double())
+        >>> smooth(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.tensor([1.0, 0.5]).double())
         tensor([[0.5000, 1.0000, 0.5000, 0.0000]], dtype=torch.float64)
     """
-    values, half, longest = values.double(), len(taps) // 2, values.shape[1]
-    if half == 0:
+    values, longest = values.double(), values.shape[1]
+    if taps is None:
+        return values.sum(1, keepdim=True).expand(-1, longest)
+    if len(taps) == 1:
         return values * taps
     if longest <= DENSE:
         place = torch.arange(longest, device=values.device)
-        distance = place[:, None] - place
-        kernel = torch.where(distance.abs() <= half, taps[(distance + half).clamp(0, len(taps) - 1)], 0.0)
+        distance = (place[:, None] - place).abs()
+        kernel = torch.where(distance < len(taps), taps[distance.clamp_max(len(taps) - 1)], 0.0)
         return values @ kernel
-    return F.conv1d(values[:, None], taps[None, None], padding=half)[:, 0]
+    return window_sums(values, taps)

@@ -21,6 +21,9 @@ from normal_guidance.errors import UserError
 LOADING_BATCH = 256
 """Scans read together when all features are loaded to the device."""
 
+MOST_PLACES = 2**19
+"""Slices of a batch without gradients, padded to its longest scan; a scan is never divided."""
+
 PREFETCH = 4
 """Batches that the reading thread may prepare ahead of the engine."""
 
@@ -101,6 +104,34 @@ def check_batch_size(scans: int, batch_size: int) -> None:
     """Refuse training scans too few for one whole batch: partial batches are dropped."""
     if scans < batch_size:
         raise UserError(f"{scans} training scans do not fill one batch of {batch_size}; use a smaller batch size")
+
+
+def in_batches(lengths: Int[Tensor, "scans"], most: int) -> list[Int[Tensor, "batch"]]:
+    """The numbers of all scans in their order, in batches of at most `most` scans and `MOST_PLACES` padded slices.
+
+    Example:
+        >>> [batch.tolist() for batch in in_batches(torch.tensor([9, 9, 9, 400_000, 9]), most=2)]
+        [[0, 1], [2], [3], [4]]
+    """
+    found, begin, longest = [], 0, 0
+    for number, length in enumerate(lengths.tolist()):
+        longest = max(longest, length)
+        if number > begin and (number - begin == most or (number - begin + 1) * longest > MOST_PLACES):
+            found.append(torch.arange(begin, number))
+            begin, longest = number, length
+    return [*found, torch.arange(begin, len(lengths))]
+
+
+def heaviest_batch(lengths: Int[Tensor, "scans"], size: int, orders: Iterable[Tensor]) -> Int[Tensor, "size"]:
+    """The scans of the batch with the most slices in all epochs, whose orders are given.
+
+    Example:
+        >>> heaviest_batch(torch.tensor([1, 5, 1, 6]), 2, [torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 3, 1])])
+        tensor([3, 1])
+    """
+    whole = len(lengths) // size * size
+    batches = torch.cat([order[:whole].reshape(-1, size) for order in orders])
+    return batches[lengths[batches].sum(1).argmax()]
 
 
 def draw_orders(scans: int, seed: int, state: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:

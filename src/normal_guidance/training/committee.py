@@ -28,8 +28,12 @@ from torch import Tensor, nn
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.places import Places, ScanPlaces
 from normal_guidance.core.prediction import BagsLike, Prediction
+from normal_guidance.training.batches import in_batches
 from normal_guidance.training.scaling import Scaling
 from normal_guidance.typed_json import read_as
+
+AT_ONCE = 2**24
+"""Numbers of members x slices, with padding, that are computed together; one member is never divided."""
 
 LEAST_SHARPNESS = 0.05
 """Log-odds of less sharp members are computed with this."""
@@ -87,16 +91,20 @@ class Committee(nn.Module):
 
     def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.scaling.features)
-        evidence = self.scaling(rows) @ self.weights.T
-        of_logit, of_attention = shares([self.places[kind] for kind in self.kind.tolist()])
+        scaled = self.scaling(rows)
+        of_logit, of_attention = (
+            own.to(rows.device) for own in shares([self.places[one] for one in self.kind.tolist()])
+        )
         logit = torch.zeros(layout.bags, dtype=torch.float64, device=rows.device)
         attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
+        together = max(1, AT_ONCE // layout.mask.numel())
         for number, places in enumerate(self.places):
-            own = self.kind == number
             here = places.of(layout)
-            log_a, odds = look(here, here.windows(layout.pad(evidence[:, own].T)), self.sharpness[own])
-            logit += (self.gain[own] * odds + self.bias[own]) @ of_logit.to(own.device)[own]
-            attention += (log_a.exp() * of_attention.to(own.device)[own][:, None]).sum(1)
+            for own in (self.kind == number).nonzero().squeeze(1).split(together):
+                evidence = layout.pad((scaled @ self.weights[own].T).T)
+                log_a, odds = look(here, here.windows(evidence), self.sharpness[own])
+                logit += (self.gain[own] * odds + self.bias[own]) @ of_logit[own]
+                attention += (log_a.exp() * of_attention[own][:, None]).sum(1)
         if not self.shown:
             attention = layout.pad(self.prior(layout.lengths)[None].double())[:, 0]
         log_attention = layout.restore(layout.hide(attention.clamp_min(1e-300).log())[:, None])
@@ -177,14 +185,18 @@ def prior_attention(places: Sequence[Places], lengths: Int[Tensor, "bags"]) -> F
         >>> prior_attention([Places(0.0, central=False), Places(None, central=False)], torch.tensor([2, 1]))
         tensor([0.5000, 0.5000, 1.0000])
     """
-    layout = Layout.packed(lengths)
-    nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=lengths.device)
-    _, of_attention = shares(places)
-    attention = nothing[:, 0]
-    for kind in dict.fromkeys(places):
-        share = sum(own for one, own in zip(places, of_attention.tolist(), strict=True) if one == kind)
-        attention = attention + share * kind.of(layout).attend(nothing)[:, 0].exp()
-    return layout.restore(attention).float()
+    of_kind = dict.fromkeys(places, 0.0)
+    for kind, share in zip(places, shares(places)[1].tolist(), strict=True):
+        of_kind[kind] += share
+    found = []
+    for batch in in_batches(lengths, len(lengths)):
+        layout = Layout.packed(lengths[batch])
+        nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=lengths.device)
+        attention = nothing[:, 0]
+        for kind, share in of_kind.items():
+            attention = attention + share * kind.of(layout).attend(nothing)[:, 0].exp()
+        found.append(layout.restore(attention).float())
+    return torch.cat(found)
 
 
 def look(

@@ -21,12 +21,14 @@ from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import MAX_CELLS, auroc
 from normal_guidance.training.batches import (
+    MOST_PLACES,
     Plan,
     Resident,
     Scans,
     Streamed,
     Targets,
     batched,
+    in_batches,
     prefetch,
     slice_labels_of,
 )
@@ -155,9 +157,9 @@ class PackedEngine(Engine):
             synchronize(self.device)
         return time.perf_counter() - begin
 
-    def saved_bytes(self) -> int:
-        """Memory of all that the forward pass of the first batch keeps for the gradients."""
-        batch, found = torch.arange(self.batch_size), 0
+    def saved_bytes(self, batch: Int[Tensor, "batch"]) -> int:
+        """Memory of all that the forward pass of a batch keeps for the gradients."""
+        found = 0
 
         def count(tensor: Tensor) -> Tensor:
             nonlocal found
@@ -190,7 +192,7 @@ class PackedEngine(Engine):
         every = torch.arange(len(self.val.lengths))
         logits = [
             self.stack.logits(self.weights, rows, layout)
-            for _, rows, layout in self._read(self.val, every.split(EVALUATION_BATCH))
+            for _, rows, layout in self._read(self.val, in_batches(self.val.lengths, EVALUATION_BATCH))
         ]
         labels = self.val_targets.of(every).to(self.device)
         return self.auroc(torch.cat(logits, 1), labels), cross_entropy(torch.cat(logits, 1), labels)
@@ -242,7 +244,7 @@ class SlottedEngine(Engine):
         self.losses = torch.zeros(steps, len(stack.configs), device=self.device, dtype=stack.lr.dtype)
         shape = (steps, len(stack.configs), *self.plan.labels.shape[1:])
         self.logits = torch.zeros(shape, device=self.device, dtype=stack.lr.dtype)
-        size = min(EVALUATION_BATCH, len(val.lengths))
+        size = min(EVALUATION_BATCH, len(val.lengths), max(1, MOST_PLACES // self.longest))
         self.val_scans = batched(torch.arange(len(val.lengths)), size, filler=len(val.lengths))
         lengths = torch.cat([val.lengths.cpu(), torch.ones(1, dtype=torch.int64)])  # the filler has one row
         val_rows = _round_up(int(lengths[self.val_scans].sum(1).max()) + size)

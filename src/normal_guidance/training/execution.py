@@ -6,15 +6,16 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from normal_guidance.errors import UserError
 from normal_guidance.machine import is_out_of_memory, machine_memory
-from normal_guidance.training.batches import Scans, draw_orders
+from normal_guidance.training.batches import Scans, draw_orders, heaviest_batch
 from normal_guidance.training.config import Config
 from normal_guidance.training.engine import Engine, PackedEngine, Precision, SlottedEngine, slot_numbers, synchronize
 from normal_guidance.training.stacked_model import Stack
@@ -121,7 +122,8 @@ def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution
     one = PackedEngine(stack, train, val, configs[0].batch_size, execution.precision)
     weights = sum(value.nbytes for value in one.parameters.values())
     copies = COPIES + (configs[0].optimizer == "adamw")
-    fits = int(MEMORY_SHARE * free / (copies * weights + one.saved_bytes()))
+    heaviest = heaviest_batch(train.lengths, configs[0].batch_size, _orders(configs[0], train, configs[0].seed))
+    fits = int(MEMORY_SHARE * free / (copies * weights + one.saved_bytes(heaviest)))
     if fits < wanted:
         _log.warning("memory holds %d of %d configurations together; they are trained in parts", max(1, fits), wanted)
     return max(1, min(wanted, fits))
@@ -137,8 +139,7 @@ def choose_engine(
     if not execution.slotted or (execution.engine is None and _is_little_work(packed, epochs)):
         return packed
     del packed
-    draw = draw_orders(len(train.lengths), seed)
-    orders = (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))
+    orders = _orders(config, train, seed)
     slots = slot_numbers(train.lengths.cpu(), config.batch_size, orders, classes=SLOT_CLASSES)
     try:
         engine = SlottedEngine(stack, train, val, config.batch_size, execution.precision, slots)
@@ -156,6 +157,12 @@ def choose_engine(
         _log.warning("%s; the packed engine takes over, which is slower", reason)
     release_memory()
     return PackedEngine(stack, train, val, config.batch_size, execution.precision)
+
+
+def _orders(config: Config, train: Scans, seed: int) -> Iterator[Tensor]:
+    """The order of the training scans in every epoch."""
+    draw = draw_orders(len(train.lengths), seed)
+    return (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))
 
 
 def _is_little_work(packed: PackedEngine, epochs: int) -> bool:

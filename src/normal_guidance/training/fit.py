@@ -20,7 +20,7 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.noise import set_epoch
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.training.batches import Scans, check_batch_size, slice_labels_of
+from normal_guidance.training.batches import Scans, check_batch_size, in_batches, slice_labels_of
 from normal_guidance.training.config import Config
 from normal_guidance.training.objective import balanced_weights, objective
 from normal_guidance.training.stacked_model import BETA_2, initial_model
@@ -182,7 +182,7 @@ def predict(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Predict
         torch.Size([5])
     """
     model.eval()
-    parts = [_predict_batch(model, scans, batch) for batch in torch.arange(len(scans.lengths)).split(batch_size)]
+    parts = [_predict_batch(model, scans, batch) for batch in in_batches(scans.lengths, batch_size)]
     return Prediction(
         logit=torch.cat([part.logit for part in parts]),
         attention=torch.cat([part.attention for part in parts]),

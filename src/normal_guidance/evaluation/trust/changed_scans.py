@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normal_guidance.core.packed import bag_of_rows, sum_per_bag
 from normal_guidance.errors import UserError
-from normal_guidance.training.batches import Scans
+from normal_guidance.training.batches import Scans, in_batches
 
 Model = Callable[[Tensor, Tensor], Any]
 """Takes packed features (slices, features) and lengths (scans,), and returns logits (scans,) and attention (slices,).
@@ -79,7 +79,7 @@ def predict_scans(
     starts, shown_starts = _starts(lengths), _starts(shown.lengths)
     parts = []
     with _evaluating(model), torch.no_grad():
-        for batch in torch.arange(len(lengths)).split(batch_size):
+        for batch in in_batches(lengths, batch_size):
             first, behind = int(batch[0]), int(batch[-1]) + 1
             local = shown.slices[shown_starts[first] : shown_starts[behind]] - starts[first]
             rows = scans.rows(batch)

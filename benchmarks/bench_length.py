@@ -1,0 +1,170 @@
+"""Time and memory of a training step by the length of the longest scan; a table, then one JSON line.
+
+    python benchmarks/bench_length.py [--methods committee,whole_bells] [--slices 1000,5000,20000] [--limit 24]
+                                      [--beside REPORT]
+
+A batch has one scan of so many slices and seven of 40, of noise with 1,280 features in float32.  A step of a method is
+that of one configuration, by the packed engine on the CPU, with the optimiser.  A step of the committee, which
+`nguide fit` trains, is one turn of weights and attention, in two folds, for each of three kinds of places: the widest
+windows, if all scans had this length, windows of the short scans, and the whole scan.  Prediction is that of the batch.
+
+Every case runs in a process of its own, whose address space is limited to `--limit` GiB, and names the most memory that
+it held, libraries included.  Seconds are those of one core, of CPU time, so that another load on the machine matters
+less; a step of less than ten seconds is repeated.  `--beside` prints the figures of another commit, from a file whose
+last line is its report, before those of this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD
+from normal_guidance.core.places import Places
+from normal_guidance.machine import is_out_of_memory, peak_bytes
+from normal_guidance.training.committee import Committee
+from normal_guidance.training.config import Config
+from normal_guidance.training.engine import PackedEngine
+from normal_guidance.training.evidence_fit import Penalty, fit_evidence
+from normal_guidance.training.fit import predict
+from normal_guidance.training.fit_committee import LASSOS, REACHES, RIDGES
+from normal_guidance.training.scaling import Scaling
+from normal_guidance.training.stacked_model import Stack
+from report import machine, names
+
+GIB = 2**30
+FEATURES = 1280
+SHORT, BAGS = 40, 8
+QUICK = 10.0
+"""Seconds below which a step is repeated; the first one also loads libraries."""
+
+DEFAULT = [COMMITTEE, "whole_bells_ng", "evidence", "abmil_distance", "abmil", "ng", "smap", "probsmooth", "transmil"]
+
+
+def draw(slices: int, features: int) -> Bags:
+    lengths = torch.full((BAGS,), SHORT)
+    lengths[BAGS // 2] = slices
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(int(lengths.sum()), features, generator=generator)
+    return Bags(rows, lengths, torch.arange(BAGS) // 2 % 2)
+
+
+def timed(run: Callable[[], Any]) -> float:
+    for _ in range(2):
+        begin = time.process_time()
+        run()
+        seconds = time.process_time() - begin
+        if seconds > QUICK:
+            break
+    return seconds
+
+
+def method_times(method: str, scans: Bags) -> tuple[float, float]:
+    stack = Stack.of([Config(method, batch_size=BAGS)], scans.width)
+    engine = PackedEngine(stack, scans, scans, BAGS, "float32")
+    return timed(lambda: engine.train_epoch(torch.arange(BAGS))), timed(engine.evaluate)
+
+
+def committee_times(scans: Bags, slices: int) -> tuple[float, float]:
+    penalties = [*(Penalty("ridge", one) for one in RIDGES), *(Penalty("lasso", one) for one in LASSOS)]
+    widest = max(REACHES)
+    kinds = [Places(widest * slices, central=True), Places(widest * SHORT, central=True), Places(None, central=False)]
+    folds = torch.arange(BAGS) % 2
+
+    def fit() -> list[Any]:
+        return [fit_evidence(scans, folds, kind, penalties, turns=1)[0] for kind in kinds]
+
+    fits, scaling = fit(), Scaling(torch.zeros(scans.width), torch.ones(scans.width))
+    members = {
+        name: torch.cat([getattr(one, name).flatten(0, 1) for one in fits])
+        for name in ("weights", "bias", "gain", "sharpness")
+    }
+    committee = Committee(scaling, kinds, torch.arange(len(kinds)).repeat_interleave(2 * len(penalties)), **members)
+    return timed(fit), timed(lambda: predict(committee.eval(), scans))
+
+
+def measure_here(method: str, slices: int, features: int, limit: float) -> dict[str, Any]:
+    """The figures of one case, in this process."""
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (int(limit * GIB), int(limit * GIB)))
+    try:
+        scans = draw(slices, features)
+        step, prediction = committee_times(scans, slices) if method == COMMITTEE else method_times(method, scans)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"step_s": None, "predict_s": None, "peak_gib": None}
+    return {"step_s": step, "predict_s": prediction, "peak_gib": peak_bytes("cpu") / GIB}
+
+
+def measure(method: str, slices: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one case, in a process of its own."""
+    arguments = ["--one", f"{method}:{slices}", "--features", str(options.features), "--limit", str(options.limit)]
+    run = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise SystemExit(run.stderr)
+    return {"method": method, "slices": slices, **json.loads(run.stdout)}
+
+
+def line(row: Mapping[str, Any], limit: float) -> str:
+    head = f"{row['method']:16} {row['slices']:8,}"
+    if row["step_s"] is None:
+        return f"{head}   does not fit {limit:g} GiB"
+    return f"{head} {row['step_s']:10.2f} {row['predict_s']:10.2f} {row['peak_gib']:10.2f}"
+
+
+def earlier(path: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", type=names([COMMITTEE, *EVERY_METHOD]), default=DEFAULT)
+    parser.add_argument("--slices", default="1000,5000,20000")
+    parser.add_argument("--limit", type=float, default=24.0, help="GiB of address space for each case")
+    parser.add_argument("--beside", type=Path, help="the report of another commit")
+    parser.add_argument("--commit")
+    parser.add_argument("--features", type=int, default=FEATURES, help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one is not None:
+        method, _, slices = options.one.partition(":")
+        print(json.dumps(measure_here(method, int(slices), options.features, options.limit)))
+        return
+    before = {} if options.beside is None else earlier(options.beside)
+    known = {(row["method"], row["slices"]): row for row in before.get("rows", [])}
+    rows = []
+    print(f"{'method':16} {'slices':>8} {'s a step':>10} {'s predict':>10} {'peak GiB':>10}")
+    for method in options.methods:
+        for slices in map(int, options.slices.split(",")):
+            if (method, slices) in known:
+                print(f"{line(known[method, slices], before['limit_gib'])}   {before['machine']['commit']}")
+            rows.append(measure(method, slices, options))
+            print(line(rows[-1], options.limit), flush=True)
+    peak = max((row["peak_gib"] for row in rows if row["peak_gib"] is not None), default=math.nan)
+    report = {
+        "benchmark": "length",
+        "machine": machine("cpu", options.commit),
+        "limit_gib": options.limit,
+        "features": options.features,
+        "rows": rows,
+        "goals": {f"every case fits {options.limit:g} GiB": all(row["step_s"] is not None for row in rows)},
+        "peak_gib": peak,
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
