@@ -127,8 +127,11 @@ def test_files_come_back_and_wrong_ones_are_refused(tmp_path: Path) -> None:
         ),
         ("scan_id,patient_id,label,part\nA,P,0,training\n", "part 'training' is unknown"),
         ("scan_id,patient_id,label,part\nA,P,0,val\nA,P,0,val\n", "scan 'A' occurs 2 times"),
-        ("scan_id,patient_id,label,part\nA,P,yes,val\n", "cannot be read"),
-        ("", "cannot be read"),
+        ("scan_id,patient_id,label,part\nA,P,yes,val\n", "row 1: label is 'yes', not one of 0, 1"),
+        ("scan_id,patient_id,label,part\nA,P,2,val\n", "row 1: label is 2, not one of 0, 1"),
+        ("scan_id,patient_id,label,part\nA,P,0\n", "row 1 has 3 cells, not 4"),
+        ('scan_id,patient_id,label,part\n"A,P,0,val\n', "cannot be read"),
+        ("", "no column 'scan_id', only none"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
