@@ -341,7 +341,8 @@ def _measure_training_scans(
     plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs
 ) -> Statistics:
     """The mean of the training scans' means and sds, without scans that cannot be read."""
-    known, parts, ids = job.statistics(), plan.parts or {}, plan.manifest.scan_ids
+    channels = inputs.preprocessing.channels
+    known, parts, ids = job.statistics(channels), plan.parts or {}, plan.manifest.scan_ids
     training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
     length_of = dict(zip(training.scan_ids, training.lengths.tolist(), strict=True))
     of = sum(length_of.values())

@@ -27,7 +27,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from normal_guidance.data.problems import Problem
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.preprocessing import Statistics
 from normal_guidance.features.store_files import AGAIN
 from normal_guidance.files import read_json, read_json_as, remove_left_drafts, write_json
@@ -66,6 +66,13 @@ class _Line(NamedTuple):
     mean: tuple[float, ...] | None
     sd: tuple[float, ...] | None
 
+    def statistics(self, channels: int) -> Statistics | None:
+        if self.mean is None and self.sd is None:
+            return None
+        if self.mean is None or self.sd is None or not len(self.mean) == len(self.sd) == channels:
+            raise ValueError(f"scan {shorten(self.scan)!r} has not {channels} means and sds")
+        return Statistics(self.mean, self.sd)
+
 
 @dataclass(frozen=True)
 class EncodingJob:
@@ -100,7 +107,7 @@ class EncodingJob:
             raise UserError(f"{path} holds {features.dtype} of shape {tuple(features.shape)}, not features; {again}")
         return Encoded(features, known.failed, [Problem(*fields) for fields in known.problems])
 
-    def statistics(self) -> dict[str, Statistics | None]:
+    def statistics(self, channels: int) -> dict[str, Statistics | None]:
         """Mean and sd of the scans that were measured, None for those that could not be."""
         known: dict[str, Statistics | None] = {}
         whole = 0
@@ -111,9 +118,9 @@ class EncodingJob:
                 break
             try:
                 one = read_as(_Line, dict(zip(_Line._fields, parse_json(content), strict=True)))
+                known[one.scan] = one.statistics(channels)
             except (ValueError, TypeError) as error:
                 raise UserError(f"{path} is damaged ({error}); delete it and encode again") from error
-            known[one.scan] = None if one.mean is None or one.sd is None else Statistics(one.mean, one.sd)
             whole += len(line)
         if path.exists():
             os.truncate(path, whole)  # a killed process may have left half a line; a damaged one is measured again

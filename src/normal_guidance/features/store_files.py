@@ -43,7 +43,7 @@ from normal_guidance.data.findings import (
 )
 from normal_guidance.data.manifest import PARTS
 from normal_guidance.data.typed_tables import read_columns, refuse_rows
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.scan_kind import scans_behind
 from normal_guidance.files import read_json, sync, write_json, write_parquet
 from normal_guidance.tensor_files import DTYPE_NAMES
@@ -287,7 +287,7 @@ def _map_shard(path: Path, shape: tuple[int, int], about: About) -> Float[Tensor
         if not path.exists():
             raise UserError(f"{path} is missing; {AGAIN}") from error
         what = "cannot be read" if isinstance(error, OSError) else "is damaged"
-        raise UserError(f"{path} {what} ({error}); {AGAIN}") from error
+        raise UserError(f"{path} {what} ({shorten(str(error), 300)}); {AGAIN}") from error
     if recipe != about.recipe:
         raise UserError(
             f"{path} was made by another encoder or preprocessing than the store (recipe {recipe[:12] or 'unknown'}, "
