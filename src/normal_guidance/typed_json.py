@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 
 T = TypeVar("T")
 
@@ -185,7 +185,11 @@ def _object(kind: Any, value: Any, name: str) -> Any:
     for key in needed:
         if key not in value:
             raise ContentError(f"{_below(name, key)} is missing")
-    return kind(**{key: _read(hints[key], item, _below(name, key)) for key, item in value.items()})
+    known = {key: _read(hints[key], item, _below(name, key)) for key, item in value.items()}
+    try:
+        return kind(**known)
+    except UserError as error:  # the class's own checks, which may repeat a value of any length
+        raise UserError(shorten(str(error), 500)) from error
 
 
 @cache

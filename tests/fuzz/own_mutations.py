@@ -110,7 +110,7 @@ def change_json(random: Random, value: Any) -> Any:
     elif choice == 3 and isinstance(own, int | float):
         outer[key] = random.choice((own + 1, -own, own * 10**9, str(own), float(own), [own], own / 3, own * 1e300))
     elif choice == 4 and isinstance(own, str):
-        outer[key] = random.choice((own + "x", own[:-1], own.upper(), own * 100, [own], len(own), own.encode().hex()))
+        outer[key] = random.choice((own + "x", own[:-1], own.upper(), own * 100, [own], len(own), own[::-1]))
     else:
         outer[key] = random.choice((*PLAIN, *PLAIN, *WHOLE))
     return whole[""]

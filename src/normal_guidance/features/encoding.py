@@ -31,7 +31,7 @@ from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
 from normal_guidance.data.worker_pool import TIMEOUT, Pool
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.encoder_inputs import Decoding, Reader
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.encoding_folder import (
@@ -346,6 +346,11 @@ def _measure_training_scans(
     training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
     length_of = dict(zip(training.scan_ids, training.lengths.tolist(), strict=True))
     of = sum(length_of.values())
+    if others := known.keys() - length_of.keys():
+        raise UserError(
+            f"{job.path} has statistics of scan {shorten(min(others))!r}, which is not a training scan; delete the "
+            "folder and encode again"
+        )
     slices = before = sum(length_of[scan] for scan in known)
     left = training.take(number for number, scan in enumerate(training.scan_ids) if scan not in known)
     plan.watch(EncodingProgress("statistics", slices, of, before))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -197,9 +196,9 @@ def _check_columns(path: Path, table: pa.Table, labels: Mapping[str, str]) -> No
         raise UserError(f"{path} is damaged: it lists no scan; {AGAIN}")
     if table.num_rows != len(pc.unique(table["scan_id"])):
         raise UserError(f"{path} is damaged: a scan occurs twice; {AGAIN}")
-    for name, least, most in (("slices", 1, math.inf), ("shard", 0, table.num_rows - 1), ("first_row", 0, math.inf)):
-        wrong = pc.or_(pc.less(table[name], least), pc.greater(table[name].cast(pa.float64()), float(most)))
-        refuse(wrong, f"has an impossible {name}")
+    for name, least, most in (("slices", 1, 2**31), ("shard", 0, table.num_rows - 1), ("first_row", 0, 2**48)):
+        values = table[name].cast(pa.int64())
+        refuse(pc.or_(pc.less(values, least), pc.greater(values, most)), f"has an impossible {name}")
     refuse(pc.and_(pc.is_valid(table["part"]), pc.invert(_is_one_of(table["part"], PARTS))), "has an unknown part")
     for label, of_slices in labels.items():
         refuse(pc.invert(_is_one_of(table[label], (0, 1, None))), f"has a {label} other than 0 and 1")
