@@ -78,7 +78,7 @@ def test_columns_may_be_null_or_missing_where_that_is_said(tmp_path: Path) -> No
         read_columns(tmp_path / "a.parquet", SCHEMA, AGAIN, ("slices",))
     found = read_columns(tmp_path / "a.parquet", SCHEMA, AGAIN, ("slices",), ("values",))
     assert found["slices"].to_pylist() == [1, None]
-    with pytest.raises(UserError, match="a.parquet is damaged: scan 'B' is bad; write it again"):
+    with pytest.raises(UserError, match=r"a.parquet is damaged: scan 'B' is bad; write it again"):
         refuse_rows(tmp_path / "a.parquet", found, pa.array([None, True]), "is bad", AGAIN)
 
 
@@ -87,6 +87,6 @@ def test_a_file_that_declares_a_billion_values_is_refused_before_they_are_made(t
     with pq.ParquetWriter(path, one.schema) as writer:
         for _ in range(60):
             writer.write_batch(one)
-    assert path.stat().st_size < 10**5
+    assert path.stat().st_size < 10**6
     with pytest.raises(UserError, match=r"cannot be read \(it declares 480,000,000 bytes"):
         read_columns(path, one.schema, AGAIN)
