@@ -100,7 +100,7 @@ def check_files(run: Run) -> None:
     for winner in run.winners:
         load_winner(run.folder, winner.group)
     read_history(run.folder / HISTORY_TABLE)
-    read_predictions(run.folder / PREDICTION_TABLE)
+    read_predictions(run.folder / PREDICTION_TABLE, ("scan_id", "slices"))  # the seal covers the lists of attention
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ def _labelled(manifest: Manifest, folder: Path) -> Manifest:
     model = folder / BUNDLE
     finding = read_json(model).get("finding") if model.is_file() else None
     name = finding.get("name") if isinstance(finding, dict) else None
-    return manifest.of_finding(name) if name in {one.name for one in manifest.findings} else manifest
+    return manifest.of_finding(name) if name in [one.name for one in manifest.findings] else manifest
 
 
 def _encoder_windows(folder: Path, store: Path | None) -> list[Window | None]:
