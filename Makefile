@@ -88,8 +88,9 @@ bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the e
 	$(BIN)/python benchmarks/bench_metrics.py
 	$(BIN)/python benchmarks/bench_viewer.py
 
-fuzz: $(STAMP) ## 10,000 damaged scans, label tables and files of features, about 8 minutes; exit code 1 if something is found
-	$(BIN)/python tests/fuzz/run.py --cases 10000 --seed 1 --jobs 2
+fuzz: $(STAMP) ## 20,000 damaged scans, tables, features and files of ours, and 6,000 flipped bits; exit code 1 if something is found
+	$(BIN)/python tests/fuzz/run.py --cases 20000 --seed 1 --jobs 2
+	$(BIN)/python tests/fuzz/flips.py --per-file 150 --seed 1 --jobs 2
 
 # To move to newer releases: .venv/bin/pip install --upgrade --upgrade-strategy eager -e ".[dev]", make constraints,
 # make test.  Local version tags (torch's +cpu) are dropped, so that the pin fits the builds for other devices.

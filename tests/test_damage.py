@@ -192,3 +192,102 @@ def test_features_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> Non
 
 def test_an_environment_has_nothing_that_json_lacks() -> None:
     json.dumps(environment(Execution()), allow_nan=False)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Content of another shape, under a seal that fits
+# ----------------------------------------------------------------------------------------------------
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edit a JSON file, and seal it again."""
+    content = read_json(path)
+    edit(content)
+    write_json(path, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "reason"),
+    [
+        (
+            "report.json",
+            lambda c: c["winners"][0]["test"].update(scan_auroc=7.0),
+            "scan_auroc is 7.0, not between 0 and 1",
+        ),
+        ("report.json", lambda c: c["winners"][0]["test"].update(new=1), r"winners\[0\].test.new is unknown"),
+        ("report.json", lambda c: c["winners"][0].update(epoch=0), "epoch is 0, not 1 or more"),
+        ("report.json", lambda c: c.update(environments=[]), "environments is empty"),
+        ("report.json", lambda c: c["environments"][0].update(commit="x"), "commit is 'x', not an object"),
+        ("report.json", lambda c: c["data"].update(test={}), "data.test.scans is missing"),
+        ("best.json", lambda c: c.update(features="8"), "features is '8', not a whole number"),
+        ("best.json", lambda c: c.update(features=10**8), "do not fit together .no weights are of 100000000 features"),
+        ("best.json", lambda c: c["config"].update(lr=[1]), r"config.lr is \[1\], not a number"),
+    ],
+)
+def test_a_run_of_another_shape(run: Path, tmp_path: Path, name: str, edit: Any, reason: str) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    change(folder / name, edit)
+    read = load_run if name == "report.json" else load_winner
+    with pytest.raises(UserError, match=rf"{name}.*{reason}"):
+        read(folder)
+
+
+def change_table(path: Path, **columns: Any) -> None:
+    """Replace columns of a parquet file, and seal it again."""
+    table = read_parquet(path)
+    for name, values in columns.items():
+        place = table.column_names.index(name)
+        table = table.set_column(place, table.schema.field(name), pa.array(values, table.schema.field(name).type))
+    write_parquet(path, table)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"shard": [2**31 - 1, 0, 0]}, "has an impossible shard"),
+        ({"slices": [0, 1, 1]}, "has an impossible slices"),
+        ({"label": [0, 1, 7]}, "has a label other than 0 and 1"),
+        ({"label": [0, 1, None]}, "column label has a value missing"),
+        ({"part": ["dev", None, None]}, "has an unknown part"),
+        ({"slice_labels": [[0], [0], [0]]}, "has not as many slice_labels as slices"),
+        ({"scan_id": ["a", "a", "b"]}, "a scan occurs twice"),
+    ],
+)
+def test_an_index_of_another_shape(tmp_path: Path, columns: dict[str, Any], reason: str) -> None:
+    store = write_store(tmp_path / "store", shifted_mean(3, 1, features=8), provenance={})
+    change_table(store.folder / "index.parquet", **columns)
+    with pytest.raises(UserError, match=rf"index.parquet is damaged: .*{reason}; copy the store again"):
+        open_store(store.folder)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda c: c.update(recipe=[]), r"recipe is \[\], not text"),
+        (lambda c: c.pop("recipe"), "recipe is missing"),
+        (lambda c: c.update(features=0), "features is 0, not between 1"),
+        (lambda c: c.update(format=True), "format is True, not a whole number"),
+        (lambda c: c.update(findings="any"), "findings is 'any', not a list"),
+        (lambda c: c.update(provenance=[]), r"provenance is \[\], not an object"),
+        (
+            lambda c: c.update(provenance={"identity": {}, "preprocessing": {}, "inputs": 3}),
+            "provenance.inputs is 3, not an object",
+        ),
+    ],
+)
+def test_a_store_json_of_another_shape(tmp_path: Path, edit: Any, reason: str) -> None:
+    store = write_store(tmp_path / "store", shifted_mean(3, 1, features=8), provenance={})
+    change(store.folder / "store.json", edit)
+    with pytest.raises(UserError, match=rf"store.json is damaged: {reason}.*; copy the store again"):
+        open_store(store.folder)
+
+
+def test_predictions_whose_attention_does_not_fit(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    path = folder / "predictions.parquet"
+    lists = read_parquet(path)["attention"].to_pylist()
+    change_table(path, attention=[lists[0][:-1], *lists[1:]])
+    with pytest.raises(
+        UserError, match=r"predictions.parquet is damaged: scan .* has not as many numbers of attention"
+    ):
+        read_predictions(path)

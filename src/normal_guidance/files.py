@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from uuid import uuid4
 
 from normal_guidance.errors import UserError
 from normal_guidance.seals import OPEN, is_sealed, seal
-from normal_guidance.typed_json import parse_json
+from normal_guidance.typed_json import ContentError, parse_json, read_as
 
 try:
     import fcntl
@@ -27,6 +27,8 @@ except ImportError:  # Windows
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 
 def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -231,6 +233,13 @@ SEAL = "seal"
 AGAIN = "copy the run again, or delete its folder"
 
 
+def read_sealed(path: Path, again: str = AGAIN) -> bytes:
+    """Reads a file, and checks its seal if it has one."""
+    content = path.read_bytes()
+    is_sealed(content, path, again=again)
+    return content
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON object with a seal, atomically."""
     text = json.dumps({**content, SEAL: OPEN}, indent=2, allow_nan=False)
@@ -240,9 +249,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def read_json(path: Path, again: str = AGAIN) -> dict[str, Any]:
     """Reads a JSON object that `write_json` wrote, without its seal; damage is refused, and `again` says what to do."""
     try:
-        content = path.read_bytes()
-        is_sealed(content, path, again=again)
-        found = parse_json(content)
+        found = parse_json(read_sealed(path, again))
     except UserError:
         raise
     except (OSError, ValueError) as error:
@@ -251,6 +258,17 @@ def read_json(path: Path, again: str = AGAIN) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: it is not a JSON object; {again}")
     found.pop(SEAL, None)
     return found
+
+
+def read_json_as(path: Path, kind: type[T], again: str = AGAIN, *, exact: bool = True) -> T:
+    """Reads a JSON object that `write_json` wrote as a class of ours (`typed_json.read_as`)."""
+    content = read_json(path, again)
+    try:
+        return read_as(kind, content, exact=exact)
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {again}") from error
+    except UserError as error:  # the class's own checks
+        raise UserError(f"{path}: {error}") from error
 
 
 def write_parquet(path: str | Path, table: pa.Table, compression: str = "snappy") -> None:
@@ -266,6 +284,23 @@ def write_parquet(path: str | Path, table: pa.Table, compression: str = "snappy"
     write_atomically(path, seal(sink.getvalue().to_pybytes()))
 
 
+def read_parquet_about(path: Path, key: str, again: str = AGAIN) -> dict[str, Any]:
+    """The JSON object in the metadata of a parquet file, empty if there is none; the seal is checked."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        content = read_sealed(path, again)
+        found = parse_json((pq.read_schema(pa.BufferReader(content)).metadata or {}).get(key.encode(), b"{}"))
+    except UserError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read ({error}); {again}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is damaged: its metadata are not a JSON object; {again}")
+    return found
+
+
 def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: str = AGAIN) -> pa.Table:
     """Reads a parquet file, and checks its seal if it has one; `again` says what to do if that is wrong.
 
@@ -276,8 +311,7 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    content = Path(path).read_bytes()
-    is_sealed(content, Path(path), again=again)
+    content = read_sealed(Path(path), again)
     known = set(pq.read_schema(pa.BufferReader(content)).names)
     if missing := [name for name in columns or () if name not in known]:
         raise KeyError(missing[0])

@@ -12,7 +12,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import make_folder, remove_left_drafts
 
 LOCK = "lock"
@@ -79,11 +79,11 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
         return None
     name = min(different, key=lambda one: one.endswith(".version"))  # an option tells more than its format's version
     more = f" ({len(different) - 1} more differences)" if len(different) > 1 else ""
-    return f"{name} was {_shown(old.get(name, absent))}, now it is {_shown(new.get(name, absent))}{more}"
+    return f"{shorten(name)} was {_shown(old.get(name, absent))}, now it is {_shown(new.get(name, absent))}{more}"
 
 
 def _shown(value: Any) -> str:
-    return value if value == "absent" else repr(value)
+    return value if value == "absent" else shorten(repr(value))
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

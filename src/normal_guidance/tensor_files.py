@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import SEAL, write_atomically
 from normal_guidance.seals import OPEN, is_sealed, seal
 from normal_guidance.typed_json import parse_json
@@ -73,7 +73,8 @@ def read_tensors(path: Path, again: str) -> tuple[dict[str, Tensor], Any]:
     except UserError:
         raise
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise UserError(f"{path} is damaged or was not written by normal-guidance ({error}); {again}") from error
+        why = shorten(str(error), 300)
+        raise UserError(f"{path} is damaged or was not written by normal-guidance ({why}); {again}") from error
 
 
 def _check_seal(path: Path, again: str) -> None:

@@ -15,9 +15,9 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 
 T = TypeVar("T")
 
@@ -83,8 +83,12 @@ def _refuse_depth(value: Any) -> None:
     raise ValueError(f"nested more than {DEEPEST} levels deep")
 
 
-def read_as(kind: type[T], value: Any, name: str = "", *, exact: bool = True) -> T:
-    """The value as a class of ours, or a `ContentError` that names what is wrong with which member.
+@overload
+def read_as(kind: type[T], value: Any, name: str = "", *, exact: bool = True) -> T: ...
+@overload
+def read_as(kind: Any, value: Any, name: str = "", *, exact: bool = True) -> Any: ...
+def read_as(kind: Any, value: Any, name: str = "", *, exact: bool = True) -> Any:
+    """The value as a class of ours, or as another type; a `ContentError` names the member that is wrong.
 
     Not `exact`: members that the class does not have are left out, but not in objects further inside.
 
@@ -99,10 +103,8 @@ def read_as(kind: type[T], value: Any, name: str = "", *, exact: bool = True) ->
         normal_guidance.typed_json.ContentError: range.hugh is unknown; known are low, high
     """
     if not exact and isinstance(value, dict):
-        known: Any = kind
-        value = {key: inner for key, inner in value.items() if key in _fields(known)[0]}
-    found: T = _read(kind, value, name)
-    return found
+        value = {key: inner for key, inner in value.items() if key in _fields(kind)[0]}
+    return _read(kind, value, name)
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
@@ -183,7 +185,11 @@ def _object(kind: Any, value: Any, name: str) -> Any:
     for key in needed:
         if key not in value:
             raise ContentError(f"{_below(name, key)} is missing")
-    return kind(**{key: _read(hints[key], item, _below(name, key)) for key, item in value.items()})
+    known = {key: _read(hints[key], item, _below(name, key)) for key, item in value.items()}
+    try:
+        return kind(**known)
+    except UserError as error:  # the class's own checks, which may repeat a value of any length
+        raise UserError(shorten(str(error), 500)) from error
 
 
 @cache

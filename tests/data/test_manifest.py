@@ -11,6 +11,7 @@ import pytest
 from normal_guidance.data.manifest import SCHEMA, Manifest, ScanRow, read_manifest, write_manifest
 from normal_guidance.data.problems import KINDS, Problem, UnreadableError, read_problems, summarize, write_problems
 from normal_guidance.errors import UserError
+from normal_guidance.files import write_parquet
 
 
 def row(number: int, slices: int = 3, **more: object) -> ScanRow:
@@ -84,11 +85,11 @@ def test_the_column_extra_is_json_with_the_names_of_the_fields(tmp_path: Path) -
     assert (first.study_uid, first.instance_numbers) == (None, None)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]"])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"instance_numbers": 3}', '{"types": {}}', '{"a": NaN}'])
 def test_another_text_in_the_column_extra_is_refused(text: str) -> None:
     values = {name: [None] for name in SCHEMA.names}
     table = pa.table({**values, "scan_id": ["A17"], "extra": [text]})
-    with pytest.raises(UserError, match=r"scan 'A17': extra is .*, not a JSON object; run nguide index again"):
+    with pytest.raises(UserError, match=r"scan 'A17': extra is .*\(.*\); run nguide index again"):
         Manifest(table, {})[0]
 
 
@@ -126,7 +127,7 @@ def test_problems_are_sorted_and_survive_odd_text(tmp_path: Path) -> None:
     write_problems(tmp_path / "problems.csv", [Problem("=cmd|'/c calc'!A1", "", "gap", "", "")])
     assert read_problems(tmp_path / "problems.csv")[0].scan_id.startswith("'=cmd")
     (tmp_path / "problems.csv").write_text("a,b\n")
-    with pytest.raises(UserError, match="columns a, b"):
+    with pytest.raises(UserError, match="no column 'scan_id', only a, b"):
         read_problems(tmp_path / "problems.csv")
 
 
@@ -135,3 +136,44 @@ def test_an_unreadable_image_can_be_raised_in_a_worker() -> None:
 
     error = pickle.loads(pickle.dumps(UnreadableError("localizer", "ImageType")))
     assert (error.kind, error.detail, str(error)) == ("localizer", "ImageType", "localizer: ImageType")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("frames", [[0], [0, 0, 0]], "scan 'S0' has not as many frames as files"),
+        ("positions", [[0.0, 1.0, float("nan")], [0.0, 1.0, 2.0]], "positions has a number that is not finite"),
+        ("label", [0, 5], "scan 'S1' has a label other than 0 and 1"),
+        ("slice_labels", [[0, 1], None], "scan 'S0' has not as many slice_labels as files"),
+        ("rows", [0, 8], "scan 'S0' has no rows"),
+        ("scan_id", ["A", "A"], "a scan occurs twice"),
+        ("files", [None, ["a", "b", "c"]], "column files has a value missing"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(tmp_path: Path, name: str, values: list, reason: str) -> None:
+    path = tmp_path / "manifest.parquet"
+    write_manifest(path, [row(0), row(1)], {"source": "folder", "root": "."})
+    table = pq.read_table(path)
+    field = table.schema.field(name)
+    write_parquet(path, table.set_column(table.column_names.index(name), field, pa.array(values, field.type)))
+    with pytest.raises(UserError, match=rf"manifest.parquet is damaged: {reason}; run nguide index again"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize(
+    ("about", "reason"),
+    [
+        ('{"format": 1, "source": "folder"}', "is damaged: root is missing"),
+        ('{"format": 1, "source": 3, "root": "."}', "is damaged: source is 3, not text"),
+        ('{"format": true, "source": "folder", "root": "."}', "is damaged: format is True"),
+        ('{"format": 1, "source": "a", "root": ".", "findings": {}}', "is damaged: findings is {}, not a list"),
+        ("[]", "is damaged: its metadata are not a JSON object"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_metadata_of_another_shape_are_refused(tmp_path: Path, about: str, reason: str) -> None:
+    path = tmp_path / "manifest.parquet"
+    write_manifest(path, [row(0)], {"source": "folder", "root": "."})
+    write_parquet(path, pq.read_table(path).replace_schema_metadata({"normal_guidance": about}))
+    with pytest.raises(UserError, match=rf"manifest.parquet {reason}"):
+        read_manifest(path)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from normal_guidance.data.splits import (
     audit,
     fold_scans,
     patient_labels,
+    read_parts,
     read_split,
     split_scans,
     write_split,
@@ -127,8 +129,11 @@ def test_files_come_back_and_wrong_ones_are_refused(tmp_path: Path) -> None:
         ),
         ("scan_id,patient_id,label,part\nA,P,0,training\n", "part 'training' is unknown"),
         ("scan_id,patient_id,label,part\nA,P,0,val\nA,P,0,val\n", "scan 'A' occurs 2 times"),
-        ("scan_id,patient_id,label,part\nA,P,yes,val\n", "cannot be read"),
-        ("", "cannot be read"),
+        ("scan_id,patient_id,label,part\nA,P,yes,val\n", "row 1: label is 'yes', not one of 0, 1"),
+        ("scan_id,patient_id,label,part\nA,P,2,val\n", "row 1: label is 2, not one of 0, 1"),
+        ("scan_id,patient_id,label,part\nA,P,0\n", "row 1 has 3 cells, not 4"),
+        ('scan_id,patient_id,label,part\n"A,P,0,val\n', "cannot be read"),
+        ("", "no column 'scan_id', only none"),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
@@ -178,3 +183,26 @@ def test_an_audit_finds_shared_slices_and_foreign_scans(tmp_path: Path) -> None:
     moved = manifest_of(tmp_path, patient_id="P7")
     with pytest.raises(UserError, match="scan 'S3' belongs to another patient"):
         audit(split_of(clean, THIRDS), moved)
+
+
+def test_a_split_is_bound_to_the_scans_that_it_was_made_from(tmp_path: Path) -> None:
+    manifest, path = manifest_of(tmp_path), tmp_path / "split.csv"
+    write_split(path, split_of(manifest, THIRDS))
+    assert read_parts(path, manifest) == dict(zip(manifest.scan_ids, THIRDS, strict=True))
+    for changed, reason in (({"patient_id": "P77"}, "belongs to another patient"), ({"label": 0}, "has another label")):
+        other = manifest_of(tmp_path, **changed)
+        with pytest.raises(UserError, match=rf"split.csv: scan 'S3' {reason} in the manifest than in the split"):
+            read_parts(path, other)
+        with pytest.raises(UserError, match=f"scan 'S3' {reason}"):
+            audit(read_split(path), other)
+
+
+def test_a_users_own_table_of_parts_may_have_other_columns(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path)
+    (tmp_path / "own.csv").write_text("part,label,scan_id\nval,sick,S1\n")
+    assert read_parts(tmp_path / "own.csv", manifest) == {"S1": "val"}
+    pd.DataFrame({"scan_id": [7], "part": ["val"]}).to_parquet(tmp_path / "own.parquet")
+    assert read_parts(tmp_path / "own.parquet", manifest) == {"7": "val"}
+    (tmp_path / "own.csv").write_text("part,scan_id\nval,S1\ntest,S1\n")
+    with pytest.raises(UserError, match=r"own.csv has scan 'S1' more than once"):
+        read_parts(tmp_path / "own.csv", manifest)

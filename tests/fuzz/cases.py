@@ -19,6 +19,7 @@ from dicom_mutations import mutate_dicom, mutate_pixels
 from feature_cases import KINDS as FEATURE_KINDS
 from guard import SECRET, Finding, Probe
 from mutations import BYTES, mutate, mutate_nifti
+from own_cases import KINDS as OWN_KINDS
 from samples import TABLES, Samples, table_of
 from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
 from watching import attempt, expect
@@ -375,5 +376,6 @@ KINDS: dict[str, tuple[int, Callable[[Random, Samples, Probe], str]]] = {
     **{f"files of {source}": (3, index_files(source)) for source in TABLES},
     **{f"table of {source}": (4, index_table(source)) for source in TABLES},
     **FEATURE_KINDS,
+    **OWN_KINDS,
 }
 """Kinds of cases, and how often each is run."""

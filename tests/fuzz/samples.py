@@ -15,12 +15,16 @@ from typing import NamedTuple
 import nibabel
 import numpy as np
 import pydicom
+from own_folders import make_folders
 from pydicom.uid import ExplicitVRBigEndian, ImplicitVRLittleEndian
 from table_mutations import read_rows, write_rows
 
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import Manifest, read_manifest
 from normal_guidance.simulate.phantom.dataset import write_phantom
+
+OWN = "own"
+"""The folder of what we wrote ourselves (`own_folders`)."""
 
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
 SIZE, SLICES, SCANS = 32, 12, 3
@@ -45,6 +49,7 @@ def write_samples(folder: Path) -> None:
         found = index(source, root, folder / f"{source}-index", table=table_of(source, root))
         assert len(found.manifest) == SCANS + 2 * (source == "folder"), found.problems
     _write_files(folder)
+    make_folders(folder / OWN)
 
 
 def table_of(source: str, root: Path) -> Path | None:

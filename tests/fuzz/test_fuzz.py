@@ -10,6 +10,7 @@ import pytest
 RUN = Path(__file__).with_name("run.py")
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
 FEATURES = ("npz", "npy", "pt", "hdf5", "hdf5 outward", "parquet", "torchmil", "table", "store")
+OWN = ("index", "splits", "store", "job", "run", "study", "bundle")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured by Linux's /proc")
 
@@ -29,7 +30,7 @@ def fuzz(*arguments: str) -> tuple[int, dict, str]:
 
 
 def test_a_sample_of_mutated_files_tables_and_features_finds_nothing():
-    code, report, output = fuzz("--cases", "220", "--seed", "2024", "--patience", "600")
+    code, report, output = fuzz("--cases", "440", "--seed", "2024", "--patience", "600")
     assert report["findings"] == [], output
     assert code == 0
     kinds = {
@@ -40,11 +41,23 @@ def test_a_sample_of_mutated_files_tables_and_features_finds_nothing():
         "archive",
         *(f"{what} of {source}" for what in ("files", "table") for source in SOURCES),
         *(f"features: {name}" for name in FEATURES),
+        *(f"own: {name}" for name in OWN),
     }
-    assert report["cases"] == 220
+    assert report["cases"] == 440
     assert set(report["outcomes"]) == kinds
     read = sum(counts.get("read", 0) for counts in report["outcomes"].values())
     assert 0 < read < report["cases"], "nothing, or everything, can still be read: the damage is wrong"
+
+
+def test_a_sample_of_flipped_bits_is_refused_or_changes_nothing():
+    words = [sys.executable, str(RUN.with_name("flips.py")), "--per-file", "7", "--jobs", "1", "--seed", "5"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert {Path(file).parts[0] for file in report["files"]} == set(OWN)
+    assert report["findings"] == 0
+    assert report["outcomes"]["refused"] > 200, done.stdout
+    assert set(report["files"]["study/ng/1/report.json"]) <= {"refused", "same"}
 
 
 EXPECTED = {

@@ -27,14 +27,14 @@ def describe(
     """Describe indexed scans: lengths, blocks of positive slices, and their positions."""
     from normal_guidance.data.dataset_statistics import describe as describe_scans
     from normal_guidance.data.manifest import PARTS, read_manifest
-    from normal_guidance.data.splits import read_split
+    from normal_guidance.data.splits import read_parts
     from normal_guidance.files import make_folder, write_atomically, write_json
     from normal_guidance.reports.dataset_tables import description_tables
 
     manifest = read_manifest(index)
     found = {"all": describe_scans(manifest)}
     if split is not None:
-        part_of = dict(zip((table := read_split(split)).scan_ids, table.parts, strict=True))
+        part_of = read_parts(split, manifest)
         missing = [scan for scan in manifest.scan_ids if scan not in part_of]
         if missing:
             raise UserError(f"{split} has no part for scan {missing[0]!r} ({len(missing)} such scans); split again")

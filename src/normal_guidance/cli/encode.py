@@ -122,12 +122,12 @@ def encode(
 
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.data.manifest import read_manifest
+    from normal_guidance.data.splits import read_parts
     from normal_guidance.data.volumes import read_volume
     from normal_guidance.data.windows import parse_windows
     from normal_guidance.features.encoders import load_encoder
     from normal_guidance.features.encoding import encode as run
     from normal_guidance.features.preprocessing import Preprocessing
-    from normal_guidance.features.store import read_parts
     from normal_guidance.features.store_files import DTYPES
 
     if dtype not in ("float16", "float32"):
@@ -140,7 +140,7 @@ def encode(
         "preprocessing": Preprocessing(windows=windows, field=_field(field)),
         "read": read_volume,
         "statistics": _statistics(normalize, len(windows)),
-        "parts": None if split is None else read_parts(split),
+        "parts": None if split is None else read_parts(split, manifest),
         "root": root,
         "options": _options(device, precision, ray, repair, batch_size, threads),
         "dtype": DTYPES[dtype],

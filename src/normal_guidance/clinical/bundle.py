@@ -31,6 +31,7 @@ from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, envir
 from normal_guidance.evaluation.study_folder import find_folders
 from normal_guidance.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.features.preprocessing import Preprocessing
+from normal_guidance.features.scan_kind import is_encoded, scans_behind
 from normal_guidance.files import folder_atomically, make_folder, read_json, write_json
 from normal_guidance.statistics.calibration import Operation, choose_operation
 from normal_guidance.statistics.conformal import IntervalCalibration
@@ -244,8 +245,10 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
     model = load_winner(run.folder, group)
     try:
         return make_bundle(
-            winner.config, model, made, _operation(run, group, sensitivity), _training(run, winner, _inputs(made))
+            winner.config, model, made, _operation(run, group, sensitivity), _training(run, winner, made)
         )
+    except ContentError as error:
+        raise UserError(f"{run.folder / REPORT} is damaged: {error}; copy the run again") from error
     except NOT_OURS as error:
         if isinstance(error, UserError):
             raise
@@ -265,12 +268,12 @@ def make_bundle(
     Args:
         features: how the store's features were made (`evaluation.runs.features_of`).
     """
-    provenance, inputs = features["provenance"], _inputs(features)
-    encoded = _is_encoded(features)
+    provenance, scans = features["provenance"], scans_behind(features["provenance"])
+    encoded = is_encoded(provenance)
     if not encoded:
         note = "nguide encode did not make the features: new ones must be made exactly as those of the training scans"
         operation = replace(operation, notes=(*operation.notes, note))
-    elif inputs is None:
+    elif scans is None:
         note = "the store does not record which scans it was made from, so new scans are not checked; encode it again"
         operation = replace(operation, notes=(*operation.notes, note))
     return Bundle(
@@ -280,8 +283,8 @@ def make_bundle(
         dtype=features["dtype"],
         encoder=read_as(EncoderId, provenance["identity"]["encoder"], "encoder") if encoded else None,
         preprocessing=Preprocessing.from_dict(provenance["preprocessing"]) if encoded else None,
-        repair=encoded and provenance["identity"]["execution"]["repair"],
-        expects=Expectations.from_inputs(inputs),
+        repair=encoded and read_as(bool, provenance["identity"]["execution"]["repair"], "repair"),
+        expects=Expectations.from_scans(scans),
         operation=operation,
         training=training,
         intervals=intervals,
@@ -292,15 +295,6 @@ def make_bundle(
 def _finding(about: Mapping[str, Any]) -> Finding | None:
     """The finding that a report or a bundle names, if it does."""
     return read_as(Finding, about["finding"], "finding") if "finding" in about else None
-
-
-def _is_encoded(features: Mapping[str, Any]) -> bool:
-    return {"identity", "preprocessing"} <= features["provenance"].keys()
-
-
-def _inputs(features: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What `nguide encode` recorded of the scans."""
-    return features["provenance"].get("inputs") if _is_encoded(features) else None
 
 
 def _again(folder: Path, sensitivity: float | None) -> Bundle:
@@ -343,12 +337,13 @@ def _chosen_on(folder: Path, scans: str, group: str, sensitivity: float | None) 
     return choose_operation(*logits_and_labels(own), sensitivity=sensitivity, test=tested, scans=scans)
 
 
-def _training(run: Run, winner: Selected, inputs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _training(run: Run, winner: Selected, features: Mapping[str, Any]) -> dict[str, Any]:
     """How the model was trained, for people to read; numbers of scans, never their names."""
     report, (first, *_) = run.report, environments_of(run.report)
+    summary = scans_behind(features["provenance"])
     scores: Mapping[str, Any] = next(one for one in report["winners"] if one["group"] == winner.group)
     return {
-        "dataset": (inputs or {}).get("source"),
+        "dataset": None if summary is None else summary.source,
         "scans": {part: about["scans"] for part, about in report["data"].items()},
         "validation_auroc": winner.val_auroc,
         "test": scores["test"],
@@ -391,7 +386,9 @@ def _read(folder: Path) -> Bundle:
     path = folder / BUNDLE
     content = read_json(path, f"copy the bundle again, or {AGAIN}")
     if content.get("format") != FORMAT:
-        raise UserError(f"{path}: format {content.get('format')!r}, but this version reads format {FORMAT}; {AGAIN}")
+        raise UserError(
+            f"{path}: format {content.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}"
+        )
     weights = _weights(folder, content)
     try:
         if isinstance(config := content.get("config"), dict):
@@ -464,7 +461,7 @@ class _Content:
     format: int
     normal_guidance: str
     config: Config | None
-    features: Annotated[int, Between(1.0)]
+    features: Annotated[int, Between(1.0, 2.0**31)]
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
     encoder: EncoderId | None
     preprocessing: dict[str, Any] | None
@@ -488,7 +485,7 @@ def _model(config: Config | None, content: Mapping[str, Any], weights: Mapping[s
 def _weights(folder: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     try:
-        wanted = content["weights"]["sha256"]
+        wanted = str(content["weights"]["sha256"])
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except (OSError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read or checked ({error!r}); copy the bundle again, or {AGAIN}") from error

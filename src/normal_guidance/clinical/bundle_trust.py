@@ -45,9 +45,11 @@ def examine_bundle(
     if part != "test":
         raise UserError(f"a model is not tested on part {part!r}: nguide fit trains on all parts but test")
     bundle, opened = load_bundle(folder), open_store(store)
+    if split is not None:
+        opened = opened.with_parts(split)
     if bundle.finding is not None and opened.findings:
         opened = opened.of_finding(bundle.finding.name)
-    scans = (opened if split is None else opened.with_parts(split)).part(part)
+    scans = opened.part(part)
     if scans.width != bundle.features:
         raise UserError(
             f"{folder} takes {bundle.features} features a slice, but {store} has {scans.width}; give its store"

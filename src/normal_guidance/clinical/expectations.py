@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from normal_guidance.data.manifest import ScanRow
-from normal_guidance.features.scan_kind import plane_of
+from normal_guidance.features.scan_kind import ScanSummary, plane_of
 from normal_guidance.typed_json import Between
 
 SPACING_SLACK = 1.5
@@ -46,17 +45,17 @@ class Expectations:
     most_slices: Annotated[int, Between(0.0)] | None = None
 
     @staticmethod
-    def from_inputs(inputs: Mapping[str, Any] | None) -> Expectations:
-        """Make expectations from what `describe_inputs` recorded; empty ones from None."""
-        if inputs is None:
+    def from_scans(scans: ScanSummary | None) -> Expectations:
+        """Make expectations from the summary of the training scans; empty ones from None."""
+        if scans is None:
             return Expectations()
-        spacing, slices = inputs["slice_spacing"], inputs["slices"]
+        spacing = scans.slice_spacing
         return Expectations(
-            modalities=tuple(inputs["modalities"]),
-            planes=tuple(inputs["planes"]),
-            slice_spacing=spacing and (spacing["low"], spacing["high"]),
-            fewest_slices=slices["fewest"],
-            most_slices=slices["most"],
+            modalities=tuple(scans.modalities),
+            planes=tuple(scans.planes),
+            slice_spacing=None if spacing is None else (spacing.low, spacing.high),
+            fewest_slices=scans.slices.fewest,
+            most_slices=scans.slices.most,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from normal_guidance.clinical.fit_page import PAGE, fit_page
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.evaluation.runs import environment, features_of
+from normal_guidance.features.scan_kind import scans_behind
 from normal_guidance.features.store import FeatureStore
 from normal_guidance.files import folder_atomically, write_atomically
 from normal_guidance.training.execution import Execution
@@ -112,7 +113,7 @@ def _training(scans: FeatureStore, test: FeatureStore | None, found: MeasuredFit
             "intervals": found.intervals.as_json()["test"],
         }
     return {
-        "dataset": (scans.provenance.get("inputs") or {}).get("source"),
+        "dataset": summary.source if (summary := scans_behind(scans.provenance)) else None,
         "scans": {"train": len(scans), **({} if test is None else {"test": len(test)})},
         "out_of_fold_auroc": found.out_of_fold.scans.value,
         "test": scores,

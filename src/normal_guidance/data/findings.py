@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from normal_guidance.errors import UserError
 from normal_guidance.files import read_json, write_json
-from normal_guidance.typed_json import read_as
+from normal_guidance.typed_json import ContentError, read_as
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 """A name is also that of a folder and of a part of columns' names."""
@@ -109,16 +109,17 @@ def parse_findings(text: str) -> tuple[Finding, ...]:
 
 
 def read_findings(content: Any) -> tuple[Finding, ...]:
-    """Findings as a manifest, a store or a model records them; raises a ValueError for anything else.
+    """Findings as a manifest, a store or a model records them; raises a `ContentError` for anything else.
 
     Example:
         >>> read_findings([{"name": "any", "code": None, "meaning": None}])
         (Finding(name='any', code=None, meaning=None),)
     """
+    found = read_as(list[Finding], content, "findings")
     try:
-        return _unique([read_as(Finding, one, "finding") for one in content])
-    except (TypeError, UserError) as error:
-        raise ValueError(f"findings {content!r:.80} are not a list of names and codes ({error})") from error
+        return _unique(found)
+    except UserError as error:
+        raise ContentError(str(error)) from error
 
 
 def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -203,16 +204,36 @@ def findings_in(folder: Path) -> tuple[Finding, ...]:
     path = folder / FINDINGS
     if not path.is_file():
         return ()
-    content = read_json(path)
+    again = "copy the folder again, or fit again"
+    content = read_json(path, again)
     if content.get("format") != FORMAT:
-        raise UserError(f"{path}: format {content.get('format')!r}, but this version reads format {FORMAT}; fit again")
+        raise UserError(
+            f"{path}: format {content.get('format')!r:.60}, but this version reads format {FORMAT}; fit again"
+        )
     try:
-        found = read_findings(content["findings"])
-        if not found:
-            raise ValueError("it lists none")
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); copy the folder again") from error
+        found = read_findings(read_as(_Content, content).findings)
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {again}") from error
+    except UserError as error:  # a finding's own checks
+        raise UserError(f"{path}: {error}") from error
+    if not found:
+        raise UserError(f"{path} is damaged: it lists no finding; {again}")
     return found
+
+
+@dataclass(frozen=True)
+class _Skipped:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of findings.json."""
+
+    format: int
+    findings: list[Any]
+    skipped: list[_Skipped]
 
 
 def refuse_several(folder: Path) -> None:

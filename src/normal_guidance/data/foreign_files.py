@@ -117,8 +117,11 @@ def check_array(file: io.BufferedIOBase | IO[bytes], size: int, stored: int) -> 
         raise ValueError(f"it {problem}")
 
 
-def check_parquet(path: Path) -> None:
-    """Refuses a parquet file that declares far more values than it has bytes: equal values take no room."""
+def check_parquet(path: Path) -> list[str]:
+    """The names of a parquet file's columns; one that declares far more values than it has bytes is refused.
+
+    Equal values take no room in the file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -129,6 +132,7 @@ def check_parquet(path: Path) -> None:
     problem = excess(8 * max(values, about.num_rows * about.num_columns), path.stat().st_size)
     if problem:
         raise ValueError(f"it {problem}")
+    return list(about.schema.to_arrow_schema().names)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +31,10 @@ from normal_guidance.data.findings import (
     slices_column,
     with_findings,
 )
-from normal_guidance.errors import UserError
-from normal_guidance.files import read_parquet, write_parquet
+from normal_guidance.data.typed_tables import read_columns, refuse_rows
+from normal_guidance.errors import UserError, shorten
+from normal_guidance.files import read_parquet_about, write_parquet
+from normal_guidance.typed_json import ContentError, parse_json, read_as
 
 MANIFEST = "manifest.parquet"
 
@@ -64,8 +66,9 @@ SCHEMA = pa.schema(
 `extra` is a JSON object: the fields `IN_EXTRA` of a `ScanRow` that are known, and its `dataset_labels`.
 """
 
-IN_EXTRA = ("study_uid", "series_uid", "series_description", "instance_numbers")
-"""Fields of `ScanRow` that are kept in the column `extra`."""
+NULLABLE = ("slice_labels", "pixel_spacing", "slice_spacing", "orientation", "extra")
+
+AGAIN = "run nguide index again"
 
 PARTS = ("train", "val", "test")
 """The parts of a split."""
@@ -78,6 +81,18 @@ BATCH = 1024
 
 
 DatasetLabel = int | list[str] | None
+
+
+class Extra(NamedTuple):
+    """Fields of `ScanRow` that are kept in the column `extra`."""
+
+    study_uid: str | None = None
+    series_uid: str | None = None
+    series_description: str | None = None
+    instance_numbers: tuple[int | None, ...] | None = None
+
+
+IN_EXTRA = Extra._fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +175,7 @@ class Manifest:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What the scans are labelled for, the label's own first; empty for one label without a name."""
-        return read_findings(self.about.get("findings", ()))
+        return read_findings(self.about.get("findings", []))
 
     def of_finding(self, name: str) -> Manifest:
         """The scans with the labels of one finding, without those for which it is unknown."""
@@ -228,14 +243,12 @@ def _encode_extra(row: ScanRow) -> str:
 def _decode_extra(text: str | None, scan_id: str) -> dict[str, Any]:
     """The fields of a `ScanRow` in the column `extra`, which may be empty."""
     try:
-        labels = json.loads(text or "{}")
-    except ValueError:
-        labels = None
-    if not isinstance(labels, dict):
-        raise UserError(f"scan {scan_id!r}: extra is {text!r:.60}, not a JSON object; run nguide index again")
-    known = {name: labels.pop(name, None) for name in IN_EXTRA}
-    numbers = known["instance_numbers"]
-    return {**known, "instance_numbers": None if numbers is None else tuple(numbers), "dataset_labels": labels}
+        found = read_as(dict, parse_json(text or "{}"))
+        known = read_as(Extra, found, exact=False)
+        others = {name: value for name, value in found.items() if name not in IN_EXTRA}
+        return {**known._asdict(), "dataset_labels": read_as(dict[str, DatasetLabel], others)}
+    except ValueError as error:
+        raise UserError(f"scan {shorten(scan_id)!r}: extra is {text!r:.60} ({error}); {AGAIN}") from error
 
 
 def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, Any]) -> Manifest:
@@ -243,7 +256,7 @@ def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, A
 
     `about` holds at least `source` and `root`, and the `findings` as JSON if they have names.  Scan ids must be unique.
     """
-    findings = read_findings(about.get("findings", ()))
+    findings = read_findings(about.get("findings", []))
     pieces, batch = [], []
     seen: set[str] = set()
     for row in rows:
@@ -285,15 +298,57 @@ def read_manifest(path: str | Path) -> Manifest:
     path = path if path.suffix == ".parquet" else path / MANIFEST
     if not path.is_file():
         raise UserError(f"{path} is not there; run nguide index first")
+    about = read_parquet_about(path, "normal_guidance", AGAIN)
+    if about.get("format") != FORMAT:
+        raise UserError(f"{path}: format {about.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}")
     try:
-        table = read_parquet(path, again="run nguide index again")
-        about = json.loads((table.schema.metadata or {}).get(b"normal_guidance", b"{}"))
-        version = about.get("format")
-        if version == FORMAT:
-            schema = with_findings(SCHEMA, read_findings(about.get("findings", ())))
-            return Manifest(table.select(schema.names).cast(schema).replace_schema_metadata(), about)
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({error}); run nguide index again") from error
-    raise UserError(f"{path}: format {version!r}, but this version reads format {FORMAT}; run nguide index again")
+        read_as(_About, about, exact=False)
+        findings = read_findings(about.get("findings", []))
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
+    except UserError as error:  # a finding's own checks
+        raise UserError(f"{path}: {error}") from error
+    further = [name for one in findings[1:] for name in (label_column(one.name), slices_column(one.name))]
+    table = read_columns(path, with_findings(SCHEMA, findings), AGAIN, (*NULLABLE, *further))
+    _check_columns(path, table, findings)
+    return Manifest(table.replace_schema_metadata(), about)
+
+
+@dataclass(frozen=True)
+class _About:
+    """The types of what is read from the manifest's metadata."""
+
+    format: int
+    source: str
+    root: str
+
+
+def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> None:
+    """Refuses a table whose columns do not fit each other, column by column: rows take seconds."""
+
+    def refuse(wrong: pa.ChunkedArray, what: str) -> None:
+        refuse_rows(path, table, wrong, what, AGAIN)
+
+    if table.num_rows != len(pc.unique(table["scan_id"])):
+        raise UserError(f"{path} is damaged: a scan occurs twice; {AGAIN}")
+    slices = pc.list_value_length(table["files"])
+    refuse(pc.equal(slices, 0), "has no slice")
+    for name in ("frames", "positions"):
+        refuse(pc.not_equal(pc.list_value_length(table[name]), slices), f"has not as many {name} as files")
+    for name, count in (("pixel_spacing", 2), ("orientation", 6)):
+        refuse(pc.not_equal(pc.list_value_length(table[name]), count), f"has not {count} numbers of {name}")
+    for name in ("rows", "columns"):
+        refuse(pc.less(table[name], 1), f"has no {name}")
+    labels = {"label": "slice_labels"} | {label_column(one.name): slices_column(one.name) for one in findings[1:]}
+    for label, of_slices in labels.items():
+        refuse(pc.or_(pc.less(table[label], -1), pc.greater(table[label], 1)), f"has a {label} other than 0 and 1")
+        refuse(pc.not_equal(pc.list_value_length(table[of_slices]), slices), f"has not as many {of_slices} as files")
+        for value in pc.unique(pc.list_flatten(table[of_slices])).to_pylist():
+            if value not in (-1, 0, 1):
+                raise UserError(f"{path} is damaged: {of_slices} has the label {value}, not 0 or 1; {AGAIN}")
+    for name in ("positions", "pixel_spacing", "orientation"):
+        if not pc.all(pc.is_finite(pc.list_flatten(table[name])), min_count=0).as_py():
+            raise UserError(f"{path} is damaged: {name} has a number that is not finite; {AGAIN}")
+    refuse(pc.invert(pc.is_finite(table["slice_spacing"])), "has a slice_spacing that is not finite")
+    if pc.any(pc.less(pc.list_flatten(table["frames"]), 0), min_count=0).as_py():
+        raise UserError(f"{path} is damaged: frames has a number below 0; {AGAIN}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import write_atomically
 
 KINDS = {
@@ -119,18 +119,15 @@ def _one_line(problem: Problem) -> Problem:
 
 
 def read_problems(path: str | Path) -> list[Problem]:
-    """Reads problems.csv."""
-    try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file)
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error}); index the scans again") from error
-    if tuple(header) != Problem._fields:
-        raise UserError(f"{path} has the columns {', '.join(header)}; index the scans again")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(header):
-            raise UserError(f"{path}, row {number} has {len(row)} cells, not {len(header)}; index the scans again")
-    return [Problem(*row) for row in rows]
+    """Reads problems.csv; a kind that is not in `KINDS` is refused."""
+    from normal_guidance.data.typed_tables import read_rows  # only here: others need no pyarrow
+
+    again = "index the scans again"
+    found = read_rows(Path(path), Problem, again)
+    for number, problem in enumerate(found, start=1):
+        if problem.kind not in KINDS:
+            raise UserError(f"{path}, row {number}: kind {shorten(problem.kind)!r} is unknown; {again}")
+    return found
 
 
 def summarize(problems: Iterable[Problem]) -> dict[str, int]:

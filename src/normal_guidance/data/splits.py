@@ -13,19 +13,40 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import pandas as pd
-from sklearn.model_selection import StratifiedGroupKFold, train_test_split
 
+from normal_guidance.data.label_tables import read_table
 from normal_guidance.data.manifest import PARTS, Manifest
-from normal_guidance.errors import UserError
+from normal_guidance.data.typed_tables import read_cells, read_rows
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import write_atomically
 
 PROPORTIONS = (4, 1, 1)
 """The paper's proportions, in the order of `PARTS`."""
 
-COLUMNS = ("scan_id", "patient_id", "label", "part")
+
+class SplitRow(NamedTuple):
+    """One line of a split."""
+
+    scan_id: str
+    patient_id: str
+    label: Literal[0, 1]
+    part: str
+
+
+COLUMNS = SplitRow._fields
+
+
+class PartRow(NamedTuple):
+    """What a user's own table of parts must have; other columns are not read."""
+
+    scan_id: str
+    part: str
+
+
+AGAIN = "make it with nguide split"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +73,7 @@ class Split:
             raise UserError(f"scan {often!r} occurs {times[often]} times; give each scan once")
         unknown = set(self.parts) - set(PARTS)
         if unknown:
-            raise UserError(f"part {min(unknown)!r} is unknown; choose one of {', '.join(PARTS)}")
+            raise UserError(f"part {shorten(min(unknown))!r} is unknown; choose one of {', '.join(PARTS)}")
         _refuse_overlap(self.patient_ids, self.parts, "patient")
 
     def __len__(self) -> int:
@@ -115,6 +136,8 @@ def fold_scans(patient_ids: Sequence[str], labels: Sequence[int], folds: int, se
         >>> fold_scans(["A", "A", "B", "C", "D", "E"], [1, 1, 0, 0, 1, 0], folds=2, seed=1)
         [0, 0, 0, 1, 1, 1]
     """
+    from sklearn.model_selection import StratifiedGroupKFold  # slow, and stores need splits without it
+
     positive, patients = sum(labels), len(set(patient_ids))
     problem = f"{positive} positive and {len(labels) - positive} negative scans of {patients} patients"
     made = [-1] * len(labels)
@@ -145,6 +168,8 @@ def patient_labels(patient_ids: Sequence[str], labels: Sequence[int]) -> dict[st
 
 
 def _draw(patients: Sequence[str], label_of: Mapping[str, int], share: float, seed: int) -> tuple[list[str], list[str]]:
+    from sklearn.model_selection import train_test_split
+
     labels = [label_of[patient] for patient in patients]
     try:
         rest, drawn = train_test_split(list(patients), test_size=share, random_state=seed, stratify=labels)
@@ -179,18 +204,39 @@ def read_split(path: str | Path) -> Split:
         normal_guidance.errors.UserError: nowhere.csv cannot be read ([Errno 2] No such file or directory:
         'nowhere.csv'); make it with nguide split
     """
+    rows = read_rows(Path(path), SplitRow, AGAIN, exact=False)
     try:
-        # Ids stay text: 007 is not the number 7, and NA is not a missing value.
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-        missing = [name for name in COLUMNS if name not in table]
-        if missing:
-            raise UserError(f"no column {missing[0]!r}, only {', '.join(map(str, table))}; make it with nguide split")
-        scan_ids, patient_ids, labels, parts = (tuple(table[name]) for name in COLUMNS)
-        return Split(scan_ids, patient_ids, tuple(map(int, labels)), parts)
+        return Split(*(tuple(getattr(row, name) for row in rows) for name in COLUMNS))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); make it with nguide split") from error
+
+
+def read_parts(path: Path, scans: Scans) -> dict[str, str]:
+    """Every scan's part, from a .csv or .parquet with the columns scan_id and part.
+
+    A table of `nguide split` is bound to the scans that it was made from: where a patient or a label is another one
+    here, it is refused.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise UserError(f"{path} is not a .csv or .parquet file; give one with the columns scan_id and part")
+    if path.suffix == ".parquet":
+        columns = read_table(path, "--split", PartRow._fields, PartRow._fields)
+        rows: Sequence[PartRow] = [PartRow(*pair) for pair in zip(columns["scan_id"], columns["part"], strict=True)]
+    else:
+        again = "give a table with the columns scan_id and part"
+        if read_cells(path, again)[:1] == [list(COLUMNS)]:
+            split = read_split(path)
+            try:
+                check_origin(split, scans)
+            except UserError as error:
+                raise UserError(f"{path}: {error}") from error
+        rows = read_rows(path, PartRow, again, exact=False)
+    part_of: dict[str, str] = {}
+    for row in rows:
+        if row.scan_id in part_of:
+            raise UserError(f"{path} has scan {shorten(row.scan_id)!r} more than once; give each scan once")
+        part_of[row.scan_id] = row.part
+    return part_of
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -208,6 +254,24 @@ class Scans(Protocol):
     @property
     def patient_ids(self) -> Sequence[str]: ...
 
+    @property
+    def labels(self) -> Any:
+        """An array or a tensor, one number a scan."""
+
+
+def check_origin(split: Split, scans: Scans) -> None:
+    """Refuses a split that was made from other scans of the same names: other patients, or other labels."""
+    place = "manifest" if isinstance(scans, Manifest) else "store"
+    here = dict(zip(scans.scan_ids, zip(scans.patient_ids, scans.labels.tolist(), strict=True), strict=True))
+    there = dict(zip(split.scan_ids, zip(split.patient_ids, split.labels, strict=True), strict=True))
+    both = [scan for scan in split.scan_ids if scan in here]
+    for number, what in ((0, "belongs to another patient"), (1, "has another label")):
+        if other := [scan for scan in both if here[scan][number] != there[scan][number]]:
+            raise UserError(
+                f"scan {other[0]!r} {what} in the {place} than in the split ({len(other)} such scans), which was made "
+                "from other data; make the split again"
+            )
+
 
 def audit(split: Split, scans: Scans, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
     """Checks that the parts of a split share no patient, no scan and, where a manifest lists them, no slice.
@@ -222,13 +286,7 @@ def audit(split: Split, scans: Scans, checksums: Mapping[str, str] | None = None
             raise UserError(f"scan {min(lost)!r} {problem} ({len(lost)} such scans); make the split again")
     part_of = dict(zip(split.scan_ids, split.parts, strict=True))
     parts = [part_of[scan] for scan in scans.scan_ids]
-    patient_of = dict(zip(split.scan_ids, split.patient_ids, strict=True))
-    other = [s for s, p in zip(scans.scan_ids, scans.patient_ids, strict=True) if patient_of[s] != p]
-    if other:
-        raise UserError(
-            f"scan {other[0]!r} belongs to another patient in the {place} than in the split ({len(other)} such "
-            "scans); make the split again"
-        )
+    check_origin(split, scans)
     _refuse_overlap(scans.patient_ids, parts, "patient")
     compared = {"scans": len(have), "patients": len(set(scans.patient_ids))}
     if isinstance(scans, Manifest):

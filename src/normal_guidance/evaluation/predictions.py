@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.errors import UserError
-from normal_guidance.files import read_parquet, write_parquet
+from normal_guidance.data.typed_tables import read_columns, refuse_rows
+from normal_guidance.files import write_parquet
 
 PREDICTIONS = pa.schema(
     {
@@ -39,6 +39,9 @@ PREDICTIONS = pa.schema(
 For the slice reference (`SliceReference`), these two hold the slices' probabilities and logits, and the scans' logit is
 NaN.
 """
+
+
+AGAIN = "copy the run again, or delete it and start it again"
 
 
 @runtime_checkable
@@ -139,18 +142,29 @@ def read_predictions(
     """
     wanted = {name: value for name, value in (("part", part), ("group", group)) if value is not None}
     names = [name for name in PREDICTIONS.names if name in columns or name in wanted]
-    try:
-        table = read_parquet(path, names, "copy the run again, or delete it and start it again").select(names)
-        table = table.cast(pa.schema([PREDICTIONS.field(name) for name in names]))
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}); copy the run again, or delete it and start it again"
-        ) from error
+    table = read_columns(path, pa.schema([PREDICTIONS.field(name) for name in names]), AGAIN)
+    _check_lists(path, table)
     for name, value in wanted.items():
         table = table.filter(pc.equal(table[name], value))
     return table.select(list(columns))
+
+
+def _check_lists(path: Path, table: pa.Table) -> None:
+    """Refuse attention that does not fit the slices, where these columns are read."""
+    if not {"scan_id", "slices"} <= set(table.column_names):
+        return
+    slices = table["slices"]
+    refuse_rows(path, table, pc.less(slices, 1), "has no slice", AGAIN)
+    if "attention" in table.column_names:
+        wrong = pc.not_equal(pc.list_value_length(table["attention"]), slices)
+        refuse_rows(path, table, wrong, "has not as many numbers of attention as slices", AGAIN)
+    if "log_attention" in table.column_names:
+        heads = table["log_attention"].combine_chunks()
+        each = pc.list_value_length(heads.flatten()).to_numpy()
+        wanted = np.repeat(slices.to_numpy(), heads.value_lengths().to_numpy())
+        of_scan = np.repeat(np.arange(len(heads)), heads.value_lengths().to_numpy())
+        wrong = np.isin(np.arange(len(heads)), of_scan[each != wanted]) | (heads.value_lengths().to_numpy() < 1)
+        refuse_rows(path, table, pa.array(wrong), "has not as many numbers of log_attention as slices", AGAIN)
 
 
 def _lists(values: Tensor, lengths: Int[Tensor, "lists"]) -> pa.ListArray:

@@ -6,22 +6,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from normal_guidance.data.findings import Finding
 from normal_guidance.data.manifest import MANIFEST
 from normal_guidance.errors import UserError
+from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.features.store_files import is_store
-from normal_guidance.files import read_json, read_parquet
+from normal_guidance.files import read_json
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.config import Config
 from normal_guidance.training.run_folder import HISTORY_TABLE, PREDICTION_TABLE, REPORT
 from normal_guidance.training.selection import group_of
 from normal_guidance.training.sweep import Sweep
-from normal_guidance.training.winners import COPY, check_group, diverged, group_names, load_winner, winner_file
-from normal_guidance.typed_json import ContentError, read_as
+from normal_guidance.training.winners import check_group, diverged, group_names, load_winner, read_history, winner_file
+from normal_guidance.typed_json import Between, ContentError, read_as
 
 NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
 """Errors from reading a JSON file of another shape than ours."""
+
+Share = Annotated[float, Between(0.0, 1.0)]
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def load_run(folder: str | Path) -> Run:
     report = read_json(folder / REPORT)
     try:
         known = read_as(_Content, report, exact=False)
+        check_environments(report)
         counts = known.configurations
         return Run(
             folder=folder,
@@ -107,13 +112,8 @@ def check_files(run: Run) -> None:
     """Read what a complete run holds beside its report; a file that is missing or damaged is named."""
     for winner in run.winners:
         load_winner(run.folder, winner.group)
-    for name in (HISTORY_TABLE, PREDICTION_TABLE):
-        try:
-            read_parquet(run.folder / name, [], COPY)
-        except UserError:
-            raise
-        except (OSError, ValueError) as error:
-            raise UserError(f"{run.folder / name} cannot be read ({error}); {COPY}") from error
+    read_history(run.folder / HISTORY_TABLE)
+    read_predictions(run.folder / PREDICTION_TABLE, ("scan_id", "slices"))  # the seal covers the lists of attention
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,68 @@ class _Winner:
     """The types of a winner in report.json; scores are null where they are NaN."""
 
     group: str
-    number: int
-    epoch: int
-    val_auroc: float
+    number: Annotated[int, Between(0.0)]
+    epoch: Annotated[int, Between(1.0)]
+    val_auroc: Share
     config: Config
     weights: str
-    test: dict[str, int | float | None] | None
+    test: _Scores | None
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The types of `Scores`; null where they are NaN, or where the method has none."""
+
+    localization_auroc: Share | None
+    localization_auprc: Share | None
+    scan_auroc: Share | None
+    scan_auprc: Share | None
+    localized: Annotated[int, Between(0.0)]
+    left_out: Annotated[int, Between(0.0)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The scans of a part, as `evaluation.runs` identifies them."""
+
+    scans: int
+    fingerprint: str
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class _Features:
+    """How the features were made (`evaluation.runs.features_of`)."""
+
+    recipe: str
+    width: Annotated[int, Between(1.0, 2.0**31)]
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    provenance: dict[str, Any]
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class _Execution:
+    """How it was trained; only the precision is read."""
+
+    precision: str
+
+
+@dataclass(frozen=True)
+class _Commit:
+    id: str
+    dirty: bool | None
+
+
+@dataclass(frozen=True)
+class _Environment:
+    """What the tables show of a start."""
+
+    normal_guidance: str
+    commit: dict[str, Any] | None
+    torch: str
+    device: str
+    date: str | None
 
 
 @dataclass(frozen=True)
@@ -140,26 +196,44 @@ class _Counted:
 class _Content:
     """The types of what `load_run` and the tables take from report.json."""
 
-    winners: tuple[dict[str, Any], ...]
+    winners: tuple[_Winner, ...]
     note: str | None
     configurations: _Counted
     departures: dict[str, Any]
-    data: dict[str, dict[str, Any]]
+    data: dict[str, _Part]
     execution: dict[str, Any]
     seconds: dict[str, float]
     options: dict[str, Any]
+    features: _Features | None = None
 
 
-def _selected(winner: Mapping[str, Any]) -> Selected:
-    known = read_as(_Winner, winner, "winner")
+def _selected(known: _Winner) -> Selected:
     return Selected(
         group=known.group,
         config=known.config,
         number=known.number,
         epoch=known.epoch,
         val_auroc=known.val_auroc,
-        test=None if known.test is None else scores_from_json(known.test),
+        test=None if known.test is None else _scores(known.test),
     )
+
+
+def _scores(known: _Scores) -> Scores:
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in asdict(known).items()}
+    return Scores(**values)
+
+
+def check_environments(report: Mapping[str, Any]) -> None:
+    """Check the types of what the tables show of a run's execution and starts."""
+    if "execution" in report:
+        read_as(_Execution, report["execution"], "execution", exact=False)
+    starts = read_as(list[dict[str, Any]], environments_of(report), "environments")
+    if not starts:
+        raise ContentError("environments is empty")
+    for start in starts:
+        known = read_as(_Environment, start, "environment", exact=False)
+        if known.commit is not None:
+            read_as(_Commit, known.commit, "environment.commit", exact=False)
 
 
 def report(
@@ -225,8 +299,9 @@ def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         [{'date': '2026-11-15', 'torch': '2.11.0'}]
     """
     if "environments" in report:
-        return [dict(one) for one in report["environments"]]
-    return [{"date": report["options"].get("date"), **report["environment"]}]
+        return read_as(list[dict[str, Any]], report["environments"], "environments")
+    options, only = (read_as(dict[str, Any], report.get(name), name) for name in ("options", "environment"))
+    return [{"date": options.get("date"), **only}]
 
 
 def scores_as_json(scores: Scores) -> dict[str, Any]:
@@ -235,6 +310,5 @@ def scores_as_json(scores: Scores) -> dict[str, Any]:
 
 
 def scores_from_json(scores: Mapping[str, Any]) -> Scores:
-    """The inverse of `scores_as_json`."""
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in scores.items()}
-    return Scores(**values)
+    """The inverse of `scores_as_json`; anything else is a `ContentError`."""
+    return _scores(read_as(_Scores, scores, "scores"))

@@ -10,17 +10,25 @@ DIR/sensitivity/<method>/<seed>/     the grid for each divergence and lambda
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.errors import UserError
-from normal_guidance.evaluation.run_report import NOT_OURS, Run, Selected, environments_of, load_run, scores_from_json
+from normal_guidance.evaluation.run_report import (
+    Run,
+    Selected,
+    check_environments,
+    environments_of,
+    load_run,
+    scores_from_json,
+)
 from normal_guidance.evaluation.supervised import References
 from normal_guidance.files import read_json
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.run_folder import REPORT
+from normal_guidance.typed_json import ContentError, read_as
 
 SCORES = "scores.json"
 SENSITIVITY = "sensitivity"
@@ -112,29 +120,34 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
     run = None if method in FORMS else load_run(folder)
     content = read_json(path) if run is None else run.report
     try:
+        known = read_as(_Content, content, exact=False)
+        if run is None:  # a run's were checked when it was loaded
+            check_environments(content)
         return StudyResult(
             method=method,
             seed=seed,
             folder=folder,
-            dataset=content["options"].get("dataset"),
-            fingerprints={part: scans["fingerprint"] for part, scans in content["data"].items()},
+            dataset=read_as(str | None, known.options.get("dataset"), "options.dataset"),
+            fingerprints={part: read_as(str, scans.get("fingerprint"), part) for part, scans in known.data.items()},
             run=run,
-            forms={form: scores_from_json(content["scores"][form]) for form in FORMS.get(method, ())},
+            forms={form: scores_from_json(known.scores[form]) for form in FORMS.get(method, ())},
             departures=content["departures"] if run else {},
-            environments=tuple(_complete(start) for start in environments_of(content)),
+            environments=tuple(environments_of(content)),
             precision=content["execution"]["precision"] if run else None,
         )
-    except NOT_OURS as error:
+    except (ContentError, KeyError) as error:
         raise UserError(
-            f"{path} is damaged or not written by nguide ({error!r}); delete it, or give another folder"
+            f"{path} is damaged or not written by nguide ({error}); delete it, or give another folder"
         ) from error
 
 
-def _complete(environment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check that the fields which the tables show exist."""
-    for name in ("normal_guidance", "commit", "torch", "device", "date"):
-        environment[name]
-    return environment
+@dataclass(frozen=True)
+class _Content:
+    """The types of what is read from scores.json and from report.json."""
+
+    options: dict[str, Any]
+    data: dict[str, dict[str, Any]]
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def reference_scores(found: Sequence[StudyResult]) -> dict[int, Scores]:

@@ -31,7 +31,7 @@ from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
 from normal_guidance.data.worker_pool import TIMEOUT, Pool
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.encoder_inputs import Decoding, Reader
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.encoding_folder import (
@@ -39,6 +39,7 @@ from normal_guidance.features.encoding_folder import (
     REPORT,
     Encoded,
     EncodingJob,
+    EncodingReport,
     job_folder,
     open_job,
     recorded_identity,
@@ -58,8 +59,8 @@ from normal_guidance.features.encoding_machine import (
 from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics
 from normal_guidance.features.scan_kind import describe_inputs
 from normal_guidance.features.store import FeatureStore, check_patients, open_store, write_store
-from normal_guidance.features.store_files import dtype_name
-from normal_guidance.files import read_json
+from normal_guidance.features.store_files import AGAIN, dtype_name
+from normal_guidance.files import read_json_as
 
 PROBLEMS = "problems.csv"
 
@@ -202,8 +203,9 @@ def _run(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs
 
 
 def _threads_of(before: Mapping[str, Any] | None) -> int:
-    threads = (before or {}).get("execution", {}).get("threads")
-    return threads if isinstance(threads, int) else torch.get_num_threads()
+    execution = (before or {}).get("execution")
+    threads = execution.get("threads") if isinstance(execution, dict) else None
+    return threads if type(threads) is int and threads > 0 else torch.get_num_threads()
 
 
 def fit_preprocessing(
@@ -275,7 +277,7 @@ def _completed_before(out: Path, identity: Mapping[str, Any]) -> EncodingResult 
         raise UserError(f"{out} exists and is not a store made by nguide encode; choose another folder (-o)")
     refuse_another(out, before, identity)
     problems = read_problems(out / PROBLEMS)
-    failed = read_json(out / REPORT)["failed"]
+    failed = read_json_as(out / REPORT, EncodingReport, AGAIN, exact=False).failed
     return EncodingResult(open_store(out), failed, summarize(problems), 0, 0.0, complete_before=True)
 
 
@@ -339,10 +341,16 @@ def _measure_training_scans(
     plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs
 ) -> Statistics:
     """The mean of the training scans' means and sds, without scans that cannot be read."""
-    known, parts, ids = job.statistics(), plan.parts or {}, plan.manifest.scan_ids
+    channels = inputs.preprocessing.channels
+    known, parts, ids = job.statistics(channels), plan.parts or {}, plan.manifest.scan_ids
     training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
     length_of = dict(zip(training.scan_ids, training.lengths.tolist(), strict=True))
     of = sum(length_of.values())
+    if others := known.keys() - length_of.keys():
+        raise UserError(
+            f"{job.path} has statistics of scan {shorten(min(others))!r}, which is not a training scan; delete the "
+            "folder and encode again"
+        )
     slices = before = sum(length_of[scan] for scan in known)
     left = training.take(number for number, scan in enumerate(training.scan_ids) if scan not in known)
     plan.watch(EncodingProgress("statistics", slices, of, before))

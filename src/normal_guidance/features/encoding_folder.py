@@ -18,19 +18,22 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float32
 from torch import Tensor
 
 from normal_guidance.data.problems import Problem
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.preprocessing import Statistics
-from normal_guidance.files import read_json, remove_left_drafts, write_json
+from normal_guidance.features.store_files import AGAIN
+from normal_guidance.files import read_json, read_json_as, remove_left_drafts, write_json
 from normal_guidance.folders import difference, lock_folder
 from normal_guidance.tensor_files import read_tensors, write_tensors
+from normal_guidance.typed_json import ContentError, parse_json, read_as
 
 FORMAT = 1
 """Version of the layout on disk; a job of another version is an error."""
@@ -46,6 +49,29 @@ class Encoded(NamedTuple):
     failed: list[str]
     """Ids of the other scans."""
     problems: list[Problem]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """The types of what a unit's file holds beside the features."""
+
+    failed: list[str]
+    problems: list[tuple[str, str, str, str, str]]
+
+
+class _Line(NamedTuple):
+    """A line of statistics.jsonl; null for a scan that could not be measured."""
+
+    scan: str
+    mean: tuple[float, ...] | None
+    sd: tuple[float, ...] | None
+
+    def statistics(self, channels: int) -> Statistics | None:
+        if self.mean is None and self.sd is None:
+            return None
+        if self.mean is None or self.sd is None or not len(self.mean) == len(self.sd) == channels:
+            raise ValueError(f"scan {shorten(self.scan)!r} has not {channels} means and sds")
+        return Statistics(self.mean, self.sd)
 
 
 @dataclass(frozen=True)
@@ -73,11 +99,15 @@ class EncodingJob:
         path, again = self._unit(number), "delete it and encode again"
         tensors, about = read_tensors(path, again)
         try:
-            return Encoded(tensors["features"], about["failed"], [Problem(*fields) for fields in about["problems"]])
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path} is not of this version ({error!r}); {again}") from error
+            known = read_as(_Unit, about)
+            features = tensors["features"]
+        except (KeyError, ContentError) as error:
+            raise UserError(f"{path} is damaged or not of this version ({error}); {again}") from error
+        if features.ndim != 2 or features.dtype != torch.float32:
+            raise UserError(f"{path} holds {features.dtype} of shape {tuple(features.shape)}, not features; {again}")
+        return Encoded(features, known.failed, [Problem(*fields) for fields in known.problems])
 
-    def statistics(self) -> dict[str, Statistics | None]:
+    def statistics(self, channels: int) -> dict[str, Statistics | None]:
         """Mean and sd of the scans that were measured, None for those that could not be."""
         known: dict[str, Statistics | None] = {}
         whole = 0
@@ -86,8 +116,11 @@ class EncodingJob:
             content, _, checksum = line.rpartition(b" ")
             if checksum != b"%08x\n" % zlib.crc32(content):
                 break
-            scan, mean, sd = json.loads(content)
-            known[scan] = None if mean is None else Statistics(tuple(mean), tuple(sd))
+            try:
+                one = read_as(_Line, dict(zip(_Line._fields, parse_json(content), strict=True)))
+                known[one.scan] = one.statistics(channels)
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{path} is damaged ({error}); delete it and encode again") from error
             whole += len(line)
         if path.exists():
             os.truncate(path, whole)  # a killed process may have left half a line; a damaged one is measured again
@@ -107,6 +140,14 @@ class EncodingJob:
         return self.path / f"unit-{number:05d}.safetensors"
 
 
+@dataclass(frozen=True)
+class EncodingReport:
+    """What is read of a store's report.json; a store that `nguide encode` did not make has no identity."""
+
+    identity: dict[str, Any] | None = None
+    failed: dict[str, int] = field(default_factory=dict)
+
+
 def job_folder(out: Path) -> Path:
     """The folder of a store's job.
 
@@ -120,8 +161,7 @@ def job_folder(out: Path) -> Path:
 def recorded_identity(out: Path) -> dict[str, Any] | None:
     """The identity of a store's job, from the store if it is complete or else from the job; None without either."""
     if (out / REPORT).exists():
-        identity = read_json(out / REPORT).get("identity")
-        return identity if isinstance(identity, dict) else None
+        return read_json_as(out / REPORT, EncodingReport, AGAIN, exact=False).identity
     job = EncodingJob(job_folder(out))
     return read_json(job.path / CONFIG) if job.begun else None
 

@@ -8,8 +8,8 @@ labels and patients.  What `normal_guidance.features.convert` exported comes bac
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from normal_guidance.features.scan_layouts import KEYS, FoundScan, scans_of
 from normal_guidance.features.scan_table import ScanTable
 from normal_guidance.features.store import FeatureStore, write_store
 from normal_guidance.features.store_files import is_store
+from normal_guidance.files import read_json_as
+from normal_guidance.typed_json import parse_json
 
 TORCHMIL = "torchmil"
 
@@ -222,14 +224,16 @@ def _about(folder: Path, form: str) -> dict[str, Any]:
     path = folder / ABOUT
     if not path.exists():
         return {"provenance": {"imported_from": form}, "recipe": "", "order": []}
-    try:
-        about = json.loads(path.read_bytes())
-        for name, kind in (("provenance", dict), ("recipe", str), ("order", list)):
-            if not isinstance(about[name], kind):
-                raise ValueError(f"{name} is not a {kind.__name__}")
-        return {**about, "order": [str(name) for name in about["order"]]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error!r}); export the store again, or delete the file") from error
+    return asdict(read_json_as(path, _Exported, "export the store again, or delete the file", exact=False))
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """What an exported store says of itself."""
+
+    provenance: dict[str, Any]
+    recipe: str
+    order: list[str]
 
 
 def _provenance_of(file: Path, form: str) -> dict[str, Any]:
@@ -238,7 +242,7 @@ def _provenance_of(file: Path, form: str) -> dict[str, Any]:
         return {"imported_from": form}
     with open_file(file, form) as fields:
         text = fields.get("provenance")
-        provenance = json.loads(text) if isinstance(text, str) else {"imported_from": form}
+        provenance = parse_json(text) if isinstance(text, str) else {"imported_from": form}
         if not isinstance(provenance, dict):
             raise ValueError("the attribute provenance is not a JSON object")
         return provenance

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from normal_guidance.data.geometry import normal_of
 from normal_guidance.data.manifest import Manifest
+from normal_guidance.typed_json import read_as
 
 SPACING_PERCENTILES = (1, 50, 99)
 """Percentiles for low, median and high slice spacing: a few wrong headers must not widen the range."""
@@ -54,6 +56,47 @@ def describe_inputs(manifest: Manifest, left_out: Collection[str] = ()) -> dict[
         "slices": {"fewest": int(lengths.min()), "median": int(np.median(lengths)), "most": int(lengths.max())},
         "slice_spacing": _range(spacings) if spacings else None,
     }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Slices of the shortest, the median and the longest scan."""
+
+    fewest: int
+    median: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Range:
+    """Slice spacing in mm."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ScanSummary:
+    """What `describe_inputs` recorded, as it is read back."""
+
+    source: str | None
+    scans: int
+    modalities: dict[str, int]
+    planes: dict[str, int]
+    slices: Counts
+    slice_spacing: Range | None
+
+
+def is_encoded(provenance: Mapping[str, Any]) -> bool:
+    """Whether `nguide encode` made the features; users' own may have any provenance."""
+    return {"identity", "preprocessing"} <= provenance.keys()
+
+
+def scans_behind(provenance: Mapping[str, Any]) -> ScanSummary | None:
+    """The scans that `nguide encode` made features of; None where it did not, or did not record them."""
+    inputs = provenance.get("inputs") if is_encoded(provenance) else None
+    return None if inputs is None else read_as(ScanSummary, inputs, "provenance.inputs")
 
 
 def _range(spacings: Sequence[float]) -> dict[str, float]:

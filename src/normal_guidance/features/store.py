@@ -27,7 +27,9 @@ from torch import Tensor
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.data.findings import Finding, Labels, choose_finding, label_column, slices_column
 from normal_guidance.data.manifest import PARTS
+from normal_guidance.data.splits import read_parts
 from normal_guidance.errors import UserError, shorten
+from normal_guidance.features.scan_kind import scans_behind
 from normal_guidance.features.store_files import (
     AGAIN,
     DTYPES,
@@ -45,7 +47,7 @@ from normal_guidance.features.store_files import (
     write_index,
     write_shards,
 )
-from normal_guidance.files import folder_atomically, read_parquet, write_atomically
+from normal_guidance.files import folder_atomically, write_atomically
 
 SHARD_BYTES = 2**30
 """Largest shard, unless one scan alone is larger: such files are easy to copy and to map."""
@@ -100,8 +102,8 @@ class FeatureStore:
     @property
     def slice_spacing(self) -> float | None:
         """The median distance of slices in mm; None where the encoded scans do not tell, or features were imported."""
-        spacing = (self.provenance.get("inputs") or {}).get("slice_spacing")
-        return None if spacing is None else float(spacing["median"])
+        summary = scans_behind(self.provenance)
+        return None if summary is None or summary.slice_spacing is None else summary.slice_spacing.median
 
     def part(self, name: str) -> FeatureStore:
         """The scans of one part: 'train', 'val' or 'test'."""
@@ -140,7 +142,7 @@ class FeatureStore:
         it was trained on.  The folder does not change.
         """
         where = "the mapping" if isinstance(parts, Mapping) else str(parts)
-        part_of = dict(parts) if isinstance(parts, Mapping) else read_parts(Path(parts))
+        part_of = dict(parts) if isinstance(parts, Mapping) else read_parts(Path(parts), self)
         for scan, name in part_of.items():
             _check_part(name, f"{where}: scan {scan!r}: ")
         have, given = set(self.scan_ids), set(part_of)
@@ -545,24 +547,6 @@ def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStor
     made = (about.features, about.dtype, about.provenance, about.recipe)
     wanted = os.environ.get("NGUIDE_VERIFY") != "0" if verify is None else verify
     return FeatureStore(folder, scans, *made, shards, about.findings, wanted)
-
-
-def read_parts(path: Path) -> dict[str, str]:
-    """Every scan's part, from a .csv or .parquet with the columns scan_id and part."""
-    if path.suffix not in (".csv", ".parquet"):
-        raise UserError(f"{path} is not a .csv or .parquet file; give one with the columns scan_id and part")
-    try:
-        # Ids in text stay as they are written: 007 is not a number, and NA is not a missing value.
-        csv = path.suffix == ".csv"
-        table = pd.read_csv(path, dtype=str, keep_default_na=False) if csv else read_parquet(path).to_pandas()
-    except (OSError, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors
-        raise UserError(f"{path} cannot be read ({error}); give a table with the columns scan_id and part") from error
-    missing = [name for name in ("scan_id", "part") if name not in table]
-    if missing:
-        raise UserError(f"{path} has no column {missing[0]!r}, only {', '.join(map(str, table))}; add it")
-    ids = [str(scan) for scan in table["scan_id"].tolist()]
-    _refuse_duplicates(ids, str(path))
-    return dict(zip(ids, [str(part) for part in table["part"].tolist()], strict=True))
 
 
 def _refuse_duplicates(ids: Sequence[str], where: str) -> None:

@@ -18,21 +18,35 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Float, Int8
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from normal_guidance.data.findings import Finding, Labels, further_columns, read_findings, with_findings
-from normal_guidance.errors import UserError
-from normal_guidance.files import read_json, read_parquet, sync, write_json, write_parquet
+from normal_guidance.data.findings import (
+    Finding,
+    Labels,
+    further_columns,
+    label_column,
+    read_findings,
+    slices_column,
+    with_findings,
+)
+from normal_guidance.data.manifest import PARTS
+from normal_guidance.data.typed_tables import read_columns, refuse_rows
+from normal_guidance.errors import UserError, shorten
+from normal_guidance.features.scan_kind import scans_behind
+from normal_guidance.files import read_json, sync, write_json, write_parquet
 from normal_guidance.tensor_files import DTYPE_NAMES
+from normal_guidance.typed_json import Between, ContentError, read_as
 
 ABOUT = "store.json"
 """The file that makes a folder a feature store."""
@@ -123,22 +137,36 @@ def read_about(folder: Path) -> About:
     if not is_store(folder):
         raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")
     fields = read_json(path, AGAIN)
+    version = fields.get("format")
+    if isinstance(version, int) and version not in FORMATS:
+        raise UserError(
+            f"{path} has format {version!r}, but this version of normal-guidance reads formats up to {FORMAT}; install "
+            "the version that wrote the store, or write the store again"
+        )
     try:
-        version = fields["format"]
-        if version in FORMATS:
-            recipe = fields["recipe"] if version > 1 else ""
-            dtype = DTYPES[fields["dtype"]]
-            findings = read_findings(fields.get("findings", ()))
-            for name, kind in (("features", int), ("provenance", dict), ("fingerprint", str)):
-                if not isinstance(fields[name], kind):
-                    raise TypeError(f"{name} is not a {kind.__name__}")
-            return About(fields["features"], dtype, fields["provenance"], recipe, fields["fingerprint"], findings)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error!r}); {AGAIN}") from error
-    raise UserError(
-        f"{path} has format {version!r}, but this version of normal-guidance reads formats up to {FORMAT}; install "
-        "the version that wrote the store, or write the store again"
-    )
+        known = read_as(_Content, fields)
+        scans_behind(known.provenance)
+        if known.format > 1 and "recipe" not in fields:
+            raise ContentError("recipe is missing")
+        findings = read_findings(known.findings)
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
+    except UserError as error:  # a finding's own checks
+        raise UserError(f"{path}: {error}") from error
+    return About(known.features, DTYPES[known.dtype], known.provenance, known.recipe, known.fingerprint, findings)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of store.json; what has a default came with later versions, or is absent where it is empty."""
+
+    format: int
+    features: Annotated[int, Between(1.0, 2.0**31)]
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    provenance: dict[str, Any]
+    fingerprint: str
+    recipe: str = ""
+    findings: list[Any] = field(default_factory=list)
 
 
 def write_index(
@@ -157,15 +185,39 @@ def write_index(
 def read_index(folder: Path, findings: Sequence[Finding] = ()) -> pd.DataFrame:
     """Reads index.parquet: the columns of `INDEX` and of the findings, null as None, but NaN for a label."""
     path, schema = folder / "index.parquet", with_findings(INDEX, findings)
-    try:
-        table = read_parquet(path, again=AGAIN).select(schema.names).cast(schema)
-    except UserError:
-        raise
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({error}); {AGAIN}") from error
+    labels = {"label": "slice_labels"} | {label_column(one.name): slices_column(one.name) for one in findings[1:]}
+    nullable = {*labels, *labels.values(), "part"} - {"label"}
+    table = read_columns(path, schema, AGAIN, tuple(nullable))
+    _check_columns(path, table, labels)
     scans: pd.DataFrame = table.to_pandas()
     # A null in a column of strings would become NaN in pandas 3.
     return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
+
+
+def _check_columns(path: Path, table: pa.Table, labels: Mapping[str, str]) -> None:
+    """Refuses values that no store has, before files are looked for by them."""
+
+    def refuse(wrong: pa.ChunkedArray, what: str) -> None:
+        refuse_rows(path, table, wrong, what, AGAIN)
+
+    if not table.num_rows:
+        raise UserError(f"{path} is damaged: it lists no scan; {AGAIN}")
+    if table.num_rows != len(pc.unique(table["scan_id"])):
+        raise UserError(f"{path} is damaged: a scan occurs twice; {AGAIN}")
+    for name, least, most in (("slices", 1, 2**31), ("shard", 0, table.num_rows - 1), ("first_row", 0, 2**48)):
+        values = table[name].cast(pa.int64())
+        refuse(pc.or_(pc.less(values, least), pc.greater(values, most)), f"has an impossible {name}")
+    refuse(pc.and_(pc.is_valid(table["part"]), pc.invert(_is_one_of(table["part"], PARTS))), "has an unknown part")
+    for label, of_slices in labels.items():
+        refuse(pc.invert(_is_one_of(table[label], (0, 1, None))), f"has a {label} other than 0 and 1")
+        counted = pc.list_value_length(table[of_slices])
+        refuse(pc.not_equal(counted, table["slices"]), f"has not as many {of_slices} as slices")
+        if not pc.all(_is_one_of(pc.list_flatten(table[of_slices]), (-1, 0, 1)), min_count=0).as_py():
+            raise UserError(f"{path} is damaged: {of_slices} has a label other than 0 and 1; {AGAIN}")
+
+
+def _is_one_of(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArray:
+    return pc.is_in(column, pa.array(values, column.type))
 
 
 def index_rows(scans: pd.DataFrame) -> list[IndexRow]:
@@ -242,7 +294,7 @@ def _map_shard(path: Path, shape: tuple[int, int], about: About) -> Float[Tensor
         if not path.exists():
             raise UserError(f"{path} is missing; {AGAIN}") from error
         what = "cannot be read" if isinstance(error, OSError) else "is damaged"
-        raise UserError(f"{path} {what} ({error}); {AGAIN}") from error
+        raise UserError(f"{path} {what} ({shorten(str(error), 300)}); {AGAIN}") from error
     if recipe != about.recipe:
         raise UserError(
             f"{path} was made by another encoder or preprocessing than the store (recipe {recipe[:12] or 'unknown'}, "

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from normal_guidance.core.methods import method_title
-from normal_guidance.files import read_json
+from normal_guidance.errors import UserError
+from normal_guidance.files import read_json_as
 from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, as_json, write_page
 from normal_guidance.reports.figures.comparisons import ForestRow
 from normal_guidance.reports.paper_tables import TITLES
 from normal_guidance.statistics.differences import LEVEL, Difference
 from normal_guidance.statistics.number_format import digits, p_value, signed, yes_no
 from normal_guidance.statistics.scores import METRICS, Metric
+from normal_guidance.typed_json import ContentError, read_as
 
 METHOD = (
     f"Differences are averaged over the splits. Intervals ({100 * LEVEL:g} %) and p-values come from the bootstrap "
@@ -114,10 +116,27 @@ class Differences:
 
 def read_differences(path: Path) -> Differences:
     """Reads the JSON of `Differences.write`, where null stands for NaN."""
-    content = read_json(path)
-    names = [one.name for one in fields(Difference)]
+    again = "write the differences again"
+    content = read_json_as(path, _Content, again)
     found = []
-    for one in content["differences"]:
-        record: dict[str, Any] = {name: math.nan if one[name] is None else one[name] for name in names}
-        found.append(Difference(**record))
-    return Differences(content["dataset"], tuple(found))
+    for number, one in enumerate(content.differences):
+        record = {name: -1.0 if name in MAY_BE_NULL and value is None else value for name, value in one.items()}
+        try:
+            known = read_as(Difference, record, f"differences[{number}]", exact=False)
+        except ContentError as error:
+            raise UserError(f"{path} is damaged: {error}; {again}") from error
+        missing: dict[str, Any] = {name: math.nan for name in MAY_BE_NULL if one.get(name) is None}
+        found.append(replace(known, **missing))
+    return Differences(content.dataset, tuple(found))
+
+
+MAY_BE_NULL = ("estimate", "low", "high", "p", "p_adjusted")
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of the JSON of `Differences`."""
+
+    dataset: str
+    about: str
+    differences: list[dict[str, Any]]

@@ -7,15 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, method_title
 from normal_guidance.data.dataset_statistics import Description
-from normal_guidance.errors import UserError
 from normal_guidance.evaluation.study import Study, wanted_of
 from normal_guidance.evaluation.study_folder import StudyResult, find_results
 from normal_guidance.evaluation.study_predictions import StudyPredictions
-from normal_guidance.files import make_folder, read_parquet
+from normal_guidance.files import make_folder
 from normal_guidance.presentation import html
 from normal_guidance.presentation.html import Section
 from normal_guidance.presentation.text_tables import Grid
@@ -38,6 +35,7 @@ from normal_guidance.reports.study_tables import Results
 from normal_guidance.reports.thumbnails import Images
 from normal_guidance.statistics.scores import METRICS, Metric
 from normal_guidance.training.run_folder import HISTORY_TABLE
+from normal_guidance.training.winners import read_history
 
 FIGURES = "figures"
 
@@ -249,7 +247,7 @@ def _training(experiment: Experiment, folder: Path) -> Iterator[str]:
     for one in _complete_runs(experiment.study):
         if one.run is None:
             continue
-        history = _history(one.folder / HISTORY_TABLE)
+        history = read_history(one.folder / HISTORY_TABLE).to_pandas()
         name = f"{one.method}_{one.seed}"
         title = f"{method_title(one.method)}, seed {one.seed}"
         curves = draw_learning_curves(history, one.method, folder / f"curves_{name}.png")
@@ -259,16 +257,6 @@ def _training(experiment: Experiment, folder: Path) -> Iterator[str]:
             html.figure(curves, f"{title}: every configuration by epoch.")
             + html.figure(heat, f"{title}: validation AUROC at each configuration's selected epoch."),
         )
-
-
-def _history(path: Path) -> pd.DataFrame:
-    again = "copy the run again, or delete it and start again"
-    try:
-        return read_parquet(path, again=again).to_pandas()
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise UserError(f"{path} cannot be read ({error}); {again}") from error
 
 
 def _records(experiment: Experiment) -> Iterator[str]:

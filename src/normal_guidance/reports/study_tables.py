@@ -12,7 +12,6 @@ from typing import Any
 from normal_guidance.core.methods import CEILING, EVERY_METHOD, SCAN_REFERENCE, method_title
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.published import Choice, published_choice, published_sd_kind
-from normal_guidance.evaluation.run_report import NOT_OURS
 from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.evaluation.study_folder import (
     LOG_DENSITY,
@@ -22,7 +21,7 @@ from normal_guidance.evaluation.study_folder import (
     find_results,
     reference_scores,
 )
-from normal_guidance.files import read_json
+from normal_guidance.files import read_json_as
 from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, write_page
 from normal_guidance.quantities import time_text
 from normal_guidance.reports.paper_tables import (
@@ -237,14 +236,18 @@ def _chosen(found: Sequence[StudyResult], dataset: str) -> Iterator[ChosenConfig
 
 
 def _settings(found: Sequence[StudyResult]) -> set[tuple[str, float]]:
-    settings = set()
+    settings: set[tuple[str, float]] = set()
     for one in found:
-        path = one.folder / CONFIG
-        try:
-            settings |= {(config["divergence"], config["guidance_weight"]) for config in read_json(path)["configs"]}
-        except NOT_OURS as error:
-            raise UserError(f"{path} is damaged or not a run's file ({error!r}); copy the run again") from error
+        configs = read_json_as(one.folder / CONFIG, _Configs, exact=False).configs
+        settings |= {(config.divergence, config.guidance_weight) for config in configs}
     return settings
+
+
+@dataclass(frozen=True)
+class _Configs:
+    """What is read here of a run's config.json."""
+
+    configs: list[Config]
 
 
 def _left_out_notes(

@@ -154,7 +154,7 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
     before = read_json(path)
     if before.get("format") != FORMAT:
         raise UserError(
-            f"{path}: format {before.get('format')!r}, but this version of normal-guidance reads format {FORMAT}; "
+            f"{path}: format {before.get('format')!r:.60}, but this version of normal-guidance reads format {FORMAT}; "
             "install the version that began the run, or choose another folder"
         )
     begun = not names.isdisjoint((STATE, REPORT))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from normal_guidance.data.typed_tables import read_columns
 from normal_guidance.errors import UserError
-from normal_guidance.files import read_json, write_json, write_parquet
+from normal_guidance.files import read_json_as, write_json, write_parquet
 from normal_guidance.tensor_files import read_tensors, write_tensors
 from normal_guidance.training.config import AXES, Config
 from normal_guidance.training.run_folder import FORMAT, HISTORY_TABLE, REPORT, WINNERS, forget
@@ -18,6 +21,7 @@ from normal_guidance.training.selection import group_of
 from normal_guidance.training.stacked_model import initial_model
 from normal_guidance.training.sweep import Sweep
 from normal_guidance.training.sweep_state import HISTORY
+from normal_guidance.typed_json import Between, ContentError, read_as
 
 COPY = "copy the run again, or delete it and start it again"
 
@@ -82,6 +86,24 @@ def write_history(folder: Path, result: Sweep) -> None:
     write_parquet(folder / HISTORY_TABLE, history_table(result))
 
 
+def read_history(path: Path) -> pa.Table:
+    """Read a history.parquet; losses and scores of configurations that diverged are NaN."""
+    return read_columns(path, HISTORY_SCHEMA, COPY, optional=("val_loss", "winner"))  # the first versions had none
+
+
+HISTORY_SCHEMA = pa.schema(
+    {
+        "config": pa.int64(),
+        **{**dict.fromkeys(AXES, pa.float64()), "divergence": pa.string(), "seed": pa.int64()},
+        "epoch": pa.int64(),
+        **dict.fromkeys(HISTORY, pa.float64()),
+        "selected": pa.bool_(),
+        "winner": pa.bool_(),
+    }
+)
+"""Columns of history.parquet."""
+
+
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
     """Write the winners' weights and what `load_winner` needs."""
     forget(folder, *WINNERS)  # an earlier, killed start may have had others: CUDA does not promise the same bits
@@ -101,8 +123,28 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
         write_json(folder / f"{file}.json", about)
 
 
+@dataclass(frozen=True)
+class AboutWinner:
+    """The types of best.json; what has a default came with later versions."""
+
+    format: int
+    config: Config
+    features: Annotated[int, Between(1.0, 2.0**31)]
+    number: int
+    epoch: int
+    val_auroc: float
+    val_loss: float | None = None
+
+
+def about_winner(folder: Path, group: str = "") -> AboutWinner:
+    """Read a winner's best.json."""
+    return read_json_as(folder / f"{winner_file(group)}.json", AboutWinner, COPY)
+
+
 def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Build the plain model with these weights, in their dtype, ready to predict."""
+    """Build the plain model with these weights, in their dtype, ready to predict; others are a RuntimeError."""
+    if features > max((size for tensor in weights.values() for size in tensor.shape), default=0):
+        raise RuntimeError(f"no weights are of {features} features")  # before a model of that size is made
     dtype = next(iter(weights.values())).dtype
     model = initial_model(config, features).to(dtype)
     model.load_state_dict(dict(weights))
@@ -123,11 +165,11 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
         raise UserError(f"{folder} is not a complete run: {REPORT} is missing; give the folder of a complete run")
     check_group(folder, _winning_groups(folder / REPORT), group)
     path = folder / f"{winner_file(group)}.json"
-    about = read_json(path, COPY)
+    about = about_winner(folder, group)
     weights, _ = read_tensors(path.with_suffix(".safetensors"), COPY)
     try:
-        return winner_model(Config(**about["config"]), about["features"], weights)
-    except (KeyError, TypeError, RuntimeError, StopIteration) as error:
+        return winner_model(about.config, about.features, weights)
+    except RuntimeError as error:
         raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
 
 
@@ -158,7 +200,15 @@ def check_group(
 
 def _winning_groups(path: Path) -> list[str]:
     """The groups that have a winner by the report; other files may lie beside it."""
+    winners = read_json_as(path, _Report, COPY, exact=False).winners
     try:
-        return [str(winner["group"]) for winner in read_json(path)["winners"]]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error!r}); copy the run again") from error
+        return [read_as(str, winner.get("group"), "group") for winner in winners]
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {COPY}") from error
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What is read here of report.json."""
+
+    winners: list[dict[str, Any]]

@@ -23,7 +23,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.evaluation.run_report import NOT_OURS
 from normal_guidance.features.store import open_store
-from normal_guidance.files import read_json
+from normal_guidance.files import read_json, read_json_as
 from normal_guidance.viewer.attention_curves import curve, number, numbers
 from normal_guidance.viewer.cache import Cache
 from normal_guidance.viewer.prediction_folders import (
@@ -327,7 +327,7 @@ def _labelled(manifest: Manifest, folder: Path) -> Manifest:
     model = folder / BUNDLE
     finding = read_json(model).get("finding") if model.is_file() else None
     name = finding.get("name") if isinstance(finding, dict) else None
-    return manifest.of_finding(name) if name in {one.name for one in manifest.findings} else manifest
+    return manifest.of_finding(name) if name in [one.name for one in manifest.findings] else manifest
 
 
 def _encoder_windows(folder: Path, store: Path | None) -> list[Window | None]:
@@ -335,9 +335,9 @@ def _encoder_windows(folder: Path, store: Path | None) -> list[Window | None]:
     summary = folder / SUMMARY
     if store is None and not summary.is_file():
         return []
-    about = read_json(summary).get("model") if store is None else open_store(store).provenance
+    about = read_json_as(summary, _Summary, exact=False).model if store is None else open_store(store).provenance
     try:
-        return [window_from_json(window) for window in about["preprocessing"]["windows"]]  # type: ignore[index]
+        return [window_from_json(window) for window in about["preprocessing"]["windows"]]
     except (*NOT_OURS, IndexError) as error:
         if store is None:
             return []
@@ -347,7 +347,15 @@ def _encoder_windows(folder: Path, store: Path | None) -> list[Window | None]:
 def is_anonymous(folder: Path) -> bool:
     """Whether `nguide predict --anonymize` made the folder, which then does not say where the scans are."""
     summary = folder / SUMMARY
-    return summary.is_file() and read_json(summary).get("anonymous") is True
+    return summary.is_file() and read_json_as(summary, _Summary, exact=False).anonymous
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What is read here of summary.json."""
+
+    anonymous: bool = False
+    model: Any = None
 
 
 def _geometry(row: ScanRow | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ DIR/predictions.parquet and DIR/manifest.parquet   new scans (`nguide predict`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ from normal_guidance.core.methods import (
 from normal_guidance.data.findings import refuse_several
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
-from normal_guidance.evaluation.run_report import NOT_OURS
 from normal_guidance.evaluation.study_folder import find_folders
-from normal_guidance.files import read_json
+from normal_guidance.files import read_json, read_json_as
 from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
 
 SUMMARY, BUNDLE = "summary.json", "bundle.json"
@@ -108,17 +107,29 @@ def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
 
 def _method_of(folder: Path) -> str:
     """The method by a run's report or by the summary of new scans; 'model' where neither names it."""
-    try:
-        if (folder / REPORT).is_file():
-            return str(read_json(folder / REPORT)["winners"][0]["config"]["method"])
-        if (folder / SUMMARY).is_file():
-            return _method_of_bundle(read_json(folder / SUMMARY)["model"])
-        if (folder / BUNDLE).is_file():
-            return _method_of_bundle(read_json(folder / BUNDLE))
-    except (*NOT_OURS, IndexError):
-        pass
+    about: Any = None
+    if (folder / REPORT).is_file():
+        about = read_json_as(folder / REPORT, _Report, exact=False).winners[:1]
+    elif (folder / SUMMARY).is_file():
+        about = [read_json_as(folder / SUMMARY, _Summary, exact=False).model]
+    elif (folder / BUNDLE).is_file():
+        about = [read_json(folder / BUNDLE)]
+    for one in about or ():
+        config = one.get("config")
+        method = one.get("method", config.get("method") if isinstance(config, dict) else None)
+        return method if isinstance(method, str) else "model"
     return "model"
 
 
-def _method_of_bundle(about: Mapping[str, Any]) -> str:
-    return str(about["method"] if "method" in about else about["config"]["method"])
+@dataclass(frozen=True)
+class _Report:
+    """What is read here of a run's report.json."""
+
+    winners: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What is read here of summary.json; folders of earlier versions may lack it."""
+
+    model: dict[str, Any] = field(default_factory=dict)

@@ -16,9 +16,8 @@ from normal_guidance.evaluation.study import DATASETS
 from normal_guidance.evaluation.trust.deletion_curves import By
 from normal_guidance.evaluation.trust.examination import Trust, examine
 from normal_guidance.features.store import FeatureStore, fingerprint_of, open_store
-from normal_guidance.files import read_json
 from normal_guidance.training.stacked_model import initial_model
-from normal_guidance.training.winners import load_winner, winner_file
+from normal_guidance.training.winners import about_winner, load_winner
 
 TESTED = ("val", "test")
 """Parts on which no weights were fitted."""
@@ -58,7 +57,7 @@ def examine_run(
         raise UserError(f"{run.folder} was trained on slice labels and has no attention to test; give another run")
     scans = _scans(run, winner, store, split, part)
     model = load_winner(folder, group).to(device)
-    width = int(read_json(run.folder / f"{winner_file(group)}.json")["features"])
+    width = about_winner(run.folder, group).features
     if scans.width != width:
         raise UserError(f"{run.folder} takes {width} features a slice, but the store has {scans.width}; give its store")
 
