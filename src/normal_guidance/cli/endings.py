@@ -39,7 +39,9 @@ class Ending(NamedTuple):
 
 DONE = Ending(0, "The command did its work.")
 NOT_ALL = Ending(
-    1, "`predict` left out a scan or a part of its results, or `doctor` found an essential package missing."
+    1,
+    "`encode` or `predict` left out a scan, `predict` a part of its results, or `doctor` found an essential package "
+    "missing.",
 )
 MISTAKE = Ending(2, "A mistake in the command or the data; the line says what to do.", "error: {detail}")
 BUG = Ending(
