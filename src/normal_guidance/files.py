@@ -157,6 +157,14 @@ def remove_left_drafts(folder: Path, name: str | None = None) -> None:
             _remove_left(draft)
 
 
+def remove_left_drafts_of(out: Path) -> None:
+    """Removes what killed processes had begun to write of an output: drafts of its own, and in it at any depth."""
+    out = out.absolute()
+    remove_left_drafts(out.parent, out.name)
+    for folder, _, _ in os.walk(out):
+        remove_left_drafts(Path(folder))
+
+
 def _begin(path: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
     """Creates a draft and locks it for as long as it is open in this process; where a disk has no locks, age decides.
 

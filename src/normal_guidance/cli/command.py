@@ -12,16 +12,20 @@ from typer.core import TyperCommand
 
 from normal_guidance.cli import endings
 from normal_guidance.errors import UserError
+from normal_guidance.files import remove_left_drafts_of
 
 
 class Command(TyperCommand):
     """A command whose name and options `endings` knows, so that it can say how to go on.
 
-    It says once if a store that it reads lacks scans of its index.
+    It removes what a killed command had begun to write into the same output, and says once if a store that it reads
+    lacks scans of its index.
     """
 
     def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
         endings.begin(ctx.command_path.removeprefix(ctx.find_root().command_path).strip(), ctx.params)
+        if ctx.params.get("out") is not None and not ctx.params.get("dry_run"):
+            remove_left_drafts_of(ctx.params["out"])
         for line in lacking_lines(ctx.params):
             typer.echo(line, err=True)
         return super().invoke(ctx)

@@ -91,7 +91,7 @@ BY_SIGNAL = {"SIGHUP": HUNG_UP, "SIGINT": INTERRUPTED, "SIGTERM": TERMINATED}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, or the quota, or the file is as large as the disk or a limit allows."""
 
-RESUMING = ("demo", "encode", "experiment", "reproduce", "sweep")
+RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")
 """Commands that go on from what they saved, if they are started again with the same options."""
 
 SECONDS_TO_NOTICE = 0.5
