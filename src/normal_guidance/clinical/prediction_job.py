@@ -5,8 +5,8 @@
       config.json              model, options and scans; a start with others is refused
       SCAN.safetensors         a finished scan: its scores, its problems and the checksums of its files in OUT
 
-The folder lies beside the results and is deleted when they are complete.  A finished scan is not predicted again, unless
-its results in OUT or its own files have changed since.
+The folder lies beside the results and is deleted when they are complete.  A finished scan is not predicted again,
+unless its results in OUT or its own files have changed since.
 """
 
 from __future__ import annotations
