@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all pytest coverage tools viewer lint types bench fuzz constraints clean
+.PHONY: help install demo test test-all pytest coverage tools viewer lint types bench fuzz kills constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -91,6 +91,9 @@ bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the e
 fuzz: $(STAMP) ## 20,000 damaged scans, tables, features and files of ours, and 6,000 flipped bits; exit code 1 if something is found
 	$(BIN)/python tests/fuzz/run.py --cases 20000 --seed 1 --jobs 2
 	$(BIN)/python tests/fuzz/flips.py --per-file 150 --seed 1 --jobs 2
+
+kills: $(STAMP) ## 25 kills of every command that writes, about an hour; exit code 1 if a file differs or is left
+	$(BIN)/python tests/kill_commands.py --kills 25 --seed 1
 
 # To move to newer releases: .venv/bin/pip install --upgrade --upgrade-strategy eager -e ".[dev]", make constraints,
 # make test.  Local version tags (torch's +cpu) are dropped, so that the pin fits the builds for other devices.

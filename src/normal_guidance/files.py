@@ -64,11 +64,12 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
 
 
 @contextmanager
-def folder_atomically(path: str | Path) -> Iterator[Path]:
+def folder_atomically(path: str | Path, instead_of: Path | None = None) -> Iterator[Path]:
     """Yields an empty folder, which is renamed to `path` when the block ends and deleted if the block fails.
 
     The block must sync the files that it writes (`write_atomically`, `sync`).  Missing parents are created; a `path`
-    that is a file or a folder with content is refused, before and after the block.
+    that is a file or a folder with content is refused, before and after the block.  With `instead_of`, such a folder is
+    moved there when the new one is complete; whoever is killed between the two finds it there and moves it back.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -79,13 +80,16 @@ def folder_atomically(path: str | Path) -> Iterator[Path]:
         ['run', 'report.json']
     """
     path = Path(path).absolute()  # "." has no name of its own
-    refuse_what_is_there(path)
+    if instead_of is None:
+        refuse_what_is_there(path)
     make_folder(path.parent)
     remove_left_drafts(path.parent, path.name)
     draft, held = _begin(path, _new_folder)
     try:
         yield draft
         sync_folder(draft)
+        if instead_of is not None:
+            path.replace(instead_of)
         refuse_what_is_there(path)  # another run may have been faster
         draft.replace(path)
     except BaseException:
@@ -153,6 +157,14 @@ def remove_left_drafts(folder: Path, name: str | None = None) -> None:
         known = DRAFT.fullmatch(draft.name)
         if known and name in (None, known["name"]):
             _remove_left(draft)
+
+
+def remove_left_drafts_of(out: Path) -> None:
+    """Removes what killed processes had begun to write of an output: drafts of its own, and in it at any depth."""
+    out = out.absolute()
+    remove_left_drafts(out.parent, out.name)
+    for folder, _, _ in os.walk(out):
+        remove_left_drafts(Path(folder))
 
 
 def _begin(path: Path, create: Callable[[Path], int]) -> tuple[Path, int]:

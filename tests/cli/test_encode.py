@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import progress_bar
 from normal_guidance.cli.commands import Commands
+from normal_guidance.cli.commands import app as nguide
 from normal_guidance.cli.encode import _statistics, _watch, describe_progress, encode
 from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.data.problems import read_problems
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoders import load_encoder
-from normal_guidance.features.encoding import EncodingProgress
+from normal_guidance.features.encoding_store import EncodingProgress
 from normal_guidance.features.store import open_store
 from own_clock import OwnClock
 
@@ -81,10 +82,10 @@ COMMON = ("--encoder", "efficientnet-lite0", "--offline", "--window", "head", "-
 def test_scans_become_a_store(index, tmp_path):
     out = tmp_path / "store"
     command = (index, *COMMON, "--split", tmp_path / "split.csv", "-o", out, "--workers", 1, "--dtype", "float16")
-    said = run(*command)
+    said = run(*command, code=1)
     assert "3 scans of 2-4 slices" in said
     assert "slices/s" in said
-    assert "1 scans could not be encoded: 1" in said
+    assert f"{out} lacks 1 scans of the index: 1 no_image; start the same command again when they can be read" in said
     assert f"see {out / 'problems.csv'}" in said
     store = open_store(out)
     assert (store.scan_ids, store.dtype, store.width) == (("s0", "s2", "s3"), torch.float16, 1280)
@@ -96,10 +97,27 @@ def test_scans_become_a_store(index, tmp_path):
     assert about["encoder"]["fingerprint"] == load_encoder("efficientnet-lite0", offline=True).fingerprint
     before = {file.name: file.read_bytes() for file in out.iterdir()}
 
-    assert f"{out} is complete already; nothing was done" in run(*command)
+    assert f"{out} still lacks 1 scans of the index: 1 no_image; start" in run(*command, code=1)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     said = run(*command[:-4], "--batch-size", 2, code=2)
     assert "was begun with other data or options: execution.batch_size was 64, now it is 2" in said
+
+
+def test_a_scan_that_is_mended_is_taken_up_and_until_then_readers_are_told(index, tmp_path):
+    command = (index, *COMMON, "--normalize", "40,80", "--workers", 0, "-o", tmp_path / "store")
+    run(*command, code=1)
+    told = CliRunner().invoke(nguide, ["store", "show", str(tmp_path / "store")])
+    line = f"{tmp_path / 'store'} lacks 1 scans of its index, which could not be read; its problems.csv says why"
+    assert (told.stderr.count(line), told.exit_code) == (1, 0)
+    write_slice(tmp_path / "scans" / "s1" / "1.dcm", np.full((8, 8), 40))
+    assert "4 scans of 2-4 slices" in run(*command)
+    assert f"{tmp_path / 'store'} is complete already; nothing was done" in run(*command)
+    assert CliRunner().invoke(nguide, ["store", "show", str(tmp_path / "store")]).stderr == ""
+    run(*command[:-1], tmp_path / "whole")
+    names = sorted(file.name for file in (tmp_path / "whole").iterdir())
+    assert [(tmp_path / "store" / name).read_bytes() for name in names] == [
+        (tmp_path / "whole" / name).read_bytes() for name in names
+    ]
 
 
 def test_a_dry_run_says_what_it_would_take_and_writes_nothing(index, tmp_path):
@@ -125,8 +143,8 @@ def test_a_field_is_encoded_and_a_scan_without_spacing_left_out(index, tmp_path)
     dry = run(*command, "--dry-run")
     assert "2 of these scans could not be encoded" in dry
     assert not out.exists()
-    said = run(*command)
-    assert "2 scans could not be encoded: 1 no_image, 1 no_spacing" in said
+    said = run(*command, code=1)
+    assert "lacks 2 scans of the index: 1 no_image, 1 no_spacing" in said
     problems = {line.scan_id: line.detail for line in read_problems(out / "problems.csv")}
     assert problems["s3"] == "a field of 4 mm needs the pixel spacing, which is unknown"
     store, manifest = open_store(out), read_manifest(index)
@@ -149,7 +167,7 @@ def test_scans_that_were_moved_are_found(index, tmp_path):
     (tmp_path / "scans").rename(tmp_path / "elsewhere")
     arguments = (index, *COMMON, "--normalize", "40,80", "-o", tmp_path / "store", "--workers", 0)
     assert "does not exist; give the folder where they lie now (--root FOLDER)" in run(*arguments, code=2)
-    assert "3 scans" in run(*arguments, "--root", tmp_path / "elsewhere")
+    assert "3 scans" in run(*arguments, "--root", tmp_path / "elsewhere", code=1)
     preprocessing = open_store(tmp_path / "store").provenance["preprocessing"]
     assert (preprocessing["mean"], preprocessing["sd"], preprocessing["windows"]) == ([40.0], [80.0], [[-100.0, 300.0]])
 
@@ -234,11 +252,11 @@ def test_mr_has_its_own_default_window(index, tmp_path):
     (tmp_path / "mr").mkdir()
     write_manifest(tmp_path / "mr" / "manifest.parquet", rows, manifest.about)
     common = ("--encoder", "efficientnet-lite0", "--offline", "--normalize", "0.4,0.3", "--workers", 0)
-    said = run(tmp_path / "mr", *common, "-o", tmp_path / "own")
+    said = run(tmp_path / "mr", *common, "-o", tmp_path / "own", code=1)
     assert "MR scans: --window percentile, from the 1st to the 99th of each scan" in said
     assert open_store(tmp_path / "own").provenance["preprocessing"]["windows"] == [{"percentiles": [1.0, 99.0]}]
-    said = run(tmp_path / "mr", *common, "--window", "adc", "-o", tmp_path / "adc")
+    said = run(tmp_path / "mr", *common, "--window", "adc", "-o", tmp_path / "adc", code=1)
     assert "percentile" not in said
     assert open_store(tmp_path / "adc").provenance["preprocessing"]["windows"] == [[0.0, 3000.0]]
-    run(index, *common, "-o", tmp_path / "ct")
+    run(index, *common, "-o", tmp_path / "ct", code=1)
     assert open_store(tmp_path / "ct").provenance["preprocessing"]["windows"] == [None]

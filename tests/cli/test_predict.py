@@ -1,6 +1,7 @@
 """`nguide bundle` and `nguide predict` as a user runs them: what is said, what is written, which exit code."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
+from normal_guidance.clinical import result_folder
+from normal_guidance.clinical.result_folder import write_scan
 from normal_guidance.files import read_json
 from small_bundle import PATIENT, copy_series, make_run, use_tiny
 
@@ -49,6 +52,66 @@ def test_from_a_run_to_a_bundle_to_a_prediction(trained, scans, tmp_path):
     held = read_json(tmp_path / "out" / "good" / "prediction.json")
     assert held["model"]["operation"]["point"]["target"] == 1.0
     nguide("bundle", trained.run, "-o", tmp_path / "bundle", code=2)
+
+
+def every_file(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("damage", [None, "report.html", "record"])
+def test_a_killed_command_goes_on_and_ends_the_same(trained, scans, tmp_path, monkeypatch, damage):
+    for number in (2, 3):
+        copy_series(trained.manifest[number], trained.manifest.root, scans / f"scan{number}")
+    out = tmp_path / "out"
+    command = ("predict", scans, "-m", trained.run, "-o", out, "--workers", 0)
+    said = nguide(*command, code=1)
+    whole = every_file(out)
+    again = nguide(*command, code=1).stdout
+    assert again == f"{out} is complete already; nothing was done; open {out / 'index.html'}\n"
+    told = [json.loads(line) for line in nguide(*command, "--json", code=1).stdout.splitlines()]
+    assert {one["scan_id"]: one["state"] for one in told} == {
+        "good": "predicted",
+        "scan2": "predicted",
+        "scan3": "predicted",
+        "mr": "refused",
+    }
+    shutil.rmtree(out)
+
+    written = []
+
+    def dying(prediction, *arguments):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(prediction.row.scan_id)
+        return write_scan(prediction, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(result_folder, "write_scan", dying)
+        nguide(*command, code=130)
+    assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == ["out", "out.job"]
+    other = ("predict", scans, "-m", trained.run, "-o", out, "--keys", 2)
+    assert "with other options: options.keys was 5, now it is 2; choose another" in nguide(*other, code=2).stderr
+    if damage == "report.html":
+        (out / "good" / "report.html").write_text("changed")
+    if damage == "record":
+        next((tmp_path / "out.job").glob("*.safetensors")).write_bytes(b"damaged")
+
+    (out / f".scan9.{'0' * 32}.partial").mkdir()  # as a killed process leaves it
+    written.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(result_folder, "write_scan", lambda *one: written.append(one[0].row.scan_id) or write_scan(*one))
+        resumed = nguide(*command, code=1)
+    assert len(written) == (1 if damage is None else 2)
+    assert every_file(out) == whole
+    assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == ["out"]
+    assert resumed.stderr == said.stderr
+
+
+def test_drafts_beside_scans_are_no_scans(trained, scans, tmp_path):
+    shutil.copytree(scans / "good", scans / f".good.{'a' * 32}.partial")
+    said = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1).stdout
+    assert "1 of 2 scans" in said
 
 
 def test_a_refused_scan_does_not_stop_the_rest(trained, scans, tmp_path):

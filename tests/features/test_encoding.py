@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.manifest import Manifest, read_manifest, write_manifest
-from normal_guidance.data.problems import read_problems
+from normal_guidance.data.problems import UnreadableError, read_problems
 from normal_guidance.data.worker_pool import Pool
 from normal_guidance.errors import UserError
 from normal_guidance.features import encoding_machine
-from normal_guidance.features.encoding import EncodingOptions, encode, fingerprint_manifest, plan_units
+from normal_guidance.features.encoding import EncodingOptions, encode, fingerprint_manifest
 from normal_guidance.features.encoding_folder import job_folder, open_job
+from normal_guidance.features.encoding_store import plan_units
 from normal_guidance.features.preprocessing import Statistics
 from normal_guidance.features.store import open_store
 
@@ -292,7 +294,7 @@ def test_if_all_scans_fail_there_is_no_store(tmp_path):
     ):
         run(manifest, tmp_path / "store")
     assert len(read_problems(tmp_path / "store.job" / "problems.csv")) == 2
-    with pytest.raises(UserError, match=r"none of the 2 training scans could be read.*delete .*other.job and encode"):
+    with pytest.raises(UserError, match=r"none of the 2 training scans could be read.*, and encode again"):
         run(manifest, tmp_path / "other", parts={"s000": "train", "s001": "train"}, statistics=None)
 
 
@@ -465,6 +467,123 @@ def test_damage_to_a_unit_is_named(scans, tmp_path):
     run(scans, tmp_path / "store")
     run(scans, tmp_path / "whole")
     assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+
+
+# ----------------------------------------------------------------------------------------------------
+# A store that lacks scans
+# ----------------------------------------------------------------------------------------------------
+
+GONE = ("s001", "s002", "s006")
+"""Two of one unit and one of another; s001 and s006 are training scans."""
+
+
+class Shelf:
+    """The scans in a folder of their own, from which some are taken away and put back; notes what is read."""
+
+    def __init__(self, manifest, folder):
+        self.root, self.away, self.seen = folder / "shelf", folder / "away", []
+        shutil.copytree(manifest.root, self.root)
+        self.away.mkdir()
+
+    def move(self, scans, there: bool):
+        for scan in scans:
+            shutil.move(*(place / scan for place in ((self.away, self.root) if there else (self.root, self.away))))
+
+    def read(self, row, root, *, repair=True):
+        self.seen.append(row.scan_id)
+        if not (self.root / row.files[0]).exists():
+            raise UnreadableError("unreadable", f"{row.files[0]} is not there")
+        return read(row, root, repair=repair)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_scans_that_are_back_are_taken_up(scans, tmp_path, dtype):
+    shelf = Shelf(scans, tmp_path)
+    job = {"read": shelf.read, "root": shelf.root, "dtype": dtype}
+    run(scans, tmp_path / "whole", **job)
+    shelf.move(GONE, there=False)
+    lacking = run(scans, tmp_path / "store", **job)
+    report = json.loads((tmp_path / "store" / "report.json").read_text())
+    assert report["lacks"] == {scan: f"unreadable: {scan} is not there" for scan in GONE}
+    assert lacking.store.lacking == len(GONE)
+    assert not lacking.complete_before
+
+    before = contents(tmp_path / "store")
+    again = run(scans, tmp_path / "store", **job)
+    assert again.complete_before
+    assert again.failed == {"unreadable": 3}
+    assert contents(tmp_path / "store") == before
+
+    shelf.move(GONE[:2], there=True)
+    assert run(scans, tmp_path / "store", **job).store.lacking == 1
+    shelf.move(GONE[2:], there=True)
+    shelf.seen.clear()
+    whole = run(scans, tmp_path / "store", **job)
+    assert shelf.seen == [*GONE[2:]], "nothing else is read"
+    assert whole.store.lacking == 0
+    assert whole.slices == LENGTHS[6]
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store", "whole"]
+
+
+@pytest.mark.parametrize("gone", [GONE, ("s002",)])
+def test_training_scans_that_are_back_change_the_mean(scans, tmp_path, gone):
+    shelf = Shelf(scans, tmp_path)
+    job = {"read": shelf.read, "root": shelf.root, "parts": make_parts(scans), "statistics": None}
+    run(scans, tmp_path / "whole", **job)
+    shelf.move(gone, there=False)
+    run(scans, tmp_path / "store", **job)
+    shelf.move(gone, there=True)
+    shelf.seen.clear()
+    run(scans, tmp_path / "store", **job)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    assert len(set(shelf.seen)) == (len(LENGTHS) if len(gone) > 1 else 1), "s002 is no training scan"
+
+
+def test_a_killed_job_takes_up_what_came_back_meanwhile(scans, tmp_path):
+    shelf = Shelf(scans, tmp_path)
+    job = {"read": shelf.read, "root": shelf.root}
+    run(scans, tmp_path / "whole", **job)
+    shelf.move(GONE, there=False)
+    with pytest.raises(StopError):
+        run(scans, tmp_path / "store", watch=stop_at("encoding", 20), **job)
+    shelf.move(GONE, there=True)
+    run(scans, tmp_path / "store", **job)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["unit", "moved away", "moved in"])
+def test_taking_up_goes_on_where_it_was(scans, tmp_path, monkeypatch, moment):
+    shelf = Shelf(scans, tmp_path)
+    job = {"read": shelf.read, "root": shelf.root}
+    run(scans, tmp_path / "whole", **job)
+    shelf.move(GONE, there=False)
+    run(scans, tmp_path / "store", **job)
+    shelf.move(GONE, there=True)
+    replace_folder = Path.replace
+
+    def stopped(path, target):
+        mine = path == tmp_path / "store" if moment == "moved away" else Path(target) == tmp_path / "store"
+        result = replace_folder(path, target)
+        if moment != "unit" and mine:
+            monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process deletes nothing
+            raise StopError
+        return result
+
+    watch = stop_at("taking up", 1) if moment == "unit" else lambda now: None
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(StopError):
+        run(scans, tmp_path / "store", watch=watch, **job)
+    monkeypatch.undo()
+    run(scans, tmp_path / "store", **job)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store", "whole"]
+
+
+def test_scans_of_another_dtype_are_not_taken_up(odd_scans, tmp_path):
+    run(odd_scans, tmp_path / "store", dtype=torch.float16)
+    with pytest.raises(UserError, match=r"store lacks 4 scans and holds float16; encode them with --dtype float16"):
+        run(odd_scans, tmp_path / "store")
 
 
 # ----------------------------------------------------------------------------------------------------

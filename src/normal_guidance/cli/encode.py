@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.cli import endings
 from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution, choose_precision
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.data.manifest import Manifest
-    from normal_guidance.features.encoding import EncodingProgress, EncodingResult
+    from normal_guidance.features.encoding import EncodingResult
     from normal_guidance.features.encoding_estimate import EncodingEstimate
     from normal_guidance.features.encoding_machine import EncodingOptions
+    from normal_guidance.features.encoding_store import EncodingProgress
     from normal_guidance.features.preprocessing import Statistics
 
 
@@ -115,8 +117,9 @@ def encode(
 ) -> None:
     """Encode scans into a feature store: decode, window, resize, normalise, and run a frozen encoder.
 
-    A scan that cannot be decoded is left out, and problems.csv says why. Start a killed command again with the same
-    options to resume it; the store is then the same, byte for byte.
+    A scan that cannot be decoded is left out, problems.csv says why, and the exit code is 1. Start a killed command
+    again with the same options to resume it; the store is then the same, byte for byte. So does a store that lacks
+    scans: only these are tried again.
     """
     from functools import partial
 
@@ -160,9 +163,11 @@ def encode(
         from normal_guidance.files import read_json
 
         print_json(read_json(outcome.store.folder / REPORT))
-        return
-    for line in describe_outcome(outcome):
-        say(console, line)
+    else:
+        for line in describe_outcome(outcome):
+            say(console, line)
+    if outcome.failed:
+        raise typer.Exit(endings.NOT_ALL.code)
 
 
 def _default_window(manifest: Manifest, console: Console) -> str:
@@ -263,10 +268,14 @@ def describe_outcome(outcome: EncodingResult) -> list[str]:
     store = outcome.store
     speed = f", {outcome.slices / outcome.seconds:,.0f} slices/s" if outcome.slices and outcome.seconds else ""
     lines = [f"{store.folder}: {store!r}{speed}"]
-    if outcome.complete_before:
+    if outcome.complete_before and not outcome.failed:
         lines = [f"{store.folder} is complete already; nothing was done", *lines]
     if outcome.failed:
-        lines.append(f"{sum(outcome.failed.values())} scans could not be encoded: {_counts(outcome.failed)}")
+        still = "still " if outcome.complete_before else ""
+        lines.append(
+            f"{store.folder} {still}lacks {sum(outcome.failed.values())} scans of the index: "
+            f"{_counts(outcome.failed)}; start the same command again when they can be read: it takes up only these"
+        )
     if outcome.problems:
         lines.append(f"Problems: {_counts(outcome.problems)}; see {store.folder / 'problems.csv'}")
     return lines

@@ -39,7 +39,9 @@ class Ending(NamedTuple):
 
 DONE = Ending(0, "The command did its work.")
 NOT_ALL = Ending(
-    1, "`predict` left out a scan or a part of its results, or `doctor` found an essential package missing."
+    1,
+    "`encode` or `predict` left out a scan, `predict` a part of its results, or `doctor` found an essential package "
+    "missing.",
 )
 MISTAKE = Ending(2, "A mistake in the command or the data; the line says what to do.", "error: {detail}")
 BUG = Ending(
@@ -89,7 +91,7 @@ BY_SIGNAL = {"SIGHUP": HUNG_UP, "SIGINT": INTERRUPTED, "SIGTERM": TERMINATED}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, or the quota, or the file is as large as the disk or a limit allows."""
 
-RESUMING = ("demo", "encode", "experiment", "reproduce", "sweep")
+RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")
 """Commands that go on from what they saved, if they are started again with the same options."""
 
 SECONDS_TO_NOTICE = 0.5

@@ -36,7 +36,7 @@ def predict(
     model: Annotated[
         Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide fit or bundle made.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results; it must be new.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results; new, or of the same command.")],
     force: Annotated[
         bool,
         typer.Option("--force", help="Also predict scans that the model was not made for, or with missing files."),
@@ -80,20 +80,26 @@ def predict(
     """Predict scans: probability, attention along the slices, key slices; as JSON, CSV, pictures and pages.
 
     The model refuses scans that it was not made for, unless --force is given. A refused or damaged scan does not stop
-    the others. A model of imported features predicts from features, without pictures and DICOM. Exit code 0: all scans
-    were predicted; 1: at least one was not; 2: a mistake in the command.
+    the others. A model of imported features predicts from features, without pictures and DICOM. Start a killed command
+    again to resume it. Exit code 0: all scans were predicted; 1: at least one was not; 2: a mistake in the command.
     """
     from normal_guidance.clinical.bundle import load_bundle
     from normal_guidance.clinical.new_features import is_features, predict_features
     from normal_guidance.clinical.new_scans import find_scans
     from normal_guidance.clinical.predicting import PredictOptions, predict_found
-    from normal_guidance.clinical.result_folder import check_out, outcome_json, write_predictions
+    from normal_guidance.clinical.prediction_job import COMMAND, completed, identity_of, open_prediction_job
+    from normal_guidance.clinical.result_folder import outcome_json, write_predictions
 
     count = (os.cpu_count() or 1) if workers is None else workers
     options = PredictOptions(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
     chosen = choose_execution(device, "auto")
-    check_out(out)
     bundle = load_bundle(model)
+    about = {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}
+    identity = identity_of(bundle, scans, about)
+    before = completed(out, identity)
+    if before is not None:
+        _tell_completed(before, out, as_json)
+        return
     begin = time.monotonic()
     others: Sequence[Problem] = ()
     if bundle.encoder is None or any(map(is_features, scans)):
@@ -112,7 +118,7 @@ def predict(
                 precision=choose_precision("auto", chosen.device),
                 offline=offline,
             )
-        outcomes = predict_found(found, bundle, loaded, options)
+        outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
     def tell(one: Written) -> None:
         if as_json:
@@ -121,16 +127,18 @@ def predict(
             for line in describe(one, bundle):
                 typer.echo(line, err=not one.complete)
 
-    written = write_predictions(
-        outcomes,
-        bundle,
-        out,
-        dicom=dicom,
-        anonymize=anonymize,
-        others=others,
-        about={"options": {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}},
-        watch=tell,
-    )
+    with open_prediction_job(out, identity) as job:
+        written = write_predictions(
+            outcomes,
+            bundle,
+            out,
+            dicom=dicom,
+            anonymize=anonymize,
+            others=others,
+            about={"options": about, COMMAND: identity},
+            watch=tell,
+            job=job,
+        )
     good = sum(one.complete for one in written)
     if not as_json:
         seconds = time.monotonic() - begin
@@ -139,6 +147,19 @@ def predict(
             files = "1 file belongs" if len(others) == 1 else f"{len(others)} files belong"
             typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
     if good < len(written):
+        raise typer.Exit(FAILED_EXIT_CODE)
+
+
+def _tell_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> None:
+    """Say that there is nothing to do, and end as the command did that did it."""
+    from normal_guidance.clinical.result_folder import summary_json
+
+    if as_json:
+        for one in summary_json(out, summary):
+            print_json(one, indent=None)
+    else:
+        typer.echo(f"{out} is complete already; nothing was done; open {out / 'index.html'}")
+    if any(line["reason"] is not None for line in summary["scans"]):
         raise typer.Exit(FAILED_EXIT_CODE)
 
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from normal_guidance.errors import UserError
 
@@ -134,10 +136,14 @@ def _split(out: Path, seeds: Sequence[int]) -> list[Path]:
 
 
 def _encode(dataset: ScanDataset, out: Path, encoder: str, training: TrainingOptions) -> None:
-    """Encode the scans; `nguide encode` resumes, does nothing to a complete store, and refuses another encoder's."""
+    """Encode the scans; `nguide encode` resumes, does nothing to a complete store, and refuses another encoder's.
+
+    Scans that the store lacks have been named, and the study is of the others.
+    """
     from normal_guidance.cli.encode import encode
     from normal_guidance.features.encoders import ENCODERS
 
     normalize = dataset.normalize if encoder in ENCODERS else None
     where = (out / "index", encoder, out / "store")
-    encode(*where, dataset.window, dataset.field, normalize=normalize, device=training.device)
+    with suppress(typer.Exit):
+        encode(*where, dataset.window, dataset.field, normalize=normalize, device=training.device)

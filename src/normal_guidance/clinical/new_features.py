@@ -14,7 +14,7 @@ import torch
 
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import RESERVED, NotPredicted
-from normal_guidance.clinical.predicting import DEFAULTS, Outcome, PredictOptions, outcome_of
+from normal_guidance.clinical.predicting import DEFAULTS, Outcome, PredictOptions, outcome_of, scores_of
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.manifest import FEATURES, ScanRow
 from normal_guidance.data.problems import Problem
@@ -89,7 +89,8 @@ def _outcomes(scans: Iterable[FoundScan], bundle: Bundle, options: PredictOption
             reason = Problem(row.scan_id, "", "failed", wrong, "left out")
             yield NotPredicted(row.scan_id, reason)
         else:
-            yield outcome_of(row, Path(scan.found.where).parent, scan.features, (), bundle, options)
+            scores = scores_of(bundle, scan.features)
+            yield outcome_of(row, Path(scan.found.where).parent, scores, (), bundle, options)
 
 
 def _why_not(scan: FoundScan, bundle: Bundle) -> str:

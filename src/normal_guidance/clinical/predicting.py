@@ -7,7 +7,8 @@ decoded in pieces and encoded in batches, so a scan takes little more memory tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem, find_scans
+from normal_guidance.clinical.prediction_job import Finished, Score
 from normal_guidance.clinical.scan_prediction import ScanPrediction, attention_per_head
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
@@ -100,10 +102,18 @@ def predict(
     return predict_found(found, bundle, encoder, options)
 
 
+Known = Callable[[ScanRow, Path], Finished | None]
+"""What an earlier start has predicted for a scan below a folder (`PredictionJob.finished`)."""
+
+
 def predict_found(
-    found: FoundScans, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS
+    found: FoundScans,
+    bundle: Bundle,
+    encoder: Encoder | None = None,
+    options: PredictOptions = DEFAULTS,
+    known: Known = lambda row, root: None,
 ) -> Iterator[Outcome]:
-    """Predict scans that `find_scans` found, as `predict` does."""
+    """Predict scans that `find_scans` found, as `predict` does; those that are `known` are not read again."""
     _, preprocessing = bundle.encoding()
     yield from found.unusable
     taken: list[ScanRow] = []
@@ -121,12 +131,19 @@ def predict_found(
             taken.append(row)
     if not taken:
         return
+    before = {row.scan_id: one for row in taken if (one := known(row, found.root)) is not None}
+    left = [row for row in taken if row.scan_id not in before]
     inputs = Inputs(Decoding(read_volume, found.root, bundle.repair), preprocessing)
-    with start_workers(options.workers, options.timeout, len(taken)) as pool:
+    with start_workers(options.workers, options.timeout, len(left)) as pool:
         machine = _machine(bundle, encoder or bundle.load_encoder(), options, pool)
-        for number, encoded in machine.encode(inputs, ((number, [row]) for number, row in enumerate(taken))):
-            row = taken[number]
-            yield _outcome(row, found.root, encoded, notes[row.scan_id], bundle, options)
+        new = machine.encode(inputs, ((number, [row]) for number, row in enumerate(left)))
+        with closing(new):
+            for row in taken:
+                if row.scan_id in before:
+                    one = before[row.scan_id]
+                    yield outcome_of(row, found.root, one.scores, one.problems, bundle, options)
+                else:
+                    yield _outcome(row, found.root, next(new)[1], notes[row.scan_id], bundle, options)
 
 
 def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Pool) -> Machine:
@@ -165,25 +182,25 @@ def _outcome(
         odd = [anonymous_problem(one, row.scan_id) for one in odd]
     if encoded.failed:
         return NotPredicted(row.scan_id, odd[-1]._replace(action="left out"), tuple(notes))
-    return outcome_of(row, root, encoded.features, (*notes, *odd), bundle, options)
+    return outcome_of(row, root, scores_of(bundle, encoded.features), (*notes, *odd), bundle, options)
 
 
 def outcome_of(
     row: ScanRow,
     root: Path,
-    features: Float[Tensor, "slices features"],
+    scores: Sequence[Score],
     problems: tuple[Problem, ...],
     bundle: Bundle,
     options: PredictOptions,
 ) -> Outcome:
-    """The prediction for a scan from its features; `problems` are those known before."""
+    """The prediction for a scan from its scores, one for each finding; `problems` are those known before."""
     further: list[ScanPrediction] = []
-    for other in bundle.further:
-        found = outcome_of(row, root, features, problems, other, options)
+    for other, own in zip(bundle.further, scores[1:], strict=True):
+        found = outcome_of(row, root, [own], problems, other, options)
         if isinstance(found, NotPredicted):
             return found
         further.append(found)
-    logit, log_attention = score(bundle, features)
+    logit, log_attention = scores[0]
     attention = attention_per_head(log_attention).mean(0)
     if not math.isfinite(logit) or not attention.isfinite().all():
         reason = Problem(row.scan_id, "", "failed", "the model gave numbers that are not finite", "left out")
@@ -221,10 +238,15 @@ def _interval(
     return (int(first), int(last)), held, None
 
 
+def scores_of(bundle: Bundle, features: Float[Tensor, "slices features"]) -> tuple[Score, ...]:
+    """The scores of one scan for all findings."""
+    return tuple(score(one, features) for one in bundle.each)
+
+
 @torch.no_grad()
-def score(bundle: Bundle, features: Float[Tensor, "slices features"]) -> tuple[float, Float[Tensor, "heads slices"]]:
+def score(bundle: Bundle, features: Float[Tensor, "slices features"]) -> Score:
     """The logit of one scan and the log-attention of each head over its slices, in float64."""
     stored = features.to(DTYPES[bundle.dtype])  # rounded as the training scans' features were
     rows = stored.to(next(bundle.model.parameters(), features).dtype)
     prediction = bundle.model(rows, torch.tensor([len(rows)]))
-    return prediction.logit.item(), prediction.log_attention.double()
+    return Score(prediction.logit.item(), prediction.log_attention.double())

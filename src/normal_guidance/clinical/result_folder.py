@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,16 +38,17 @@ from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import NotPredicted
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.predicting import Outcome
+from normal_guidance.clinical.prediction_job import SUMMARY, PredictionJob
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import draw_strip
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.manifest import write_manifest
-from normal_guidance.data.problems import Problem, UnreadableError, summarize, write_problems
+from normal_guidance.data.problems import Problem, UnreadableError, read_problems, summarize, write_problems
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.features.convert import file_name
-from normal_guidance.files import folder_atomically, make_folder, write_atomically, write_json
+from normal_guidance.files import folder_atomically, make_folder, read_json, write_atomically, write_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 FORMAT = 1
@@ -178,7 +181,7 @@ def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]
 
 
 def write_scan(
-    prediction: ScanPrediction, bundle: Bundle, out: str | Path, *, dicom: bool = False, anonymize: bool = False
+    prediction: ScanPrediction, bundle: Bundle, out: str | Path, dicom: bool = False, anonymize: bool = False
 ) -> Written:
     """Write a scan's folder below `out`; files that cannot be written are among the returned problems.
 
@@ -285,6 +288,7 @@ def write_predictions(
     others: Sequence[Problem] = (),
     about: Mapping[str, Any] | None = None,
     watch: Callable[[Written], object] = lambda written: None,
+    job: PredictionJob | None = None,
 ) -> list[Written]:
     """Write all results into a folder that is empty or does not exist, each scan as soon as it is predicted.
 
@@ -297,23 +301,45 @@ def write_predictions(
         others: problems of files that belong to no scan.
         about: copied to summary.json.
         watch: receives each scan when it is written.
+        job: records each scan, so that it need not be written again; its folder may hold results already.
     """
     out = Path(out)
-    check_out(out)
+    if job is None:
+        _refuse_full(out)
     make_folder(out)
     written = []
     for outcome in outcomes:
         if isinstance(outcome, NotPredicted):
             written.append(Written(outcome))
         else:
-            written.append(write_scan(outcome, bundle, out, dicom=dicom, anonymize=anonymize))
+            before = _written_before(outcome, out, job)
+            written.append(before or write_scan(outcome, bundle, out, dicom, anonymize))
+            if job is not None and before is None:
+                job.save(outcome, written[-1].problems)
         watch(written[-1])
+    if job is not None:
+        job.keep_only([one.outcome.row.scan_id for one in written if isinstance(one.outcome, ScanPrediction)])
     _write_tables(written, bundle, out, anonymize, others, dict(about or {}))
     return written
 
 
-def check_out(out: Path) -> None:
-    """Refuse a folder that is not empty, before the work rather than after it."""
+def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob | None) -> Written | None:
+    """The same scan as an earlier start has written it; None if there is none, or its scores were others."""
+    before = None if job is None else job.finished(prediction.row, prediction.root)
+    if before is None:
+        return None
+    folder = out / file_name(prediction.row.scan_id)
+    same = all(
+        one.logit == score.logit and torch.equal(one.log_attention, score.log_attention)
+        for one, score in zip(prediction.each, before.scores, strict=True)
+    )
+    if not same or before.problems != prediction.problems:
+        shutil.rmtree(folder)
+        return None
+    return Written(prediction, folder, before.of_writing)
+
+
+def _refuse_full(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; choose another folder (-o), or delete it first")
 
@@ -351,7 +377,7 @@ def _write_tables(
         "model": bundle.as_json(),
         **({"further_models": [one.as_json() for one in bundle.further]} if bundle.further else {}),
     }
-    write_json(out / "summary.json", summary)
+    write_json(out / SUMMARY, summary)
 
 
 def _by_probability(one: Written) -> tuple[int, float, str]:
@@ -402,6 +428,20 @@ def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
         "problems": len(problems_of(one)),
         "reason": reason and f"{reason.detail} ({reason.action.removeprefix('refused; ')})",
     }
+
+
+def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What `outcome_json` says of each scan, from results that are complete."""
+    problems = read_problems(out / "problems.csv")
+    for scan, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
+        first = next(lines)
+        shared = {name: first[name] for name in ("scan_id", "state", "reason")}
+        if first["state"] == "predicted":
+            folder = out / file_name(scan)
+            about = read_json(folder / "prediction.json", "delete the folder and predict again")
+            yield {**shared, "folder": str(folder), **about}
+        else:
+            yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan]}
 
 
 def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from normal_guidance.data.foreign_files import member_problem
 from normal_guidance.data.problems import Problem, Report, UnreadableError
 from normal_guidance.errors import UserError
+from normal_guidance.files import is_draft
 
 MEMBER_BYTES = 2**30
 """Largest member of an archive that is read, by the size that it declares; a larger one may be a zip bomb."""
@@ -109,6 +110,8 @@ def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterat
         return
     for entry in entries:
         name = folder + entry.name
+        if is_draft(Path(name)):  # of a process that writes beside the scans, or was killed
+            continue
         if not _is_text(name):
             report(Problem("", ascii(name), "unreadable", "the name is not UTF-8", LEFT))
         elif entry.is_symlink() and (problem := _problem_of_link(Path(entry.path), name, real_root)):

@@ -49,6 +49,7 @@ class Decoding:
         repair: whether known mistakes in the files are repaired.
         field: mm of each slice's middle that are sent; None sends whole slices.
         windows: the windows of all channels, where one is of percentiles, which are then sent too; else empty.
+        held: ids of scans that are not read, because a store or a unit has their features already.
     """
 
     read: Reader
@@ -56,6 +57,7 @@ class Decoding:
     repair: bool
     field: float | None = None
     windows: tuple[Window | None, ...] = ()
+    held: frozenset[str] = frozenset()
 
     def pixels(self, row: ScanRow) -> tuple[Pixels, list[Problem]]:
         """The slices, int16 or float32, and their problems.
@@ -63,6 +65,8 @@ class Decoding:
         Pixels that are not finite, images too large to be slices, a field without pixel spacing, and percentiles of a
         constant scan raise an `UnreadableError`.
         """
+        if row.scan_id in self.held:
+            raise UnreadableError("failed", "its features are there already")
         hu, problems = self.read(row, self.root, repair=self.repair)
         if len(hu) != len(row):
             raise UnreadableError("failed", f"{len(hu)} slices were read, but the manifest has {len(row)}")

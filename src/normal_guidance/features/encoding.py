@@ -6,6 +6,9 @@ killed job loses only its current unit.  The features of a unit depend on its sc
 leaves zeros in the batch, so that the others' bits do not change, and is left out of the store.  So the store is the
 same byte for byte whether or not the job was killed, for any number of workers or machines, as long as the encoder's
 arithmetic is the same; for that reason the number of its threads is fixed, too.
+
+A store that lacks scans of its manifest is taken up by the next start: only these are read, and the result is the store
+that would have been written with them, byte for byte.
 """
 
 from __future__ import annotations
@@ -13,12 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from normal_guidance import __version__
-from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.data.manifest import Manifest, ScanRow
-from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
+from normal_guidance.data.problems import read_problems, summarize
 from normal_guidance.data.worker_pool import TIMEOUT, Pool
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.encoder_inputs import Decoding, Reader
@@ -42,11 +41,11 @@ from normal_guidance.features.encoding_folder import (
     EncodingReport,
     job_folder,
     open_job,
+    read_statistics,
     recorded_identity,
     refuse_another,
 )
 from normal_guidance.features.encoding_machine import (
-    LEFT_OUT,
     UNIT,
     EncodingBackend,
     EncodingOptions,
@@ -56,26 +55,22 @@ from normal_guidance.features.encoding_machine import (
     Setup,
     start_workers,
 )
+from normal_guidance.features.encoding_store import (
+    PROBLEMS,
+    Earlier,
+    EncodingPlan,
+    EncodingProgress,
+    Watch,
+    assemble,
+    merge,
+    scans_of,
+)
 from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics
-from normal_guidance.features.scan_kind import describe_inputs
-from normal_guidance.features.store import FeatureStore, check_patients, open_store, write_store
+from normal_guidance.features.store import FeatureStore, check_patients, open_store
 from normal_guidance.features.store_files import AGAIN, dtype_name
 from normal_guidance.files import read_json_as
 
-PROBLEMS = "problems.csv"
-
 DEFAULTS = EncodingOptions()
-
-
-@dataclass(frozen=True)
-class EncodingProgress:
-    """How far a job is: slices of finished units and, on this machine, of finished batches."""
-
-    stage: str
-    slices: int
-    of: int
-    begun_with: int
-    """Slices that an earlier start of the job had done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +83,7 @@ class EncodingResult:
         problems: number of problems by kind; the store's problems.csv lists them.
         slices: slices that this start encoded.
         seconds: time that this start took to encode them.
-        complete_before: whether the store was complete already.
+        complete_before: whether the store was there already, and this start could add nothing.
     """
 
     store: FeatureStore
@@ -98,8 +93,6 @@ class EncodingResult:
     seconds: float
     complete_before: bool = False
 
-
-Watch = Callable[[EncodingProgress], object]
 
 # ----------------------------------------------------------------------------------------------------
 # The job
@@ -124,6 +117,8 @@ def encode(
     watch: Watch = lambda progress: None,
 ) -> EncodingResult:
     """Encodes the scans of a manifest into a new store; the same call continues a job that was killed.
+
+    It also tries again the scans that an existing store lacks.
 
     Args:
         manifest: the scans.
@@ -155,51 +150,74 @@ def encode(
         preprocessing = fit_preprocessing(preprocessing, encoder, statistics, parts)
         identity = identity_of(manifest, encoder, preprocessing, parts, options)
         done = _completed_before(out, identity)
-        if done is not None and not job_folder(out).exists():
+        if done is not None and len(done.store) == len(manifest) and not job_folder(out).exists():
             return done
         check_scans(manifest, parts)
         setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
         with open_job(out, identity) as job:
             done = _completed_before(out, identity)  # another process may just have completed it
-            if done is None:
-                plan = _EncodingPlan(manifest, parts, options, dtype, out, identity, watch)
+            if done is None or len(done.store) < len(manifest):
+                plan = EncodingPlan(manifest, parts, options, dtype, out, identity, watch)
                 with _backend(setup, encoder, pool, ray) as machine:
-                    done = _run(plan, job, machine, Inputs(Decoding(read, root, options.repair), preprocessing))
+                    done = _run(plan, job, machine, Inputs(Decoding(read, root, options.repair), preprocessing), done)
             job.remove()
         return done
 
 
-@dataclass(frozen=True, eq=False)
-class _EncodingPlan:
-    """The arguments of `encode` that every step of a job needs."""
-
-    manifest: Manifest
-    parts: Mapping[str, str] | None
-    options: EncodingOptions
-    dtype: torch.dtype
-    out: Path
-    identity: Mapping[str, Any]
-    watch: Watch
-
-    @cached_property
-    def units(self) -> list[range]:
-        """The scans' numbers in each unit."""
-        return plan_units(self.manifest.lengths, self.options.unit)
-
-    def rows(self, unit: int) -> list[ScanRow]:
-        """The scans of a unit."""
-        return _rows(self.manifest, self.units[unit])
+def _run(
+    plan: EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs, done: EncodingResult | None
+) -> EncodingResult:
+    """Makes the store, or takes up the scans that it lacks."""
+    resumed = done is not None or job.begun  # what an earlier start could not read may be there now
+    if done is None:
+        normalised = _normalised(plan, job, machine, inputs)
+        begin = time.monotonic()
+        slices = _encode_units(plan, job, machine, normalised, range(len(plan.units)))
+        seconds = time.monotonic() - begin
+        made = assemble(plan, job, normalised.preprocessing, job.unit)
+        done = EncodingResult(*made, slices, seconds)
+    return _take_up(plan, job, machine, inputs, done) if resumed and len(done.store) < len(plan.manifest) else done
 
 
-def _run(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs) -> EncodingResult:
-    if inputs.preprocessing.statistics is None:
-        measured = _measure_training_scans(plan, job, machine, inputs)
-        inputs = inputs._replace(preprocessing=inputs.preprocessing.with_statistics(measured))
+def _take_up(
+    plan: EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs, done: EncodingResult
+) -> EncodingResult:
+    """Tries again the scans that a store lacks; if all of them fail as before, the store stays as it is.
+
+    Where the training scans say what to normalise with and one of them is new, all scans are encoded again.
+    """
+    store, again, ids = done.store, job.take_up(), plan.manifest.scan_ids
+    if store.dtype != plan.dtype:
+        raise UserError(
+            f"{plan.out} lacks {len(ids) - len(store)} scans and holds {dtype_name(store.dtype)}; encode them with "
+            f"--dtype {dtype_name(store.dtype)}, or give another folder (-o)"
+        )
+    if not again.begun:
+        known, _ = read_statistics(store.folder, inputs.preprocessing.channels)
+        again.add_statistics({scan: one for scan, one in known.items() if one is not None})
+    normalised = _normalised(plan, again, machine, inputs)
+    earlier = Earlier(plan, store) if plan.recipe(normalised.preprocessing) == store.recipe else None
+    held = set(store.scan_ids) if earlier else set()
+    units = {number for number, scans in enumerate(plan.units) if not held.issuperset(ids[scan] for scan in scans)}
     begin = time.monotonic()
-    slices = _encode_units(plan, job, machine, inputs)
+    slices = _encode_units(plan, again, machine, normalised, sorted(units), earlier)
     seconds = time.monotonic() - begin
-    store, failed, problems = _assemble(plan, job, inputs.preprocessing)
-    return EncodingResult(store, failed, summarize(problems), slices, seconds)
+    if earlier is not None and all(earlier.fails_like(again.unit(number), number) for number in units):
+        return done
+
+    def unit(number: int) -> Encoded:
+        return again.unit(number) if earlier is None or number in units else earlier.unit(number)
+
+    made = assemble(plan, again, normalised.preprocessing, unit, job.before)
+    return EncodingResult(*made, slices, seconds)
+
+
+def _normalised(plan: EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs) -> Inputs:
+    """The inputs with mean and sd, of the training scans if there are no others."""
+    if inputs.preprocessing.statistics is not None:
+        return inputs
+    measured = _measure_training_scans(plan, job, machine, inputs)
+    return inputs._replace(preprocessing=inputs.preprocessing.with_statistics(measured))
 
 
 def _threads_of(before: Mapping[str, Any] | None) -> int:
@@ -317,28 +335,8 @@ def _check_labels(manifest: Manifest) -> None:
     )
 
 
-def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range]:
-    """Packs consecutive scans into units of at least `at_least` slices; the last one may have fewer.
-
-    Example:
-        >>> plan_units([30, 40, 200, 10], at_least=64)
-        [range(0, 2), range(2, 3), range(3, 4)]
-    """
-    units, start, slices = [], 0, 0
-    for number, length in enumerate(lengths):
-        slices += int(length)
-        if slices >= at_least or number == len(lengths) - 1:
-            units.append(range(start, number + 1))
-            start, slices = number + 1, 0
-    return units
-
-
-def _rows(manifest: Manifest, numbers: range) -> list[ScanRow]:
-    return list(Manifest(manifest.table.slice(numbers.start, len(numbers)), manifest.about))
-
-
 def _measure_training_scans(
-    plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs
+    plan: EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs
 ) -> Statistics:
     """The mean of the training scans' means and sds, without scans that cannot be read."""
     channels = inputs.preprocessing.channels
@@ -361,26 +359,44 @@ def _measure_training_scans(
         plan.watch(EncodingProgress("statistics", slices, of, before))
     usable = [one for scan in training.scan_ids if (one := known[scan]) is not None]
     if not usable:
+        job.forget()
         raise UserError(
             f"none of the {len(training)} training scans could be read, so there is no mean and sd to normalise with; "
-            f"check that they lie in {inputs.decoding.root}, then delete {job.path} and encode again"
+            f"check that they lie in {inputs.decoding.root}, and encode again"
         )
     return combine_statistics(usable)
 
 
-def _encode_units(plan: _EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs) -> int:
-    """Encodes the units that are not done yet; returns the number of their slices."""
-    lengths, done = plan.manifest.lengths, job.units()
-    sizes = [int(lengths[numbers.start : numbers.stop].sum()) for numbers in plan.units]
+def _encode_units(
+    plan: EncodingPlan,
+    job: EncodingJob,
+    machine: EncodingBackend,
+    inputs: Inputs,
+    units: Sequence[int],
+    earlier: Earlier | None = None,
+) -> int:
+    """Encodes those of the units that are not done yet; returns the number of their slices.
+
+    With an `earlier` store, only the scans that it lacks are read; the others keep their features.
+    """
+    held = set(earlier.store.scan_ids) if earlier else set()
+    sizes = {number: sum(len(row) for row in plan.rows(number) if row.scan_id not in held) for number in units}
+    done = job.units() & sizes.keys()
     finished = before = sum(sizes[number] for number in done)
-    work = ((number, plan.rows(number)) for number in range(len(sizes)) if number not in done)
+    work = [number for number in units if number not in done]
+    if held:
+        near = frozenset(row.scan_id for number in work for row in plan.rows(number) if row.scan_id in held)
+        inputs = inputs._replace(decoding=replace(inputs.decoding, held=near))
 
     def report_slices(slices: int) -> None:
-        plan.watch(EncodingProgress("encoding", finished + slices, sum(sizes), before))
+        stage, more = ("taking up", 0) if earlier else ("encoding", slices)
+        plan.watch(EncodingProgress(stage, finished + more, sum(sizes.values()), before))
 
     report_slices(0)
-    for number, unit in machine.encode(inputs, work, report_slices):
-        _check_range(plan.rows(number), unit, plan.dtype)
+    for number, encoded in machine.encode(inputs, ((number, plan.rows(number)) for number in work), report_slices):
+        rows = plan.rows(number)
+        unit = merge(rows, earlier.unit(number), encoded) if earlier else encoded
+        _check_range(rows, unit, plan.dtype)
         job.save_unit(number, unit)
         finished += sizes[number]
         report_slices(0)
@@ -391,21 +407,12 @@ def _check_range(rows: Sequence[ScanRow], unit: Encoded, dtype: torch.dtype) -> 
     """Rejects features too large for the store's dtype at once; the units so far stay for a new start."""
     if unit.features.to(dtype).isfinite().all():
         return
-    for row, features in _scans_of(rows, unit):
+    for row, features in scans_of(rows, unit):
         if not features.to(dtype).isfinite().all():
             raise UserError(
                 f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
                 f"{dtype_name(dtype)}; run the same command with --dtype float32, which continues from here"
             )
-
-
-def _scans_of(rows: Sequence[ScanRow], unit: Encoded) -> Iterator[tuple[ScanRow, torch.Tensor]]:
-    """The scans of a unit that could be encoded."""
-    failed, start = set(unit.failed), 0
-    for row in rows:
-        if row.scan_id not in failed:
-            yield row, unit.features[start : start + len(row)]
-            start += len(row)
 
 
 @contextmanager
@@ -417,74 +424,3 @@ def _backend(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Ite
 
     with connect(ray, setup) as cluster:
         yield cluster
-
-
-# ----------------------------------------------------------------------------------------------------
-# The store
-# ----------------------------------------------------------------------------------------------------
-
-
-def _assemble(
-    plan: _EncodingPlan, job: EncodingJob, preprocessing: Preprocessing
-) -> tuple[FeatureStore, dict[str, int], list[Problem]]:
-    """Writes the store from the units."""
-    problems: list[Problem] = []
-    failed: Counter[str] = Counter()
-    without: set[str] = set()
-    slices = 0
-    for number in range(len(plan.units)):
-        unit = job.unit(number)
-        slices += len(unit.features)
-        without.update(unit.failed)
-        problems += unit.problems
-        failed.update(problem.kind for problem in unit.problems if problem.action == LEFT_OUT)
-    write_problems(job.path / PROBLEMS, problems)
-    left_out = failed.total()
-    if left_out == len(plan.manifest):
-        raise UserError(
-            f"none of the {len(plan.manifest)} scans could be encoded; read {job.path / PROBLEMS}, correct the causes, "
-            f"delete {job.path} and encode again"
-        )
-
-    def stream() -> Iterator[tuple[str | None, Bags]]:
-        for number in range(len(plan.units)):
-            pairs = _scans_of(plan.rows(number), job.unit(number))
-            for part, scans in groupby(pairs, lambda pair: plan.parts[pair[0].scan_id] if plan.parts else None):
-                yield part, Bags.pack([_bag(row, features) for row, features in scans])
-
-    recipe = recipe_of(plan.identity["encoder"]["fingerprint"], preprocessing, repair=plan.options.repair)
-    scans = len(plan.manifest)
-    report = {
-        "normal_guidance": __version__,
-        "recipe": recipe,
-        "preprocessing": preprocessing.to_dict(),
-        "inputs": describe_inputs(plan.manifest, without),
-        "dtype": dtype_name(plan.dtype),
-        "scans": {"manifest": scans, "encoded": scans - left_out, "failed": left_out},
-        "slices": {"manifest": int(plan.manifest.lengths.sum()), "encoded": slices},
-        "failed": dict(sorted(failed.items())),
-        "problems": dict(sorted(summarize(problems).items())),
-        "identity": plan.identity,
-    }
-    findings = plan.manifest.findings
-    store = write_store(
-        plan.out,
-        stream(),
-        findings=findings,
-        further={row.scan_id: row.further for row in plan.manifest} if findings else None,
-        provenance={name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")},
-        recipe=recipe,
-        dtype=plan.dtype,
-        files={PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: json.dumps(report, indent=2).encode()},
-    )
-    return store, dict(sorted(failed.items())), problems
-
-
-def recipe_of(encoder: str, preprocessing: Preprocessing, *, repair: bool) -> str:
-    """A hash of everything that turns scans into features: the encoder's fingerprint, preprocessing and repairs."""
-    return hashlib.sha256(json.dumps([encoder, preprocessing.fingerprint, repair]).encode()).hexdigest()
-
-
-def _bag(row: ScanRow, features: torch.Tensor) -> Bag:
-    labels = None if row.slice_labels is None else torch.from_numpy(row.slice_labels.astype(np.int64))
-    return Bag(features, row.label, labels, row.scan_id, row.patient_id)

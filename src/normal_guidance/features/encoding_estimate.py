@@ -16,8 +16,9 @@ from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.worker_pool import TIMEOUT
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoder_inputs import Decoding, Reader
-from normal_guidance.features.encoding import DEFAULTS, check_scans, fit_preprocessing, plan_units
+from normal_guidance.features.encoding import DEFAULTS, check_scans, fit_preprocessing
 from normal_guidance.features.encoding_machine import EncodingOptions, Inputs, Load, Machine, Setup, start_workers
+from normal_guidance.features.encoding_store import plan_units
 from normal_guidance.features.preprocessing import Preprocessing, Statistics, combine_statistics
 from normal_guidance.machine import disk, peak_bytes
 

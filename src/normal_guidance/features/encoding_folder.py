@@ -6,8 +6,10 @@
       statistics.jsonl         mean and sd of training scans, one line each
       unit-00000.safetensors   the features of some consecutive scans, and their problems
       problems.csv             only if no scan could be encoded
+      again/                   the same for a store that lacks scans: units with those that can be read now
+      before/                  that store, for the moment in which the new one takes its place
 
-The folder lies beside the future store and is deleted when the store is complete.
+The folder lies beside the future store and is deleted when the store is written.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from normal_guidance.data.problems import Problem
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.preprocessing import Statistics
 from normal_guidance.features.store_files import AGAIN
-from normal_guidance.files import read_json, read_json_as, remove_left_drafts, write_json
+from normal_guidance.files import make_folder, read_json, read_json_as, remove_left_drafts, write_json
 from normal_guidance.folders import difference, lock_folder
 from normal_guidance.tensor_files import read_tensors, write_tensors
 from normal_guidance.typed_json import ContentError, parse_json, read_as
@@ -39,6 +41,8 @@ FORMAT = 1
 """Version of the layout on disk; a job of another version is an error."""
 
 CONFIG, STATISTICS, REPORT = "config.json", "statistics.jsonl", "report.json"
+
+TAKEN_UP, BEFORE = "again", "before"
 
 
 class Encoded(NamedTuple):
@@ -83,7 +87,7 @@ class EncodingJob:
     @property
     def begun(self) -> bool:
         """Whether anything is done; a job that failed before that may start again with other options."""
-        return bool(self.units()) or (self.path / STATISTICS).exists()
+        return bool(self.units()) or any((self.path / name).exists() for name in (STATISTICS, TAKEN_UP, BEFORE))
 
     def units(self) -> set[int]:
         """Numbers of the units that are done."""
@@ -108,32 +112,41 @@ class EncodingJob:
         return Encoded(features, known.failed, [Problem(*fields) for fields in known.problems])
 
     def statistics(self, channels: int) -> dict[str, Statistics | None]:
-        """Mean and sd of the scans that were measured, None for those that could not be."""
-        known: dict[str, Statistics | None] = {}
-        whole = 0
-        path = self.path / STATISTICS
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-            content, _, checksum = line.rpartition(b" ")
-            if checksum != b"%08x\n" % zlib.crc32(content):
-                break
-            try:
-                one = read_as(_Line, dict(zip(_Line._fields, parse_json(content), strict=True)))
-                known[one.scan] = one.statistics(channels)
-            except (ValueError, TypeError) as error:
-                raise UserError(f"{path} is damaged ({error}); delete it and encode again") from error
-            whole += len(line)
-        if path.exists():
-            os.truncate(path, whole)  # a killed process may have left half a line; a damaged one is measured again
+        """Mean and sd of the scans that were measured, None for those that could not be.
+
+        A killed process may have left half a line, which is removed; what a damaged line says is measured again.
+        """
+        known, whole = read_statistics(self.path, channels)
+        if (self.path / STATISTICS).exists():
+            os.truncate(self.path / STATISTICS, whole)
         return known
 
     def add_statistics(self, scans: Mapping[str, Statistics | None]) -> None:
         """Saves the mean and sd of some scans."""
-        lines = [json.dumps([scan, *(one or (None, None))]).encode() for scan, one in scans.items()]
         with (self.path / STATISTICS).open("ab") as file:
-            file.write(b"".join(b"%b %08x\n" % (line, zlib.crc32(line)) for line in lines))
+            file.write(statistics_lines(scans))
+
+    def take_up(self) -> EncodingJob:
+        """The part of the job that takes up the scans that a store lacks."""
+        make_folder(self.path / TAKEN_UP)
+        remove_left_drafts(self.path / TAKEN_UP)
+        return EncodingJob(self.path / TAKEN_UP)
+
+    @property
+    def before(self) -> Path:
+        """Where a store goes that a fuller one replaces."""
+        return self.path / BEFORE
+
+    def forget(self) -> None:
+        """Deletes what is done, so that the next start tries all scans again."""
+        for folder in (self.path / TAKEN_UP, self.before):
+            shutil.rmtree(folder, ignore_errors=True)
+        for file in (*map(self._unit, self.units()), self.path / STATISTICS):
+            file.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Deletes the folder: the store is complete."""
+        """Deletes the folder: the store is written."""
+        self.forget()  # before config.json, without which a killed process's units would be nobody's
         shutil.rmtree(self.path)
 
     def _unit(self, number: int) -> Path:
@@ -146,6 +159,29 @@ class EncodingReport:
 
     identity: dict[str, Any] | None = None
     failed: dict[str, int] = field(default_factory=dict)
+
+
+def read_statistics(folder: Path, channels: int) -> tuple[dict[str, Statistics | None], int]:
+    """The lines of a job's or store's statistics.jsonl up to the first that is damaged, and their bytes."""
+    known: dict[str, Statistics | None] = {}
+    whole, path = 0, folder / STATISTICS
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        content, _, checksum = line.rpartition(b" ")
+        if checksum != b"%08x\n" % zlib.crc32(content):
+            break
+        try:
+            one = read_as(_Line, dict(zip(_Line._fields, parse_json(content), strict=True)))
+            known[one.scan] = one.statistics(channels)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path} is damaged ({error}); delete it and encode again") from error
+        whole += len(line)
+    return known, whole
+
+
+def statistics_lines(scans: Mapping[str, Statistics | None]) -> bytes:
+    """The lines of statistics.jsonl for some scans."""
+    lines = [json.dumps([scan, *(one or (None, None))]).encode() for scan, one in scans.items()]
+    return b"".join(b"%b %08x\n" % (line, zlib.crc32(line)) for line in lines)
 
 
 def job_folder(out: Path) -> Path:
@@ -172,6 +208,9 @@ def open_job(out: Path, identity: Mapping[str, Any]) -> Iterator[EncodingJob]:
     job = EncodingJob(job_folder(out))
     with lock_folder(job.path):
         remove_left_drafts(out.parent, out.name)
+        if job.before.exists() and not out.exists():
+            job.before.replace(out)
+        shutil.rmtree(job.before, ignore_errors=True)
         if job.begun:
             refuse_another(job.path, read_json(job.path / CONFIG), identity)
         else:

@@ -169,6 +169,9 @@ class Machine:
                     if isinstance(item, _Batch):
                         begun.append(_Features.fetched(self.encoder.begin(item.arrived())))
                         waiting += 1
+                    elif isinstance(item, _Blank):
+                        begun.append(_Features(torch.zeros(item.slices, self.encoder.width), None))
+                        waiting += 1
                     elif item is not None:
                         begun.append(item)
                     while begun and (item is None or waiting > ahead or isinstance(begun[0], _UnitEnd)):
@@ -218,6 +221,12 @@ class _Batch(NamedTuple):
         return self.images
 
 
+class _Blank(NamedTuple):
+    """A batch without an image, which is not encoded: its slices are of scans that are left out."""
+
+    slices: int
+
+
 class _Features(NamedTuple):
     """Features of a batch on the CPU, which a card may still compute."""
 
@@ -250,7 +259,7 @@ class _UnitEnd:
     """For each scan its problems, or why it could not be decoded."""
 
 
-def _in_own_stream(items: Iterator[Tensor | _UnitEnd], device: str) -> Iterator[_Batch | _UnitEnd]:
+def _in_own_stream(items: Iterator[Tensor | _Blank | _UnitEnd], device: str) -> Iterator[_Batch | _Blank | _UnitEnd]:
     """The items, made in a stream of the card, if it is one, beside the encoder's; for a thread of their own."""
     if torch.device(device).type != "cuda":
         yield from (_Batch(item, None) if isinstance(item, Tensor) else item for item in items)
@@ -263,7 +272,7 @@ def _in_own_stream(items: Iterator[Tensor | _UnitEnd], device: str) -> Iterator[
 
 def _batches(
     pool: Pool, inputs: Inputs, device: str, units: Iterable[tuple[int, list[ScanRow]]], batch_size: int
-) -> Iterator[Tensor | _UnitEnd]:
+) -> Iterator[Tensor | _Blank | _UnitEnd]:
     """The encoder's input: the batches of a unit, which its scans fill one after the other, then its `_UnitEnd`."""
     waiting: deque[tuple[int, list[ScanRow]]] = deque()
 
@@ -366,24 +375,25 @@ class _BatchCutter:
 
     def __init__(self, shape: tuple[int, int, int, int], device: str) -> None:
         self.shape, self.device = shape, device
-        self.batch, self.filled = torch.empty(shape, device=device), 0
+        self.batch, self.filled, self.blank = torch.empty(shape, device=device), 0, True
 
-    def add(self, images: Tensor | None, slices: int) -> Iterator[Tensor]:
+    def add(self, images: Tensor | None, slices: int) -> Iterator[Tensor | _Blank]:
         """The batches that these slices complete; without images, zeros take their place."""
         start = 0
         while start < slices:
             take = min(slices - start, len(self.batch) - self.filled)
             piece = 0.0 if images is None else images[start : start + take]
             self.batch[self.filled : self.filled + take] = piece
+            self.blank = self.blank and images is None
             self.filled, start = self.filled + take, start + take
             if self.filled == len(self.batch):
                 yield from self.rest()
 
-    def rest(self) -> Iterator[Tensor]:
+    def rest(self) -> Iterator[Tensor | _Blank]:
         """The last batch, which may be smaller; nothing if it is empty."""
         if self.filled:
-            yield self.batch[: self.filled]
-            self.batch, self.filled = torch.empty(self.shape, device=self.device), 0
+            yield _Blank(self.filled) if self.blank else self.batch[: self.filled]
+            self.batch, self.filled, self.blank = torch.empty(self.shape, device=self.device), 0, True
 
 
 def _encoded_unit(unit: _UnitEnd, features: Tensor) -> Encoded:

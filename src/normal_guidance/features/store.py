@@ -33,6 +33,7 @@ from normal_guidance.features.scan_kind import scans_behind
 from normal_guidance.features.store_files import (
     AGAIN,
     DTYPES,
+    LACKING,
     About,
     IndexRow,
     dtype_name,
@@ -104,6 +105,11 @@ class FeatureStore:
         """The median distance of slices in mm; None where the encoded scans do not tell, or features were imported."""
         summary = scans_behind(self.provenance)
         return None if summary is None or summary.slice_spacing is None else summary.slice_spacing.median
+
+    @property
+    def lacking(self) -> int:
+        """Scans of the index that could not be encoded; report.json says why, and encoding again takes them up."""
+        return int(self.provenance.get(LACKING, 0))
 
     def part(self, name: str) -> FeatureStore:
         """The scans of one part: 'train', 'val' or 'test'."""
@@ -338,6 +344,7 @@ def write_store(
     files: Mapping[str, bytes] | None = None,
     findings: Sequence[Finding] = (),
     further: Mapping[str, Mapping[str, Labels]] | None = None,
+    instead_of: Path | None = None,
 ) -> FeatureStore:
     """Writes scans to a new store and opens it.
 
@@ -352,6 +359,7 @@ def write_store(
         files: contents of further files in the folder, by name, such as a report.
         findings: what the scans are labelled for; the labels of `bags` are those of the first.
         further: labels for the other findings, by scan and finding; read when all scans are written.
+        instead_of: where an earlier store in the folder is moved when the new one is complete.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -365,7 +373,7 @@ def write_store(
         raise UserError(f"shard_bytes is {shard_bytes}; it must be at least 1")
     _check_provenance(provenance)
     scans = _scans([(None, bags)] if isinstance(bags, Bags) else bags, dtype)
-    with folder_atomically(folder) as draft:
+    with folder_atomically(folder, instead_of) as draft:
         rows, features, dtype = write_shards(draft, scans, shard_bytes, recipe)
         write_index(draft, rows, findings, further)
         fingerprint = fingerprint_rows(rows, features, dtype)

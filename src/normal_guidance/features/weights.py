@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from normal_guidance.errors import UserError
-from normal_guidance.files import make_folder, write_atomically
+from normal_guidance.files import make_folder, remove_left_drafts, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -270,6 +270,7 @@ def _copy_to_cache(name: str, known: KnownWeights, read: Callable[[int], bytes],
                 raise UserError(f"{origin} is larger than {known.file} ({known.mib} MiB); {_manual_steps(name)}")
         _check_published(name, known, origin, digest.hexdigest())
 
+    remove_left_drafts(target.parent, target.name)
     write_atomically(target, copy)
     return target
 

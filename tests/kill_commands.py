@@ -1,0 +1,351 @@
+"""Kills every command that writes, at random moments, and compares what its reruns make with an uninterrupted run.
+
+    python tests/kill_commands.py --kills 25 --seed 1 [--commands encode,predict]
+
+Each round begins in an empty folder.  A command is killed by SIGKILL once, in every third round three times in a row
+(slow ones five times in each), and then run to its end.  All files must be those of an uninterrupted run, byte for
+byte, and nothing else may be left.  Four things hold times and are compared without them: members of JSON (`TIMES`), times of
+day in texts (`TIME_OF_DAY`), dates and times in DICOM results, and tables of a study, where all runs take 0 s.  A lock
+file names its process and is compared by its name.  A command that refuses a complete output is not run again when a
+kill came after its last write.
+
+Everything is imported once, and each attempt is a fork, so that moments of writing are met and not those of importing.
+It prints a table and, last, one JSON line; the exit code is 1 if anything differs, is left or is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+THREE_IN_A_ROW = 3
+"""Every so many rounds have three kills."""
+
+TIMES = ("seconds", "seal", "date", "resumed")
+"""Members of JSON that hold a time, the number of starts, or a checksum of these."""
+
+TIME_OF_DAY = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?")
+
+SLOW = 5.0
+"""Seconds from which on a command is slow."""
+
+LOCKS = ("lock",)
+"""Files that name the process that wrote last."""
+
+
+@dataclass
+class Case:
+    """A command, and what was seen of it."""
+
+    words: Callable[[Path], Sequence[object]]
+    """Its words, for an output folder."""
+    code: int = 0
+    resumes: bool = True
+    """Whether a complete output is taken as such; other commands refuse it."""
+    kills: int = 0
+    rounds: int = 0
+    refused: list[str] = field(default_factory=list)
+    different: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        return not (self.refused or self.different or self.left)
+
+
+def cases(at: Path) -> dict[str, Case]:
+    """All commands that write, on the inputs that `prepare` makes below `at`."""
+    scans, index, split, store = at / "scans", at / "index", at / "splits" / "split-1.csv", at / "store"
+    training = ("--epochs", 4, "--lr", "0.1,0.01", "--l1", 0, "--device", "cpu", "--save-epochs", 1)
+    study = ("--methods", "mean,ng", *training[:-2])
+    made: dict[str, Case] = {
+        "phantom": Case(lambda out: ("phantom", "folder", out, "--scans", 6, "--size", 32, "--slices", 12)),
+        "index": Case(
+            lambda out: ("index", "folder", scans, "--table", scans / "labels.csv", "-o", out), resumes=False
+        ),
+        "split": Case(lambda out: ("split", index, "--proportions", "2:1:1", "-o", out)),
+        "describe": Case(lambda out: ("describe", index, "--split", split, "-o", out)),
+        "encode": Case(lambda out: ENCODE(index, split, out)),
+        "sweep": Case(lambda out: ("sweep", store, "--split", split, "--methods", "ng,abmil", *training, "-o", out)),
+        "reproduce": Case(lambda out: ("reproduce", "semi-synthetic", "--seeds", 1001, *study, "-o", out)),
+        "trust": Case(lambda out: ("trust", at / "run" / "ng" / "1001", "--store", store, "--split", split, "-o", out)),
+        "bundle": Case(lambda out: ("bundle", at / "run" / "ng" / "1001", "-o", out), resumes=False),
+        "predict": Case(lambda out: ("predict", at / "new", "-m", at / "run" / "ng" / "1001", "--dicom", "-o", out)),
+        "predict features": Case(lambda out: ("predict", at / "own", "-m", at / "own run" / "ng" / "1001", "-o", out)),
+        "store import": Case(lambda out: ("store", "import", at / "npz", "-o", out), resumes=False),
+    }
+    for form in ("npz", "hdf5", "torchmil"):
+        made[f"store export {form}"] = Case(
+            lambda out, form=form: ("store", "export", store, "-f", form, "-o", out), resumes=form == "hdf5"
+        )
+    made |= {
+        "experiment": Case(lambda out: ("experiment", store, "--split", split, *study, "-o", out)),
+        "fit": Case(lambda out: ("fit", at / "own store", "--device", "cpu", "-o", out), resumes=False),
+    }
+    for name, case in made.items():
+        if name.split()[0] in ("index", "encode", "predict"):
+            made[name] = replace(case, words=lambda out, words=case.words: (*words(out), "--workers", 0))
+    return made
+
+
+def ENCODE(index: Path, split: Path, out: Path) -> Sequence[object]:  # noqa: N802 (a command)
+    return ("encode", index, "--encoder", "tiny", "--split", split, "--window", "head", "--device", "cpu", "-o", out)
+
+
+def prepare(at: Path) -> None:
+    """The inputs: scans, index, splits, store, a run, new scans, features of one's own and their model."""
+    import numpy as np
+
+    train = ("--epochs", 4, "--lr", 0.1, "--l1", 0, "--device", "cpu", "--seeds", 1001)
+    split = at / "splits" / "split-1.csv"
+    for words in (
+        ("phantom", "folder", at / "scans", "--scans", 40, "--size", 32, "--slices", 12, "--positive", 0.5),
+        ("phantom", "folder", at / "drawn", "--scans", 4, "--size", 32, "--slices", 12, "--positive", 0.5, "--seed", 7),
+        ("index", "folder", at / "scans", "--table", at / "scans" / "labels.csv", "-o", at / "index", "--workers", 0),
+        ("split", at / "index", "--seeds", 1, "--proportions", "2:1:1", "-o", at / "splits"),
+        (*ENCODE(at / "index", split, at / "store"), "--workers", 0),
+        ("sweep", at / "store", "--split", split, "--methods", "ng", *train, "-o", at / "run"),
+        ("store", "export", at / "store", "-f", "npz", "-o", at / "npz"),
+    ):
+        said = at.parent / "said.txt"
+        assert attempt(words, said=said) == 0, (words, said.read_text())
+    shutil.copytree(at / "drawn" / "scans", at / "new")
+    random = np.random.default_rng(0)
+    for folder, count in (("own", 6), ("own training", 24)):
+        (at / folder).mkdir()
+        for number in range(count):
+            features = random.normal(number % 2, 1, (8, 5)).astype(np.float32)
+            np.savez(at / folder / f"s{number:02d}.npz", features=features, label=number % 2, patient_id=f"p{number}")
+    for words in (
+        ("store", "import", at / "own training", "-o", at / "own store"),
+        ("split", at / "own store", "--seeds", 1, "--proportions", "2:1:1", "-o", at / "own split"),
+        ("sweep", at / "own store", "--split", at / "own split" / "split-1.csv", *train, "-o", at / "own run"),
+    ):
+        said = at.parent / "said.txt"
+        assert attempt(words, said=said) == 0, (words, said.read_text())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Attempts
+# ----------------------------------------------------------------------------------------------------
+
+
+def load_everything() -> None:
+    """Import all that the commands import, and put a tiny encoder and a tiny dataset in the place of large ones."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    import torch
+
+    torch.set_num_threads(1)  # a forked child must not wait for threads that only its parent has
+    import normal_guidance
+
+    for module in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance."):
+        if not re.search(r"triton|ray|__main__|viewer", module.name):
+            importlib.import_module(module.name)
+    for name in (
+        "matplotlib.pyplot",
+        "sklearn.linear_model",
+        "sklearn.model_selection",
+        "h5py",
+        "pydicom",
+        "highdicom",
+    ):
+        importlib.import_module(name)
+    import small_bundle
+    from normal_guidance.clinical import bundle
+    from normal_guidance.data.manifest import PARTS
+    from normal_guidance.evaluation.run_report import Run
+    from normal_guidance.evaluation.study import DATASETS
+    from normal_guidance.features import encoders
+    from normal_guidance.simulate.semi_synthetic import shifted_mean
+
+    def tiny(name: str, **options: Any) -> Any:
+        return small_bundle.tiny(options.get("device", "cpu"))
+
+    encoders.load_encoder = bundle.load_encoder = tiny
+    # Tables and pages print the time that runs took; here it is 0.
+    Run.seconds = property(lambda run: 0.0, lambda run, value: None)
+    drawn = DATASETS["semi-synthetic"]
+    DATASETS["semi-synthetic"] = replace(
+        drawn, draw=lambda seed, part: shifted_mean(70, seed + PARTS.index(part), features=8)
+    )
+
+
+def attempt(words: Sequence[object], kill_after: float | None = None, said: Path | None = None) -> int | None:
+    """Run a command in a child; return its exit code, or None if it was killed."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.setpgrp()
+            told = os.open(said or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(told, 1)
+            os.dup2(told, 2)
+            sys.argv = ["nguide", *map(str, words)]
+            from normal_guidance.cli.__main__ import main
+
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Comparing
+# ----------------------------------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder, without times; empty folders have an entry, too."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file():
+            found[name] = _plain(path)
+        elif not any(path.iterdir()):
+            found[f"{name}/"] = b""
+    return found
+
+
+def _plain(path: Path) -> bytes:
+    if path.name in LOCKS:
+        return b""
+    content = path.read_bytes()
+    if path.suffix == ".json":
+        return json.dumps(_without_times(json.loads(content))).encode()
+    if path.suffix == ".dcm":
+        return _dicom_without_times(path)
+    return TIME_OF_DAY.sub(b"", content) if path.suffix in (".html", ".md", ".tex", ".csv") else content
+
+
+def _dicom_without_times(path: Path) -> bytes:
+    import pydicom
+
+    dataset = pydicom.dcmread(path)
+    timed = [(part, element.tag) for part in _parts(dataset) for element in part if element.VR in ("DA", "DT", "TM")]
+    for part, tag in timed:
+        del part[tag]
+    return f"{dataset.file_meta}\n{dataset}".encode() + dataset.get("PixelData", b"")
+
+
+def _parts(dataset: Any) -> list[Any]:
+    inner = [item for element in dataset if element.VR == "SQ" for item in element.value]
+    return [dataset, *(part for item in inner for part in _parts(item))]
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_times(inner) for name, inner in value.items() if name not in TIMES}
+    return [_without_times(inner) for inner in value] if isinstance(value, list) else value
+
+
+def kind(name: str) -> str:
+    """A file's name without what is drawn at random, so that kinds can be counted."""
+    return re.sub(r"[0-9a-f]{32}", "*", name)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rounds
+# ----------------------------------------------------------------------------------------------------
+
+
+def attack(case: Case, folder: Path, kills: int, random: Random) -> None:
+    """Kill a command so many times, in rounds that each end with a comparison."""
+    said = folder.parent / "said.txt"
+    out = folder / "out"
+
+    def fresh() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    fresh()
+    begin = time.monotonic()
+    code = attempt(case.words(out), said=said)
+    case.seconds = time.monotonic() - begin
+    if code != case.code:
+        case.refused.append(f"uninterrupted: exit code {code}: {said.read_text()[-300:]}")
+        return
+    whole = contents(folder)
+    fresh()
+    attempt(case.words(out), said=said)
+    case.different.update(f"without a kill: {name}" for name in _differing(whole, contents(folder)))
+    while case.kills < kills:
+        fresh()
+        case.rounds += 1
+        for _ in range(5 if case.seconds > SLOW else 3 if case.rounds % THREE_IN_A_ROW == 0 else 1):
+            killed = attempt(case.words(out), random.uniform(0, case.seconds), said) is None
+            case.kills += killed
+        if case.resumes or not out.exists():
+            code = attempt(case.words(out), said=said)
+            if code != case.code:
+                case.refused.append(f"exit code {code}: {said.read_text()[-300:].strip()}")
+                continue
+        found = contents(folder)
+        case.different.update(kind(name) for name in _differing(whole, found) if name in whole)
+        case.left.update(kind(name) for name in found.keys() - whole.keys())
+
+
+def _differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def run(folder: Path, kills: int, seed: int, names: Sequence[str], tell: Callable[[str], object]) -> dict[str, Case]:
+    """Attack the named commands, or all."""
+    load_everything()
+    prepare(folder / "in")
+    known = cases(folder / "in")
+    chosen = {name: known[name] for name in names or known}
+    tell(f"{'command':<22}{'seconds':>8}{'rounds':>8}{'kills':>7}{'refused':>9}{'differ':>8}{'left':>6}")
+    for name, case in chosen.items():
+        attack(case, folder / "work" / name.replace(" ", "-"), kills, Random(f"{seed} {name}"))
+        counts = f"{len(case.refused):>9}{case.different.total():>8}{case.left.total():>6}"
+        tell(f"{name:<22}{case.seconds:>8.2f}{case.rounds:>8}{case.kills:>7}{counts}")
+        for line in (*case.refused[:3], *list(case.different.items())[:5], *list(case.left.items())[:5]):
+            tell(f"    {line}")
+    return chosen
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--kills", type=int, default=25)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--commands", default="", help="names, separated by commas; all if left out")
+    given = options.parse_args()
+    names = [name for name in given.commands.split(",") if name]
+    with tempfile.TemporaryDirectory() as folder:
+        seen = run(Path(folder), given.kills, given.seed, names, lambda line: print(line, flush=True))
+    found = {
+        name: {"kills": case.kills, "refused": len(case.refused), **{k: dict(getattr(case, k)) for k in WHAT}}
+        for name, case in seen.items()
+    }
+    print(json.dumps({"kills": sum(case.kills for case in seen.values()), "commands": found}))
+    sys.exit(0 if all(case.good for case in seen.values()) else 1)
+
+
+WHAT = ("different", "left")
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
