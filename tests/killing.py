@@ -24,10 +24,10 @@ HANGS = 3600
 def run_program(file: str, folder: Path, kind: str) -> Any:
     """Run a test file with a folder and a kind of kills, and return what it prints.
 
-    It may import what lies beside it and here.
+    It may import what lies beside it and here, and what this process imports.
     """
-    paths = os.pathsep.join(map(str, (HERE, Path(file).parent)))
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    places = os.pathsep.join(filter(None, [str(HERE), str(Path(file).parent), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, file, str(folder), kind]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANGS)
     assert done.returncode == 0, done.stderr

@@ -133,12 +133,13 @@ class Killer:
 
     def in_a_state(self) -> list[str]:
         """Kill with half of a state's tensors written."""
-        from normal_guidance.training import checkpoint
+        from normal_guidance import tensor_files
+        from normal_guidance.training.checkpoint import StateFile
 
-        self.attempt("half", "ng", 24, die=(checkpoint.StateFile, "due", SAVE_EPOCHS + 1))
-        tensors = len(checkpoint.read_tensors(self.folder / "half" / "state.safetensors", "copy it again")[0])
-        # Each one is looked at when it is loaded, when the next state's checksum is made, and when it is written.
-        self.attempt("half", "ng", 24, die=(checkpoint, "_raw", 2 * tensors + tensors // 2))
+        self.attempt("half", "ng", 24, die=(StateFile, "due", SAVE_EPOCHS + 1))
+        tensors = len(tensor_files.read_tensors(self.folder / "half" / "state.safetensors", "copy it again")[0])
+        # Each one is looked at when the next state's seal is made, and when it is written.
+        self.attempt("half", "ng", 24, die=(tensor_files, "_raw", tensors + tensors // 2))
         assert any((self.folder / "half").glob(".state.safetensors.*.partial"))
         self.attempt("half", "ng", 24)
         return differences(self.folder / "ng-whole", self.folder / "half")
