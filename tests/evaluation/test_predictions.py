@@ -76,14 +76,14 @@ def test_nothing_predicted_is_a_file_without_rows(tmp_path):
 def test_files_of_others_are_refused_by_name(path, tmp_path):
     whole = pq.read_table(path)
     other = {
-        "column.parquet": (whole.drop_columns(["log_attention"]), "log_attention"),
-        "kind.parquet": (whole.set_column(8, "attention", pa.array(["none"] * 6)), ""),
-        "gone.parquet": (None, ""),
+        "column.parquet": (whole.drop_columns(["log_attention"]), "has no column 'log_attention'"),
+        "kind.parquet": (whole.set_column(8, "attention", pa.array(["none"] * 6)), r"cannot be read \(.*\)"),
+        "gone.parquet": (None, r"cannot be read \(.*\)"),
     }
     for name, (table, detail) in other.items():
         if table is not None:
             pq.write_table(table, tmp_path / name)
-        message = rf"{name} cannot be read \(.*{detail}.*\); copy the run again, or delete it and start it again"
+        message = rf"{name} {detail}; copy the run again, or delete it and start it again"
         with pytest.raises(UserError, match=message):
             read_predictions(tmp_path / name)
     assert read_predictions(tmp_path / "column.parquet", ("scan_id",)).num_rows == 6

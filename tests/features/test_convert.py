@@ -211,7 +211,7 @@ def test_damaged_files_are_named(tmp_path, form):
 def test_a_damaged_description_is_named(tmp_path):
     export_store(make(tmp_path), tmp_path / "npz", "npz")
     (tmp_path / "npz" / "about.json").write_text(json.dumps({"recipe": "x"}))
-    with pytest.raises(UserError, match=r"about.json cannot be read \(KeyError\('provenance'\)\)"):
+    with pytest.raises(UserError, match=r"about.json is damaged: provenance is missing"):
         import_store(tmp_path / "npz", tmp_path / "again", "npz")
 
 

@@ -50,13 +50,13 @@ def test_a_sample_of_mutated_files_tables_and_features_finds_nothing():
 
 
 def test_a_sample_of_flipped_bits_is_refused_or_changes_nothing():
-    words = [sys.executable, str(RUN.with_name("flips.py")), "--per-file", "7", "--jobs", "1", "--seed", "5"]
+    words = [sys.executable, str(RUN.with_name("flips.py")), "--per-file", "5", "--jobs", "1", "--seed", "5"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert {Path(file).parts[0] for file in report["files"]} == set(OWN)
     assert report["findings"] == 0
-    assert report["outcomes"]["refused"] > 200, done.stdout
+    assert report["outcomes"]["refused"] > 140, done.stdout
     assert set(report["files"]["study/ng/1/report.json"]) <= {"refused", "same"}
 
 

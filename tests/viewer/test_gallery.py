@@ -154,7 +154,8 @@ def test_without_an_index_there_are_curves_and_the_command_that_helps(study):
 
 def test_scans_that_are_not_in_the_index_or_differ_from_it_have_no_image(manifest, study, tmp_path):
     first, second, *_ = manifest
-    shorter = replace(second, files=second.files[1:], slice_labels=None)
+    lists = {name: getattr(second, name)[1:] for name in ("files", "frames", "positions")}
+    shorter = replace(second, **lists, slice_labels=None)
     write_manifest(tmp_path / "manifest.parquet", [shorter], manifest.about)
     gallery = open_gallery(study, tmp_path)
     numbers = {scan["id"]: scan["number"] for scan in gallery.scans(0)}

@@ -41,6 +41,9 @@ NaN.
 """
 
 
+NULLABLE = ("patient_id",)
+"""New scans whose ids are left out have no patient."""
+
 AGAIN = "copy the run again, or delete it and start it again"
 
 
@@ -142,7 +145,7 @@ def read_predictions(
     """
     wanted = {name: value for name, value in (("part", part), ("group", group)) if value is not None}
     names = [name for name in PREDICTIONS.names if name in columns or name in wanted]
-    table = read_columns(path, pa.schema([PREDICTIONS.field(name) for name in names]), AGAIN)
+    table = read_columns(path, pa.schema([PREDICTIONS.field(name) for name in names]), AGAIN, NULLABLE)
     _check_lists(path, table)
     for name, value in wanted.items():
         table = table.filter(pc.equal(table[name], value))

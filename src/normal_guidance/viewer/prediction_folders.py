@@ -8,7 +8,7 @@ DIR/predictions.parquet and DIR/manifest.parquet   new scans (`nguide predict`)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,10 @@ def _method_of(folder: Path) -> str:
         about = [read_json_as(folder / SUMMARY, _Summary, exact=False).model]
     elif (folder / BUNDLE).is_file():
         about = [read_json(folder / BUNDLE)]
-    for one in about or ():
-        config = one.get("config")
-        method = one.get("method", config.get("method") if isinstance(config, dict) else None)
-        return method if isinstance(method, str) else "model"
-    return "model"
+    one = about[0] if about and isinstance(about[0], dict) else {}
+    config = one.get("config")
+    method = one.get("method", config.get("method") if isinstance(config, dict) else None)
+    return method if isinstance(method, str) else "model"
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,6 @@ class _Report:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What is read here of summary.json; folders of earlier versions may lack it."""
+    """What is read here of summary.json; other versions may have something else there."""
 
-    model: dict[str, Any] = field(default_factory=dict)
+    model: Any = None
