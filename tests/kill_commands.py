@@ -4,10 +4,10 @@
 
 Each round begins in an empty folder.  A command is killed by SIGKILL once, in every third round three times in a row
 (slow ones five times in each), and then run to its end.  All files must be those of an uninterrupted run, byte for
-byte, and nothing else may be left.  Four things hold times and are compared without them: members of JSON (`TIMES`), times of
-day in texts (`TIME_OF_DAY`), dates and times in DICOM results, and tables of a study, where all runs take 0 s.  A lock
-file names its process and is compared by its name.  A command that refuses a complete output is not run again when a
-kill came after its last write.
+byte, and nothing else may be left.  Four things hold times and are compared without them: members of JSON (`TIMES`),
+times of day in texts (`TIME_OF_DAY`), dates and times in DICOM results, and tables of a study, where all runs take 0 s.
+A lock file names its process and is compared by its name.  A command that refuses a complete output is not run again
+when a kill came after its last write.
 
 Everything is imported once, and each attempt is a fork, so that moments of writing are met and not those of importing.
 It prints a table and, last, one JSON line; the exit code is 1 if anything differs, is left or is refused.
@@ -115,7 +115,7 @@ def prepare(at: Path) -> None:
     train = ("--epochs", 4, "--lr", 0.1, "--l1", 0, "--device", "cpu", "--seeds", 1001)
     split = at / "splits" / "split-1.csv"
     for words in (
-        ("phantom", "folder", at / "scans", "--scans", 40, "--size", 32, "--slices", 12, "--positive", 0.5),
+        ("phantom", "folder", at / "scans", "--scans", 64, "--size", 32, "--slices", 12, "--positive", 0.5),
         ("phantom", "folder", at / "drawn", "--scans", 4, "--size", 32, "--slices", 12, "--positive", 0.5, "--seed", 7),
         ("index", "folder", at / "scans", "--table", at / "scans" / "labels.csv", "-o", at / "index", "--workers", 0),
         ("split", at / "index", "--seeds", 1, "--proportions", "2:1:1", "-o", at / "splits"),
