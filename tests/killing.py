@@ -69,3 +69,9 @@ def die_at(owner: Any, name: str, number: int, *, after: bool = False) -> None:
         return result
 
     setattr(owner, name, counting)
+
+
+def signals_of_a_terminal() -> None:
+    """As `preexec_fn`: no signal is ignored in the new process, also where the tests run under nohup."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)

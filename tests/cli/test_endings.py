@@ -16,6 +16,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from killing import signals_of_a_terminal
 from normal_guidance import files
 from normal_guidance.cli import app, endings
 from normal_guidance.cli.command import Command
@@ -326,7 +327,7 @@ def start(code: str, **options: Any) -> subprocess.Popen[str]:
     program = f"import os, sys, time, weakref\nfrom normal_guidance.cli import endings\ndef command():\n{indented}"
     words = [sys.executable, "-c", f"{program}\nendings.run(command)"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(words, **pipes | options)
+    return subprocess.Popen(words, **pipes | {"preexec_fn": signals_of_a_terminal} | options)
 
 
 WAIT = 'print("ready", flush=True)\ntime.sleep(600)'
@@ -542,7 +543,12 @@ def interrupted(words: list[object], number: int, ready: Any, group: bool) -> tu
     """Start a command, send the signal when it is ready, and return its code and stderr; no process may stay."""
     command = [sys.executable, "-m", "normal_guidance.cli", *map(str, words)]
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=signals_of_a_terminal,
     ) as process:
         while not ready(process.pid):
             assert process.poll() is None, process.stderr.read()

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from killing import signals_of_a_terminal
 from normal_guidance.cli import app
 from normal_guidance.evaluation.predictions import write_predictions_table
 from normal_guidance.viewer import server
@@ -90,7 +91,8 @@ MAIN = "from normal_guidance.cli.__main__ import main\nmain()"
 def watch(folder: Path, number: int, program: str = MAIN) -> tuple[list[str], str, dict[str, Any], tuple[int, str]]:
     """Start `nguide view`, ask for the page and the gallery, and send a signal; what was printed, read and returned."""
     words = [sys.executable, "-c", program, "view", str(folder), "--port", "0"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes, preexec_fn=signals_of_a_terminal) as process:
         try:
             lines = [process.stdout.readline() for _ in range(3)]
             url = lines[1].split()[1]
