@@ -15,9 +15,6 @@ from normal_guidance.core.window_sums import is_long, window_sums
 REACHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Slices over which the influence of a slice falls to 1/e, one for each part of the prior."""
 
-SMALLEST = 1e-290
-"""Influence below this counts as 0 in long scans."""
-
 STEPS = 5
 """Steps of expectation maximisation, from equal weights of the reaches."""
 
@@ -74,16 +71,11 @@ def _prior(a: Padded, layout: Layout) -> Padded:
 
 def _summing(longest: int, like: Tensor) -> Callable[[Parts], Parts]:
     """Sums over the other slices, each counted by its distance, as a function of values of this dtype."""
-    long = is_long(longest)
-    # float32 would fall below its normal numbers within a long scan, which is very slow.
-    place = torch.arange(longest, device=like.device, dtype=torch.float64 if long else like.dtype)
-    distance = place if long else (place[:, None] - place).abs()
+    place = torch.arange(longest, device=like.device, dtype=like.dtype)
+    distance = place if is_long(longest) else (place[:, None] - place).abs()
     reaches = torch.stack([place.new_full((1,) * distance.ndim, reach) for reach in REACHES])  # CUDA records no copies
     fall = torch.where(distance > 0, (-distance / reaches).exp(), 0.0)
-    if not long:
-        return lambda values: values @ fall
-    counted = fall.where(fall > SMALLEST, 0.0)
-    return lambda values: window_sums(values.double(), counted).to(like.dtype)
+    return lambda values: window_sums(values, fall) if is_long(longest) else values @ fall
 
 
 REGULARIZER = Regularizer(
