@@ -166,9 +166,8 @@ def test_the_cost_of_the_field_stands_beside_abmils():
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_lengths_says_what_does_not_fit(tmp_path):
-    options = "--methods committee,whole_bells --features 8 --slices 50,3000"
-    run = run_benchmark(options, "bench_length.py")
+def test_the_benchmark_of_lengths_stands_beside_another_commit(tmp_path):
+    run = run_benchmark("--methods committee,whole_bells --features 8 --slices 50,3000", "bench_length.py")
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout.splitlines()[-1])
     assert [(row["method"], row["slices"]) for row in report["rows"]] == [
@@ -179,11 +178,34 @@ def test_the_benchmark_of_lengths_says_what_does_not_fit(tmp_path):
     ]
     assert all(row["step_s"] > 0 and row["predict_s"] > 0 and 0 < row["peak_gib"] < 4 for row in report["rows"])
     assert set(report["goals"].values()) == {True}
-    (tmp_path / "report").write_text(run.stdout)
-    beside = run_benchmark(f"{options} --limit 0.001 --beside {tmp_path / 'report'}", "bench_length.py")
+    report["rows"][-1]["step_s"] = None
+    (tmp_path / "report").write_text(json.dumps(report))
+    options = f"--methods whole_bells --features 8 --slices 3000 --beside {tmp_path / 'report'}"
+    beside = run_benchmark(options, "bench_length.py")
     assert beside.returncode == 0, beside.stderr
-    assert beside.stdout.count("does not fit 0.001 GiB") == 4
-    assert beside.stdout.count("whole_bells ") == 4
+    _, before, after, _ = beside.stdout.splitlines()
+    assert before.endswith(f"does not fit 24 GiB   {report['machine']['commit']}")
+    assert after.startswith("whole_bells         3,000 ")
+
+
+def test_a_length_that_memory_does_not_hold_is_a_row_without_figures(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    bench = importlib.import_module("bench_length")
+    monkeypatch.setattr(bench.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(bench.torch, "set_num_threads", lambda _: None)
+
+    def fail(error):
+        def draw(*_):
+            raise error
+
+        monkeypatch.setattr(bench, "draw", draw)
+        return bench.measure_here("abmil", 50, 8, 1.0)
+
+    assert fail(RuntimeError("DefaultCPUAllocator: not enough memory")) == dict.fromkeys(
+        ("step_s", "predict_s", "peak_gib")
+    )
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        fail(RuntimeError("shapes differ"))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import PackedEngine
 from normal_guidance.training.evidence_fit import Penalty, fit_evidence
 from normal_guidance.training.fit import predict
-from normal_guidance.training.fit_committee import Plan, fit_committee
+from normal_guidance.training.scaling import Scaling
 from normal_guidance.training.stacked_model import Stack
 
 SLICES = 20_000
@@ -62,6 +62,7 @@ def run_limited(what: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow(but=("committee", "whole_bells_ng"))
 @pytest.mark.parametrize("method", ["committee", *STACKED])
 def test_a_long_scan_trains_in_little_memory(method: str) -> None:
     made = run_limited(method)
@@ -83,8 +84,9 @@ def test_batches_are_bounded_by_their_padding() -> None:
 
 
 def test_a_committee_in_parts_is_the_same_committee(monkeypatch: pytest.MonkeyPatch) -> None:
-    scans = shifted_mean(30, seed=1, features=4, shift=2.0)
-    made: Committee = fit_committee(scans, scans.patient_ids, Plan(folds=3)).committee
+    scans, places = shifted_mean(30, seed=1, features=4), (Places(2.0, central=True), Places(None, central=False))
+    members = {name: torch.rand(6) for name in ("bias", "gain", "sharpness")} | {"weights": torch.randn(6, 4)}
+    made = Committee(Scaling(torch.zeros(4), torch.ones(4)), places, torch.tensor([0, 0, 1, 0, 1, 0]), **members)
     whole, prior = predict(made, scans), prior_attention(made.places, scans.lengths)
     monkeypatch.setattr(committee, "AT_ONCE", 1)  # one member at a time
     monkeypatch.setattr(batches, "MOST_PLACES", 150)  # a few scans at a time

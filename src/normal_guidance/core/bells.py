@@ -49,9 +49,6 @@ STEEPEST, FARTHEST = 5.0, 7.0
 """Upper bounds of the log of a learned shape and of the log of a powered distance.  e^(-e^7 / 2) is practically 0;
 beyond the bounds the value would be 0 and its gradient NaN.  So no entry of K, and no sum K q, is below e^-549."""
 
-SMALLEST = 1e-290
-"""What a window counts at least in long scans; below it, numbers lose digits and time."""
-
 LEAST = (1 + 1e-12) * math.exp(-0.5 * math.exp(FARTHEST))
 """A learned bell at `FARTHEST` and beyond, rounded up, so that what is above it ends there."""
 
@@ -84,7 +81,7 @@ def shaped_window(distance: Distances, log_sigma: Float[Tensor, ""], log_shape: 
 
 
 def smoothing(
-    window: Callable[[Distances], Distances], longest: int, device: torch.device, least: float = SMALLEST
+    window: Callable[[Distances], Distances], longest: int, device: torch.device, least: float = 0.0
 ) -> Callable[[Scores], Scores]:
     """Window sums along the slices, K x, in float64, as a function of x, which is 0 in the padding.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -13,11 +15,11 @@ from normal_guidance.core.window_sums import is_long, window_sums
 REACHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Slices over which the influence of a slice falls to 1/e, one for each part of the prior."""
 
-SMALLEST = 1e-290
-"""Influence below this counts as 0 in long scans."""
-
 STEPS = 5
 """Steps of expectation maximisation, from equal weights of the reaches."""
+
+
+Parts = Float[Tensor, "reaches rows longest"]
 
 
 class DistancePrior(AttentionTerm):
@@ -52,10 +54,11 @@ class DistancePrior(AttentionTerm):
 
 def _prior(a: Padded, layout: Layout) -> Padded:
     """r, which sums to one over a bag's slices; a bag of one slice has none, and its r is 0."""
-    reached = _sums(layout.mask.to(a.dtype).expand(len(REACHES), -1, -1)).movedim(0, 1)
+    sums = _summing(layout.longest, a)
+    reached = sums(layout.mask.to(a.dtype).expand(len(REACHES), -1, -1)).movedim(0, 1)
     given_out = a[:, :, None] / reached[:, None].clamp_min(torch.finfo(a.dtype).tiny)
     given_out = given_out.masked_fill((reached == 0)[:, None], 0)
-    parts = _sums(given_out.movedim(2, 0).flatten(1, 2)).movedim(0, 1).unflatten(0, a.shape[:2])
+    parts = sums(given_out.movedim(2, 0).flatten(1, 2)).movedim(0, 1).unflatten(0, a.shape[:2])
     parts = parts * layout.mask[:, None, None].to(a.dtype)
     weights = torch.full_like(parts[..., :1], 1 / len(REACHES))
     for _ in range(STEPS):
@@ -66,16 +69,13 @@ def _prior(a: Padded, layout: Layout) -> Padded:
     return (weights * parts).sum(2)
 
 
-def _sums(values: Float[Tensor, "reaches rows longest"]) -> Float[Tensor, "reaches rows longest"]:
-    """Sums over the other slices, each counted by its distance."""
-    longest, dtype = values.shape[-1], values.dtype
-    kind = torch.float64 if is_long(longest) else dtype  # float32 falls below its normal numbers, which is very slow
-    place = torch.arange(longest, device=values.device, dtype=kind)
-    reaches = torch.stack([place.new_full((1,), reach) for reach in REACHES])  # no copy from the host: CUDA records it
-    fall = torch.where(place > 0, (-place / reaches).exp(), 0.0)
-    if is_long(longest):
-        return window_sums(values.double(), fall.where(fall > SMALLEST, 0.0)).to(dtype)
-    return values @ fall[:, (place[:, None] - place).abs().long()]
+def _summing(longest: int, like: Tensor) -> Callable[[Parts], Parts]:
+    """Sums over the other slices, each counted by its distance, as a function of values of this dtype."""
+    place = torch.arange(longest, device=like.device, dtype=like.dtype)
+    distance = place if is_long(longest) else (place[:, None] - place).abs()
+    reaches = torch.stack([place.new_full((1,) * distance.ndim, reach) for reach in REACHES])  # CUDA records no copies
+    fall = torch.where(distance > 0, (-distance / reaches).exp(), 0.0)
+    return lambda values: window_sums(values, fall) if is_long(longest) else values @ fall
 
 
 REGULARIZER = Regularizer(
