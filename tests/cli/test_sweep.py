@@ -179,8 +179,15 @@ def test_a_regularizer_gives_methods_that_attend_another_name(store: Path, tmp_p
 
 def test_a_least_width_in_mm_is_that_of_the_stores_spacing(tmp_path: Path) -> None:
     bags = {part: shifted_mean(16, seed, features=4) for seed, part in enumerate(("train", "val"))}
-    spacing = {"slice_spacing": {"low": 4.0, "median": 5.0, "high": 6.0}}
-    write_store(tmp_path / "store", bags.items(), provenance={"inputs": spacing})
+    inputs = {
+        "source": None,
+        "scans": 32,
+        "modalities": {},
+        "planes": {},
+        "slices": {"fewest": 1, "median": 1, "most": 1},
+        "slice_spacing": {"low": 4.0, "median": 5.0, "high": 6.0},
+    }
+    write_store(tmp_path / "store", bags.items(), provenance={"identity": {}, "preprocessing": {}, "inputs": inputs})
     sweep(tmp_path / "store", "--methods", "ng", "--least-width", "8mm", "--out", tmp_path / "out", *QUICK)
     configs = read_json(tmp_path / "out/ng/0/config.json")["configs"]
     assert {one["least_width"] for one in configs} == {1.6}

@@ -241,16 +241,17 @@ def test_wrong_findings_are_refused(made, tmp_path, option, message):
 def test_a_damaged_folder_is_named(made, tmp_path):
     good("bundle", made.model, "-o", tmp_path / "copy")
     path = tmp_path / "copy" / "findings.json"
-    path.write_text('{"format": 1, "findings": []}')
-    with pytest.raises(UserError, match=r"findings.json is damaged \(it lists none\); copy the folder again"):
+    path.write_text('{"format": 1, "findings": [], "skipped": []}')
+    with pytest.raises(UserError, match=r"findings.json is damaged: it lists no finding; copy the folder again"):
         load_bundle(tmp_path / "copy")
     path.write_text('{"format": 2}')
     with pytest.raises(UserError, match="format 2, but this version reads format 1"):
         load_bundle(tmp_path / "copy")
-    path.write_text('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}]}')
+    path.write_text('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}], "skipped": []}')
     with pytest.raises(UserError, match="gone is neither a bundle"):
         load_bundle(tmp_path / "copy")
-    path.write_text('{"format": 1, "findings": [{"name": "any", "code": "1386000"}, {"name": "other"}]}')
+    of_another = {"format": 1, "findings": [{"name": "any", "code": "1386000"}, {"name": "other"}], "skipped": []}
+    path.write_text(json.dumps(of_another))
     (tmp_path / "copy" / "left").rename(tmp_path / "copy" / "other")
     with pytest.raises(UserError, match=r"other was not fitted together with .*any; fit all findings again"):
         load_bundle(tmp_path / "copy")

@@ -188,7 +188,7 @@ def test_workers_that_hang_when_they_start_are_an_error(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(worker_pool, "START_TIMEOUT", 0.3)
+    monkeypatch.setattr(worker_pool, "START_TIMEOUT", 3.0)
     with Pool(1) as pool, pytest.raises(StartError, match=r"gave no answer within 0.3 s before its first task"):
         list(pool.map(work, [("square", 1)]))
 
@@ -201,10 +201,10 @@ def test_a_task_whose_import_hangs_is_ended(monkeypatch, tmp_path):
     (tmp_path / "waiting.py").write_text("import time; time.sleep(600)")
     with Pool(1) as pool:
         assert list(pool.map(work, [("square", 2)])) == [4]  # the worker has started, and another will not be needed
-        monkeypatch.setattr(worker_pool, "START_TIMEOUT", 0.3)
+        monkeypatch.setattr(worker_pool, "START_TIMEOUT", 3.0)
         monkeypatch.setattr(worker_pool, "ATTEMPTS", 1)
         (failure,) = pool.map(waiting.work, [1])
-    assert failure.death == Death(silence=0.3)
+    assert failure.death == Death(silence=3.0)
 
 
 def alive(number: int) -> bool:

@@ -108,7 +108,7 @@ def test_probabilities_that_underflow_still_have_shares(copied, answers):
     frame = pq.read_table(path).to_pandas()
     frame["log_attention"] = [[head - 200 for head in heads] for heads in frame["log_attention"]]
     frame["attention"] = [np.zeros_like(one) for one in frame["attention"]]
-    pq.write_table(pa.Table.from_pandas(frame, PREDICTIONS, preserve_index=False), path)
+    write(frame, path)
     (one, _) = read_study_predictions(copied.folder, copied.dataset)
     assert one.measures("ceiling").summary()["top_1_hit"] == answers[0].measures("ceiling").summary()["top_1_hit"]
     assert one.predictions["ceiling"].attention.max() == 1
@@ -153,7 +153,16 @@ def damage(folder, change) -> None:
     path = folder / "predictions.parquet"
     frame = pd.read_parquet(path)
     change(frame)
-    frame.to_parquet(path)
+    write(frame, path)
+
+
+def write(frame, path) -> None:
+    """Write the table; NaN, which is the slice reference's logit, stays NaN and does not become null."""
+    types = {field.name: field.type for field in PREDICTIONS}
+    columns = {name: list(frame[name]) for name in frame}
+    garbled = {name: pa.array(values) for name, values in columns.items() if isinstance(values[0], str)}
+    numbers = {name: pa.array(values, types[name]) for name, values in columns.items() if name not in garbled}
+    pq.write_table(pa.table(garbled | numbers), path)
 
 
 def rename(frame) -> None:
@@ -161,6 +170,12 @@ def rename(frame) -> None:
 
 
 def lengthen(frame) -> None:
+    frame["slices"] += 1
+    frame["attention"] = [np.append(one, one[-1]) for one in frame["attention"]]
+    frame["log_attention"] = [[np.append(head, head[-1]) for head in heads] for heads in frame["log_attention"]]
+
+
+def miscount(frame) -> None:
     frame["slices"] += 1
 
 
@@ -179,7 +194,8 @@ def garble(frame) -> None:
         ("slice_reference", rename, "slice_reference/1001 was tested on other scans; delete it"),
         ("scan_reference", rename, "scan_reference/1001 was tested on other scans; delete it"),
         ("ng", lengthen, "ng/1001 was tested on scans of other lengths; delete it and start the experiment again"),
-        ("ng", mislay, r"ng/1001/predictions.parquet cannot be read \(.*log_attention.*\); copy the run again, or del"),
+        ("ng", miscount, "ng/1001/predictions.parquet is damaged: scan .* not as many numbers of attention as slices"),
+        ("ng", mislay, "ng/1001/predictions.parquet has no column 'log_attention'; copy the run again, or delete it"),
         ("ng", garble, r"ng/1001/predictions.parquet cannot be read \(.*\); copy the run again, or delete it"),
     ],
 )

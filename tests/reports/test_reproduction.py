@@ -401,7 +401,7 @@ def test_files_of_another_shape_are_named(copied, trained, file, changes):
 def test_settings_of_another_shape_are_named(tmp_path):
     reproduce_sensitivity(study(tmp_path, "ng", seeds=(1001,)), make_grid=small_sensitivity)
     change(tmp_path / "sensitivity" / "ng" / "1001" / "config.json", configs=[{}])
-    with pytest.raises(UserError, match=r"config\.json is damaged or not a run's file \(KeyError"):
+    with pytest.raises(UserError, match=r"config\.json is damaged: configs\[0\]\.method is missing; copy the run"):
         collect_sensitivity(tmp_path, "semi-synthetic", "ng")
 
 
