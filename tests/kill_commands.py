@@ -5,7 +5,8 @@
 Each round begins in an empty folder.  A command is killed by SIGKILL once, in every third round three times in a row
 (slow ones five times in each), and then run to its end.  All files must be those of an uninterrupted run, byte for
 byte, and nothing else may be left.  Four things hold times and are compared without them: members of JSON (`TIMES`),
-times of day in texts (`TIME_OF_DAY`), dates and times in DICOM results, and tables of a study, where all runs take 0 s.
+also where a page quotes it, times of day in texts (`TIME_OF_DAY`), dates and times in DICOM results, and tables of a
+study, where all runs take 0 s.
 A lock file names its process and is compared by its name.  A command that refuses a complete output is not run again
 when a kill came after its last write.
 
@@ -40,6 +41,9 @@ TIMES = ("seconds", "seal", "date", "resumed")
 """Members of JSON that hold a time, the number of starts, or a checksum of these."""
 
 TIME_OF_DAY = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?")
+
+TIMES_IN_PAGES = re.compile(rb"&quot;(seconds|resumed)&quot;: (\{[^}]*\}|[\d.e-]+)")
+"""The same in the reports of runs that a study's page quotes."""
 
 SLOW = 5.0
 """Seconds from which on a command is slow."""
@@ -237,6 +241,8 @@ def _plain(path: Path) -> bytes:
         return json.dumps(_without_times(json.loads(content))).encode()
     if path.suffix == ".dcm":
         return _dicom_without_times(path)
+    if path.suffix == ".html":
+        content = TIMES_IN_PAGES.sub(b"", content)
     return TIME_OF_DAY.sub(b"", content) if path.suffix in (".html", ".md", ".tex", ".csv") else content
 
 
