@@ -188,7 +188,7 @@ def test_workers_that_hang_when_they_start_are_an_error(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(worker_pool, "START_TIMEOUT", 3.0)
+    monkeypatch.setattr(worker_pool, "START_TIMEOUT", 0.3)
     with Pool(1) as pool, pytest.raises(StartError, match=r"gave no answer within 0.3 s before its first task"):
         list(pool.map(work, [("square", 1)]))
 
