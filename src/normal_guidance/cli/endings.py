@@ -113,7 +113,7 @@ class Job(NamedTuple):
     """What a command is and where it writes."""
 
     name: str = ""
-    """As one types it: encode, store export."""
+    """The words that one types: encode, store export."""
     out: Path | None = None
     dry: bool = False
     """Whether it only estimates."""

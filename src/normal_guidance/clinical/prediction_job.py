@@ -180,7 +180,7 @@ class PredictionJob:
 
 
 def _fingerprint(row: ScanRow, root: Path) -> str:
-    """Of a scan's slices, and of the size and time of the files that hold them."""
+    """A hash of a scan's slices, and of the size and time of the files that hold them."""
     states = []
     for file in dict.fromkeys(row.files):
         path = root / file.partition("!")[0]

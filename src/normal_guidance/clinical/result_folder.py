@@ -324,7 +324,7 @@ def write_predictions(
 
 
 def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob | None) -> Written | None:
-    """The same scan as an earlier start has written it; None if there is none, or its scores were others."""
+    """What an earlier start wrote of the scan; None if it wrote nothing, or other scores."""
     before = None if job is None else job.finished(prediction.row, prediction.root)
     if before is None:
         return None

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from normal_guidance.data.findings import Finding
 from normal_guidance.data.manifest import MANIFEST
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
-from normal_guidance.features.store_files import is_store
+from normal_guidance.features.store_files import DtypeName, is_store
 from normal_guidance.files import read_json
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.config import Config
@@ -156,7 +156,7 @@ class _Features:
 
     recipe: str
     width: Annotated[int, Between(1.0, 2.0**31)]
-    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    dtype: DtypeName
     provenance: dict[str, Any]
     finding: Finding | None = None
 

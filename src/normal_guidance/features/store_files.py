@@ -57,6 +57,9 @@ FORMAT = 2
 FORMATS = (1, 2)
 """Versions that can be read; any other is an error.  Version 1 had no recipe."""
 
+DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
+"""The names of the dtypes of features."""
+
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 """Number formats that features are stored in, by the name that store.json gives them."""
 
@@ -165,7 +168,7 @@ class _Content:
 
     format: int
     features: Annotated[int, Between(1.0, 2.0**31)]
-    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    dtype: DtypeName
     provenance: dict[str, Any]
     fingerprint: str
     recipe: str = ""
