@@ -122,7 +122,7 @@ def run(folder: str, job: Job, device: str) -> tuple[dict[str, Any], np.ndarray]
         "loading_s": round(loaded - begin, 2),
         "seconds": round(time.perf_counter() - loaded, 2),
         "scans": scans.tolist(),
-        "logits": [round(x, 5) for x in found.logit.tolist()],
+        "logits": [float(f"{x:.9g}") for x in found.logit.tolist()],  # a float32 as it is: ranks count, however close
         "localization": [None if x != x else round(x, 5) for x in located.tolist()],
         "attention_sd": [round(x, 2) for x in attention_sds(found, test).tolist()],
         **about,

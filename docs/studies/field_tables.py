@@ -1,7 +1,7 @@
 """Every method on one set: tables and figures of prostatex.md, mitbih.md and lidc-positions.md, summary of field.md.
 
-A real set is that of docs/results/tables/fit.parquet, on the folds of its first division.  A drawn one has a table of
-its own, and its partitions are the splits.
+A real set is that of docs/results/tables/fit.parquet, on the folds of all its divisions; TransMIL's family has predicted
+the first division of PROSTATEx alone.  A drawn set has a table of its own, and its partitions are the splits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kept_runs import KeptRuns
 from make_page import table
 from matplotlib.figure import Figure
 from page_fit import GUESSES as GUESSES_OF_FOLDS
-from page_fit import LOCALIZATION, SCAN, TITLES, first_division, gain
+from page_fit import ALL, LOCALIZATION, SCAN, TITLES, gain
 from page_fit import splits as splits_of_folds
 from removed_heads import title_of
 
@@ -52,12 +52,12 @@ SEMI = KeptRuns(SEMI_SYNTHETIC.name, SEMI_SYNTHETIC.seeds)
 LIDC = KeptRuns(LIDC_POSITIONS.name, LIDC_POSITIONS.seeds)
 
 
-def splits(name: str) -> Sequence[SplitResults]:
+def splits(name: str, divisions: int = ALL) -> Sequence[SplitResults]:
     """The results of a set's scans by every method that has predicted all of its splits."""
     if name == LIDC.name:
         return LIDC.splits(name)
     if name != SEMI.name:
-        return first_division(name)
+        return splits_of_folds(name, divisions=divisions)
     own = SEMI.splits(name, "beyond", "field")
     committee = [splits_of_folds(f"semi/paper/{seed}")[0].methods[COMMITTEE] for seed in SEMI.seeds]
     return [replace(one, methods={**one.methods, COMMITTEE: fit}) for one, fit in zip(own, committee, strict=True)]
@@ -74,9 +74,9 @@ class Measured:
 
 
 @cache
-def measured(name: str) -> tuple[Measured, ...]:
+def measured(name: str, divisions: int = ALL) -> tuple[Measured, ...]:
     """All methods of a set, the best localization first."""
-    own = splits(name)
+    own = splits(name, divisions)
     scores, draws = measure(own), resample(own)
     found = []
     for method in (one for one in ORDER if one in own[0].methods):
@@ -110,8 +110,20 @@ def ceiling(name: str, metric: Metric) -> float | None:
 
 def of_set(name: str) -> str:
     """The table of a set."""
+    return _table(measured(name), prior(name))
+
+
+def of_first_division(name: str) -> str:
+    """Methods that have predicted the first division alone, and `nguide fit` there."""
+    everywhere = {one.method for one in measured(name)} - {COMMITTEE}
+    first = measured(name, 1)
+    best = max(one.value[LOCALIZATION] for one in first if one.method in GUESSES)
+    return _table([one for one in first if one.method not in everywhere], best)
+
+
+def _table(methods: Sequence[Measured], best_guess: float) -> str:
     rows = []
-    for one in measured(name):
+    for one in methods:
         cells = [
             f"{digits(one.value[metric])} [{digits(one.interval[metric][0])}, {digits(one.interval[metric][1])}]"
             if metric in one.value
@@ -119,8 +131,7 @@ def of_set(name: str) -> str:
             for metric in METRICS
         ]
         gains = [gain(one.beyond.get(metric)) for metric in METRICS]
-        gained = signed(skill(one.value[LOCALIZATION], prior(name)))
-        rows.append([title(one.method), cells[0], gained, cells[1], *gains])
+        rows.append([title(one.method), cells[0], signed(skill(one.value[LOCALIZATION], best_guess)), cells[1], *gains])
     header = ["Method", "Localization", "Skill", "Scan AUROC"]
     return table([*header, "beyond nguide fit: localization", "beyond nguide fit: scan AUROC"], rows)
 

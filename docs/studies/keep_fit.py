@@ -4,7 +4,8 @@
 
 RESULTS are files results.jsonl of benchmarks/study_default.py, and SETS is the folder of its sets.  A row is one
 predicted fold: localization AUROC and rank of every scan, from which intervals and tests are computed.  Guesses by
-position are rows, too: `middle`, and `position_density` of the fold's training scans.
+position are rows, too: `middle`, and `position_density` of the fold's training scans.  Rows of the same set, method,
+division, fold and seed are replaced, others stay.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
+from keep import read, write
 from torch import Tensor
 
 from normal_guidance.core.methods import NAMED
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.data.splits import fold_scans
-from normal_guidance.files import write_atomically
 from normal_guidance.simulate.semi_synthetic import semi_synthetic_part
 from normal_guidance.statistics.skill import MIDDLE, POSITION_DENSITY, position_density
 
@@ -123,16 +123,19 @@ def guesses(folder: str, name: str, repeat: int, fold: int) -> Iterator[dict[str
 
 
 def main(arguments: Sequence[str]) -> None:
-    folder, *results, out = arguments
+    folder, *results, last = arguments
+    out = Path(last)
     lines = [json.loads(line) for file in results for line in Path(file).read_text().splitlines()]
-    found = {(kept_name(line), *(line[name] for name in ("set", "repeat", "fold", "seed"))): line for line in lines}
-    rows = [row(folder, line) for line in found.values() if "failed" not in line]
-    for part in sorted({(one["set"], one["repeat"], one["fold"]) for one in rows}):
-        rows += guesses(folder, *part)
-    buffer = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), buffer, compression="zstd")
-    write_atomically(Path(out), buffer.getvalue().to_pybytes())
-    print(f"{len(rows)} rows, {len(buffer.getvalue()) / 1e6:.2f} MB: {out}")
+    new = [row(folder, line) for line in lines if "failed" not in line]
+    for part in sorted({(one["set"], one["repeat"], one["fold"]) for one in new}):
+        new += guesses(folder, *part)
+    rows = {key_of(one): one for one in [*(read(out) if out.exists() else []), *new]}
+    write(rows.values(), SCHEMA, out)
+    print(f"{len(new)} rows for {len(rows)}, {out.stat().st_size / 1e6:.2f} MB: {out}")
+
+
+def key_of(one: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(one[name] for name in ("set", "method", "repeat", "fold", "seed"))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,13 @@ SETS = {
 
 
 def summary() -> str:
-    """Localization and scan AUROC of every method on every set; the best of a column is bold."""
+    """Localization and scan AUROC of every method on every set; the best of a column is bold.
+
+    A star marks methods that have predicted the first division alone.
+    """
     columns = [(name, metric) for name in SETS for metric in (LOCALIZATION, SCAN)]
     scores = {name: measure(splits(name)) for name in SETS}
+    first = {name: measure(splits(name, 1)) for name in SETS}
     own = {(name, metric): scores[name].get(metric, {}) for name, metric in columns}
     best = {
         column: max(values[method] for method in ORDER if method in values and method not in (*GUESSES, CEILING))
@@ -32,15 +36,17 @@ def summary() -> str:
     }
 
     def cell(method: str, column: tuple[str, Metric]) -> str:
+        name, metric = column
         if method not in own[column]:
-            return NOTHING
+            alone = first[name].get(metric, {}).get(method)
+            return NOTHING if alone is None else f"{digits(alone)}*"
         value = own[column][method]
         return f"**{digits(value)}**" if value == best[column] else digits(value)
 
     rows = [
         [title(method), *(cell(method, column) for column in columns)]
         for method in ORDER
-        if any(method in values for values in own.values())
+        if any(cell(method, column) != NOTHING for column in columns)
     ]
     names = [f"{SETS[name]}: {'localization' if metric == LOCALIZATION else 'scan AUROC'}" for name, metric in columns]
     return table(["Method", *names], rows)

@@ -26,6 +26,8 @@ from normal_guidance.statistics.skill import MIDDLE, POSITION_DENSITY, skill
 from normal_guidance.statistics.split_results import MethodResults, SplitResults
 
 SEMI, ORACLE = "semi/", "oracle"
+ALL = 3
+"""A set is divided into folds so often at most."""
 LOCALIZATION: Metric = "localization_auroc"
 SCAN: Metric = "scan_auroc"
 TITLES = {COMMITTEE: "**nguide fit**", MIDDLE: "Distance from the middle", POSITION_DENSITY: "Positions of findings"}
@@ -50,27 +52,14 @@ def results(row: Row) -> MethodResults:
 
 
 @cache
-def splits(name: str, seed: int = 0) -> tuple[SplitResults, ...]:
-    """The folds of a set, with the methods that have predicted all of them."""
+def splits(name: str, seed: int = 0, divisions: int = ALL) -> tuple[SplitResults, ...]:
+    """The folds of a set's first divisions, with the methods that have predicted all of them."""
     parts: dict[tuple[int, int], dict[str, Row]] = defaultdict(dict)
     for row in rows():
-        if row["set"] == name and row["seed"] == (seed if row["method"] not in GUESSES else 0):
+        own = row["seed"] == (seed if row["method"] not in GUESSES else 0)
+        if row["set"] == name and own and row["repeat"] < divisions:
             parts[row["repeat"], row["fold"]][row["method"]] = row
     parts = {part: own for part, own in parts.items() if COMMITTEE in own}
-    everywhere = set.intersection(*(set(own) for own in parts.values()))
-    return tuple(
-        _split(own[COMMITTEE], {method: results(own[method]) for method in own if method in everywhere})
-        for _, own in sorted(parts.items())
-    )
-
-
-@cache
-def first_division(name: str) -> tuple[SplitResults, ...]:
-    """The folds of a set's first division alone, with the methods that have predicted all of them."""
-    parts: dict[int, dict[str, Row]] = defaultdict(dict)
-    for row in rows():
-        if (row["set"], row["seed"], row["repeat"]) == (name, 0, 0):
-            parts[row["fold"]][row["method"]] = row
     everywhere = set.intersection(*(set(own) for own in parts.values()))
     return tuple(
         _split(own[COMMITTEE], {method: results(own[method]) for method in own if method in everywhere})
