@@ -1,7 +1,7 @@
 """Every method on one set: tables and figures of prostatex.md, mitbih.md and lidc-positions.md, summary of field.md.
 
-A real set is that of docs/results/tables/fit.parquet, on the folds of all its divisions; TransMIL's family has predicted
-the first division of PROSTATEx alone.  A drawn set has a table of its own, and its partitions are the splits.
+A real set is that of docs/results/tables/fit.parquet, on the folds of all its divisions; TransMIL's family has
+predicted the first division of PROSTATEx alone.  A drawn set has a table of its own, and its partitions are the splits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from kept_runs import KeptRuns
 from make_page import table
 from matplotlib.figure import Figure
-from page_fit import GUESSES as GUESSES_OF_FOLDS
 from page_fit import ALL, LOCALIZATION, SCAN, TITLES, gain
+from page_fit import GUESSES as GUESSES_OF_FOLDS
 from page_fit import splits as splits_of_folds
 from removed_heads import title_of
 
