@@ -78,18 +78,19 @@ def measured(name: str, divisions: int = ALL) -> tuple[Measured, ...]:
     """All methods of a set, the best localization first."""
     own = splits(name, divisions)
     scores, draws = measure(own), resample(own)
-    found = []
-    for method in (one for one in ORDER if one in own[0].methods):
-        has = [metric for metric in METRICS if method in scores[metric]]
-        claims = [Claim(method, COMMITTEE, metric) for metric in has if method != COMMITTEE]
-        found.append(
-            Measured(
-                method,
-                {metric: scores[metric][method] for metric in has},
-                {metric: _interval(draws[metric][method]) for metric in has},
-                {one.metric: one for one in differences(own, claims)} if claims else {},
-            )
+    methods = [method for method in ORDER if method in own[0].methods]
+    has = {method: [metric for metric in METRICS if method in scores[metric]] for method in methods}
+    claims = [Claim(one, COMMITTEE, metric) for one in methods if one != COMMITTEE for metric in has[one]]
+    beyond = {(one.method, one.metric): one for one in differences(own, claims)}
+    found = [
+        Measured(
+            method,
+            {metric: scores[metric][method] for metric in has[method]},
+            {metric: _interval(draws[metric][method]) for metric in has[method]},
+            {metric: beyond[method, metric] for metric in METRICS if (method, metric) in beyond},
         )
+        for method in methods
+    ]
     return tuple(sorted(found, key=lambda one: -one.value[LOCALIZATION]))
 
 
