@@ -2,10 +2,11 @@
 
     python benchmarks/study_default.py SETS --sets head,prostate --methods committee,ng --repeats 3 --out OUT
 
-SETS is a folder with one file NAME.pt for each set: a dict of `features`, `lengths`, `labels`, `slice_labels` and
-`patients`.  Every set is divided into five folds by patient, `--repeats` times.  A fold is predicted by a committee of
-the other four, or by the best by validation AUROC of a method's 32 configurations, trained on four fifths of the other
-four folds and chosen on the last fifth.  A set `semi/VARIANT/SEED` is drawn, and its own test part is predicted.
+SETS is a folder with one feature store for each set, in a folder of its name: what `nguide encode -o SETS/NAME` or
+`nguide store import -o SETS/NAME` makes.  Every set is divided into five folds by patient, `--repeats` times.  A fold
+is predicted by a committee of the other four, or by the best by validation AUROC of a method's 32 configurations,
+trained on four fifths of the other four folds and chosen on the last.  A set `semi/VARIANT/SEED` is drawn, and its own
+test part is predicted.
 
 Jobs run side by side in `--jobs` processes, in the order of the options; those left when `--minutes` are over are not
 begun.  OUT gets results.jsonl (a line for each job: scan scores and localization of the predicted scans) and
@@ -38,6 +39,7 @@ from normal_guidance.core.metrics import localization
 from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.splits import fold_scans
+from normal_guidance.features.store import open_store
 from normal_guidance.simulate.semi_synthetic import semi_synthetic
 from normal_guidance.training.config import Config, fitting_batch, grid_of_method
 from normal_guidance.training.execution import Execution
@@ -76,9 +78,8 @@ class Job:
 @cache
 def load(folder: str, name: str) -> tuple[Bags, tuple[str, ...]]:
     """A set and its patients."""
-    kept = torch.load(Path(folder) / f"{name}.pt")
-    bags = Bags(kept["features"].float(), kept["lengths"], kept["labels"], kept["slice_labels"])
-    return bags, tuple(map(str, kept["patients"]))
+    bags = open_store(Path(folder) / name).bags()
+    return bags, bags.patient_ids
 
 
 def parts(folder: str, job: Job) -> tuple[Bags, Bags, Tensor, list[str]]:

@@ -14,6 +14,7 @@ from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.evaluation.run_report import load_run
 from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.evaluation.study_predictions import read_prediction
+from normal_guidance.features.store import write_store
 from normal_guidance.files import read_json, write_json
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.split_results import MethodResults
@@ -133,3 +134,23 @@ def test_the_tables_are_small(keep):
         "semi-synthetic.parquet",
     ]
     assert all(file.stat().st_size < 1_000_000 for file in files)
+
+
+def test_folds_are_added_to_the_table_of_fit_and_replace_their_own_rows(keep, tmp_path):
+    """A set is a store; scores that are nearly alike are no ties; guesses by position come along; other rows stay."""
+    keep_fit = importlib.import_module("keep_fit")
+    scans = shifted_mean(30, 1, features=4, shift=2.0)
+    write_store(tmp_path / "few", scans, provenance={})
+    own = [number for number, label in enumerate(scans.labels.tolist()) if label]
+    line = {"set": "few", "method": "ng", "repeat": 0, "fold": 0, "seed": 0, "seconds": 1.0, "scans": own}
+    line |= {"logits": [0.5 + 1e-7 * number for number in own], "localization": [0.25] * len(own)}
+    other = {**line, "method": "abmil", "logits": [0.0] * len(own)}
+    table, results = tmp_path / "fit.parquet", tmp_path / "results.jsonl"
+    for lines in ([other, line], [{**line, "localization": [0.75] * len(own)}, {**line, "fold": 1, "failed": "no"}]):
+        results.write_text("".join(json.dumps(one) + "\n" for one in lines))
+        keep_fit.main([str(tmp_path), str(results), str(table)])
+    rows = {row["method"]: row for row in keep.read(table)}
+    assert sorted(rows) == ["abmil", "middle", "ng", "position_density"]
+    assert rows["ng"]["auroc"] == [0.75] * len(own)
+    assert rows["ng"]["scan_rank"] == list(range(len(own)))
+    assert rows["abmil"]["scan_rank"] == [0] * len(own)

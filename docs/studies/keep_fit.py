@@ -27,6 +27,7 @@ from normal_guidance.core.methods import NAMED
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.data.splits import fold_scans
+from normal_guidance.features.store import open_store
 from normal_guidance.simulate.semi_synthetic import semi_synthetic_part
 from normal_guidance.statistics.skill import MIDDLE, POSITION_DENSITY, position_density
 
@@ -56,8 +57,9 @@ def whole_set(folder: str, name: str) -> tuple[Tensor, Tensor, Tensor, list[str]
         _, variant, seed = name.split("/")
         test = semi_synthetic_part(int(seed), "test", variant)
         return test.lengths, test.labels, test.slice_labels, [str(number) for number in range(len(test))]
-    kept = torch.load(Path(folder) / f"{name}.pt")
-    return kept["lengths"], kept["labels"], kept["slice_labels"], list(map(str, kept["patients"]))
+    kept = open_store(Path(folder) / name).bags()
+    assert kept.slice_labels is not None
+    return kept.lengths, kept.labels, kept.slice_labels, list(kept.patient_ids)
 
 
 def slices_of(lengths: Tensor, chosen: Tensor) -> Tensor:
