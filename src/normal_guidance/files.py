@@ -254,8 +254,12 @@ def read_sealed(path: Path, again: str = AGAIN) -> bytes:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON object with a seal, atomically."""
-    text = json.dumps({**content, SEAL: OPEN}, indent=2, allow_nan=False)
-    write_atomically(path, seal(text.encode()))
+    write_atomically(path, sealed_json(content))
+
+
+def sealed_json(content: Mapping[str, Any]) -> bytes:
+    """The bytes that `write_json` writes, where something else puts them into a file."""
+    return seal(json.dumps({**content, SEAL: OPEN}, indent=2, allow_nan=False).encode())
 
 
 def read_json(path: Path, again: str = AGAIN) -> dict[str, Any]:

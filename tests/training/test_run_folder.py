@@ -345,7 +345,7 @@ def test_a_state_that_does_not_say_where_it_comes_from_is_refused(tmp_path: Path
     save = checkpoint.write_tensors
     monkeypatch.setattr(checkpoint, "write_tensors", lambda *a: save(*a[:2], _without(a[2], "environments")))
     state.save({"a": torch.zeros(1)}, {})
-    with pytest.raises(UserError, match="does not hold 'environments': an older version wrote it; copy it again, or"):
+    with pytest.raises(UserError, match="an older version wrote it: environments is missing; copy it again, or"):
         state.load()
 
 

@@ -1,9 +1,11 @@
 """The sweep gives the same results as the plain loop in `fit`, for every configuration, by either engine."""
 
+import json
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.selection import Selection, Winner
 from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import sweep
-from normal_guidance.training.sweep_state import collect, restore
+from normal_guidance.training.sweep_state import Keeper, SweepState, collect, restore
 
 FEATURES = 16
 TRAINABLE = [
@@ -319,9 +321,40 @@ def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(train: 
     selection, history = Selection(engine.parameters), torch.zeros(2, 1, 4)
     saved = collect(engine, selection, history, torch.zeros(1))
     restore(engine, selection, history, saved)
-    del saved["risen"]
-    with pytest.raises(UserError, match="does not hold 'risen': an older version wrote it; delete it to train from"):
-        restore(engine, selection, history, saved)
+    lacking = {name: tensor for name, tensor in saved.items() if name != "risen"}
+    with pytest.raises(UserError, match="an older version wrote it: it does not hold 'risen'; delete it to train from"):
+        restore(engine, selection, history, lacking)
+    for other in (saved["best_val"][0], saved["best_val"].float(), torch.zeros(2, dtype=torch.float64)):
+        with pytest.raises(UserError, match=r"damaged.*best_val is \(.*, not \(1,\) of torch.float64; delete it"):
+            restore(engine, selection, history, {**saved, "best_val": other})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"chunks": "1"}, "chunks is '1', not a list"),
+        ({"pending": [{"members": [0, 7], "epoch": 1}]}, "configuration 7 is unknown; there are 2"),
+        ({"pending": [{"members": [0], "epoch": 1}, {"members": [1, 0], "epoch": 1}]}, "is in two chunks"),
+        ({"pending": [{"members": [0], "epoch": -1}]}, r"pending\[0\].epoch is -1, not"),
+        ({"winners": [{"number": 9, "epoch": 1, "val_auroc": 0.5, "val_loss": 1.0}]}, "configuration 9 is unknown"),
+        ({"winners": [{"number": 0, "epoch": 1, "val_auroc": 1.5, "val_loss": 1.0}]}, "val_auroc is 1.5, not"),
+        ({"seconds": {"training": None}}, "seconds.training is None, not a number"),
+    ],
+)
+def test_a_state_with_other_values_is_refused(change: dict[str, Any], words: str) -> None:
+    fresh = SweepState.begin([Config("abmil"), Config("ng")], None)
+
+    class Saved:
+        def load(self) -> Any:
+            return fresh.tensors(), {**json.loads(json.dumps(fresh.about())), "seconds": {}, **change}
+
+        def save(self, tensors: Any, about: Any) -> None: ...
+
+        def due(self, epochs: int, seconds: float) -> bool:
+            return False
+
+    with pytest.raises(UserError, match=f"{words}.*; delete it to train from the start"):
+        Keeper(Saved()).resume(fresh)
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.features.scan_kind import describe_inputs
 from normal_guidance.features.store import FeatureStore, write_store
 from normal_guidance.features.store_files import LACKING, dtype_name
+from normal_guidance.files import sealed_json
 
 PROBLEMS = "problems.csv"
 
@@ -212,7 +213,7 @@ def assemble(
         "problems": dict(sorted(summarize(problems).items())),
         "identity": plan.identity,
     }
-    files = {PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: json.dumps(report, indent=2).encode()}
+    files = {PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: sealed_json(report)}
     if without and plan.identity["normalized_by"] == "training scans":
         # So that the next start measures only what is missing.
         files[STATISTICS] = statistics_lines(dict(sorted(job.statistics(preprocessing.channels).items())))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from normal_guidance.errors import UserError
 from normal_guidance.tensor_files import read_tensors, write_tensors
+from normal_guidance.typed_json import Between, ContentError, read_as
 
 SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0
 """The state is saved after this many epochs or seconds, whichever comes first.
@@ -76,13 +78,29 @@ class StateFile:
         tensors, kept = read_tensors(self.path, _AFRESH)
         if not isinstance(kept, dict) or kept.get("run") != self.run:
             raise UserError(f"{self.path} belongs to another run; {_AFRESH}")
-        if missing := [name for name in ("seconds", "resumed", "environments", "sweep") if name not in kept]:
-            raise UserError(f"{self.path} does not hold {missing[0]!r}: an older version wrote it; {_AFRESH}")
-        self.resumed = kept["resumed"] + 1
-        before = kept["environments"]
-        self.environments = [*before, *(one for one in self.environments if one not in before)]
-        self._seconds_before, self._begin = kept["seconds"], time.monotonic()
-        return tensors, kept["sweep"]
+        try:
+            before = read_as(_Kept, kept)
+        except ContentError as error:
+            raise UserError(f"{self.path} is damaged, or an older version wrote it: {error}; {_AFRESH}") from error
+        self.resumed = before.resumed + 1
+        self.environments = [
+            *before.environments,
+            *(one for one in self.environments if one not in before.environments),
+        ]
+        self._seconds_before, self._begin = before.seconds, time.monotonic()
+        return tensors, before.sweep
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is saved beside the tensors."""
+
+    run: str
+    seconds: Annotated[float, Between(0.0)]
+    resumed: Annotated[int, Between(0.0)]
+    environments: list[dict[str, Any]]
+    sweep: dict[str, Any]
+    """Of the sweep, which reads it itself."""
 
 
 _AFRESH = "copy it again, or delete it to train from the start"

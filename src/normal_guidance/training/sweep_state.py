@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,12 +16,38 @@ from normal_guidance.training.config import Config
 from normal_guidance.training.engine import Engine
 from normal_guidance.training.selection import Selection, Winner, group_of
 from normal_guidance.training.stacked_model import Parameters
+from normal_guidance.typed_json import Between, ContentError, read_as
 
 HISTORY = ("loss", "train_auroc", "val_auroc", "val_loss")
 """The numbers recorded for every configuration after every epoch."""
 
 
-_SAVED_OF_WINNERS = ("number", "epoch", "val_auroc", "val_loss")
+@dataclass(frozen=True)
+class _SavedWinner:
+    """What a winner's weights are saved with."""
+
+    number: Annotated[int, Between(0.0)]
+    epoch: Annotated[int, Between(1.0)]
+    val_auroc: Annotated[float, Between(0.0, 1.0)]
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class _SavedChunk:
+    """What a chunk's tensors are saved with."""
+
+    members: tuple[Annotated[int, Between(0.0)], ...]
+    epoch: Annotated[int, Between(0.0)]
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a sweep's tensors are saved with."""
+
+    pending: tuple[_SavedChunk, ...]
+    chunks: tuple[Annotated[int, Between(1.0)], ...]
+    winners: tuple[_SavedWinner, ...]
+    seconds: dict[str, Annotated[float, Between(0.0)]]
 
 
 @runtime_checkable
@@ -95,28 +121,33 @@ class SweepState:
         none = torch.zeros(count, dtype=torch.int64)
         return cls(tuple(configs), tuple(pending), history=unknown, best_epoch=none, trained=none)
 
-    def restored(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> SweepState:
-        """The state from which `tensors` and `about` were saved."""
+    def restored(self, tensors: Mapping[str, Tensor], saved: _Saved) -> SweepState:
+        """The state from which `tensors` and `saved` were made."""
+        trained = [number for chunk in saved.pending for number in chunk.members]
+        for number in (*trained, *(winner.number for winner in saved.winners)):
+            if number >= len(self.configs):
+                raise ContentError(f"configuration {number} is unknown; there are {len(self.configs)}")
+        if len(set(trained)) < len(trained):
+            raise ContentError("a configuration is in two chunks")
         winners = tuple(
-            Winner(config=self.configs[winner["number"]], weights=_part(tensors, f"winner{i}."), **winner)
-            for i, winner in enumerate(about["winners"])
+            Winner(config=self.configs[one.number], weights=_part(tensors, f"winner{i}."), **asdict(one))
+            for i, one in enumerate(saved.winners)
         )
         pending = tuple(
-            Chunk(tuple(chunk["members"]), chunk["epoch"], _part(tensors, f"chunk{i}."))
-            for i, chunk in enumerate(about["pending"])
+            Chunk(one.members, one.epoch, _part(tensors, f"chunk{i}.")) for i, one in enumerate(saved.pending)
         )
         return replace(
             self,
             pending=pending,
-            chunks=tuple(about["chunks"]),
+            chunks=saved.chunks,
             winners=winners,
-            history=tensors["history"],
-            best_epoch=tensors["best_epoch"],
-            trained=tensors["trained"],
+            history=like(tensors, "history", self.history),
+            best_epoch=like(tensors, "best_epoch", self.best_epoch),
+            trained=like(tensors, "trained", self.trained),
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors to save; `restored` needs them and `about`."""
+        """The tensors to save, beside what `about` says."""
         parts = {"history": self.history, "best_epoch": self.best_epoch, "trained": self.trained}
         for i, winner in enumerate(self.winners):
             parts |= _named(f"winner{i}.", winner.weights)
@@ -126,7 +157,8 @@ class SweepState:
 
     def about(self) -> dict[str, Any]:
         """The JSON values to save beside the tensors."""
-        winners = [{name: getattr(winner, name) for name in _SAVED_OF_WINNERS} for winner in self.winners]
+        names = [one.name for one in fields(_SavedWinner)]
+        winners = [{name: getattr(winner, name) for name in names} for winner in self.winners]
         pending = [{"members": chunk.members, "epoch": chunk.epoch} for chunk in self.pending]
         return {"pending": pending, "chunks": self.chunks, "winners": winners}
 
@@ -192,8 +224,12 @@ class Keeper:
         if loaded is None:
             return fresh
         tensors, about = loaded
-        self.seconds |= about["seconds"]
-        self.last = fresh.restored(tensors, about)
+        try:
+            saved = read_as(_Saved, about)
+            self.last = fresh.restored(tensors, saved)
+        except ContentError as error:
+            raise _unusable(error) from error
+        self.seconds |= saved.seconds
         return self.last
 
     def is_due(self) -> bool:
@@ -230,25 +266,41 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
 @torch.no_grad()
 def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mapping[str, Tensor]) -> None:
     """The inverse of `collect`, except for the generator, which the caller restores."""
-    if missing := sorted({"risen", "peak", "best_loss"} - set(saved)):
-        raise UserError(
-            f"the run's state.safetensors does not hold {missing[0]!r}: an older version wrote it; delete it to train "
-            "from the start"
-        )
-    for prefix, into in (
-        ("parameters.", engine.parameters),
-        ("momenta.", engine.momenta),
-        ("best.", selection.weights),
-    ):
-        for name, tensor in _part(saved, prefix).items():
-            into[name].copy_(tensor)
+    into = {
+        **_named("parameters.", engine.parameters),
+        **_named("momenta.", engine.momenta),
+        **_named("best.", selection.weights),
+        "best_epoch": selection.epoch,
+        "best_val": selection.val,
+        "best_loss": selection.loss,
+        "risen": selection.risen,
+        "peak": selection.peak,
+        "history": history,
+    }
+    try:
+        for name, tensor in into.items():
+            tensor.copy_(like(saved, name, tensor))
+    except ContentError as error:
+        raise _unusable(error) from error
     engine.refresh()
-    selection.epoch.copy_(saved["best_epoch"])
-    selection.val.copy_(saved["best_val"])
-    selection.loss.copy_(saved["best_loss"])
-    selection.risen.copy_(saved["risen"])
-    selection.peak.copy_(saved["peak"])
-    history.copy_(saved["history"])
+
+
+def like(saved: Mapping[str, Tensor], name: str, own: Tensor) -> Tensor:
+    """The saved tensor of this name, which must have the form of our own: copying would else repeat or convert it."""
+    if name not in saved:
+        raise ContentError(f"it does not hold {name!r}")
+    if (saved[name].shape, saved[name].dtype) != (own.shape, own.dtype):
+        raise ContentError(
+            f"{name} is {tuple(saved[name].shape)} of {saved[name].dtype}, not {tuple(own.shape)} of {own.dtype}"
+        )
+    return saved[name]
+
+
+def _unusable(error: ContentError) -> UserError:
+    return UserError(
+        f"the run's state.safetensors is damaged, or an older version wrote it: {error}; delete it to train from the "
+        "start"
+    )
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
