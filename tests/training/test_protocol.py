@@ -227,6 +227,8 @@ def test_the_protocol_is_written_where_it_is_set() -> None:
         ({"schedule": "linear"}, "schedule 'linear' is unknown; choose one of constant, cosine"),
         ({"class_weights": "balanced"}, "class_weights 'balanced' is unknown; choose one of False, True"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1; it must be at least 0.0, and finite"),
+        ({"lr": 10**400}, "lr is 1000"),
+        ({"epochs": 10**400}, "epochs is 1000"),
         ({"optimizer": "adamw", "momentum": 1.0}, "momentum is 1.0; of adamw it is beta_1, which must be below 1"),
     ],
 )

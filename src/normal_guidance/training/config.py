@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import Field, asdict, dataclass, fields, replace
 from functools import partial
@@ -142,7 +143,7 @@ class Config:
         )  # raises an error for wrong values
         for name, least, most in RANGES:
             value = getattr(self, name)
-            if not least <= value <= most or math.isinf(value):
+            if not least <= value <= min(most, sys.float_info.max):
                 limits = f"at least {least}, and finite" if math.isinf(most) else f"from {least} to {most}"
                 raise UserError(f"{name} is {value}; it must be {limits}")
             if isinstance(least, int) and not _is_whole(value):

@@ -159,8 +159,8 @@ class SweepState:
         """The JSON values to save beside the tensors."""
         names = [one.name for one in fields(_SavedWinner)]
         winners = [{name: getattr(winner, name) for name in names} for winner in self.winners]
-        pending = [{"members": chunk.members, "epoch": chunk.epoch} for chunk in self.pending]
-        return {"pending": pending, "chunks": self.chunks, "winners": winners}
+        pending = [{"members": [*chunk.members], "epoch": chunk.epoch} for chunk in self.pending]
+        return {"pending": pending, "chunks": [*self.chunks], "winners": winners}
 
     @property
     def done(self) -> int:
