@@ -10,6 +10,10 @@ def shorten(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+LONGEST = 2500
+"""Characters of the longest message."""
+
+
 class UserError(ValueError):
     """A mistake that the user can correct; the command line prints it without a traceback and exits with 2.
 
@@ -19,3 +23,8 @@ class UserError(ValueError):
     Traceback (most recent call last):
     normal_guidance.errors.UserError: scan 'A17' has no slices; remove its row from the manifest
     """
+
+    def __init__(self, message: str = "") -> None:
+        # What a damaged file holds may be of any length; the end, which says what to do, is kept.
+        whole = len(message) <= LONGEST
+        super().__init__(message if whole else f"{message[: LONGEST // 2 - 5]} ... {message[-LONGEST // 2 :]}")

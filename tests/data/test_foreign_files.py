@@ -20,6 +20,9 @@ from normal_guidance.data.foreign_files import (
     member_problem,
     read_array,
 )
+from normal_guidance.data.label_tables import read_labels
+from normal_guidance.data.typed_tables import read_columns
+from normal_guidance.errors import UserError
 
 
 def test_sizes_are_bounded_by_what_is_stored():
@@ -129,3 +132,18 @@ def test_a_process_that_dies_or_hangs_is_one_line(short):
     with pytest.raises(ValueError, match="MemoryError"):
         ask(work, ("allocate", 3 * 2**30))
     assert ask(work, ("square", 4)) == 16
+
+
+def test_parquet_on_which_pyarrow_aborts_is_one_line(tmp_path):
+    """One bit of a column's nesting: pyarrow throws where nothing catches, so another process looks first."""
+    path = tmp_path / "labels.parquet"
+    pq.write_table(pa.table({"scan_id": ["a", "b"], "label": [0, 1]}), path)
+    damaged = path.read_bytes().replace(b"%\x02\x18\x05label", b"%\x00\x18\x05label")
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"the process that read it was killed by SIGABRT|level"):
+        check_parquet(path)
+    with pytest.raises(UserError, match=r"labels.parquet cannot be read .*; copy it again"):
+        read_columns(path, pa.schema({"scan_id": pa.string()}), "copy it again")
+    with pytest.raises(UserError, match=r"labels.parquet"):
+        read_labels(path, "--labels", ["scan_id", "label"], ["scan_id"])

@@ -118,6 +118,11 @@ def check_array(file: io.BufferedIOBase | IO[bytes], size: int, stored: int) -> 
 
 
 def check_parquet(path: Path) -> list[str]:
+    """`parquet_columns` by the other process: pyarrow aborts on some damaged files."""
+    return ask(parquet_columns, path)
+
+
+def parquet_columns(path: Path) -> list[str]:
     """The names of a parquet file's columns; one that declares far more values than it has bytes is refused.
 
     Equal values take no room in the file.
@@ -154,7 +159,7 @@ def ask(function: Callable[[Task], Result], task: Task) -> Result:
     except StartError as error:
         raise UserError(f"the process that reads foreign files does not start ({error.death}); free memory") from error
     if isinstance(result, Failure):
-        raise ValueError(result.detail)
+        raise ValueError(result.detail.removeprefix("ValueError: "))
     return result
 
 

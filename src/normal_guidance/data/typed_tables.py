@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from normal_guidance.data.foreign_files import check_parquet
+from normal_guidance.data.foreign_files import check_parquet, parquet_columns
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import read_sealed
+from normal_guidance.seals import MARK
 from normal_guidance.typed_json import ContentError, read_as
 
 Row = TypeVar("Row")
@@ -81,12 +82,12 @@ def read_columns(
     Columns that are `optional` are left out where the file lacks them.
     """
     try:
-        content = pa.BufferReader(read_sealed(path, again))
-        known = check_parquet(path)
+        content = read_sealed(path, again)
+        known = parquet_columns(path) if MARK.encode() in content else check_parquet(path)
         schema = pa.schema([one for one in schema if one.name in known or one.name not in optional])
         if missing := [name for name in schema.names if name not in known]:
             raise UserError(f"{path} has no column {missing[0]!r}; {again}")
-        table = pq.read_table(content, columns=schema.names).select(schema.names).cast(schema)
+        table = pq.read_table(pa.BufferReader(content), columns=schema.names).select(schema.names).cast(schema)
         table = table.replace_schema_metadata()
         table.validate(full=True)  # a damaged file may hold text that is not UTF-8, or lists that overlap
     except UserError:
