@@ -22,6 +22,8 @@ class UserError(ValueError):
     >>> raise UserError("scan 'A17' has no slices; remove its row from the manifest")
     Traceback (most recent call last):
     normal_guidance.errors.UserError: scan 'A17' has no slices; remove its row from the manifest
+    >>> len(str(UserError("x" * 10**6 + "; copy it again")))
+    2500
     """
 
     def __init__(self, message: str = "") -> None:

@@ -20,7 +20,7 @@ from normal_guidance.core.methods import METHODS
 from normal_guidance.viewer import server
 from normal_guidance.viewer.gallery import open_gallery
 
-SEED, SCANS = 7, 16
+SEED, SCANS = 7, 40
 module = import_module("normal_guidance.cli.demo")  # the package gives the command that name
 
 

@@ -18,6 +18,7 @@ from normal_guidance.data.foreign_files import (
     check_parquet,
     excess,
     member_problem,
+    parquet_columns,
     read_array,
 )
 from normal_guidance.data.label_tables import read_labels
@@ -145,5 +146,7 @@ def test_parquet_on_which_pyarrow_aborts_is_one_line(tmp_path):
         check_parquet(path)
     with pytest.raises(UserError, match=r"labels.parquet cannot be read .*; copy it again"):
         read_columns(path, pa.schema({"scan_id": pa.string()}), "copy it again")
+    with pytest.raises(OSError, match="level"):  # under a seal that fits
+        parquet_columns(path, scan=True)
     with pytest.raises(UserError, match=r"labels.parquet"):
         read_labels(path, "--labels", ["scan_id", "label"], ["scan_id"])

@@ -38,7 +38,7 @@ COLUMNS = 72
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for everything.")] = Path("demo-output"),
-    scans: Annotated[int, typer.Option(min=16, help="Scans to draw.")] = 120,
+    scans: Annotated[int, typer.Option(min=40, help="Scans to draw.")] = 120,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of scans, split and initial weights.")] = 1001,
 ) -> None:
     """Run the whole chain on drawn head CTs: index, encode, fit a model, predict new scans, report.

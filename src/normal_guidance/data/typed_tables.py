@@ -83,7 +83,7 @@ def read_columns(
     """
     try:
         content = read_sealed(path, again)
-        known = parquet_columns(path) if MARK.encode() in content else check_parquet(path)
+        known = parquet_columns(path, scan=True) if MARK.encode() in content else check_parquet(path)
         schema = pa.schema([one for one in schema if one.name in known or one.name not in optional])
         if missing := [name for name in schema.names if name not in known]:
             raise UserError(f"{path} has no column {missing[0]!r}; {again}")
