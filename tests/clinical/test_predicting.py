@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
+from pydicom import dcmread
 
 from normal_guidance.clinical import (
     NotPredicted,
@@ -187,6 +188,27 @@ def test_refusals_name_scan_value_range_and_option(copy, bundle, tmp_path):
         assert [one.action for one in problems] == ["predicted because of --force"]
     assert len(forced["torn"].row) == len(files) - 1
     assert forced["mr"].logit == pytest.approx(forced["good"].logit)
+
+
+def test_ct_without_rescale_tags_is_refused(copy, bundle, tmp_path):
+    """Its values may be off by 1,024 HU; one slice is enough."""
+    copy("all/good", SeriesInstanceUID="1.1")
+    for file in copy("all/raw", SeriesInstanceUID="1.2")[:1]:
+        slice_ = dcmread(file)
+        del slice_.RescaleIntercept
+        slice_.save_as(file)
+    found = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)))
+    assert isinstance(found["good"], ScanPrediction)
+    assert found["raw"].refused
+    assert found["raw"].reason.detail.startswith("its values are not HU: ")
+    assert "RescaleIntercept is missing; read as 1 and 0" in found["raw"].reason.detail
+    forced = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)), force=True)
+    assert [one.action for one in forced["raw"].problems if one.kind == "unsuitable"] == [
+        "predicted because of --force"
+    ]
+    assert forced["raw"].coverage is None
+    hidden = run(tmp_path / "all", bundle, anonymize=True)
+    assert sorted(isinstance(one, ScanPrediction) for one in hidden.values()) == [False, True]
 
 
 def test_the_model_is_loaded_only_if_there_is_something_to_do(copy, bundle, tmp_path, monkeypatch):

@@ -121,6 +121,11 @@ def test_what_is_no_volume_is_refused(tmp_path):
     assert_refused(written(tmp_path / "a.nii", np.zeros((4, 4, 4, 2), np.int16), AFFINE), "4 x 4 x 4 x 2")
     assert_refused(written(tmp_path / "b.nii", np.zeros((4, 4), np.int16), AFFINE), "4 x 4")
     assert_refused(written(tmp_path / "c.nii", np.zeros((4, 4, 4), np.complex64), AFFINE), "complex64")
+    lost = nibabel.Nifti1Image(VOXELS, AFFINE)
+    lost.set_qform(None, code=0)
+    lost.set_sform(None, code=0)
+    nibabel.save(lost, tmp_path / "e.nii")
+    assert_refused(tmp_path / "e.nii", "neither qform nor sform says how the volume lies in the patient")
     affine = AFFINE.copy()
     affine[:3, 2] = 0
     image = nibabel.Nifti1Image(VOXELS, None)

@@ -39,6 +39,11 @@ SHARE = 0.5
 place where softmax leaves a little on each of hundreds of slices (`statistics.localization.SHARES`)."""
 
 GO_ON = "refused; --force goes on"
+FORCED = "predicted because of --force"
+
+NEEDS_RESCALE = ("CT", "")
+"""Modalities whose files must say how stored values become HU: without it they may be off by 1,024.  Scans without a
+modality count as CT."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +130,7 @@ def predict_found(
             reason = Problem(row.scan_id, "", "unsuitable", "; ".join(reasons), GO_ON)
             yield NotPredicted(row.scan_id, reason, tuple(notes[row.scan_id]))
         else:
-            notes[row.scan_id] += [
-                Problem(row.scan_id, "", "unsuitable", one, "predicted because of --force") for one in reasons
-            ]
+            notes[row.scan_id] += [Problem(row.scan_id, "", "unsuitable", one, FORCED) for one in reasons]
             taken.append(row)
     if not taken:
         return
@@ -182,6 +185,13 @@ def _outcome(
         odd = [anonymous_problem(one, row.scan_id) for one in odd]
     if encoded.failed:
         return NotPredicted(row.scan_id, odd[-1]._replace(action="left out"), tuple(notes))
+    if row.modality in NEEDS_RESCALE and (unscaled := [one for one in odd if one.kind == "no_rescale"]):
+        reason = Problem(
+            row.scan_id, unscaled[0].file, "unsuitable", f"its values are not HU: {unscaled[0].detail}", GO_ON
+        )
+        if not options.force:
+            return NotPredicted(row.scan_id, reason, (*notes, *odd))
+        odd = [*odd, reason._replace(action=FORCED)]
     return outcome_of(row, root, scores_of(bundle, encoded.features), (*notes, *odd), bundle, options)
 
 

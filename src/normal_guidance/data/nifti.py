@@ -113,6 +113,10 @@ def _check(image: Any, available: int) -> None:
     needed = int(image.dataobj.offset) + math.prod(shape) * dtype.itemsize
     if needed > available:
         raise UnreadableError("unreadable", f"{needed:,} bytes of header and voxels cannot be in a file of this size")
+    if int(image.header["qform_code"]) <= 0 and int(image.header["sform_code"]) <= 0:
+        raise UnreadableError(
+            "unreadable", "neither qform nor sform says how the volume lies in the patient; write one of them"
+        )
     if not np.isfinite(image.affine).all() or abs(np.linalg.det(image.affine[:3, :3])) < 1e-9:
         raise UnreadableError("unreadable", "the affine does not map voxels to space")
 
