@@ -191,7 +191,8 @@ def test_features_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> Non
 
 
 def test_an_environment_has_nothing_that_json_lacks() -> None:
-    json.dumps(environment(Execution()), allow_nan=False)
+    own = environment(Execution())
+    assert json.loads(json.dumps(own, allow_nan=False)) == own
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def change_json(random: Random, value: Any) -> Any:
         outer[key] = random.choice((own * 2, own[:-1], [*own, None], own[::-1], [own], own * 50))
     elif choice == 2 and isinstance(own, dict):
         own[random.choice(("new", "seal", "format", "", "self"))] = random.choice((*PLAIN, *WHOLE))
-    elif choice == 3 and isinstance(own, int | float) and abs(own) < 1e300:  # a greater integer is no float
+    elif choice == 3 and isinstance(own, int | float) and abs(own) < 1e300:  # floats end there
         outer[key] = random.choice((own + 1, -own, own * 10**9, str(own), float(own), [own], own / 3, own * 1e300))
     elif choice == 4 and isinstance(own, str):
         outer[key] = random.choice((own + "x", own[:-1], own.upper(), own * 100, [own], len(own), own[::-1]))

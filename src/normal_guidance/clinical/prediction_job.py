@@ -153,7 +153,7 @@ class PredictionJob:
                     scores = tuple(Score(logit, tensors[str(place)]) for place, logit in enumerate(about["logits"]))
                     told = (tuple(Problem(*one) for one in about[name]) for name in ("problems", "of_writing"))
                     return Finished(scores, *told)
-            except (UserError, KeyError, TypeError, ValueError):  # damaged, or of another version
+            except (KeyError, TypeError, ValueError):  # damaged (a UserError is a ValueError), or of another version
                 pass
         shutil.rmtree(results, ignore_errors=True)
         return None

@@ -100,7 +100,7 @@ class _Kept:
     resumed: Annotated[int, Between(0.0)]
     environments: list[dict[str, Any]]
     sweep: dict[str, Any]
-    """Of the sweep, which reads it itself."""
+    """The sweep's own part, which the sweep reads."""
 
 
 _AFRESH = "copy it again, or delete it to train from the start"

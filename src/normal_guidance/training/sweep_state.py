@@ -141,9 +141,9 @@ class SweepState:
             pending=pending,
             chunks=saved.chunks,
             winners=winners,
-            history=like(tensors, "history", self.history),
-            best_epoch=like(tensors, "best_epoch", self.best_epoch),
-            trained=like(tensors, "trained", self.trained),
+            history=_like(tensors, "history", self.history),
+            best_epoch=_like(tensors, "best_epoch", self.best_epoch),
+            trained=_like(tensors, "trained", self.trained),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -246,9 +246,9 @@ class Keeper:
         self.seconds["saving"] += self.at - begin
 
 
-def collect(engine: Engine, selection: Selection, history: Tensor, generator: Tensor) -> dict[str, Tensor]:
-    """Everything that the remaining epochs depend on, copied to the host because training changes it in place."""
-    parts = {
+def _live(engine: Engine, selection: Selection, history: Tensor) -> dict[str, Tensor]:
+    """The tensors that training changes, by the names under which they are saved."""
+    return {
         **_named("parameters.", engine.parameters),
         **_named("momenta.", engine.momenta),
         **_named("best.", selection.weights),
@@ -258,34 +258,27 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
         "risen": selection.risen,
         "peak": selection.peak,
         "history": history,
-        "generator": generator,
     }
+
+
+def collect(engine: Engine, selection: Selection, history: Tensor, generator: Tensor) -> dict[str, Tensor]:
+    """Everything that the remaining epochs depend on, copied to the host because training changes it in place."""
+    parts = {**_live(engine, selection, history), "generator": generator}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in parts.items()}
 
 
 @torch.no_grad()
 def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mapping[str, Tensor]) -> None:
     """The inverse of `collect`, except for the generator, which the caller restores."""
-    into = {
-        **_named("parameters.", engine.parameters),
-        **_named("momenta.", engine.momenta),
-        **_named("best.", selection.weights),
-        "best_epoch": selection.epoch,
-        "best_val": selection.val,
-        "best_loss": selection.loss,
-        "risen": selection.risen,
-        "peak": selection.peak,
-        "history": history,
-    }
     try:
-        for name, tensor in into.items():
-            tensor.copy_(like(saved, name, tensor))
+        for name, tensor in _live(engine, selection, history).items():
+            tensor.copy_(_like(saved, name, tensor))
     except ContentError as error:
         raise _unusable(error) from error
     engine.refresh()
 
 
-def like(saved: Mapping[str, Tensor], name: str, own: Tensor) -> Tensor:
+def _like(saved: Mapping[str, Tensor], name: str, own: Tensor) -> Tensor:
     """The saved tensor of this name, which must have the form of our own: copying would else repeat or convert it."""
     if name not in saved:
         raise ContentError(f"it does not hold {name!r}")
