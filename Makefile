@@ -46,8 +46,8 @@ $(PAGE): $(wildcard frontend/*.json frontend/*.mjs frontend/src/*)
 	  cd frontend && npm ci --no-audit --no-fund --loglevel=error && npm run --silent check && npm run --silent build; \
 	else echo "NPM IS NOT INSTALLED: nguide view has no page, and its browser tests are skipped (Node 20 or newer)" >&2; fi
 
-# What tests call beside Python: a browser, and two validators of DICOM.  Without root, or apt, tests say what they skip.
-TOOLS := chromium:chromium dciodvfy:dicom3tools dsrdump:dcmtk
+# What tests call beside Python: a browser, two validators of DICOM, a PACS with DICOMweb.  Without root, or apt, tests say what they skip.
+TOOLS := chromium:chromium dciodvfy:dicom3tools dsrdump:dcmtk Orthanc:orthanc Orthanc:orthanc-dicomweb
 tools:
 	@missing=""; for tool in $(TOOLS); do command -v $${tool%%:*} >/dev/null || missing="$$missing $${tool##*:}"; done; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
