@@ -13,8 +13,10 @@ A folder of several findings has a bundle for each, in a folder of its name, and
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 
 from normal_guidance import __version__
 from normal_guidance.clinical.expectations import Expectations
+from normal_guidance.clinical.model_identity import ModelIdentity
 from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, refuse_removed
 from normal_guidance.data.findings import Finding, findings_in, write_findings
 from normal_guidance.errors import UserError
@@ -106,6 +109,22 @@ class Bundle:
     def threshold(self) -> float | None:
         """The probability from which on a scan is positive; None if none could be chosen."""
         return None if self.operation.point is None else self.operation.point.threshold
+
+    @cached_property
+    def identity(self) -> ModelIdentity:
+        """Which model this is, for its results."""
+        about = {name: value for name, value in self.as_json().items() if name not in ("format", "normal_guidance")}
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        for name, tensor in self.model.state_dict().items():
+            digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+        return ModelIdentity(
+            digest.hexdigest(),
+            self.method,
+            self.training.get("normal_guidance"),
+            self.training.get("dataset"),
+            self.training.get("scans", {}).get("train"),
+            self.training.get("date"),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the weights."""

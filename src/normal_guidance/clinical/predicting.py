@@ -231,6 +231,7 @@ def outcome_of(
         coverage=coverage,
         problems=problems,
         finding=bundle.finding,
+        model=bundle.identity,
         further=tuple(further),
     )
 

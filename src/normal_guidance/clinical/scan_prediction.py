@@ -9,9 +9,10 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
+from normal_guidance.clinical.model_identity import ModelIdentity
 from normal_guidance.data.findings import Finding
 from normal_guidance.data.manifest import FEATURES, ScanRow
-from normal_guidance.data.problems import Problem
+from normal_guidance.data.problems import Problem, cautions
 from normal_guidance.statistics.conformal import promise
 
 
@@ -45,6 +46,7 @@ class ScanPrediction:
             nothing is promised.
         problems: everything that was odd about the scan.
         finding: what was looked for; None where it has no name.
+        model: which model it is of.
         further: the predictions for other findings of the same scan.
     """
 
@@ -61,6 +63,7 @@ class ScanPrediction:
     coverage: float | None = None
     problems: tuple[Problem, ...] = ()
     finding: Finding | None = None
+    model: ModelIdentity | None = None
     further: tuple[ScanPrediction, ...] = ()
 
     @property
@@ -92,6 +95,21 @@ class ScanPrediction:
     def is_positive(self) -> bool | None:
         """Whether the probability reaches the threshold; None if there is none."""
         return None if self.threshold is None else self.probability >= self.threshold
+
+    @property
+    def sought(self) -> str:
+        """What was looked for."""
+        if self.finding is not None:
+            return str(self.finding)
+        dataset = self.model.dataset if self.model else None
+        return (
+            f"what the labels of {dataset or 'its training scans'} call positive; the model does not name its finding"
+        )
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What a reader must know before trusting the result; see `data.problems.cautions`."""
+        return cautions(self.problems)
 
     @property
     def meaning(self) -> str:

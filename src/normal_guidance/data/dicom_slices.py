@@ -43,8 +43,12 @@ _PLANE_POSITION, _PLANE_ORIENTATION, _PIXEL_MEASURES = 0x00209113, 0x00209116, 0
 
 _GEOMETRY = (_POSITION, _ORIENTATION, _SPACING, _THICKNESS, _SHARED, _PER_FRAME)
 _IDENTITY = (0x00080008, 0x00080016, 0x00080018, 0x00080060, 0x0008103E, 0x00100020, 0x0020000D, 0x0020000E, 0x00200013)
+_BODY_PART = 0x00180015
+_ACQUIRED = (0x0008002A, 0x00080022, 0x00080032)
+_ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE = 0x00200012, 0x00200100, 0x00180081, 0x00189087
+_REPEATS = (*_ACQUIRED, _ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE)
 _SIZE = (0x00181120, 0x00280002, 0x00280008, 0x00280010, 0x00280011, 0x00280100)
-_TAGS = (*_IDENTITY, *_SIZE, *_GEOMETRY)
+_TAGS = (*_IDENTITY, _BODY_PART, *_REPEATS, *_SIZE, *_GEOMETRY)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,17 @@ class Header:
     """UID."""
     samples: int = 1
     """SamplesPerPixel: 3 in colour."""
+    body_part: str = ""
+    """BodyPartExamined."""
+    acquisition: int | None = None
+    """AcquisitionNumber; this and the next four tell acquisitions of one series apart (`data.acquisitions`)."""
+    temporal_position: int | None = None
+    """TemporalPositionIdentifier."""
+    echo_time: float | None = None
+    b_value: float | None = None
+    """DiffusionBValue."""
+    acquired: str = ""
+    """AcquisitionDateTime, or AcquisitionDate and AcquisitionTime; such texts sort by time."""
 
 
 def read_header(content: bytes | Path, file: str) -> Header:
@@ -121,10 +136,21 @@ def read_header(content: bytes | Path, file: str) -> Header:
             sop_class=text(dataset, 0x00080016) or text(dataset.file_meta, 0x00020002),
             samples=unsigned(dataset, 0x00280002) or 1,
             tilt=number(dataset, 0x00181120),
+            body_part=text(dataset, _BODY_PART).upper(),
+            acquisition=integer(dataset, _ACQUISITION),
+            temporal_position=integer(dataset, _TEMPORAL_POSITION),
+            echo_time=number(dataset, _ECHO_TIME),
+            b_value=number(dataset, _B_VALUE),
+            acquired=_acquired(dataset),
             **_geometry(dataset),
         )
         _check_pixels(header, elements)
         return header
+
+
+def _acquired(dataset: Dataset) -> str:
+    both, date, time = (text(dataset, tag) for tag in _ACQUIRED)
+    return both or (date + time if time else "")
 
 
 def _frames(dataset: Dataset) -> int:

@@ -338,11 +338,12 @@ def _with_series(row: ScanRow, headers: Sequence[Header]) -> ScanRow:
         series_uid="" if row.kind == "nifti" else headers[0].series_uid,
         series_description=headers[0].description,
         instance_numbers=tuple(number_of.get(file) for file in row.files),
+        body_part=headers[0].body_part,
     )
 
 
 class _Share:
-    """Makes equal values of headers one object: headers of a series differ in file, SOP, number and position only.
+    """Makes equal values of headers one object: headers of a series differ in file, SOP, number, position and time only.
 
     A header then takes .5 instead of 1.8 KiB; the flat folder of RSNA 2019 has 752,803.
     """
@@ -351,7 +352,7 @@ class _Share:
         self.known: dict[Any, Any] = {}
 
     def __call__(self, header: Header) -> Header:
-        own = ("file", "sop_uid", "instance_number", "position", "frame_positions")
+        own = ("file", "sop_uid", "instance_number", "position", "frame_positions", "acquired")
         values = {one.name: getattr(header, one.name) for one in fields(Header)}
         for name, value in values.items():
             if name not in own:

@@ -90,6 +90,7 @@ class Extra(NamedTuple):
     series_uid: str | None = None
     series_description: str | None = None
     instance_numbers: tuple[int | None, ...] | None = None
+    body_part: str | None = None
 
 
 IN_EXTRA = Extra._fields
@@ -130,12 +131,14 @@ class ScanRow:
     transfer_syntax: str = ""
     """UID; several UIDs are joined by commas."""
     study_uid: str | None = None
-    """StudyInstanceUID; this and the next three are kept for new scans only, and None for scans of a dataset."""
+    """StudyInstanceUID; this and the next four are kept for new scans only, and None for scans of a dataset."""
     series_uid: str | None = None
     """SeriesInstanceUID; empty in NIfTI."""
     series_description: str | None = None
     instance_numbers: tuple[int | None, ...] | None = None
     """InstanceNumber of every slice, None for a slice without one."""
+    body_part: str | None = None
+    """BodyPartExamined, as DICOM abbreviates it; empty where the headers do not say it."""
     dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
     """Other labels that the dataset's tables give the scan, by the names of `normal_guidance.data.sources`."""
     further: Mapping[str, Labels] = field(default_factory=dict)
