@@ -102,7 +102,8 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
                          contains the whole finding of a positive scan; null where nothing is promised, and the interval
                          is the shortest that holds `share` of the attention, else null
     attention            one number a slice, which add up to 1; `head_attention` has a list a head
-    source               modality, body part, size and spacing; the UIDs, files and description of the series unless anonymous
+    source               modality, body part, size, spacing; the UIDs, files and description of the series unless
+                         anonymous
     problems             kind, file, detail and action of everything that was odd
     model                encoder, training, expectations and operating point, as bundle.json has them
     findings             where they have names: name, code and the numbers above of each; those above are the first's
