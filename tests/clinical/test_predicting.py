@@ -367,3 +367,36 @@ def test_an_encoder_serves_several_calls(copy, bundle, tmp_path):
     encoder = bundle.load_encoder()
     first, second = (next(predict_found(found, bundle, encoder, PredictOptions(workers=0))) for _ in range(2))
     assert first.logit == second.logit
+
+
+# ----------------------------------------------------------------------------------------------------
+# Several acquisitions in one series
+# ----------------------------------------------------------------------------------------------------
+
+
+def two_phases(copy, tmp_path: Path, first: int, second: int) -> None:
+    """One series of two phases, whose instance numbers start again; the files of the second sort first."""
+    copy("single", AcquisitionNumber=first)
+    for file in copy("both", AcquisitionNumber=first):
+        dataset = dcmread(file.rename(file.with_name(f"z{file.name}")))
+        dataset.AcquisitionNumber = second
+        dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = f"{dataset.SOPInstanceUID[:60]}.9"
+        dataset.PixelData = dataset.pixel_array[::-1].tobytes()
+        dataset.save_as(file.with_name(f"a{file.name}"))
+
+
+def test_one_phase_of_a_series_is_predicted_and_the_result_says_so(copy, bundle, tmp_path):
+    two_phases(copy, tmp_path, 1, 2)
+    alone, both = run(tmp_path / "single", bundle)["single"], run(tmp_path / "both", bundle)["both"]
+    assert all(Path(file).name.startswith("z") for file in both.row.files)
+    assert both.probability == pytest.approx(alone.probability, abs=1e-6)
+    assert any("Several acquisitions" in one for one in both.cautions)
+
+
+def test_phases_that_nothing_tells_apart_are_refused(copy, bundle, tmp_path):
+    two_phases(copy, tmp_path, 1, 1)
+    refused = run(tmp_path / "both", bundle)["both"]
+    assert isinstance(refused, NotPredicted)
+    assert "several acquisitions" in refused.reason.detail
+    forced = run(tmp_path / "both", bundle, force=True)["both"]
+    assert any(one.startswith("Forced: it mixes several acquisitions") for one in forced.cautions)

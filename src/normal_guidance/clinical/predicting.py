@@ -160,6 +160,8 @@ def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Po
 def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
     """Reasons why the model was not made for a scan."""
     reasons = bundle.expects.why_not(row)
+    mixed = [one for one in found.problems.get(row.scan_id, ()) if one.kind == "mixed_acquisitions"]
+    reasons += [f"it mixes several acquisitions: {one.detail}" for one in mixed]
     lost = found.incomplete.get(row.scan_id, ())
     if lost:
         first = lost[0]

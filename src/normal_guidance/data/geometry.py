@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from normal_guidance.data.acquisitions import Place, choose_acquisition
+
 if TYPE_CHECKING:
     from normal_guidance.data.dicom_slices import Header
 
@@ -108,7 +110,8 @@ class _Slice(NamedTuple):
 def order_slices(headers: Sequence[Header]) -> Ordered:
     """Orders the slices of one scan by their position along the slice normal, ascending.
 
-    Slices whose size, pixel spacing or orientation is in the minority are left out.  Of several slices at the same
+    Slices whose size, pixel spacing or orientation is in the minority are left out, and so are repeated acquisitions of
+    the same part of the body (`normal_guidance.data.acquisitions`).  Of several slices at the same
     position, only the one with the lowest InstanceNumber stays.  If a slice has no position, all are ordered by
     InstanceNumber, in the direction of the known positions, or else by file name.
 
@@ -131,6 +134,7 @@ def order_slices(headers: Sequence[Header]) -> Ordered:
     if len(oriented) == len(slices):
         slices = oriented = _keep_majority(slices, "mixed_orientation", _same_direction(), _direction_text, findings)
     orientation = oriented[0].orientation if oriented else None
+    slices = _keep_acquisition(slices, orientation, findings)
     heights = _heights(slices, orientation)
     reason = _why_not_by_position(slices, heights)
     if reason:
@@ -273,6 +277,31 @@ def _size_text(one: _Slice) -> str:
 
 def _direction_text(one: _Slice) -> str:
     return "orientation " + "\\".join(f"{value:.4g}" for value in one.orientation or ())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Acquisitions
+# ----------------------------------------------------------------------------------------------------
+
+
+def _keep_acquisition(
+    slices: list[_Slice], orientation: tuple[float, ...] | None, findings: list[GeometryFinding]
+) -> list[_Slice]:
+    """The slices of one acquisition; where a position is missing, InstanceNumbers say which slices repeat others."""
+    heights: Sequence[float | None] = _heights(slices, orientation)
+    if None in heights:
+        heights = [one.header.instance_number for one in slices]
+    series = [Place(one.header, height) for one, height in zip(slices, heights, strict=True) if height is not None]
+    if len(series) < len(slices):
+        return slices
+    choice = choose_acquisition(series)
+    for repeat in choice.left_out:
+        action = "left out; the longest is kept, the first of equally long ones"
+        findings.append(GeometryFinding(repeat.file, "several_acquisitions", repeat.detail, action))
+    if choice.mixed:
+        action = "the lowest InstanceNumber of each position is kept"
+        findings.append(GeometryFinding("", "mixed_acquisitions", choice.mixed, action))
+    return [slices[place] for place in choice.kept]
 
 
 # ----------------------------------------------------------------------------------------------------

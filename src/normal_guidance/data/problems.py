@@ -34,6 +34,8 @@ KINDS = {
     "mixed_size": "Slices of different size or pixel spacing in one series.",
     "mixed_series": "Several series where one was expected.",
     "no_series": "No SeriesInstanceUID, so that its scan is unknown.",
+    "several_acquisitions": "Several acquisitions of the same part of the body in one series.",
+    "mixed_acquisitions": "Several slices at most positions, and nothing tells which belong together.",
     "one_slice": "The series has one slice.",
     "multi_frame": "One file holds several slices.",
     # Pixels
