@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from normal_guidance.data.manifest import ScanRow
+from normal_guidance.data.values import ValueRange
 from normal_guidance.features.scan_kind import ScanSummary, plane_of
 from normal_guidance.typed_json import Between
 
@@ -27,6 +28,7 @@ class Expectations:
         slice_spacing: low and high in mm, the 1st and 99th percentile of the training scans.
         fewest_slices: of the shortest training scan.
         most_slices: of the longest training scan; longer scans are accepted.
+        values: of the training scans; `clinical.expected_values` compares a scan's with them.
 
     Example:
         >>> head = Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60)
@@ -43,6 +45,7 @@ class Expectations:
     slice_spacing: tuple[float, float] | None = None
     fewest_slices: Annotated[int, Between(0.0)] | None = None
     most_slices: Annotated[int, Between(0.0)] | None = None
+    values: ValueRange | None = None
 
     @staticmethod
     def from_scans(scans: ScanSummary | None) -> Expectations:
@@ -56,6 +59,7 @@ class Expectations:
             slice_spacing=None if spacing is None else (spacing.low, spacing.high),
             fewest_slices=scans.slices.fewest,
             most_slices=scans.slices.most,
+            values=scans.values,
         )
 
     def as_json(self) -> dict[str, Any]:

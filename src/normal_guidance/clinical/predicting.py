@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.expected_values import why_not_values
 from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem, find_scans
 from normal_guidance.clinical.prediction_job import Finished, Score
 from normal_guidance.clinical.scan_prediction import ScanPrediction, attention_per_head
@@ -187,14 +188,22 @@ def _outcome(
         odd = [anonymous_problem(one, row.scan_id) for one in odd]
     if encoded.failed:
         return NotPredicted(row.scan_id, odd[-1]._replace(action="left out"), tuple(notes))
-    if row.modality in NEEDS_RESCALE and (unscaled := [one for one in odd if one.kind == "no_rescale"]):
-        reason = Problem(
-            row.scan_id, unscaled[0].file, "unsuitable", f"its values are not HU: {unscaled[0].detail}", GO_ON
-        )
-        if not options.force:
-            return NotPredicted(row.scan_id, reason, (*notes, *odd))
-        odd = [*odd, reason._replace(action=FORCED)]
+    reasons = _why_not_values(row, encoded, bundle)
+    if reasons and not options.force:
+        reason = Problem(row.scan_id, "", "unsuitable", "; ".join(reasons), GO_ON)
+        return NotPredicted(row.scan_id, reason, (*notes, *odd))
+    odd = [*odd, *(Problem(row.scan_id, "", "unsuitable", one, FORCED) for one in reasons)]
     return outcome_of(row, root, scores_of(bundle, encoded.features), (*notes, *odd), bundle, options)
+
+
+def _why_not_values(row: ScanRow, encoded: Encoded, bundle: Bundle) -> list[str]:
+    """Reasons why the values of a decoded scan are not those that the model was trained on."""
+    unscaled = [one.detail for one in encoded.problems if one.kind == "no_rescale"]
+    if row.modality in NEEDS_RESCALE and unscaled:
+        return [f"its values are not HU: {unscaled[0]}"]
+    _, preprocessing = bundle.encoding()
+    (values,) = encoded.values
+    return why_not_values(bundle.expects.values, row, values, any_scale=preprocessing.has_percentiles)
 
 
 def outcome_of(

@@ -6,7 +6,7 @@ This module does not import torch: a worker would wait for that longer than for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem, UnreadableError
+from normal_guidance.data.values import Values, sample_values, values_of
 from normal_guidance.data.volumes import Slices
 from normal_guidance.data.windows import Range, Window, range_of
 from normal_guidance.features.field import in_field, middle
@@ -37,6 +38,8 @@ class Pixels(NamedTuple):
     """Their minimum: it fills the margins of slices that are not square."""
     ranges: tuple[Range | None, ...] = ()
     """The range of each window in them, where a window is one of percentiles; else empty."""
+    sample: np.ndarray = np.empty(0, np.float32)
+    """Some of the values of the whole slices, from which the scan's `Values` are found."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,19 @@ class Decoding:
         slices, rows, columns = hu.shape
         if not hu.size or max(rows, columns) > MAX_SIDE:
             raise UnreadableError("failed", f"{slices} slices of {rows} x {columns} pixels (at most {MAX_SIDE})")
+        sample = sample_values(hu)
         hu = in_field(hu, row.pixel_spacing, self.field)
         hu = np.ascontiguousarray(hu, np.int16 if hu.dtype == np.int16 else np.float32)
         lowest = float(hu.min())
         if hu.dtype != np.int16 and not (math.isfinite(lowest) and math.isfinite(hu.max())):
             raise UnreadableError("failed", "pixels that are not finite")
-        return Pixels(hu, lowest, tuple(range_of(window, hu) for window in self.windows)), problems
+        return Pixels(hu, lowest, tuple(range_of(window, hu) for window in self.windows), sample), problems
+
+    def values(self, row: ScanRow) -> Values:
+        """The values of a scan, from at most `PIECE` of its slices."""
+        places = np.linspace(0, len(row) - 1, min(len(row), PIECE)).round().astype(int)
+        slices, _ = self.read(_some(row, places.tolist()), self.root, repair=self.repair)
+        return values_of(sample_values(slices), row.modality)
 
 
 def cut(row: ScanRow, field: float | None = None, *, whole: bool = False) -> list[ScanRow]:
@@ -90,11 +100,17 @@ def cut(row: ScanRow, field: float | None = None, *, whole: bool = False) -> lis
     """
     if whole or not _is_square(row, field) or len(set(row.files)) < len(row):
         return [row]
-    places = [slice(start, start + PIECE) for start in range(0, len(row), PIECE)]
-    return [
-        replace(row, files=row.files[place], frames=row.frames[place], positions=row.positions[place])
-        for place in places
-    ]
+    return [_some(row, range(start, min(start + PIECE, len(row)))) for start in range(0, len(row), PIECE)]
+
+
+def _some(row: ScanRow, places: Sequence[int]) -> ScanRow:
+    """A scan with some of its slices."""
+    return replace(
+        row,
+        files=tuple(row.files[place] for place in places),
+        frames=tuple(row.frames[place] for place in places),
+        positions=tuple(row.positions[place] for place in places),
+    )
 
 
 def _is_square(row: ScanRow, field: float | None) -> bool:

@@ -29,6 +29,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from normal_guidance.data.problems import Problem
+from normal_guidance.data.values import Values
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.preprocessing import Statistics
 from normal_guidance.features.store_files import AGAIN
@@ -53,6 +54,8 @@ class Encoded(NamedTuple):
     failed: list[str]
     """Ids of the other scans."""
     problems: list[Problem]
+    values: tuple[Values, ...] = ()
+    """Of the scans that could be encoded, if the unit was just encoded; they are not saved."""
 
 
 @dataclass(frozen=True)

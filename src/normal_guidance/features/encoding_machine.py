@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
+from normal_guidance.data.values import values_of
 from normal_guidance.data.windows import Range
 from normal_guidance.data.worker_pool import Pool
 from normal_guidance.data.worker_process import Failure
@@ -249,14 +251,22 @@ class _Features(NamedTuple):
         return self.host
 
 
+class _Decoded(NamedTuple):
+    """What is known of a scan beside its slices."""
+
+    problems: list[Problem]
+    samples: list[np.ndarray]
+    """Samples of its values, one for each piece."""
+
+
 @dataclass(frozen=True, eq=False)
 class _UnitEnd:
     """Marks the end of a unit's batches."""
 
     number: int
     rows: list[ScanRow]
-    outcomes: list[list[Problem] | Failure]
-    """For each scan its problems, or why it could not be decoded."""
+    outcomes: list[_Decoded | Failure]
+    """For each scan what is known of it, or why it could not be decoded."""
 
 
 def _in_own_stream(items: Iterator[Tensor | _Blank | _UnitEnd], device: str) -> Iterator[_Batch | _Blank | _UnitEnd]:
@@ -283,7 +293,7 @@ def _batches(
 
     size = inputs.preprocessing.size
     cutter = _BatchCutter((batch_size, inputs.preprocessing.channels, size, size), device)
-    outcomes: list[list[Problem] | Failure] = []
+    outcomes: list[_Decoded | Failure] = []
     for piece in _prepared(pool, inputs, device, scans()):
         yield from cutter.add(piece.images, piece.slices)
         if piece.outcome is None:
@@ -303,8 +313,8 @@ class _Piece(NamedTuple):
     slices: int
     images: Tensor | None
     """None if they could not be read."""
-    outcome: list[Problem] | Failure | None
-    """With the last slices of a scan: its problems, or why it could not be read."""
+    outcome: _Decoded | Failure | None
+    """With the last slices of a scan: what is known of it, or why it could not be read."""
 
 
 def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow]) -> Iterator[_Piece]:
@@ -323,7 +333,7 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
                 waiting.append((len(piece), piece is pieces[-1]))
                 yield piece
 
-    outcome: list[Problem] | Failure = []
+    outcome: _Decoded | Failure = _Decoded([], [])
     read = pool.map(decoding.pixels, draw(), size=_largest_bytes, ahead=AHEAD_BYTES)
     pinned = torch.device(device).type == "cuda"
     for result in in_threads(_pinned, read, COPYING_THREADS) if pinned else map(_unpinned, read):
@@ -332,10 +342,11 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
             outcome = outcome if isinstance(outcome, Failure) else result
         else:
             images = preprocessing.apply(result.hu.to(device, non_blocking=True), result.lowest, ranges=result.ranges)
-            outcome = outcome if isinstance(outcome, Failure) else outcome + result.problems
+            if isinstance(outcome, _Decoded):
+                outcome = _Decoded(outcome.problems + result.problems, [*outcome.samples, result.sample])
         yield _Piece(slices, images, outcome if is_last else None)
         if is_last:
-            outcome = []
+            outcome = _Decoded([], [])
 
 
 def _largest_bytes(row: ScanRow) -> int:
@@ -349,6 +360,7 @@ class _Slices(NamedTuple):
     hu: Tensor
     lowest: float
     ranges: tuple[Range | None, ...]
+    sample: np.ndarray
     problems: list[Problem]
 
 
@@ -356,7 +368,7 @@ def _unpinned(read: tuple[Pixels, list[Problem]] | Failure) -> _Slices | Failure
     if isinstance(read, Failure):
         return read
     pixels, problems = read
-    return _Slices(torch.from_numpy(pixels.hu), pixels.lowest, pixels.ranges, problems)
+    return _Slices(torch.from_numpy(pixels.hu), pixels.lowest, pixels.ranges, pixels.sample, problems)
 
 
 def _pinned(read: tuple[Pixels, list[Problem]] | Failure) -> _Slices | Failure:
@@ -397,7 +409,7 @@ class _BatchCutter:
 
 
 def _encoded_unit(unit: _UnitEnd, features: Tensor) -> Encoded:
-    good, failed, problems = [], [], []
+    good, failed, problems, values = [], [], [], []
     start = 0
     for row, outcome in zip(unit.rows, unit.outcomes, strict=True):
         own = features[start : start + len(row)]
@@ -409,5 +421,6 @@ def _encoded_unit(unit: _UnitEnd, features: Tensor) -> Encoded:
             problems.append(Problem(row.scan_id, "", outcome.kind, outcome.detail, LEFT_OUT))
         else:
             good.append(own)
-            problems += outcome
-    return Encoded(torch.cat(good) if good else features[:0], failed, problems)
+            problems += outcome.problems
+            values.append(values_of(np.concatenate(outcome.samples), row.modality))
+    return Encoded(torch.cat(good) if good else features[:0], failed, problems, tuple(values))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -24,11 +24,12 @@ from normal_guidance import __version__
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
+from normal_guidance.data.values import Values
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.encoding_folder import REPORT, STATISTICS, Encoded, EncodingJob, statistics_lines
 from normal_guidance.features.encoding_machine import LEFT_OUT, EncodingOptions
 from normal_guidance.features.preprocessing import Preprocessing
-from normal_guidance.features.scan_kind import describe_inputs
+from normal_guidance.features.scan_kind import describe_inputs, spread
 from normal_guidance.features.store import FeatureStore, write_store
 from normal_guidance.features.store_files import LACKING, dtype_name
 from normal_guidance.files import sealed_json
@@ -61,6 +62,8 @@ class EncodingPlan:
     out: Path
     identity: Mapping[str, Any]
     watch: Watch
+    measure: Callable[[Iterable[ScanRow]], Iterable[Values]]
+    """Gives the values of those of some scans that can be read."""
 
     @cached_property
     def units(self) -> list[range]:
@@ -204,7 +207,7 @@ def assemble(
         "normal_guidance": __version__,
         "recipe": recipe,
         "preprocessing": preprocessing.to_dict(),
-        "inputs": describe_inputs(plan.manifest, without),
+        "inputs": describe_inputs(plan.manifest, without, list(plan.measure(spread(plan.manifest, without)))),
         "dtype": dtype_name(plan.dtype),
         "scans": {"manifest": scans, "encoded": scans - len(without), "failed": len(without)},
         "slices": {"manifest": int(plan.manifest.lengths.sum()), "encoded": slices},

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from normal_guidance.data.geometry import normal_of
-from normal_guidance.data.manifest import Manifest
+from normal_guidance.data.manifest import Manifest, ScanRow
+from normal_guidance.data.values import ValueRange, Values, range_of_values
 from normal_guidance.typed_json import read_as
 
 SPACING_PERCENTILES = (1, 50, 99)
 """Percentiles for low, median and high slice spacing: a few wrong headers must not widen the range."""
+
+MEASURED = 32
+"""Scans whose values are measured: their range is checked with much room, so more would change little."""
 
 PLANES = ("sagittal", "coronal", "axial")
 """Planes by the axis that slices are stacked along: left, posterior, superior."""
@@ -30,8 +34,20 @@ def plane_of(orientation: Sequence[float] | None) -> str | None:
     return None if orientation is None else PLANES[int(np.abs(normal_of(orientation)).argmax())]
 
 
-def describe_inputs(manifest: Manifest, left_out: Collection[str] = ()) -> dict[str, Any]:
+def spread(manifest: Manifest, left_out: Collection[str] = ()) -> list[ScanRow]:
+    """At most `MEASURED` scans, evenly spread over those of a manifest that are not left out."""
+    kept = [number for number, scan in enumerate(manifest.scan_ids) if scan not in left_out]
+    return [
+        manifest[kept[place]] for place in np.linspace(0, len(kept) - 1, min(len(kept), MEASURED)).round().astype(int)
+    ]
+
+
+def describe_inputs(
+    manifest: Manifest, left_out: Collection[str] = (), values: Sequence[Values] = ()
+) -> dict[str, Any]:
     """Counts and ranges of the scans of a manifest without those left out; no entry describes a single scan.
+
+    `values` are those of `spread` scans.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -42,12 +58,14 @@ def describe_inputs(manifest: Manifest, left_out: Collection[str] = ()) -> dict[
         ...     about = {"source": "folder", "root": "scans"}
         ...     describe_inputs(write_manifest(f"{folder}/manifest.parquet", [row], about))
         {'source': 'folder', 'scans': 1, 'modalities': {'CT': 1}, 'planes': {'axial': 1},
-         'slices': {'fewest': 2, 'median': 2, 'most': 2}, 'slice_spacing': {'low': 5.0, 'median': 5.0, 'high': 5.0}}
+         'slices': {'fewest': 2, 'median': 2, 'most': 2}, 'slice_spacing': {'low': 5.0, 'median': 5.0, 'high': 5.0},
+         'values': None}
     """
     kept = [number for number, scan in enumerate(manifest.scan_ids) if scan not in left_out]
     table, lengths = manifest.table.take(kept), manifest.lengths[kept]
     planes = Counter(filter(None, map(plane_of, table["orientation"].to_pylist())))
     spacings = [spacing for spacing in table["slice_spacing"].to_pylist() if spacing]
+    measured = range_of_values(values)
     return {
         "source": manifest.about.get("source"),
         "scans": len(kept),
@@ -55,6 +73,7 @@ def describe_inputs(manifest: Manifest, left_out: Collection[str] = ()) -> dict[
         "planes": dict(sorted(planes.items())),
         "slices": {"fewest": int(lengths.min()), "median": int(np.median(lengths)), "most": int(lengths.max())},
         "slice_spacing": _range(spacings) if spacings else None,
+        "values": None if measured is None else asdict(measured),
     }
 
 
@@ -86,6 +105,7 @@ class ScanSummary:
     planes: dict[str, int]
     slices: Counts
     slice_spacing: Range | None
+    values: ValueRange | None = None
 
 
 def is_encoded(provenance: Mapping[str, Any]) -> bool:
