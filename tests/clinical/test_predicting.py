@@ -367,3 +367,23 @@ def test_an_encoder_serves_several_calls(copy, bundle, tmp_path):
     encoder = bundle.load_encoder()
     first, second = (next(predict_found(found, bundle, encoder, PredictOptions(workers=0))) for _ in range(2))
     assert first.logit == second.logit
+
+
+def test_a_predictor_keeps_its_workers_and_gives_what_single_calls_give(copy, bundle, tmp_path):
+    for number, name in enumerate(("one", "two")):
+        copy(name, scan=number)
+    options = PredictOptions(workers=1)
+    separately = {name: list(predict(tmp_path / name, bundle, options=options))[0].logit for name in ("one", "two")}
+    with predicting.Predictor(bundle, options=options) as predictor:
+        pools = []
+        for name, logit in separately.items():
+            (one,) = predictor.predict(find_scans([tmp_path / name]))
+            assert one.logit == logit
+            pools.append([worker.process.pid for worker in predictor._pool._started])
+        assert pools[0] == pools[1] != []
+        stopped = predictor.predict(find_scans([tmp_path / "one", tmp_path / "two"]))
+        next(stopped)
+        stopped.close()  # which stops the workers
+        (again,) = predictor.predict(find_scans([tmp_path / "one"]))
+        assert again.logit == separately["one"]
+    assert predictor._pool is None
