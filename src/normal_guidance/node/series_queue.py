@@ -231,8 +231,8 @@ class SeriesQueue:
     # ------------------------------------------------------------------------------------------------
 
     def in_state(self, *states: str) -> list[Series]:
-        """The series in these states, the one that waits longest first."""
-        query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY arrived"
+        """The series in these states, the oldest first, but after them those whose prediction ended the program."""
+        query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY attempts, arrived"
         return [Series(*row) for row in self._all(query)]
 
     def series(self, key: str) -> Series | None:

@@ -36,11 +36,10 @@ class Watching:
         folder: the folder; series may lie in folders of their own.
         store: writes an object and records it (`Receiver.store`).
         audit: records files that are not taken.
-        quiet: seconds without a change after which a file is complete.
     """
 
-    def __init__(self, folder: Path, store: Store, audit: Audit, quiet: float = QUIET_SECONDS) -> None:
-        self.folder, self.store, self.audit, self.quiet = folder, store, audit, quiet
+    def __init__(self, folder: Path, store: Store, audit: Audit) -> None:
+        self.folder, self.store, self.audit = folder, store, audit
 
     def step(self) -> bool:
         """Take all complete files; whether there was one."""
@@ -60,7 +59,7 @@ class Watching:
                     age = time.time() - file.stat().st_mtime
                 except OSError:  # it has gone
                     continue
-                if age >= self.quiet:
+                if age >= QUIET_SECONDS:
                     yield file
 
     def _take(self, file: Path) -> bool:
