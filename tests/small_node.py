@@ -89,7 +89,7 @@ def running_node(
         listening=Listening("NGUIDE", "127.0.0.1", port, tls[0]) if senders else None,
         senders=tuple(map(parse_peer, senders)),
         destinations=tuple(parse_destination(one, sending) for one in to),
-        taking=Taking(tuple(rules), settle),
+        taking=Taking(tuple(rules), float(settle)),
         tls=tls[1],
         **more,
     )
