@@ -69,7 +69,7 @@ def test_the_same_object_is_stored_once_and_other_content_is_refused(bundle, ser
         assert send(run.port, [changed]) == [receiver.DUPLICATE]
         (one,) = run.wait("receiving")
         assert one.files == len(files) == len(list(state.glob("incoming/*/*.dcm")))
-        assert run.node.queue.counts() == {"refused objects": 1}
+        assert run.node.receiver.counts["refused objects"] == 1
         kept = [dcmread(file) for file in state.glob("incoming/*/*.dcm")]
         assert any(any(one.PixelData) for one in kept if one.SOPInstanceUID == changed.SOPInstanceUID)
 

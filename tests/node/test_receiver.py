@@ -36,7 +36,7 @@ def test_whoever_is_not_known_is_rejected(run, calling, called, reason):
     association = associate(run.port, calling=calling, called=called)
     assert association.is_rejected
     assert rejection(association) == reason
-    assert run.node.queue.counts() == {"rejected": 1}
+    assert run.node.receiver.counts["rejected calls"] == 1
 
 
 def test_another_address_is_turned_away_before_it_says_anything(bundle, tmp_path):
@@ -44,7 +44,7 @@ def test_another_address_is_turned_away_before_it_says_anything(bundle, tmp_path
         with closing(socket.create_connection(("127.0.0.1", run.port))) as one:
             one.settimeout(60)
             assert one.recv(1) == b""
-        assert run.node.queue.counts() == {"rejected": 1}
+        assert run.node.receiver.counts["rejected calls"] == 1
         good = associate(run.port, bind_address=("127.0.0.2", 0))
         assert good.is_established
         good.release()
@@ -152,7 +152,7 @@ def test_an_object_that_is_not_what_the_message_says_is_refused(run, series):
     association.dimse.send_msg = rename
     assert association.send_c_store(one).Status == receiver.MISMATCH
     association.release()
-    assert run.node.queue.counts() == {"refused objects": 5}
+    assert run.node.receiver.counts["refused objects"] == 5
     assert list(run.node.incoming.path.iterdir()) == []
 
 

@@ -132,7 +132,7 @@ class Callers:
 
     def knows(self, address: str) -> bool:
         """Whether anybody may call from an IP address."""
-        return any(address in peer.addresses for peer in (*self.senders, *self.destinations))
+        return any(_lives_at(peer, address) for peer in (*self.senders, *self.destinations))
 
     def is_sender(self, aet: str, address: str) -> bool:
         """Whether a caller may store."""
@@ -145,4 +145,12 @@ class Callers:
     @staticmethod
     def find(peers: Iterable[Peer], aet: str, address: str) -> Peer | None:
         """The peer with this AE title and address."""
-        return next((peer for peer in peers if peer.aet == aet.strip() and address in peer.addresses), None)
+        return next((peer for peer in peers if peer.aet == aet.strip() and _lives_at(peer, address)), None)
+
+
+def _lives_at(peer: Peer, address: str) -> bool:
+    """Whether a partner has an address; one whose host is not known now has none."""
+    try:
+        return address in peer.addresses
+    except UserError:
+        return False

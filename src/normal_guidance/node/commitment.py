@@ -69,7 +69,7 @@ class Reports:
     def __init__(self, queue: SeriesQueue, audit: Audit) -> None:
         self.queue, self.audit = queue, audit
         self._came = threading.Condition()
-        self._known: set[str] = set()
+        self._awaited: set[str] = set()
 
     def handlers(self) -> list[Any]:
         """What an association that may bring a report is bound to."""
@@ -87,15 +87,20 @@ class Reports:
         if known is not None:
             self.audit.write("commitment", series=known.series, destination=known.destination, missing=len(missing))
         with self._came:
-            self._known.add(transaction)
+            self._awaited.discard(transaction)
             self._came.notify_all()
         return 0x0000, None
 
-    def wait(self, transaction: str, seconds: float) -> None:
-        """Wait some seconds for a report."""
+    def expect(self, transaction: str) -> None:
+        """Say that a report will be waited for, before it is asked for."""
         with self._came:
-            self._came.wait_for(lambda: transaction in self._known, seconds)
-            self._known.discard(transaction)
+            self._awaited.add(transaction)
+
+    def wait(self, transaction: str, seconds: float) -> None:
+        """Wait some seconds for a report; later ones are recorded, too."""
+        with self._came:
+            self._came.wait_for(lambda: transaction not in self._awaited, seconds)
+            self._awaited.discard(transaction)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from normal_guidance.node.destinations import About, Accepted, NotSentError, Sen
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
 
-REPORT_SECONDS = 5.0
+REPORT_SECONDS = 1.0
 """An association in which storage commitment was asked for stays open for so long: some archives report at once."""
 
 WARNINGS = (0xB000, 0xB006, 0xB007)
@@ -74,6 +74,7 @@ class DicomDestination:
         context = build_context(COMMITMENT, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
         dataset = request_dataset(transaction, [_identity(file) for file in files])
         with self._associated([context], handlers=reports.handlers()) as association:
+            reports.expect(transaction)
             try:
                 answer, _ = association.send_n_action(dataset, 1, COMMITMENT, INSTANCE)
             except (ValueError, RuntimeError) as error:

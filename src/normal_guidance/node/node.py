@@ -116,6 +116,8 @@ class Node:
 
     def __init__(self, settings: NodeSettings, predictor: Predictor) -> None:
         state = settings.state
+        for sender in settings.senders:
+            _ = sender.addresses  # an unknown host is told now, not when it calls
         self.settings, self.predictor, self.started = settings, predictor, time.time()
         self.ended = threading.Event()
         self.audit = Audit(state / "audit.jsonl")
@@ -138,6 +140,7 @@ class Node:
             settings.taking,
             settings.destinations,
             self.arrivals,
+            self.ended,
         )
         self.loops = [
             Loop("predicting", predicting.step, self.ended),
@@ -204,7 +207,7 @@ class Node:
 
     def problems(self) -> list[str]:
         """What keeps the node from working: for people and for monitoring."""
-        found = [loop.problem for loop in self.loops if loop.problem]
+        found = [*self.receiver.problems(), *(loop.problem for loop in self.loops if loop.problem)]
         found += [f"{loop.name}: the thread has ended" for loop in self.loops if not loop.is_alive()]
         late = [one for one in self.queue.late_dispatches() if one.attempts >= LATE_ATTEMPTS]
         for name in dict.fromkeys(one.destination for one in late):

@@ -117,9 +117,11 @@ class Predicting:
         taking: Taking,
         destinations: Sequence[Destination],
         arrivals: Arrivals,
+        ended: threading.Event,
     ) -> None:
         self.predictor, self.queue, self.incoming, self.results = predictor, queue, incoming, results
-        self.audit, self.taking, self.destinations, self.arrivals = audit, taking, destinations, arrivals
+        self.audit, self.taking, self.destinations = audit, taking, destinations
+        self.arrivals, self.ended = arrivals, ended
 
     def step(self) -> bool:
         """Settle what is complete and predict one series; whether there was one."""
@@ -185,22 +187,23 @@ class Predicting:
             self.results.remove(one.key)
 
     def _write(self, one: Series, folder: Path) -> bool:
-        """Predict a series and write its results; whether there are any."""
+        """Predict a series and write its results; whether there are any.  An end of the node is not its fault."""
         shutil.rmtree(folder, ignore_errors=True)  # of a node that was killed
         try:
             found = find_scans([self.incoming.folder(one.key)], modalities=self.predictor.bundle.expects.modalities)
             outcomes = list(self.predictor.predict(found))
             predicted = [self._marked(outcome, one) for outcome in outcomes if isinstance(outcome, ScanPrediction)]
             refused = [outcome for outcome in outcomes if isinstance(outcome, NotPredicted)]
+            if self.ended.is_set() and refused:
+                raise OSError("the workers end with the node")
             written = [write_scan(prediction, self.predictor.bundle, folder, dicom=True) for prediction in predicted]
-        except UserError as error:
-            self._move(one, FAILED, "it holds no scan, or its results cannot be written", str(error))
-            return False
-        except OSError:  # the disk, not the series
-            self.queue.take_back_attempt(one)
-            raise
         except Exception as error:  # a bug must not end the node
-            self._move(one, FAILED, f"predicting failed with {type(error).__name__}", repr(error))
+            if isinstance(error, OSError) or self.ended.is_set():  # the disk, or the end: not the series
+                self.queue.take_back_attempt(one)
+                raise
+            known = isinstance(error, UserError)
+            reason = "it holds no scan, or its results cannot be written" if known else type(error).__name__
+            self._move(one, FAILED, reason if known else f"predicting failed with {reason}", repr(error))
             return False
         if not written:
             self._refuse(one, refused)

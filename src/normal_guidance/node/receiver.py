@@ -11,8 +11,10 @@ import shutil
 import sqlite3
 import ssl
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from normal_guidance.data.dicom_files import IMPLICIT
@@ -63,6 +65,9 @@ MOST_ASSOCIATIONS = 20
 WAITING_CONNECTIONS = 2 * MOST_ASSOCIATIONS
 """Connections at once, with those that have not said who they are; further ones are closed."""
 
+QUIET_SECONDS, MOST_ADDRESSES = 60.0, 1000
+"""The log has one line about rejected calls from an address in so many seconds; so many addresses are remembered."""
+
 PDU_BYTES = 2**17
 """The size of PDUs that senders are asked for."""
 
@@ -105,9 +110,13 @@ class Receiver:
     ) -> None:
         self.listening, self.callers, self.queue = listening, callers, queue
         self.incoming, self.audit, self.touched = incoming, audit, touched
+        self.counts = {"rejected calls": 0, "refused objects": 0}
+        """What was turned away since the start."""
+        self._told: dict[str, float] = {}
         self._series: dict[Association, set[str]] = defaultdict(set)
         self._storing = threading.Lock()
         self._server: Any = None
+        self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------------------------------
     # Start and end
@@ -117,7 +126,9 @@ class Receiver:
         """Listen, and return the port; `committing` handles what belongs to storage commitment, by event."""
         silence_log()
         entity = AE(self.listening.aet)
-        entity.require_called_aet = False  # `_requested` judges it, so that the audit log names it
+        # `_requested` judges both, with the address; pynetdicom would go on if it failed, and then judges by itself.
+        entity.require_called_aet = True
+        entity.require_calling_aet = sorted({one.aet for one in (*self.callers.senders, *self.callers.destinations)})
         entity.maximum_associations = MOST_ASSOCIATIONS
         entity.maximum_pdu_size = PDU_BYTES
         entity.acse_timeout, entity.dimse_timeout, entity.network_timeout = 10, 60, 60
@@ -149,7 +160,8 @@ class Receiver:
                 "--address"
             ) from error
         entity._servers.append(self._server)
-        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="receive", daemon=True).start()
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="receiving", daemon=True)
+        self._thread.start()
         return int(self._server.server_address[1])
 
     def stop(self, patience: float) -> None:
@@ -172,25 +184,37 @@ class Receiver:
 
     def _may_connect(self, address: str) -> bool:
         if not self.callers.knows(address):
-            self.queue.count("rejected")
+            self._reject("", address, "address")
             return False
         return len(self._server.active_associations) < WAITING_CONNECTIONS
+
+    def _reject(self, aet: str, address: str, reason: str) -> None:
+        """Count a call that is rejected; the log has at most one line a minute for each address."""
+        self.counts["rejected calls"] += 1
+        now = time.monotonic()
+        if now - self._told.get(address, -QUIET_SECONDS) >= QUIET_SECONDS:
+            if len(self._told) >= MOST_ADDRESSES:
+                self._told.clear()
+            self._told[address] = now
+            with suppress(OSError):  # a full disk must not let anybody in, nor end the server
+                self.audit.write(
+                    "rejected", peer=aet, address=address, reason=reason, calls=self.counts["rejected calls"]
+                )
 
     def _requested(self, event: Event) -> None:
         """Reject callers that are not known, and those that call somebody else."""
         association = event.assoc
         request: Any = association.requestor.primitive
         aet, address = str(request.calling_ae_title).strip(), address_of(association)
-        verdict, why = None, ""
         if not self.callers.may_call(aet, address):
             verdict, why = REJECT_CALLER, "calling AE title or address"
         elif str(request.called_ae_title).strip() != self.listening.aet:
             verdict, why = REJECT_CALLED, "called AE title"
-        if verdict is not None:
-            self.queue.count("rejected")
-            self.audit.write("rejected", peer=aet, address=address, reason=why)
-            association.acse.send_reject(*verdict)
-            association.kill()
+        else:
+            return
+        association.acse.send_reject(*verdict)
+        association.kill()
+        self._reject(aet, address, why)
 
     # ------------------------------------------------------------------------------------------------
     # Objects
@@ -233,9 +257,7 @@ class Receiver:
                 if verdict == "new":
                     self.incoming.write(one)
                     verdict = self.queue.add(one, peer, association)
-        elif verdict == "known":
-            self.queue.set_association([one.series], association)
-        if verdict in ("new", "known"):
+        if verdict == "new" or (verdict == "known" and self.queue.set_association([one.series], association)):
             self.touched(one.series)
         return verdict
 
@@ -245,13 +267,19 @@ class Receiver:
             if self.queue.purge(one):
                 shutil.rmtree(self.incoming.folder(one.key), ignore_errors=True)
 
+    def problems(self) -> list[str]:
+        """What keeps it from receiving."""
+        ended = self._thread is not None and not self._thread.is_alive()
+        full = shutil.disk_usage(self.incoming.path).free < FREE_BYTES
+        return ["receiving: the thread has ended"] * ended + ["the disk has less than 1 GB left"] * full
+
     @property
     def associations(self) -> int:
         """Associations that are open now."""
         return 0 if self._server is None else len(self._server.active_associations)
 
     def _refuse(self, status: int, peer: str, reason: str, series: str | None = None) -> int:
-        self.queue.count("refused objects")
+        self.counts["refused objects"] += 1
         self.audit.write("refused object", peer=peer, series=series, status=f"{status:04X}", reason=reason)
         return status
 

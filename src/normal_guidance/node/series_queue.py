@@ -64,7 +64,6 @@ CREATE TABLE IF NOT EXISTS dispatches (
 CREATE INDEX IF NOT EXISTS dispatches_next ON dispatches (destination, state, next);
 CREATE INDEX IF NOT EXISTS dispatches_series ON dispatches (series);
 CREATE TABLE IF NOT EXISTS accepted (dispatch INTEGER NOT NULL, file TEXT NOT NULL, PRIMARY KEY (dispatch, file));
-CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 """
 
 WAITING, ACCEPTED, CONFIRMED = "waiting", "accepted", "confirmed"
@@ -206,11 +205,12 @@ class SeriesQueue:
             database.execute("DELETE FROM dispatches WHERE series = ?", (one.series,))
         return "new"
 
-    def set_association(self, keys: Iterable[str], association: str) -> None:
-        """Record how the association that sent these series stands."""
+    def set_association(self, keys: Iterable[str], association: str) -> int:
+        """Record how the association that sent these series stands; returns how many of them are being received."""
         with self._transaction() as database:
             rows = [(association, key, RECEIVING) for key in keys]
-            database.executemany("UPDATE series SET association = ? WHERE key = ? AND state = ?", rows)
+            query = "UPDATE series SET association = ? WHERE key = ? AND state = ?"
+            return database.executemany(query, rows).rowcount
 
     def abort_open(self) -> None:
         """Count associations that were open when the node ended as aborted."""
@@ -335,7 +335,7 @@ class SeriesQueue:
         """Record that storage commitment was asked for; without an answer it is asked again at `until`."""
         with self._transaction() as database:
             database.execute(
-                "UPDATE dispatches SET transaction_uid = ?, next = ? WHERE number = ?",
+                "UPDATE dispatches SET transaction_uid = ?, next = ?, reason = '' WHERE number = ?",
                 (transaction, until, one.number),
             )
 
@@ -394,18 +394,6 @@ class SeriesQueue:
             database.execute("DELETE FROM objects WHERE series = ?", (one.key,))
         return True
 
-    def count(self, name: str, more: int = 1) -> None:
-        """Count something that happened."""
-        with self._transaction() as database:
-            database.execute(
-                "INSERT INTO counts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
-                (name, more),
-            )
-
-    def counts(self) -> dict[str, int]:
-        """What was counted."""
-        return dict(self._all("SELECT * FROM counts ORDER BY name"))
-
     def by_state(self) -> dict[str, int]:
         """The number of series in each state."""
         return {**dict.fromkeys(STATES, 0), **dict(self._all("SELECT state, count(*) FROM series GROUP BY state"))}
@@ -416,10 +404,9 @@ class SeriesQueue:
         return int(self._all(query)[0][0])
 
     def late_dispatches(self) -> list[Dispatch]:
-        """Dispatches whose last attempt failed."""
-        return [
-            Dispatch(*row) for row in self._all("SELECT * FROM dispatches WHERE reason != '' AND state = ?", WAITING)
-        ]
+        """Dispatches whose last attempt, at sending or at asking for commitment, failed."""
+        query = "SELECT * FROM dispatches WHERE reason != '' AND state != ?"
+        return [Dispatch(*row) for row in self._all(query, CONFIRMED)]
 
     def recent(self, states: Sequence[str], most: int) -> list[Series]:
         """The series that entered one of these states last."""

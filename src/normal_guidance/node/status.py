@@ -67,7 +67,7 @@ def status_json(node: Node) -> dict[str, Any]:
         "held_bytes": queue.held_bytes(),
         "limits": {"series": queue.limits.series, "bytes": queue.limits.bytes},
         "associations": node.receiver.associations,
-        "counts": queue.counts(),
+        "counts": dict(node.receiver.counts),
         "sent_last_hour": len(hour),
         "sent_last_day": len(day),
         "seconds_from_last_slice_to_sent": {"median": _quantile(day, 0.5), "p95": _quantile(day, 0.95)},
