@@ -22,7 +22,7 @@ from pynetdicom.sop_class import CTImageStorage, Verification
 from normal_guidance.clinical.predicting import PredictOptions, Predictor
 from normal_guidance.node import node as nodes
 from normal_guidance.node.addresses import parse_peer
-from normal_guidance.node.destinations import Sending, parse_destination
+from normal_guidance.node.destinations import Identity, parse_destination
 from normal_guidance.node.node import Node, NodeSettings, run_node
 from normal_guidance.node.predicting import Taking
 from normal_guidance.node.receiver import Listening
@@ -83,12 +83,12 @@ def running_node(
     **more: Any,
 ) -> Iterator[Running]:
     """A node in this process for the time of a block."""
-    sending = Sending("NGUIDE", commit, tls[1])
+    identity = Identity("NGUIDE", commit, tls[1])
     settings = NodeSettings(
         state=state,
         listening=Listening("NGUIDE", "127.0.0.1", port, tls[0]) if senders else None,
         senders=tuple(map(parse_peer, senders)),
-        destinations=tuple(parse_destination(one, sending) for one in to),
+        destinations=tuple(parse_destination(one, identity) for one in to),
         taking=Taking(tuple(rules), float(settle)),
         tls=tls[1],
         **more,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RECEIVING, SENDING, LIMITS = "Receiving", "Sending", "Limits"
 
 
-def read_settings(context: typer.Context, given: Path | None) -> Path | None:
+def read_settings(context: Any, given: Path | None) -> Path | None:  # Any: the class differs between releases of typer
     """Take the names and values of a TOML file for options that are not given; an unknown name is an error."""
     if given is None:
         return None
@@ -155,7 +155,7 @@ def node(
     from normal_guidance.clinical.bundle import load_bundle
     from normal_guidance.clinical.predicting import PredictOptions, Predictor
     from normal_guidance.node.addresses import check_title, parse_peer, parse_place
-    from normal_guidance.node.destinations import Sending, parse_destination
+    from normal_guidance.node.destinations import Identity, parse_destination
     from normal_guidance.node.node import NodeSettings, run_node
     from normal_guidance.node.predicting import Taking
     from normal_guidance.node.receiver import Listening
@@ -168,12 +168,12 @@ def node(
     server_tls, client_tls = _tls(tls_cert, tls_key, tls_ca)
     title = check_title(aet)
     peers = tuple(parse_peer(one) for one in senders or ())
-    sending = Sending(title, commit, client_tls)
+    identity = Identity(title, commit, client_tls)
     chosen = NodeSettings(
         state=state,
         listening=Listening(title, address, port, server_tls) if peers else None,
         senders=peers,
-        destinations=tuple(parse_destination(one, sending) for one in to or ()),
+        destinations=tuple(parse_destination(one, identity) for one in to or ()),
         watch=watch,
         taking=Taking(tuple(map(parse_rule, take or ())), settle),
         limits=Limits(max_series, int(max_gb * 1e9)),

@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from pynetdicom import evt
@@ -84,6 +85,14 @@ class BoundedHandler(RequestHandler):
         association = super()._create_association()
         bound(association)
         return association
+
+
+def close_connection(association: Association) -> None:
+    """Close the connection of an association; its threads notice and end."""
+    reader = association.dul.socket
+    if reader is not None and reader.socket is not None:
+        with suppress(OSError):
+            reader.socket.shutdown(socket.SHUT_RDWR)
 
 
 def bound(association: Association) -> None:

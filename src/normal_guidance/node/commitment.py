@@ -21,7 +21,7 @@ from pynetdicom.presentation import build_context
 
 from normal_guidance.node.addresses import Callers
 from normal_guidance.node.audit import Audit
-from normal_guidance.node.destinations import Sending
+from normal_guidance.node.destinations import Identity
 from normal_guidance.node.incoming import hash_of
 from normal_guidance.node.receiver import address_of
 from normal_guidance.node.series_queue import SeriesQueue
@@ -112,9 +112,9 @@ class Committer:
     """Answers senders: what is on this disk and in the queue is safe until its series is finished."""
 
     def __init__(
-        self, sending: Sending, callers: Callers, queue: SeriesQueue, audit: Audit, ended: threading.Event
+        self, identity: Identity, callers: Callers, queue: SeriesQueue, audit: Audit, ended: threading.Event
     ) -> None:
-        self.sending, self.callers, self.queue, self.audit, self.ended = sending, callers, queue, audit, ended
+        self.identity, self.callers, self.queue, self.audit, self.ended = identity, callers, queue, audit, ended
 
     def receive(self, event: Event) -> tuple[int, None]:
         """Take a request, and report in a thread of its own."""
@@ -166,12 +166,12 @@ class Committer:
         self.audit.write("commitment report lost", peer=peer, reason="the sender cannot be reached")
 
     def _report_anew(self, host: str, port: int, peer: str, kind: int, report: Dataset) -> bool:
-        entity = AE(self.sending.aet)
+        entity = AE(self.identity.aet)
         entity.connection_timeout = 10
         role = SCP_SCU_RoleSelectionNegotiation()
         role.sop_class_uid, role.scu_role, role.scp_role = COMMITMENT, False, True
         context = build_context(COMMITMENT, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
-        tls = None if self.sending.tls is None else (self.sending.tls, host)
+        tls = None if self.identity.tls is None else (self.identity.tls, host)
         association = entity.associate(host, port, [context], ae_title=peer, ext_neg=[role], tls_args=tls)
         done = _sent(association, kind, report)
         if association.is_established:

@@ -100,7 +100,7 @@ class FolderDestination:
 
 
 @dataclass(frozen=True)
-class Sending:
+class Identity:
     """How this node presents itself to destinations."""
 
     aet: str
@@ -108,34 +108,34 @@ class Sending:
     tls: ssl.SSLContext | None = None
 
 
-def _to_folder(text: str, sending: Sending) -> Destination:
+def _to_folder(text: str, identity: Identity) -> Destination:
     place = text.removeprefix("folder:")
     if not place:
         raise UserError("--to folder: names no folder; write for example folder:/data/results")
     return FolderDestination(Path(place))
 
 
-def _to_dicom(text: str, sending: Sending) -> Destination:
+def _to_dicom(text: str, identity: Identity) -> Destination:
     from normal_guidance.node.dicom_destination import DicomDestination
 
-    return DicomDestination(parse_peer(text, needs_port=True), sending)
+    return DicomDestination(parse_peer(text, needs_port=True), identity)
 
 
-KINDS: dict[str, Callable[[str, Sending], Destination]] = {"folder:": _to_folder, "": _to_dicom}
+KINDS: dict[str, Callable[[str, Identity], Destination]] = {"folder:": _to_folder, "": _to_dicom}
 """How each kind is made, by how its text begins; the first that fits is taken."""
 
 
-def parse_destination(text: str, sending: Sending) -> Destination:
+def parse_destination(text: str, identity: Identity) -> Destination:
     """Make a destination from what the user wrote: AET@HOST:PORT, or folder:PATH.
 
     Example:
-        >>> parse_destination("PACS", Sending("NGUIDE"))
+        >>> parse_destination("PACS", Identity("NGUIDE"))
         Traceback (most recent call last):
         normal_guidance.errors.UserError: --to 'PACS' is not AET@HOST:PORT; write for example PACS@10.1.2.3:104
     """
     make = next(make for prefix, make in KINDS.items() if text.startswith(prefix))
     try:
-        return make(text, sending)
+        return make(text, identity)
     except UserError as error:
         raise UserError(f"--to {error}" if not str(error).startswith("--to") else shorten(str(error), 500)) from error
 

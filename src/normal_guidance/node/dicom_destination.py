@@ -16,7 +16,7 @@ from pynetdicom.presentation import build_context
 
 from normal_guidance.node.addresses import Peer
 from normal_guidance.node.commitment import COMMITMENT, INSTANCE, Reports, request_dataset
-from normal_guidance.node.destinations import About, Accepted, NotSentError, Sending, dicom_files
+from normal_guidance.node.destinations import About, Accepted, Identity, NotSentError, dicom_files
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
 
@@ -33,11 +33,11 @@ class DicomDestination:
 
     Args:
         peer: its AE title, host and port.
-        sending: who we are.
+        identity: who we are.
     """
 
     peer: Peer
-    sending: Sending
+    identity: Identity
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class DicomDestination:
 
     @property
     def commits(self) -> bool:
-        return self.sending.commit
+        return self.identity.commit
 
     def files(self, folder: Path) -> list[Path]:
         """The DICOM results."""
@@ -88,10 +88,10 @@ class DicomDestination:
     @contextmanager
     def _associated(self, contexts: list[Any], handlers: Sequence[Any] = ()) -> Iterator[Association]:
         """An association that is released at the end, and aborted after an error."""
-        entity = AE(self.sending.aet)
+        entity = AE(self.identity.aet)
         entity.connection_timeout = CONNECT_SECONDS
         entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = ANSWER_SECONDS
-        tls = None if self.sending.tls is None else (self.sending.tls, self.peer.host)
+        tls = None if self.identity.tls is None else (self.identity.tls, self.peer.host)
         association = entity.associate(
             self.peer.host,
             self.peer.port or 0,

@@ -29,8 +29,7 @@ from normal_guidance.folders import lock_folder
 from normal_guidance.node.addresses import Callers, Peer, is_loopback
 from normal_guidance.node.audit import Audit
 from normal_guidance.node.commitment import Committer, Reports, handlers_of
-from normal_guidance.node.destinations import Destination, peers_of
-from normal_guidance.node.destinations import Sending as SendingAs
+from normal_guidance.node.destinations import Destination, Identity, peers_of
 from normal_guidance.node.incoming import Incoming, NotTakenError, read_received
 from normal_guidance.node.predicting import Arrivals, Predicting, Results, Taking
 from normal_guidance.node.receiver import Listening, Receiver
@@ -129,7 +128,7 @@ class Node:
         self.receiver = Receiver(listening, self.callers, self.queue, self.incoming, self.audit, self.arrivals.touch)
         self.reports = Reports(self.queue, self.audit)
         self.committer = Committer(
-            SendingAs(listening.aet, tls=settings.tls), self.callers, self.queue, self.audit, self.ended
+            Identity(listening.aet, tls=settings.tls), self.callers, self.queue, self.audit, self.ended
         )
         predicting = Predicting(
             predictor,

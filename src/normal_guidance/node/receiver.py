@@ -31,7 +31,7 @@ try:
     from pynetdicom.events import Event
     from pynetdicom.sop_class import StorageCommitmentPushModel, Verification  # type: ignore[attr-defined]
 
-    from normal_guidance.node.association_server import BoundedHandler, make_bounded_server
+    from normal_guidance.node.association_server import BoundedHandler, close_connection, make_bounded_server
 except ImportError as error:
     raise UserError("the node needs pynetdicom; pip install 'normal-guidance[node]'") from error
 
@@ -62,8 +62,11 @@ FREE_BYTES = 2**30
 MOST_ASSOCIATIONS = 20
 """Associations at once; further ones are rejected, and told to come back later."""
 
-WAITING_CONNECTIONS = 2 * MOST_ASSOCIATIONS
-"""Connections at once, with those that have not said who they are; further ones are closed."""
+MOST_WAITING = 64
+"""Connections that have not yet said who they are; a further one takes the place of the oldest."""
+
+HELLO_SECONDS = 10.0
+"""A connection that has not asked for an association after so long is closed."""
 
 QUIET_SECONDS, MOST_ADDRESSES = 60.0, 1000
 """The log has one line about rejected calls from an address in so many seconds; so many addresses are remembered."""
@@ -71,7 +74,8 @@ QUIET_SECONDS, MOST_ADDRESSES = 60.0, 1000
 PDU_BYTES = 2**17
 """The size of PDUs that senders are asked for."""
 
-REJECT_CALLER, REJECT_CALLED = (0x01, 0x01, 0x03), (0x01, 0x01, 0x07)
+REJECT_CALLER, REJECT_CALLED, REJECT_BUSY = (0x01, 0x01, 0x03), (0x01, 0x01, 0x07), (0x02, 0x03, 0x02)
+"""Answers to a request for an association: result, source, reason."""
 
 
 class Listening(NamedTuple):
@@ -129,9 +133,11 @@ class Receiver:
         # `_requested` judges both, with the address; pynetdicom would go on if it failed, and then judges by itself.
         entity.require_called_aet = True
         entity.require_calling_aet = sorted({one.aet for one in (*self.callers.senders, *self.callers.destinations)})
-        entity.maximum_associations = MOST_ASSOCIATIONS
+        entity.maximum_associations = 2 * (
+            MOST_ASSOCIATIONS + MOST_WAITING
+        )  # `_requested` counts, without those waiting
         entity.maximum_pdu_size = PDU_BYTES
-        entity.acse_timeout, entity.dimse_timeout, entity.network_timeout = 10, 60, 60
+        entity.acse_timeout, entity.dimse_timeout, entity.network_timeout = HELLO_SECONDS, 60, 60
         entity.add_supported_context(Verification)
         for uid in STORAGE.values():
             entity.add_supported_context(uid, list(SYNTAXES))
@@ -186,7 +192,10 @@ class Receiver:
         if not self.callers.knows(address):
             self._reject("", address, "address")
             return False
-        return len(self._server.active_associations) < WAITING_CONNECTIONS
+        waiting = [one for one in self._server.active_associations if not one.is_established]
+        if len(waiting) >= MOST_WAITING:
+            close_connection(waiting[0])  # so that whoever says nothing cannot keep others out
+        return True
 
     def _reject(self, aet: str, address: str, reason: str) -> None:
         """Count a call that is rejected; the log has at most one line a minute for each address."""
@@ -210,6 +219,8 @@ class Receiver:
             verdict, why = REJECT_CALLER, "calling AE title or address"
         elif str(request.called_ae_title).strip() != self.listening.aet:
             verdict, why = REJECT_CALLED, "called AE title"
+        elif sum(one.is_established for one in self._server.active_associations) >= MOST_ASSOCIATIONS:
+            verdict, why = REJECT_BUSY, "too many associations"
         else:
             return
         association.acse.send_reject(*verdict)
