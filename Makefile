@@ -79,7 +79,7 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict on core/
 	$(BIN)/mypy
 
-bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the encoding, the metrics, the viewer; each ends with one JSON line
+bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the encoding, the metrics, the viewer, the node; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_length.py
 	$(BIN)/python benchmarks/bench_sweep.py
@@ -87,6 +87,7 @@ bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the e
 	$(BIN)/python benchmarks/bench_encode.py
 	$(BIN)/python benchmarks/bench_metrics.py
 	$(BIN)/python benchmarks/bench_viewer.py
+	$(BIN)/python benchmarks/bench_node.py
 
 fuzz: $(STAMP) ## 20,000 damaged scans, tables, features and files of ours, and 6,000 flipped bits; exit code 1 if something is found
 	$(BIN)/python tests/fuzz/run.py --cases 20000 --seed 1 --jobs 2

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.methods import METHODS, build_model
+from orthanc import MISSING, ORTHANC
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 FEATURES = 24
@@ -421,3 +422,21 @@ def test_the_viewer_benchmark_reads_and_browses():
     assert [step["step"] for step in report["steps"]] == ["crowd", "browse"]
     assert all(step["requests"] > 4 and step["errors"] == 0 for step in report["steps"])
     assert report["goals"]["no error: 3 readers for 1 s, 4 scans"] is True
+
+
+# ----------------------------------------------------------------------------------------------------
+# The node
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ORTHANC is None, reason=MISSING)
+def test_the_node_benchmark_finds_one_result_of_each_series():
+    small = "--series 4 --kills 1 --down 1 --associations 20 --repeats 1"
+    run = run_benchmark(f"--parts kills,hostile,latency {small}", "bench_node.py")
+    assert run.returncode == 0, run.stderr + run.stdout
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert (report["kills"]["exactly_one_result"], report["kills"]["more_than_one"]) == (4, 0)
+    assert sum(report["hostile"]["by_kind"].values()) >= 20
+    assert report["latency"]["last_slice_to_archive_s"]["median"] > report["latency"]["settle_s"]
+    assert set(report["goals"].values()) == {True}

@@ -33,6 +33,7 @@ LAYERS = (
     ("training",),
     ("evaluation",),
     ("clinical", "reports", "viewer"),
+    ("node",),
     ("cli",),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

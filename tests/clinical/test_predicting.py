@@ -400,3 +400,23 @@ def test_phases_that_nothing_tells_apart_are_refused(copy, bundle, tmp_path):
     assert "several acquisitions" in refused.reason.detail
     forced = run(tmp_path / "both", bundle, force=True)["both"]
     assert any(one.startswith("Forced: it mixes several acquisitions") for one in forced.cautions)
+
+
+def test_a_predictor_keeps_its_workers_and_gives_what_single_calls_give(copy, bundle, tmp_path):
+    for number, name in enumerate(("one", "two")):
+        copy(name, scan=number)
+    options = PredictOptions(workers=1)
+    separately = {name: next(predict(tmp_path / name, bundle, options=options)).logit for name in ("one", "two")}
+    with predicting.Predictor(bundle, options=options) as predictor:
+        pools = []
+        for name, logit in separately.items():
+            (one,) = predictor.predict(find_scans([tmp_path / name]))
+            assert one.logit == logit
+            pools.append([worker.process.pid for worker in predictor._pool._started])
+        assert pools[0] == pools[1] != []
+        stopped = predictor.predict(find_scans([tmp_path / "one", tmp_path / "two"]))
+        next(stopped)
+        stopped.close()  # which stops the workers
+        (again,) = predictor.predict(find_scans([tmp_path / "one"]))
+        assert again.logit == separately["one"]
+    assert predictor._pool is None

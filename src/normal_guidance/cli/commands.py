@@ -24,6 +24,7 @@ from normal_guidance.cli.experiment import experiment
 from normal_guidance.cli.fit import fit
 from normal_guidance.cli.index import index
 from normal_guidance.cli.methods import methods
+from normal_guidance.cli.node import node
 from normal_guidance.cli.phantom import phantom
 from normal_guidance.cli.predict import predict
 from normal_guidance.cli.reproduce import reproduce
@@ -96,7 +97,7 @@ def _help(command: Callable[..., None]) -> str:
 
 for command in (
     *(demo, phantom, index, split, audit, describe, encode, fit, methods, sweep, experiment, reproduce),
-    *(trust, bundle, predict, view, doctor),
+    *(trust, bundle, predict, node, view, doctor),
 ):
     app.command(help=_help(command), cls=Command)(command)
 app.add_typer(store_app, name="store")

@@ -71,14 +71,20 @@ NOT_ALLOWED = Ending(
     "error: {place}: {detail}; change its permissions, or choose another path; {after}",
 )
 HUNG_UP = Ending(129, "The terminal was closed (SIGHUP).", "terminal closed; {after}")
-INTERRUPTED = Ending(130, "Ctrl-C (SIGINT). `view` ends with 0: this is how to stop it.", "interrupted; {after}")
+INTERRUPTED = Ending(
+    130, "Ctrl-C (SIGINT). `view` and `node` end with 0: this is how to stop them.", "interrupted; {after}"
+)
 NO_READER = Ending(
     141,
     "The reader of standard output is gone, as in `nguide methods | head -1`. Commands without an output folder say "
     "nothing.",
     "error: the reader of standard output is gone; {after}",
 )
-TERMINATED = Ending(143, "`kill`, a batch system or a shutdown (SIGTERM).", "terminated; {after}")
+TERMINATED = Ending(
+    143,
+    "`kill`, a batch system or a shutdown (SIGTERM). `node` ends with 0: this is how to stop it.",
+    "terminated; {after}",
+)
 
 ENDINGS = (
     *(DONE, NOT_ALL, MISTAKE, BUG, NO_MEMORY, GONE, NO_SPACE, NOT_ALLOWED),
@@ -334,10 +340,23 @@ def until_ctrl_c() -> Iterator[None]:
 
     Other signals end the command.  A further Ctrl-C interrupts nothing, and the third one ends the process.
     """
+    with _until("SIGINT"):
+        yield
+
+
+@contextmanager
+def until_stopped() -> Iterator[None]:
+    """Run a block that Ctrl-C or SIGTERM is to end, as `until_ctrl_c` does; `node` serves so."""
+    with _until("SIGINT", "SIGTERM"):
+        yield
+
+
+@contextmanager
+def _until(*names: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if _signals.last not in ("", "SIGINT"):
+        if _signals.last not in ("", *names):
             raise
         _signals.ended.set()
         _signals.last, _signals.at = "", float("-inf")

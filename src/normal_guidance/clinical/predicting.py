@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,34 +120,77 @@ def predict_found(
     known: Known = lambda row, root: None,
 ) -> Iterator[Outcome]:
     """Predict scans that `find_scans` found, as `predict` does; those that are `known` are not read again."""
-    _, preprocessing = bundle.encoding()
-    yield from found.unusable
-    taken: list[ScanRow] = []
-    notes: dict[str, list[Problem]] = {}
-    for row in found.rows:
-        notes[row.scan_id] = [*found.problems.get(row.scan_id, ()), *found.incomplete.get(row.scan_id, ())]
-        reasons = _why_not(row, found, bundle)
-        if reasons and not options.force:
-            reason = Problem(row.scan_id, "", "unsuitable", "; ".join(reasons), GO_ON)
-            yield NotPredicted(row.scan_id, reason, tuple(notes[row.scan_id]))
-        else:
-            notes[row.scan_id] += [Problem(row.scan_id, "", "unsuitable", one, FORCED) for one in reasons]
-            taken.append(row)
-    if not taken:
-        return
-    before = {row.scan_id: one for row in taken if (one := known(row, found.root)) is not None}
-    left = [row for row in taken if row.scan_id not in before]
-    inputs = Inputs(Decoding(read_volume, found.root, bundle.repair), preprocessing)
-    with start_workers(options.workers, options.timeout, len(left)) as pool:
-        machine = _machine(bundle, encoder or bundle.load_encoder(), options, pool)
-        new = machine.encode(inputs, ((number, [row]) for number, row in enumerate(left)))
-        with closing(new):
-            for row in taken:
-                if row.scan_id in before:
-                    one = before[row.scan_id]
-                    yield outcome_of(row, found.root, one.scores, one.problems, bundle, options)
-                else:
-                    yield _outcome(row, found.root, next(new)[1], notes[row.scan_id], bundle, options)
+    with Predictor(bundle, encoder, options) as predictor:
+        yield from predictor.predict(found, known)
+
+
+class Predictor:
+    """A model with its encoder and its worker processes, which start with the first scan and stay until the end.
+
+    Args:
+        bundle: the model.
+        encoder: from `bundle.load_encoder`; loaded when it is needed if left out.
+        options: how scans are predicted.
+    """
+
+    def __init__(self, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS) -> None:
+        self.bundle, self.encoder, self.options = bundle, encoder, options
+        self._pool: Pool | None = None
+
+    def __enter__(self) -> Predictor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_workers()
+
+    def predict(self, found: FoundScans, known: Known = lambda row, root: None) -> Iterator[Outcome]:
+        """Predict scans that `find_scans` found; those that are `known` are not read again."""
+        bundle, options = self.bundle, self.options
+        _, preprocessing = bundle.encoding()
+        yield from found.unusable
+        taken: list[ScanRow] = []
+        notes: dict[str, list[Problem]] = {}
+        for row in found.rows:
+            notes[row.scan_id] = [*found.problems.get(row.scan_id, ()), *found.incomplete.get(row.scan_id, ())]
+            reasons = _why_not(row, found, bundle)
+            if reasons and not options.force:
+                reason = Problem(row.scan_id, "", "unsuitable", "; ".join(reasons), GO_ON)
+                yield NotPredicted(row.scan_id, reason, tuple(notes[row.scan_id]))
+            else:
+                notes[row.scan_id] += [Problem(row.scan_id, "", "unsuitable", one, FORCED) for one in reasons]
+                taken.append(row)
+        if not taken:
+            return
+        before = {row.scan_id: one for row in taken if (one := known(row, found.root)) is not None}
+        left = [row for row in taken if row.scan_id not in before]
+        inputs = Inputs(Decoding(read_volume, found.root, bundle.repair), preprocessing)
+        with self._working(len(left)) as machine:
+            new = machine.encode(inputs, ((number, [row]) for number, row in enumerate(left)))
+            with closing(new):
+                for row in taken:
+                    if row.scan_id in before:
+                        one = before[row.scan_id]
+                        yield outcome_of(row, found.root, one.scores, one.problems, bundle, options)
+                    else:
+                        yield _outcome(row, found.root, next(new)[1], notes[row.scan_id], bundle, options)
+                next(new, None)  # its end, since closing it earlier would stop the workers
+
+    @contextmanager
+    def _working(self, scans: int) -> Iterator[Machine]:
+        """The encoder with workers for so many scans; after an error the next call has new workers."""
+        try:
+            if self._pool is None:
+                self._pool = start_workers(self.options.workers, self.options.timeout, scans)
+            self.encoder = self.encoder or self.bundle.load_encoder()
+            yield _machine(self.bundle, self.encoder, self.options, self._pool)
+        except BaseException:
+            self._end_workers()
+            raise
+
+    def _end_workers(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
 
 def _machine(bundle: Bundle, encoder: Encoder, options: PredictOptions, pool: Pool) -> Machine:

@@ -58,6 +58,7 @@ KINDS = {
     "failed": "The scan could not be processed.",
     "header": "A header value that DICOM results repeat is missing or wrong.",
     "unsuitable": "A scan of another kind than those the model was trained on.",
+    "late_slices": "Slices arrived after an earlier result, which this one replaces.",
 }
 """Kinds of problems, with their descriptions."""
 

@@ -125,17 +125,17 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._answer(scope, receive, _with_headers(send))
+            await self._answer(scope, receive, with_headers(send))
         else:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         access, path = self._access, scope["path"]
-        if _header(scope, b"host").lower() not in access.hosts:
-            await _refuse(send, 403, f"Open http://{LOOPBACK}:{access.port}/; this server has no other name.")
+        if header(scope, b"host").lower() not in access.hosts:
+            await refuse(send, 403, f"Open http://{LOOPBACK}:{access.port}/; this server has no other name.")
         elif scope["method"] not in METHODS:
             allow = {"Allow": ", ".join(METHODS)}
-            await _refuse(send, 405, f"{scope['method']} is not possible: this server can only be read.", allow)
+            await refuse(send, 405, f"{scope['method']} is not possible: this server can only be read.", allow)
         elif path == "/" and (given := _given_token(scope)) is not None:
             await self._log_in(given, send)
         elif path in OPEN or access.is_session(_cookie(scope, access.cookie)):
@@ -143,7 +143,7 @@ class Guard:
         elif path == "/":
             await _send_login(send, 401, ASK)
         else:
-            await _refuse(send, 401, "You are not logged in; open the address that nguide view printed.")
+            await refuse(send, 401, "You are not logged in; open the address that nguide view printed.")
 
     async def _log_in(self, given: str, send: Send) -> None:
         access = self._access
@@ -152,10 +152,10 @@ class Guard:
             return
         cookie = f"{access.cookie}={access.session}; Path=/; HttpOnly; SameSite=Strict"
         # Redirects to the page itself, so that the token disappears from the address bar and the history.
-        await _send(send, 303, "text/plain", b"", {"Location": "/", "Set-Cookie": cookie})
+        await answer(send, 303, "text/plain", b"", {"Location": "/", "Set-Cookie": cookie})
 
 
-def _header(scope: Scope, name: bytes) -> str:
+def header(scope: Scope, name: bytes) -> str:
     """The value of a header; empty where it is missing or occurs twice."""
     values = [value for key, value in scope["headers"] if key == name]
     return values[0].decode("latin-1") if len(values) == 1 else ""
@@ -169,13 +169,15 @@ def _given_token(scope: Scope) -> str | None:
 def _cookie(scope: Scope, name: str) -> str:
     # Not joined: only HTTP/2 allows several such headers.
     try:
-        found = SimpleCookie(_header(scope, b"cookie")).get(name)
+        found = SimpleCookie(header(scope, b"cookie")).get(name)
     except CookieError:
         return ""
     return found.value if found else ""
 
 
-def _with_headers(send: Send) -> Send:
+def with_headers(send: Send) -> Send:
+    """Add `HEADERS` to whatever is sent."""
+
     async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             own = [(key.lower().encode(), value.encode()) for key, value in HEADERS.items()]
@@ -185,15 +187,17 @@ def _with_headers(send: Send) -> Send:
     return send_with_headers
 
 
-async def _refuse(send: Send, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
-    await _send(send, status, "application/json", json.dumps({"error": sentence}).encode(), headers or {})
+async def refuse(send: Send, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
+    """Answer with a sentence in JSON."""
+    await answer(send, status, "application/json", json.dumps({"error": sentence}).encode(), headers or {})
 
 
 async def _send_login(send: Send, status: int, message: str) -> None:
-    await _send(send, status, "text/html; charset=utf-8", LOGIN.format(message=escape(message)).encode(), {})
+    await answer(send, status, "text/html; charset=utf-8", LOGIN.format(message=escape(message)).encode(), {})
 
 
-async def _send(send: Send, status: int, kind: str, body: bytes, headers: Mapping[str, str]) -> None:
+async def answer(send: Send, status: int, kind: str, body: bytes, headers: Mapping[str, str]) -> None:
+    """Send a whole answer."""
     all_headers = {"Content-Type": kind, "Content-Length": str(len(body)), **headers}
     pairs = [(key.lower().encode(), value.encode()) for key, value in all_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})

@@ -71,9 +71,11 @@ class Result:
         call = "" if one.threshold is None else f", {'' if one.is_positive else 'not '}positive by threshold"
         number = "" if one.threshold is None else f" {one.threshold:.4g}"
         what = "that the scan is positive" if one.finding is None else f"of the finding {one.finding}"
+        late = any(problem.kind == "late_slices" for problem in one.problems)
         return (
             f"{NOTICE} {NAME} {__version__}, method {one.method}. "
             f"Probability {what}: {one.probability:.4g}{call}{number}."
+            f"{' Replaces an earlier result: slices arrived after it.' if late else ''}"
         )
 
     def arguments(self) -> dict[str, Any]:

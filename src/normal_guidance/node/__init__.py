@@ -1,0 +1,1 @@
+"""A DICOM node: receives series, predicts them and sends the results on."""

@@ -1,0 +1,126 @@
+"""DICOM objects that arrive: their identity from the header, and the files that hold them.
+
+    STATE/incoming/SERIES/OBJECT.dcm
+
+SERIES and OBJECT are hashes of UIDs, so no value of a header becomes part of a path.  A file appears when it is
+complete and on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from normal_guidance.data.dicom_files import read_elements, text
+from normal_guidance.files import make_folder, write_atomically
+from normal_guidance.node.taking import NUMBERS, TEXTS
+
+UID = re.compile(r"[0-9.]{1,64}")
+"""What counts as a UID here; leading zeros, which the standard forbids, are common."""
+
+_STUDY, _SERIES, _CLASS, _OBJECT = 0x0020000D, 0x0020000E, 0x00080016, 0x00080018
+
+HASH_LETTERS = 32
+"""Letters of a hash that names a folder or a file: 128 bits."""
+
+
+class NotTakenError(ValueError):
+    """An object that cannot be stored, with the reason."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A DICOM object as it arrived."""
+
+    study_uid: str
+    series_uid: str
+    sop_uid: str
+    sop_class: str
+    digest: str
+    """SHA-256 of the data set, without the file's own header, which names the sender."""
+    content: bytes
+    """The whole file."""
+
+    @property
+    def series(self) -> str:
+        """The hash that names the series."""
+        return hash_of(self.study_uid, self.series_uid)
+
+    @property
+    def name(self) -> str:
+        """The hash that names the object."""
+        return hash_of(self.sop_uid)
+
+
+def hash_of(*parts: str) -> str:
+    """Name something by a hash of its UIDs.
+
+    Example:
+        >>> hash_of("1.2", "3") == hash_of("1.2.3"), len(hash_of("1.2"))
+        (False, 32)
+    """
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:HASH_LETTERS]
+
+
+def read_received(content: bytes, begin: int | None = None) -> Received:
+    """Read the identity of a DICOM file; `begin` is where its data set begins, if known.
+
+    Example:
+        >>> read_received(b"patient,label")
+        Traceback (most recent call last):
+        normal_guidance.node.incoming.NotTakenError: not a DICOM object
+    """
+    try:
+        # Not within `refusing`: it changes the warnings of all threads.
+        dataset = read_elements(content, (_STUDY, _SERIES, _CLASS, _OBJECT)).dataset
+        values = [text(dataset, tag) for tag in (_STUDY, _SERIES, _OBJECT, _CLASS)]
+    except Exception as error:  # parsers raise any exception on foreign bytes
+        raise NotTakenError("not a DICOM object") from error
+    for value, name in zip(
+        values, ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID"), strict=True
+    ):
+        if not UID.fullmatch(value):
+            raise NotTakenError(f"{name} is missing or not a UID")
+    study, series, sop, kind = values
+    data = memoryview(content)[_data_begin(content) if begin is None else begin :]
+    return Received(study, series, sop, kind, hashlib.sha256(data).hexdigest(), content)
+
+
+def _data_begin(content: bytes) -> int:
+    """Where the data set of a file begins: after the group 0002, if its length is stated."""
+    if content[128:132] == b"DICM" and content[132:140] == b"\x02\x00\x00\x00UL\x04\x00":
+        return 144 + int.from_bytes(content[140:144], "little")
+    return 0
+
+
+def read_conditions(file: Path) -> Mapping[str, str]:
+    """Read the values that `taking.Rule` judges; those that are missing are empty."""
+    tags = {**TEXTS, **NUMBERS}
+    try:
+        dataset = read_elements(file, tags.values()).dataset
+        return {name: text(dataset, tag) for name, tag in tags.items()}
+    except Exception:  # parsers raise any exception; then no rule fits, and without rules predicting says why
+        return {}
+
+
+class Incoming:
+    """The folder of the objects that have arrived."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def folder(self, series: str) -> Path:
+        """The folder of a series."""
+        return self.path / series
+
+    def file(self, series: str, name: str) -> Path:
+        """The file of an object."""
+        return self.path / series / f"{name}.dcm"
+
+    def write(self, one: Received) -> None:
+        """Write an object; it is on the disk when this returns."""
+        make_folder(self.folder(one.series))
+        write_atomically(self.file(one.series, one.name), one.content)

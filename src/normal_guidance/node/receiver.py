@@ -1,0 +1,325 @@
+"""Receives series: a Storage SCP with Verification and Storage Commitment.
+
+Success is answered when an object is on the disk and in the queue.  Whoever is not known by AE title and address, or
+calls another AE title, is rejected before any of their data is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from normal_guidance.data.dicom_files import IMPLICIT
+from normal_guidance.data.pixels import GDCM, OPENJPEG, PYDICOM
+from normal_guidance.errors import UserError
+from normal_guidance.node.addresses import Callers, plain_address
+from normal_guidance.node.audit import Audit
+from normal_guidance.node.incoming import Incoming, NotTakenError, Received, read_received
+from normal_guidance.node.series_queue import ABORTED, OPEN, RELEASED, Series, SeriesQueue, Stored
+
+try:
+    from pynetdicom import AE, evt
+    from pynetdicom.association import Association
+    from pynetdicom.events import Event
+    from pynetdicom.sop_class import StorageCommitmentPushModel, Verification  # type: ignore[attr-defined]
+
+    from normal_guidance.node.association_server import BoundedHandler, close_connection, make_bounded_server
+except ImportError as error:
+    raise UserError("the node needs pynetdicom; pip install 'normal-guidance[node]'") from error
+
+STORAGE = {
+    "CT": "1.2.840.10008.5.1.4.1.1.2",
+    "Enhanced CT": "1.2.840.10008.5.1.4.1.1.2.1",
+    "Legacy Converted Enhanced CT": "1.2.840.10008.5.1.4.1.1.2.2",
+    "MR": "1.2.840.10008.5.1.4.1.1.4",
+    "Enhanced MR": "1.2.840.10008.5.1.4.1.1.4.1",
+    "Legacy Converted Enhanced MR": "1.2.840.10008.5.1.4.1.1.4.4",
+    "PET": "1.2.840.10008.5.1.4.1.1.128",
+    "Enhanced PET": "1.2.840.10008.5.1.4.1.1.130",
+    "Legacy Converted Enhanced PET": "1.2.840.10008.5.1.4.1.1.128.1",
+}
+"""SOP classes that are stored: images of series that a model may take."""
+
+SYNTAXES = tuple(dict.fromkeys((*PYDICOM, *GDCM, *OPENJPEG)))
+"""Transfer syntaxes that our decoders read; a sender offers several, and the first one here is taken."""
+
+SUCCESS, NO_RESOURCES, MISMATCH, NOT_UNDERSTOOD, DUPLICATE = 0x0000, 0xA700, 0xA900, 0xC000, 0x0111
+"""Answers to a C-STORE."""
+
+NOT_ALLOWED = 0x0124
+
+FREE_BYTES = 2**30
+"""With less space on the disk nothing more is taken."""
+
+MOST_ASSOCIATIONS = 20
+"""Associations at once; further ones are rejected, and told to come back later."""
+
+MOST_WAITING = 64
+"""Connections that have not yet said who they are; a further one takes the place of the oldest."""
+
+HELLO_SECONDS = 10.0
+"""A connection that has not asked for an association after so long is closed."""
+
+QUIET_SECONDS, MOST_ADDRESSES = 60.0, 1000
+"""The log has one line about rejected calls from an address in so many seconds; so many addresses are remembered."""
+
+PDU_BYTES = 2**17
+"""The size of PDUs that senders are asked for."""
+
+REJECT_CALLER, REJECT_CALLED, REJECT_BUSY = (0x01, 0x01, 0x03), (0x01, 0x01, 0x07), (0x02, 0x03, 0x02)
+"""Answers to a request for an association: result, source, reason."""
+
+
+class Listening(NamedTuple):
+    """Where the node listens, and as whom."""
+
+    aet: str
+    address: str
+    port: int
+    tls: ssl.SSLContext | None = None
+
+
+Committing = Callable[[Event], tuple[int, Any]]
+"""Answers a request or a report of storage commitment."""
+
+
+class Receiver:
+    """The server, and what is known of its associations.
+
+    Args:
+        listening: where and as whom.
+        callers: who may call.
+        queue: records what arrives.
+        incoming: holds what arrives.
+        audit: records who sent what.
+        touched: receives the key of each series of which something arrived.
+    """
+
+    def __init__(
+        self,
+        listening: Listening,
+        callers: Callers,
+        queue: SeriesQueue,
+        incoming: Incoming,
+        audit: Audit,
+        touched: Callable[[str], object],
+    ) -> None:
+        self.listening, self.callers, self.queue = listening, callers, queue
+        self.incoming, self.audit, self.touched = incoming, audit, touched
+        self.counts = {"rejected calls": 0, "refused objects": 0}
+        """What was turned away since the start."""
+        self._told: dict[str, float] = {}
+        self._series: dict[Association, set[str]] = defaultdict(set)
+        self._storing = threading.Lock()
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------------------------------------
+    # Start and end
+    # ------------------------------------------------------------------------------------------------
+
+    def start(self, committing: dict[Any, Committing]) -> int:
+        """Listen, and return the port; `committing` handles what belongs to storage commitment, by event."""
+        silence_log()
+        entity = AE(self.listening.aet)
+        # `_requested` judges both, with the address; pynetdicom would go on if it failed, and then judges by itself.
+        entity.require_called_aet = True
+        entity.require_calling_aet = sorted({one.aet for one in (*self.callers.senders, *self.callers.destinations)})
+        entity.maximum_associations = 2 * (
+            MOST_ASSOCIATIONS + MOST_WAITING
+        )  # `_requested` counts, without those waiting
+        entity.maximum_pdu_size = PDU_BYTES
+        entity.acse_timeout, entity.dimse_timeout, entity.network_timeout = HELLO_SECONDS, 60, 60
+        entity.add_supported_context(Verification)
+        for uid in STORAGE.values():
+            entity.add_supported_context(uid, list(SYNTAXES))
+        entity.add_supported_context(
+            StorageCommitmentPushModel, [*SYNTAXES[:2], IMPLICIT], scu_role=True, scp_role=True
+        )
+        handlers: list[Any] = [
+            (evt.EVT_REQUESTED, self._requested),
+            (evt.EVT_C_STORE, self._store),
+            (evt.EVT_RELEASED, self._released),
+            (evt.EVT_CONN_CLOSE, self._closed),
+            *((event, handler) for event, handler in committing.items()),
+        ]
+        where = self.listening
+        try:
+            self._server = entity.make_server(
+                (where.address, where.port),
+                evt_handlers=handlers,
+                ssl_context=where.tls,
+                server_class=make_bounded_server(self._may_connect),
+                request_handler=BoundedHandler,
+            )
+        except OSError as error:
+            raise UserError(
+                f"port {where.port} of {where.address} cannot be opened ({error.strerror}); choose another --port or "
+                "--address"
+            ) from error
+        entity._servers.append(self._server)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="receiving", daemon=True)
+        self._thread.start()
+        return int(self._server.server_address[1])
+
+    def stop(self, patience: float) -> None:
+        """Take no more associations, give the running ones some seconds, and abort the rest."""
+        if self._server is None:
+            return
+        running = self._server.active_associations
+        self._server.shutdown()
+        for association in running:
+            association.join(patience / max(1, len(running)))
+        for association in running:
+            if association.is_alive():
+                association.abort()
+        for association in running:
+            association.join(2)
+
+    # ------------------------------------------------------------------------------------------------
+    # Who may call
+    # ------------------------------------------------------------------------------------------------
+
+    def _may_connect(self, address: str) -> bool:
+        if not self.callers.knows(address):
+            self._reject("", address, "address")
+            return False
+        waiting = [one for one in self._server.active_associations if not one.is_established]
+        if len(waiting) >= MOST_WAITING:
+            close_connection(waiting[0])  # so that whoever says nothing cannot keep others out
+        return True
+
+    def _reject(self, aet: str, address: str, reason: str) -> None:
+        """Count a call that is rejected; the log has at most one line a minute for each address."""
+        self.counts["rejected calls"] += 1
+        now = time.monotonic()
+        if now - self._told.get(address, -QUIET_SECONDS) >= QUIET_SECONDS:
+            if len(self._told) >= MOST_ADDRESSES:
+                self._told.clear()
+            self._told[address] = now
+            with suppress(OSError):  # a full disk must not let anybody in, nor end the server
+                self.audit.write(
+                    "rejected", peer=aet, address=address, reason=reason, calls=self.counts["rejected calls"]
+                )
+
+    def _requested(self, event: Event) -> None:
+        """Reject callers that are not known, and those that call somebody else."""
+        association = event.assoc
+        request: Any = association.requestor.primitive
+        aet, address = str(request.calling_ae_title).strip(), address_of(association)
+        if not self.callers.may_call(aet, address):
+            verdict, why = REJECT_CALLER, "calling AE title or address"
+        elif str(request.called_ae_title).strip() != self.listening.aet:
+            verdict, why = REJECT_CALLED, "called AE title"
+        elif sum(one.is_established for one in self._server.active_associations) >= MOST_ASSOCIATIONS:
+            verdict, why = REJECT_BUSY, "too many associations"
+        else:
+            return
+        association.acse.send_reject(*verdict)
+        association.kill()
+        self._reject(aet, address, why)
+
+    # ------------------------------------------------------------------------------------------------
+    # Objects
+    # ------------------------------------------------------------------------------------------------
+
+    def _store(self, event: Event) -> int:
+        association = event.assoc
+        request: Any = event.request
+        peer, address = association.requestor.ae_title.strip(), address_of(association)
+        if not self.callers.is_sender(peer, address):
+            return NOT_ALLOWED
+        try:
+            data = event.encoded_dataset(include_meta=False)
+            content = event.encoded_dataset()
+            one = read_received(content, len(content) - len(data))
+        except NotTakenError as error:
+            return self._refuse(NOT_UNDERSTOOD, peer, str(error))
+        stated = str(request.AffectedSOPInstanceUID), str(request.AffectedSOPClassUID)
+        if (one.sop_uid, one.sop_class) != stated:
+            return self._refuse(MISMATCH, peer, "the object is not the one that the message names")
+        if shutil.disk_usage(self.incoming.path).free < FREE_BYTES:
+            return self._refuse(NO_RESOURCES, peer, "the disk is full", one.series)
+        try:
+            verdict = self.store(one, peer, OPEN)
+        except (OSError, sqlite3.Error) as error:
+            return self._refuse(NO_RESOURCES, peer, f"the disk does not take it: {type(error).__name__}", one.series)
+        self._series[association].add(one.series)
+        if verdict == "full":
+            return self._refuse(NO_RESOURCES, peer, "the queue is full", one.series)
+        if verdict == "conflict":
+            return self._refuse(DUPLICATE, peer, "an object with the same UID has other content", one.series)
+        return SUCCESS
+
+    def store(self, one: Received, peer: str, association: str) -> Stored:
+        """Write an object and record it, unless it is known, contradicts a known one, or there is no room."""
+        verdict = self.queue.judge(one)
+        if verdict == "new":
+            with self._storing:  # two senders of the same object must not write it both
+                verdict = self.queue.judge(one)
+                if verdict == "new":
+                    self.incoming.write(one)
+                    verdict = self.queue.add(one, peer, association)
+        if verdict == "new" or (verdict == "known" and self.queue.set_association([one.series], association)):
+            self.touched(one.series)
+        return verdict
+
+    def forget(self, one: Series) -> None:
+        """Delete the files of a finished series, unless a slice has arrived meanwhile."""
+        with self._storing:
+            if self.queue.purge(one):
+                shutil.rmtree(self.incoming.folder(one.key), ignore_errors=True)
+
+    def problems(self) -> list[str]:
+        """What keeps it from receiving."""
+        ended = self._thread is not None and not self._thread.is_alive()
+        full = shutil.disk_usage(self.incoming.path).free < FREE_BYTES
+        return ["receiving: the thread has ended"] * ended + ["the disk has less than 1 GB left"] * full
+
+    @property
+    def associations(self) -> int:
+        """Associations that are open now."""
+        return 0 if self._server is None else len(self._server.active_associations)
+
+    def _refuse(self, status: int, peer: str, reason: str, series: str | None = None) -> int:
+        self.counts["refused objects"] += 1
+        self.audit.write("refused object", peer=peer, series=series, status=f"{status:04X}", reason=reason)
+        return status
+
+    # ------------------------------------------------------------------------------------------------
+    # Ends of associations
+    # ------------------------------------------------------------------------------------------------
+
+    def _released(self, event: Event) -> None:
+        self._end(event.assoc, RELEASED)
+
+    def _closed(self, event: Event) -> None:
+        """Every connection ends here; one that was released is known no more."""
+        self._end(event.assoc, ABORTED)
+
+    def _end(self, association: Association, how: str) -> None:
+        keys = self._series.pop(association, set())
+        if keys:
+            self.queue.set_association(keys, how)
+            peer = association.requestor.ae_title.strip()
+            self.audit.write("association ended", how=how, peer=peer, series=sorted(keys))
+
+
+def address_of(association: Association) -> str:
+    """The IP address of whoever called."""
+    return plain_address(str(association.requestor.address))
+
+
+def silence_log() -> None:
+    """Keep pynetdicom's log quiet: it repeats what peers send, which may name patients."""
+    logger = logging.getLogger("pynetdicom")
+    logger.setLevel(logging.CRITICAL)
+    logger.propagate = False

@@ -1,0 +1,112 @@
+"""The command nguide node: its options, its settings file, and mistakes in them."""
+
+import pytest
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+from normal_guidance.cli import node as command
+from normal_guidance.node import node as nodes
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def chosen(monkeypatch, tmp_path):
+    """What the command would start a node with."""
+    found = []
+
+    def stop(settings, predictor):
+        found.append((settings, predictor))
+        raise SystemExit(0)
+
+    class Bundle:
+        expects = None
+
+        def load_encoder(self, *_, **options):
+            assert options["offline"]
+            return options
+
+    monkeypatch.setattr(nodes, "run_node", stop)
+    monkeypatch.setattr("normal_guidance.clinical.bundle.load_bundle", lambda folder: Bundle())
+    monkeypatch.setattr("normal_guidance.clinical.predicting.Predictor", lambda *given: given)
+    return found
+
+
+def invoke(*words):
+    return runner.invoke(app, ["node", *map(str, words)])
+
+
+def said(result) -> str:
+    return " ".join(result.output.split())
+
+
+def test_the_settings_file_has_the_names_of_the_options(chosen, tmp_path):
+    settings = tmp_path / "node.toml"
+    settings.write_text(
+        'model = "bundle"\naet = "HEAD-AI"\nport = 104\nfrom = ["CT1@127.0.0.1", "CT2@localhost:11113"]\n'
+        'to = ["PACS@127.0.0.1:4242"]\ntake = ["modality=CT thickness=2-6"]\nsettle = 30\n'
+        "commit = true\nmax-series = 7\nmax-gb = 2\nkeep = 3\n"
+    )
+    result = invoke(tmp_path / "state", "--settings", settings, "--port", 11200)
+    assert result.exit_code == 0, result.output
+    ((found, _),) = chosen
+    assert (found.listening.aet, found.listening.port, found.listening.address) == ("HEAD-AI", 11200, "127.0.0.1")
+    assert [str(one) for one in found.senders] == ["CT1@127.0.0.1", "CT2@localhost:11113"]
+    assert [(one.name, one.commits) for one in found.destinations] == [("PACS@127.0.0.1:4242", True)]
+    assert (found.taking.settle, found.taking.rules[0].ranges) == (30, {"thickness": (2.0, 6.0)})
+    assert (found.limits.series, found.limits.bytes, found.keep) == (7, 2_000_000_000, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("modle = 'bundle'", "there is no option 'modle'; the names are address, aet,"),
+        ("settings = 'other.toml'", "there is no option 'settings'"),
+        ("port = ", "is not TOML"),
+        ("port = 99999", "99999"),
+    ],
+)
+def test_a_wrong_settings_file_is_named(chosen, tmp_path, content, complaint):
+    settings = tmp_path / "node.toml"
+    settings.write_text(content)
+    result = invoke(tmp_path / "state", "--settings", settings, "--model", "bundle", "--from", "A@127.0.0.1")
+    assert result.exit_code == 2
+    assert complaint in said(result)
+    assert chosen == []
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "nobody may send: give --from AET@ADDRESS, or a folder with --watch"),
+        (["--from", "CT"], "'CT' is not AET@HOST"),
+        (["--from", "CT@10.1.2.3"], "give --address"),
+        (["--from", "CT@127.0.0.1", "--to", "PACS@127.0.0.1"], "--to 'PACS@127.0.0.1' is not AET@HOST:PORT"),
+        (["--from", "CT@127.0.0.1", "--take", "colour=red"], "there is no condition 'colour'"),
+        (["--from", "CT@127.0.0.1", "--tls-cert", "cert.pem"], "TLS needs all of"),
+        (["--from", "CT@127.0.0.1", "--status", "8112"], "'8112' is not HOST:PORT"),
+        (["--from", "CT@127.0.0.1", "--aet", "A TITLE THAT IS TOO LONG"], "is not an AE title"),
+        (["--watch", "nowhere"], "--watch nowhere is not a folder"),
+        (["--settings", "nowhere.toml"], "nowhere.toml cannot be read"),
+    ],
+)
+def test_mistakes_are_named(chosen, tmp_path, words, complaint):
+    result = invoke(tmp_path / "state", "--model", "bundle", *words)
+    assert result.exit_code == 2
+    assert complaint in said(result)
+    assert "Traceback" not in result.output
+    assert chosen == []
+
+
+def test_tls_files_that_cannot_be_used_are_named(chosen, tmp_path):
+    for name in ("cert", "key", "ca"):
+        (tmp_path / name).write_text("no PEM")
+    files = [word for name in ("cert", "key", "ca") for word in (f"--tls-{name}", tmp_path / name)]
+    result = invoke(tmp_path / "state", "--model", "bundle", "--from", "CT@127.0.0.1", *files)
+    assert result.exit_code == 2
+    assert "give PEM files that belong together" in said(result)
+
+
+def test_the_command_is_thin():
+    """Heavy packages are imported when the node starts, not for --help."""
+    assert not {"torch", "pynetdicom"} & set(vars(command))
