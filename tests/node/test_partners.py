@@ -4,6 +4,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from pydicom import dcmread
 
 from normal_guidance.cli.node import _tls
 from normal_guidance.node.dicom_destination import DicomDestination
-from orthanc import MISSING, ORTHANC, free_port, running_orthanc
+from orthanc import DICOMWEB, MISSING, ORTHANC, free_port, running_orthanc
 from small_node import RESULTS, associate, running_node, send, small_archive, wait_until
 
 # pynetdicom does not close the socket of a connection that was refused.
@@ -192,3 +193,30 @@ def test_a_handshake_that_never_comes_does_not_hold_up_others(bundle, series, tm
         socket.create_connection(("127.0.0.1", run.port)),
     ):
         assert set(send(run.port, series(), tls_args=(node[1], "127.0.0.1"))) == {0}
+
+
+# ----------------------------------------------------------------------------------------------------
+# DICOMweb
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(ORTHANC is None or not DICOMWEB.exists(), reason=MISSING)
+def test_series_are_pulled_from_a_dicomweb_server_and_results_stored_there_once(bundle, series, tmp_path):
+    from normal_guidance.clinical.dicomweb import DicomWeb
+
+    today = time.strftime("%Y%m%d")
+    with running_orthanc(tmp_path / "orthanc") as archive:
+        web = DicomWeb(archive.dicomweb)
+        for number in (1, 2):
+            web.store(series(number, StudyDate=today))
+        web.store(series(3, StudyDate="20200101"))
+        more = {"pull": archive.dicomweb, "modalities": ("CT",), "senders": (), "to": [archive.dicomweb]}
+        with running_node(tmp_path / "state", bundle, **more) as run:
+            run.wait("done", 2)
+            assert run.wait_finished() == {"done": 2}
+        with running_node(tmp_path / "state", bundle, **more) as run:  # it knows what it has done
+            time.sleep(1)
+            assert run.wait_finished() == {"done": 2}
+        kinds = sorted(one["MainDicomTags"]["Modality"] for one in archive.series())
+        assert kinds.count("SR") == 2
+        assert kinds.count("CT") == 3

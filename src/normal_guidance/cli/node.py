@@ -79,6 +79,15 @@ def node(
         Path | None,
         typer.Option(help="Take files from this folder, and delete them there.", rich_help_panel=RECEIVING),
     ] = None,
+    pull: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask this DICOMweb server for new series, every --settle seconds. The token is taken from "
+            "NGUIDE_DICOMWEB_TOKEN.",
+            rich_help_panel=RECEIVING,
+        ),
+    ] = None,
     take: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,7 +109,8 @@ def node(
         list[str] | None,
         typer.Option(
             metavar="AET@HOST:PORT",
-            help="Where results go by C-STORE; repeat it. folder:PATH copies them to a folder.",
+            help="Where results go by C-STORE; repeat it. https://SERVER stores them by DICOMweb, folder:PATH copies "
+            "them, hl7:APP@HOST:PORT and fhir:https://SERVER tell a reading list the score.",
             rich_help_panel=SENDING,
         ),
     ] = None,
@@ -162,6 +172,7 @@ def node(
     from normal_guidance.node.series_queue import Limits
     from normal_guidance.node.status import serving_status
     from normal_guidance.node.taking import parse_rule
+    from normal_guidance.node.web_destination import parse_web
 
     if watch is not None and not watch.is_dir():
         raise UserError(f"--watch {watch} is not a folder; make it first")
@@ -169,19 +180,21 @@ def node(
     title = check_title(aet)
     peers = tuple(parse_peer(one) for one in senders or ())
     identity = Identity(title, commit, client_tls)
+    bundle = load_bundle(model)
     chosen = NodeSettings(
         state=state,
         listening=Listening(title, address, port, server_tls) if peers else None,
         senders=peers,
         destinations=tuple(parse_destination(one, identity) for one in to or ()),
         watch=watch,
+        pull=None if pull is None else parse_web(pull).url,
+        modalities=tuple(bundle.expects.modalities),
         taking=Taking(tuple(map(parse_rule, take or ())), settle),
         limits=Limits(max_series, int(max_gb * 1e9)),
         keep=keep,
         tls=client_tls,
     )
     place = parse_place(status)
-    bundle = load_bundle(model)
     execution = choose_execution(device, "auto")
     loaded = bundle.load_encoder(
         encoder,
@@ -196,7 +209,7 @@ def node(
         endings.until_stopped(),
         serving_status(running, *place) as url,
     ):
-        where = f"listens on {address}:{number} as {title}" if number is not None else f"watches {watch}"
+        where = f"listens on {address}:{number} as {title}" if number is not None else f"watches {watch or pull}"
         typer.echo(f"nguide node {where}; status: {url}")
         while True:
             time.sleep(3600)

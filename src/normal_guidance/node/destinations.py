@@ -1,6 +1,6 @@
 """Where results go: a small interface, and a table of its kinds.
 
-To add a kind (DICOMweb, HL7, FHIR), write a class with `name`, `files` and `send`, and a row of `KINDS`.
+To add a kind, write a class with `name`, `files` and `send`, and a row of `KINDS`.
 """
 
 from __future__ import annotations
@@ -121,12 +121,37 @@ def _to_dicom(text: str, identity: Identity) -> Destination:
     return DicomDestination(parse_peer(text, needs_port=True), identity)
 
 
-KINDS: dict[str, Callable[[str, Identity], Destination]] = {"folder:": _to_folder, "": _to_dicom}
+def _to_hl7(text: str, identity: Identity) -> Destination:
+    from normal_guidance.node.hl7_destination import Hl7Destination
+
+    return Hl7Destination(parse_peer(text.removeprefix("hl7:"), needs_port=True), identity)
+
+
+def _to_fhir(text: str, identity: Identity) -> Destination:
+    from normal_guidance.node.fhir_destination import parse_fhir
+
+    return parse_fhir(text)
+
+
+def _to_web(text: str, identity: Identity) -> Destination:
+    from normal_guidance.node.web_destination import parse_web
+
+    return parse_web(text)
+
+
+KINDS: dict[str, Callable[[str, Identity], Destination]] = {
+    "folder:": _to_folder,
+    "hl7:": _to_hl7,
+    "fhir:": _to_fhir,
+    "https://": _to_web,
+    "http://": _to_web,
+    "": _to_dicom,
+}
 """How each kind is made, by how its text begins; the first that fits is taken."""
 
 
 def parse_destination(text: str, identity: Identity) -> Destination:
-    """Make a destination from what the user wrote: AET@HOST:PORT, or folder:PATH.
+    """Make a destination from what the user wrote: AET@HOST:PORT, https://SERVER, hl7:, fhir: or folder:.
 
     Example:
         >>> parse_destination("PACS", Identity("NGUIDE"))

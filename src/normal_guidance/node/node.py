@@ -31,6 +31,7 @@ from normal_guidance.node.audit import Audit
 from normal_guidance.node.commitment import Committer, Reports, handlers_of
 from normal_guidance.node.destinations import Destination, Identity, peers_of
 from normal_guidance.node.incoming import Incoming, NotTakenError, read_received
+from normal_guidance.node.polling import PollError, Polling
 from normal_guidance.node.predicting import Arrivals, Predicting, Results, Taking
 from normal_guidance.node.receiver import Listening, Receiver
 from normal_guidance.node.sending import Sending
@@ -60,6 +61,8 @@ class NodeSettings:
         senders: who may send.
         destinations: where results go.
         watch: a folder whose files are taken.
+        pull: the address of a DICOMweb server whose new series are taken.
+        modalities: those that are pulled; empty for all.
         taking: which series are predicted, and when.
         limits: the most that may wait.
         keep: days for which the files of finished series are kept.
@@ -71,14 +74,16 @@ class NodeSettings:
     senders: tuple[Peer, ...] = ()
     destinations: tuple[Destination, ...] = ()
     watch: Path | None = None
+    pull: str | None = None
+    modalities: tuple[str, ...] = ()
     taking: Taking = field(default_factory=Taking)
     limits: Limits = field(default_factory=Limits)
     keep: float = 1.0
     tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
-        if not self.senders and self.watch is None:
-            raise UserError("nobody may send: give --from AET@ADDRESS, or a folder with --watch")
+        if not self.senders and self.watch is None and self.pull is None:
+            raise UserError("nobody may send: give --from AET@ADDRESS, a folder with --watch, or a server with --pull")
         if self.listening is not None and is_loopback(self.listening.address):
             far = next((one for one in self.senders if not is_loopback(one.host)), None)
             if far is not None:
@@ -106,7 +111,8 @@ class Loop(threading.Thread):
                 pause = 0.0 if self.step() else self.idle
                 self.problem = ""
             except Exception as error:  # a full disk or a bug; health names it, and the node goes on
-                self.problem, pause = f"{self.name}: {type(error).__name__}", ERROR_SECONDS
+                told = str(error) if isinstance(error, PollError) else type(error).__name__
+                self.problem, pause = f"{self.name}: {told}", ERROR_SECONDS
             self.ended.wait(pause)
 
 
@@ -156,6 +162,16 @@ class Node:
         if settings.watch is not None:
             watching = Watching(settings.watch, self.receiver.store, self.audit)
             self.loops.append(Loop("watching", watching.step, self.ended, idle=1.0))
+        if settings.pull is not None:
+            polling = Polling(
+                settings.pull,
+                settings.modalities,
+                settings.state / "fetching",
+                self.receiver.store,
+                self.queue,
+                self.audit,
+            )
+            self.loops.append(Loop("pulling", polling.step, self.ended, idle=settings.taking.settle))
 
     def start(self) -> int | None:
         """Take up what an earlier start left, and begin; return the port, if the node listens."""

@@ -1,0 +1,49 @@
+"""A DICOMweb server that takes results by STOW-RS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from normal_guidance.clinical.dicomweb import DicomWeb, parse_place
+from normal_guidance.errors import UserError
+from normal_guidance.node.destinations import About, Accepted, NotSentError, dicom_files
+
+
+@dataclass(frozen=True)
+class WebDestination:
+    """A DICOMweb server.
+
+    Args:
+        url: address of its root, as https://pacs/dicom-web.
+    """
+
+    url: str
+    commits: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    def files(self, folder: Path) -> list[Path]:
+        """The DICOM results."""
+        return dicom_files(folder)
+
+    def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
+        """Store all files together."""
+        try:
+            DicomWeb(self.url).store(files)
+        except UserError as error:
+            raise NotSentError(str(error)) from error
+        for file in files:
+            accepted(file)
+
+
+def parse_web(url: str) -> WebDestination:
+    """Make a destination from the address of a server."""
+    place = parse_place(url)
+    if place.study:
+        raise UserError(f"{url} names a study; give the server alone: {place.server}")
+    DicomWeb(place.server)  # refuses what cannot be an address
+    return WebDestination(place.server)
