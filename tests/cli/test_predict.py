@@ -1,6 +1,7 @@
 """`nguide bundle` and `nguide predict` as a user runs them: what is said, what is written, which exit code."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -216,3 +217,48 @@ def test_an_encoder_with_other_weights_is_refused(trained, scans, tmp_path, monk
     use_tiny(monkeypatch, scale=2.0)
     result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=2)
     assert "fingerprint tiny-1.0, but tiny here has tiny-2.0" in result.stderr
+
+
+# ----------------------------------------------------------------------------------------------------
+# Who may read the results
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def usual_umask():
+    """The umask of most machines: files are readable for everyone."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, set[int]]:
+    """The permissions of all files, and those of all folders, below a folder and of itself."""
+    every = [folder, *folder.rglob("*")]
+    return {
+        "files": {one.stat().st_mode & 0o777 for one in every if one.is_file()},
+        "folders": {one.stat().st_mode & 0o777 for one in every if one.is_dir()},
+    }
+
+
+def test_only_the_user_may_read_what_is_written(trained, scans, tmp_path, monkeypatch, usual_umask):
+    copy_series(trained.manifest[2], trained.manifest.root, scans / "second")
+    command = ("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
+    told = []
+
+    def dying(one, *rest):
+        if told:
+            raise KeyboardInterrupt
+        told.append(one)
+        return write_scan(one, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(result_folder, "write_scan", dying)
+        nguide(*command, code=130)
+    private = {"files": {0o600}, "folders": {0o700}}
+    assert modes(tmp_path / "out.job") == modes(tmp_path / "out") == private
+    nguide(*command, code=1)
+    assert modes(tmp_path / "out") == private
+    kinds = {one.suffix for one in (tmp_path / "out").rglob("*") if one.is_file()}
+    assert kinds == {".csv", ".dcm", ".html", ".json", ".parquet", ".png"}
+    assert os.umask(0o022) == 0o022  # a program that runs the command keeps its own
