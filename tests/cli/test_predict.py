@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from pydicom import dcmread
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
@@ -120,9 +121,10 @@ def test_a_refused_scan_does_not_stop_the_rest(trained, scans, tmp_path):
     assert "scan good: probability" in result.stdout
     assert "scan mr: refused: Modality is MR, not CT" in result.stderr
     assert "--force goes on" in result.stderr
-    assert "1 of 2 scans" in result.stdout
+    assert "1 of 2 scans predicted, 1 refused; " in result.stdout
     forced = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "forced", "--workers", 0, "--force")
     assert "scan mr: probability" in forced.stdout
+    assert "; CAUTION: Forced: its modality is MR; the model was trained on CT" in forced.stdout
     options = read_json(tmp_path / "forced" / "summary.json")["options"]
     assert options["force"] is True
 
@@ -144,6 +146,25 @@ def test_a_slice_that_is_no_dicom_file_refuses_its_scan(trained, scans, tmp_path
     result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1)
     assert "scan good: refused: 1 of its files cannot be read" in result.stderr
     assert f"({file.name}: not a DICOM file): what it shows would be missing (--force goes on)" in result.stderr
+
+
+def test_the_sentence_and_the_summary_count_the_same(trained, scans, tmp_path):
+    """A scan without DICOM results is predicted: once "0 of 9 scans predicted" stood above eight predictions."""
+    for number in (2, 3):
+        row = trained.manifest[number]
+        files = copy_series(row, trained.manifest.root, scans / f"twins{number}")
+        for file in files:  # slices with one UID: results could not say which one they mean
+            header = dcmread(file)
+            header.SOPInstanceUID = "1.2.3"
+            header.save_as(file)
+    words = ("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
+    said = nguide(*words, code=1).stdout
+    assert "3 of 4 scans predicted, 1 refused; 2 lack DICOM results (for instance: scan 'twins" in said
+    summary = read_json(tmp_path / "out" / "summary.json")
+    assert summary["counts"] == {"predicted": 3, "refused": 1, "failed": 0}
+    lacks = {line["scan_id"]: line["lacks"] for line in summary["scans"]}
+    assert lacks == {"good": None, "mr": None, "twins2": "DICOM results", "twins3": "DICOM results"}
+    assert "3 of 4 scans predicted, 1 refused; 2 lack DICOM results (" in (tmp_path / "out/index.html").read_text()
 
 
 def test_json_is_one_object_a_scan(trained, scans, tmp_path):
@@ -175,6 +196,8 @@ def test_a_volume_has_no_dicom_results_but_all_others(trained, tmp_path):
     words = ("-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
     result = nguide("predict", tmp_path / "v.nii.gz", *words, code=1)
     assert "scan v: no DICOM results: " in result.stderr
+    assert "1 of 1 scans predicted; 1 lacks DICOM results (scan 'v' is the NIfTI file v.nii.gz" in result.stdout
+    assert nguide("predict", tmp_path / "v.nii.gz", *words, code=1).stdout.startswith(f"{tmp_path / 'out'} is complete")
     assert (tmp_path / "out" / "v" / "report.html").exists()
 
 

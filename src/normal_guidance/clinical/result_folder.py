@@ -41,6 +41,7 @@ from normal_guidance.clinical.predicting import Outcome
 from normal_guidance.clinical.prediction_job import SUMMARY, PredictionJob
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import draw_strip
+from normal_guidance.clinical.summary_counts import STATES, count_states
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.manifest import write_manifest
@@ -54,19 +55,20 @@ from normal_guidance.training.run_folder import PREDICTION_TABLE
 FORMAT = 1
 """Version of prediction.json and summary.json."""
 
+NO = "no "
+"""How the actions of problems begin that cost a scan some of its results, as in "no picture, no DICOM results"."""
+
 PART = "new"
 """The name in predictions.parquet for the part of scans without a split."""
 
 NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict without --anonymize to see the reason"
 """The reason in anonymous results: the full one may quote the headers."""
 
-STATES = ("predicted", "refused", "failed")
-
 OF_A_FINDING = (
-    *("method", "logit", "probability", "threshold", "positive"),
+    *("sought", "method", "logit", "probability", "threshold", "positive"),
     *("key_slices", "interval", "attention", "head_attention"),
 )
-OF_A_MODEL = ("operation", "intervals", "training")
+OF_A_MODEL = ("identity", "operation", "intervals", "training")
 """What prediction.json says of each finding, and of its model."""
 
 
@@ -79,8 +81,19 @@ class Written:
     problems: tuple[Problem, ...] = ()
 
     @property
+    def lacking(self) -> tuple[Problem, ...]:
+        """Why a part of the results is missing; an odd header is noted, and costs nothing."""
+        return tuple(one for one in self.problems if one.action.startswith(NO))
+
+    @property
+    def lacks(self) -> str:
+        """What is missing of the results of a predicted scan; empty if nothing is."""
+        parts = (part.removeprefix(NO) for one in self.lacking for part in one.action.split(", "))
+        return " and ".join(dict.fromkeys(parts))
+
+    @property
     def complete(self) -> bool:
-        return self.folder is not None and not self.problems
+        return self.folder is not None and not self.lacking
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -93,6 +106,8 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
 
     format               1
     scan_id, patient_id  the patient's is null in anonymous results
+    sought               what was looked for, in words
+    cautions             sentences that a reader must know before trusting the result
     method               a name in `METHODS`
     logit, probability   the model's own, and calibrated
     threshold, positive  null where no threshold was chosen
@@ -102,20 +117,23 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
                          contains the whole finding of a positive scan; null where nothing is promised, and the interval
                          is the shortest that holds `share` of the attention, else null
     attention            one number a slice, which add up to 1; `head_attention` has a list a head
-    source               modality, body part, size and spacing; the UIDs, files and description of the series unless anonymous
+    source               modality, body part, size and spacing; the UIDs, files and description of the series unless
+                         anonymous
     problems             kind, file, detail and action of everything that was odd
-    model                encoder, training, expectations and operating point, as bundle.json has them
+    model                its identity; encoder, training, expectations and operating point, as bundle.json has them
     findings             where they have names: name, code and the numbers above of each; those above are the first's
     """
     row = prediction.row
     lines = _slices(prediction, anonymize)
     first, last = prediction.interval
-    about = bundle.as_json()
+    about = _model_json(bundle)
     return {
         "format": FORMAT,
         "normal_guidance": __version__,
         "scan_id": row.scan_id,
         "patient_id": None if anonymize else row.patient_id,
+        "sought": prediction.sought,
+        "cautions": list(prediction.cautions),
         "method": prediction.method,
         "logit": prediction.logit,
         "probability": prediction.probability,
@@ -146,9 +164,14 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
             "series_description": None if anonymize else row.series_description or None,
         },
         "problems": [one._asdict() for one in prediction.problems],
-        "model": {name: about[name] for name in ("encoder", "expects", "operation", "intervals", "training")},
+        "model": {name: about[name] for name in ("identity", "encoder", "expects", *OF_A_MODEL[1:])},
         **_findings_json(prediction, bundle, anonymize),
     }
+
+
+def _model_json(bundle: Bundle) -> dict[str, Any]:
+    """Which model it is, and what bundle.json says of it."""
+    return {"identity": bundle.identity.as_json(), **bundle.as_json()}
 
 
 def _findings_json(prediction: ScanPrediction, bundle: Bundle, anonymize: bool) -> dict[str, Any]:
@@ -157,7 +180,7 @@ def _findings_json(prediction: ScanPrediction, bundle: Bundle, anonymize: bool) 
     for one, own in zip(prediction.each, bundle.each, strict=True):
         if one.finding is not None:
             alone = replace(one, finding=None, further=()), replace(own, further=())
-            about = prediction_json(*alone, anonymize=anonymize)
+            about = {**prediction_json(*alone, anonymize=anonymize), "sought": one.sought}
             model = {name: value for name, value in about["model"].items() if name in OF_A_MODEL}
             numbers = {name: about[name] for name in OF_A_FINDING}
             found.append({**one.finding.as_json(), **numbers, "model": model})
@@ -366,17 +389,16 @@ def _write_tables(
         place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
         write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
     write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
-    states = [summary_line(one)["state"] for one in written]
     summary = {
         "format": FORMAT,
         "normal_guidance": __version__,
         "anonymous": anonymize,
         **about,
-        "counts": {state: states.count(state) for state in STATES},
+        "counts": count_states(lines),
         "problems": summarize(problems),
         "scans": lines,
-        "model": bundle.as_json(),
-        **({"further_models": [one.as_json() for one in bundle.further]} if bundle.further else {}),
+        "model": _model_json(bundle),
+        **({"further_models": [_model_json(one) for one in bundle.further]} if bundle.further else {}),
     }
     write_json(out / SUMMARY, summary)
 
@@ -412,7 +434,8 @@ def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
     found = outcome if isinstance(outcome, ScanPrediction) else None
     refused = outcome if isinstance(outcome, NotPredicted) else None
     state = "predicted" if found else STATES[1 if refused and refused.refused else 2]
-    reason = refused.reason if refused else one.problems[0] if one.problems else None
+    why = refused and f"{refused.reason.detail} ({refused.reason.action.removeprefix('refused; ')})"
+    missing = one.lacking[0].detail if one.lacking else None
     return {
         "scan_id": found.row.scan_id if found else refused.scan_id if refused else "",
         "patient_id": found.row.patient_id if found and not anonymize else None,
@@ -426,8 +449,13 @@ def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
         "interval_first": found and found.interval[0] + 1,
         "interval_last": found and found.interval[1] + 1,
         "interval_meaning": found and found.meaning,
+        "cautions": (found and " ".join(found.cautions)) or None,
+        "sought": found and found.sought,
+        "body_part": found and found.body_part,
+        "model": found and found.model and found.model.short,
         "problems": len(problems_of(one)),
-        "reason": reason and f"{reason.detail} ({reason.action.removeprefix('refused; ')})",
+        "lacks": one.lacks or None,
+        "reason": why or missing,
     }
 
 
@@ -436,7 +464,7 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
     problems = read_problems(out / "problems.csv")
     for scan, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
         first = next(lines)
-        shared = {name: first[name] for name in ("scan_id", "state", "reason")}
+        shared = {name: first[name] for name in ("scan_id", "state", "lacks", "reason")}
         if first["state"] == "predicted":
             folder = out / file_name(scan)
             about = read_json(folder / "prediction.json", "delete the folder and predict again")
@@ -448,7 +476,7 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
 def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
     """Describe one scan for scripts: prediction.json with `state` and `folder`, or why there is no prediction."""
     line = summary_line(one, anonymize=anonymize)
-    shared = {"scan_id": line["scan_id"], "state": line["state"], "reason": line["reason"]}
+    shared = {name: line[name] for name in ("scan_id", "state", "lacks", "reason")}
     if isinstance(one.outcome, ScanPrediction):
         folder = None if one.folder is None else str(one.folder)
         return {**shared, "folder": folder, **prediction_json(one.outcome, bundle, anonymize=anonymize)}

@@ -343,7 +343,7 @@ def _with_series(row: ScanRow, headers: Sequence[Header]) -> ScanRow:
 
 
 class _Share:
-    """Makes equal values of headers one object: headers of a series differ in file, SOP, number, position and time only.
+    """Makes equal values of headers one object: headers of a series differ in file, SOP, number, position and time.
 
     A header then takes .5 instead of 1.8 KiB; the flat folder of RSNA 2019 has 752,803.
     """
