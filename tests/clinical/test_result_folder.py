@@ -308,7 +308,10 @@ def test_the_strip_fits_its_heading(one):
     figure = strip_of(replace(one, finding=Finding("any", "1386000", "Intracranial hemorrhage of whatever kind " * 5)))
     for text in (figure._suptitle, figure.subfigs[0]._suptitle):
         assert 0 <= text.get_window_extent().x0 < text.get_window_extent().x1 <= figure.bbox.x1
-    assert figure._suptitle.get_window_extent().y0 >= figure.subfigs[0]._suptitle.get_window_extent().y1
+    sentence = figure.subfigs[0]._suptitle.get_window_extent()
+    assert figure._suptitle.get_window_extent().y0 >= sentence.y1
+    titles = [panel.title.get_window_extent() for panel in figure.subfigs[0].axes if panel.images]
+    assert [title.y1 <= sentence.y0 for title in titles] == [True] * len(titles)
 
 
 @pytest.mark.parametrize(

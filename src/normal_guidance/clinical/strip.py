@@ -88,7 +88,7 @@ def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.
     across = max(NARROWEST, len(images))
     side = WIDTH / across
     heading, cautions = _heading(prediction), _caution_lines(prediction)
-    heights = [side + 0.6, CURVE_HEIGHT]
+    heights = [side + 0.9, CURVE_HEIGHT]
     if cautions:
         heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
     figure = Figure(figsize=(WIDTH, sum(heights) + LINE * len(heading) + 0.3), layout="constrained")
