@@ -110,6 +110,19 @@ def test_a_killed_command_goes_on_and_ends_the_same(trained, scans, tmp_path, mo
     assert resumed.stderr == said.stderr
 
 
+def test_objects_beside_a_scan_cost_nothing(trained, scans, tmp_path):
+    """A study with a segmentation in it once always ended with 1."""
+    header = dcmread(next((scans / "good").iterdir()))
+    header.SOPClassUID = header.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.66.4"
+    header.Modality, header.SeriesInstanceUID = "SEG", "1.2.3"
+    (scans / "good" / "other").mkdir()
+    header.save_as(scans / "good" / "other" / "seg.dcm")
+    said = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0).stdout
+    assert "1 of 1 scans predicted; " in said
+    assert "1 file belongs to no scan (1 no image); see" in said
+    assert "other/seg.dcm" in (tmp_path / "out" / "problems.csv").read_text()
+
+
 def test_drafts_beside_scans_are_no_scans(trained, scans, tmp_path):
     shutil.copytree(scans / "good", scans / f".good.{'a' * 32}.partial")
     said = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1).stdout

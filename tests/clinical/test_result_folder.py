@@ -379,6 +379,32 @@ def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     assert len(open_eyed) == len(written)
 
 
+@pytest.mark.parametrize("dicom", [False, True])
+def test_pixels_that_name_the_patient_are_in_no_anonymous_result(trained, bundle, tmp_path, dicom):
+    row, root = trained.manifest[0], trained.manifest.root
+    copy_series(row, root, tmp_path / "in" / "plain", BurnedInAnnotation="NO")
+    files = copy_series(row, root, tmp_path / "in" / "named", SeriesInstanceUID="1.2.3")
+    header = dcmread(files[4])
+    header.BurnedInAnnotation = "YES"  # of one slice, which need not be a key slice
+    header.save_as(files[4])
+    named, plain = write(tmp_path / "in", bundle, tmp_path / "anonymous", anonymize=True, dicom=dicom)
+    held = {file.suffix for file in named.folder.rglob("*") if file.is_file()}
+    assert held == {".json", ".csv", ".html"}  # neither PNG nor DICOM
+    page = (named.folder / "report.html").read_text()
+    assert "data:image" not in page
+    assert "No picture: its pixels name the patient (BurnedInAnnotation is YES)" in page
+    check_page(page)
+    assert (named.complete, named.lacks) == (False, "picture and DICOM results" if dicom else "picture")
+    (line,) = (one for one in lines(tmp_path / "anonymous" / "summary.csv") if one["scan_id"] == "scan-001")
+    assert (line["state"], line["lacks"]) == ("predicted", named.lacks)
+    assert "burned_in" in (tmp_path / "anonymous" / "problems.csv").read_text()
+    assert plain.complete
+    assert (plain.folder / "strip.png").exists()
+    for one in write(tmp_path / "in", bundle, tmp_path / "open", dicom=dicom):  # who may know the patient sees the scan
+        assert one.complete
+        assert (one.folder / "strip.png").exists()
+
+
 @pytest.fixture
 def dicom_out(monkeypatch) -> list[tuple]:
     """In place of the module that writes DICOM: remembers what it was asked for, and fails for scan b."""

@@ -30,9 +30,6 @@ SIDES = {None: "no threshold", True: "positive", False: "negative"}
 READ_FIRST = "Caution: read this before the result"
 """The title of the banner with a scan's cautions."""
 
-NO_PICTURE = "no picture"
-"""How the action of a problem begins that costs a scan its picture."""
-
 LISTED = 50
 """A page shows at most so many problems; prediction.json has all."""
 
@@ -62,7 +59,7 @@ def scan_page(
         "is shaded; the dashed line is the normal distribution with the attention's mean and variance."
     )
     strips = (strip, *further) if further else (strip, *[None] * len(prediction.further))
-    missing = [f"No picture: {one.detail}." for one in problems if NO_PICTURE in one.action]
+    missing = [f"No picture: {one.detail}." for one in problems if one.action.startswith("no picture")]
     shown = [
         [*([caution("Without a picture", missing)] if path is None else [figure(path, caption)]), *_key_slices(one)]
         for one, path in zip(prediction.each, strips, strict=True)

@@ -58,6 +58,15 @@ FORMAT = 1
 NO = "no "
 """How the actions of problems begin that cost a scan some of its results, as in "no picture, no DICOM results"."""
 
+NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
+"""The actions where the strip cannot be drawn, which is also one of the DICOM results, and where these fail."""
+
+NAMED_PIXELS = (
+    "its pixels name the patient (BurnedInAnnotation is YES), and a picture would show them; clean the pixels first, "
+    "or predict without --anonymize"
+)
+"""Why an anonymous scan has no picture."""
+
 PART = "new"
 """The name in predictions.parquet for the part of scans without a split."""
 
@@ -224,7 +233,7 @@ def write_scan(
             name = one.finding.name if one.finding and prediction.further else ""
             strip = draft / (f"strip-{name}.png" if name else "strip.png")
             if one.has_images:
-                problems += _draw(one, own, strip, anonymize)
+                problems += _draw(one, own, strip, dicom, anonymize)
             if dicom and strip.exists():
                 problems += _write_dicom(one, strip, draft / "dicom" / name, anonymize, place)
             strips.append(strip if strip.exists() else None)
@@ -237,14 +246,17 @@ def write_scan(
     return Written(prediction, folder, tuple(problems))
 
 
-def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, anonymize: bool) -> list[Problem]:
+def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, anonymize: bool) -> list[Problem]:
+    action = f"{NO_PICTURE}, {NO_DICOM_RESULTS}" if dicom else NO_PICTURE
+    if anonymize and prediction.row.burned_in:
+        return [Problem(prediction.row.scan_id, "", "burned_in", NAMED_PIXELS, action)]
     _, preprocessing = bundle.encoding()
     try:
         window, field = preprocessing.windows[0], preprocessing.field
         draw_strip(prediction, window, strip, repair=bundle.repair, field=field)
     except UnreadableError as error:  # it could be decoded before, so it has changed since
         detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
-        return [Problem(prediction.row.scan_id, "", "unreadable", detail, "no picture, no DICOM results")]
+        return [Problem(prediction.row.scan_id, "", "unreadable", detail, action)]
     return []
 
 
@@ -258,7 +270,7 @@ def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: 
         write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)
     except UserError as error:
         detail = NO_DICOM if anonymize else str(error)
-        problems.append(Problem(prediction.row.scan_id, "", "failed", detail, "no DICOM results"))
+        problems.append(Problem(prediction.row.scan_id, "", "failed", detail, NO_DICOM_RESULTS))
     return problems
 
 

@@ -339,6 +339,7 @@ def _with_series(row: ScanRow, headers: Sequence[Header]) -> ScanRow:
         series_description=headers[0].description,
         instance_numbers=tuple(number_of.get(file) for file in row.files),
         body_part=headers[0].body_part,
+        burned_in=any(header.burned_in for header in headers),
     )
 
 

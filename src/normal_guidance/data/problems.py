@@ -18,10 +18,11 @@ from normal_guidance.files import write_atomically
 KINDS = {
     # Files
     "unreadable": "The file cannot be read as an image.",
-    "no_image": "The file is not an image (a report, a directory record, text, ...).",
+    "no_image": "The file is not an image of a scan (a report, a segmentation, a directory record, text, ...).",
     "localizer": "A localizer or scout, which is not a slice of the scan.",
     "secondary_capture": "A secondary capture or another derived picture, which is not a slice of the scan.",
     "wrong_modality": "Another modality than the one expected: CT, unless a table or the model says MR.",
+    "burned_in": "The pixels name the patient: BurnedInAnnotation is YES.",
     "unsafe_path": "The path leads out of its folder or archive.",
     # Geometry
     "no_position": "No position in space: ordered by InstanceNumber.",
