@@ -1,8 +1,13 @@
 """`nguide bundle` and `nguide predict` as a user runs them: what is said, what is written, which exit code."""
 
+import errno
 import json
 import os
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,11 +15,15 @@ from click.testing import Result
 from pydicom import dcmread
 from typer.testing import CliRunner
 
+from normal_guidance import files
 from normal_guidance.cli import app
-from normal_guidance.clinical import result_folder
+from normal_guidance.clinical import bundle as bundles
+from normal_guidance.clinical import load_bundle, predict, result_folder, write_predictions
+from normal_guidance.clinical.prediction_job import COMMAND
 from normal_guidance.clinical.result_folder import write_scan
+from normal_guidance.features.encoders import Encoder
 from normal_guidance.files import read_json
-from small_bundle import PATIENT, copy_series, make_run, use_tiny
+from small_bundle import PATIENT, copy_series, make_run, tiny, use_tiny
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +262,160 @@ def test_an_encoder_with_other_weights_is_refused(trained, scans, tmp_path, monk
     use_tiny(monkeypatch, scale=2.0)
     result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=2)
     assert "fingerprint tiny-1.0, but tiny here has tiny-2.0" in result.stderr
+
+
+# ----------------------------------------------------------------------------------------------------
+# Two at once
+# ----------------------------------------------------------------------------------------------------
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_two_at_once_are_one(trained, scans, tmp_path):
+    """Both once succeeded, and the summary held the scan of one of them."""
+    out = tmp_path / "out"
+    (tmp_path / "gate").mkdir()
+    options = ("-m", trained.run, "-o", out, "--workers", 0)
+    words = [sys.executable, TESTS / "waiting_predict.py", tmp_path / "gate", "predict", scans / "good", *options]
+    places = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    first = subprocess.Popen(
+        [str(word) for word in words],
+        env=os.environ | {"PYTHONPATH": places},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (tmp_path / "gate" / "began").exists():
+            assert first.poll() is None, first.communicate()
+            time.sleep(0.05)
+        same = nguide("predict", scans / "good", *options, code=2)
+        assert (
+            f"{out}.job is being written by process {first.pid} on {socket.gethostname()}; wait until it ends, or "
+            "choose another folder\n"
+        ) in same.stderr
+        (tmp_path / "link").symlink_to(out)  # another name for the same folder
+        assert "being written by" in nguide("predict", scans / "good", *options, "-o", tmp_path / "link", code=2).stderr
+        other = nguide("predict", scans / "mr", *options, "--force", code=2)
+        assert "holds predictions of another model, of other scans or with other options" in other.stderr
+        assert len(same.stderr.splitlines()) == len(other.stderr.splitlines()) == 1
+        (tmp_path / "gate" / "go").touch()
+        said, errors = first.communicate()
+        assert (first.returncode, errors) == (0, "")
+        assert "1 of 1 scans predicted" in said
+    finally:
+        first.kill()
+        first.wait()
+    assert [line["scan_id"] for line in read_json(out / "summary.json")["scans"]] == ["good"]
+    assert (out / "good" / "report.html").exists()
+    assert not (tmp_path / "out.job").exists()
+
+
+@pytest.mark.parametrize("scan", ["good", "mr"])
+def test_results_that_another_process_completed_meanwhile_stay(trained, scans, tmp_path, monkeypatch, scan):
+    """The other one began and ended while this one read its scans, so there is neither a lock nor a job."""
+    out, kept = tmp_path / "out", {}
+
+    def load(name: str, **_: object) -> Encoder:
+        if not kept:
+            kept["nothing yet"] = b""
+            one = next(iter(predict(scans / "good", load_bundle(trained.run), encoder=tiny())))
+            write_predictions([one], load_bundle(trained.run), out, about={COMMAND: {"scans": "of the other"}})
+            kept.update(every_file(out))
+        return tiny()
+
+    monkeypatch.setattr(bundles, "load_encoder", load)
+    words = ("predict", scans / scan, "-m", trained.run, "-o", out, "--workers", 0, "--force")
+    said = nguide(*words, code=2).stderr
+    assert said == (
+        f"error: {out} was written by another process meanwhile, and is complete; open {out / 'index.html'}, or choose "
+        "another folder (-o)\n"
+    )
+    assert {"nothing yet": b"", **every_file(out)} == kept
+    assert not (tmp_path / "out.job").exists()
+
+
+# ----------------------------------------------------------------------------------------------------
+# A full disk
+# ----------------------------------------------------------------------------------------------------
+
+PLACES = {
+    "scan": ["strip.png", "key_objects.dcm", "prediction.json", "report.html"],
+    "records": ["config.json", "good.safetensors"],
+    "tables": ["problems.csv", "summary.csv", "predictions.parquet", "manifest.parquet", "index.html", "summary.json"],
+}
+"""Files that predict writes, in their order."""
+
+
+@pytest.mark.slow(but="scan")
+@pytest.mark.parametrize("place", PLACES)
+def test_a_full_disk_is_told_and_resumed_from(trained, scans, tmp_path, monkeypatch, place):
+    def command(out: str) -> tuple[object, ...]:
+        return ("predict", scans / "good", "-m", trained.run, "-o", tmp_path / out, "--workers", 0, "--dicom")
+
+    nguide(*command("whole"))
+    for name in PLACES[place]:
+
+        def sync(file, original=files.sync, name=name):
+            if f"/.{name}." in file.name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            original(file)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "sync", sync)
+            said = nguide(*command("out"), code=74).stderr
+        line = said.splitlines()[-1]
+        assert line.startswith("error: no space left on device (")
+        assert f" at {tmp_path / 'out'}; free some space, or choose a folder on another disk; " in line
+        assert line.endswith("; start the same command again to go on")
+        assert "Traceback" not in said
+    nguide(*command("out"))
+    assert known(every_file(tmp_path / "out")) == known(every_file(tmp_path / "whole"))
+
+
+def known(content: dict[str, bytes]) -> dict[str, bytes]:
+    """The files; only their names where they hold the time of writing."""
+    return {name: b"" if name.endswith(".dcm") else held for name, held in content.items()}
+
+
+def test_folders_for_dicom_results_on_a_full_disk(trained, scans, tmp_path, monkeypatch):
+    """A folder that cannot be made was once taken for the scan's fault: exit code 1, and no DICOM results for ever."""
+    made = Path.mkdir
+
+    def mkdir(self, *arguments, **options):
+        if self.name == "dicom":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return made(self, *arguments, **options)
+
+    words = ("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", mkdir)
+        assert "No space left on device" in nguide(*words, code=74).stderr
+    nguide(*words)
+    assert (tmp_path / "out" / "good" / "dicom" / "strip.dcm").exists()
+
+
+@pytest.mark.parametrize("room", ["40k", "100k", "200k"])
+def test_a_disk_that_is_really_full(trained, scans, tmp_path, room):
+    """The strip is larger than the first two, the page than the third."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(words, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {error}")
+    if mounted.returncode:
+        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {mounted.stderr.strip()}")
+    try:
+        command = ("predict", scans / "good", "-m", trained.run, "-o", disk / "out", "--workers", 0)
+        said = nguide(*command, code=74).stderr
+        assert said.splitlines()[-1].startswith("error: no space left on device (")
+        assert said.endswith("; start the same command again to go on\n")
+        subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+        nguide(*command)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ def _refuse_another(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def _folder(out: Path) -> Path:
-    path = out.absolute()
+    """The job's folder, the same for every name of the results' folder: a link to it must not lead to another lock."""
+    path = out.resolve()
     return path.with_name(f"{path.name}.job")
 
 
@@ -110,6 +111,7 @@ def open_prediction_job(out: Path, identity: Mapping[str, Any]) -> Iterator[Pred
         if (path / CONFIG).is_file():  # another process may have been here
             _refuse_another(out, read_json(path / CONFIG, "delete it and predict again"), identity)
         else:
+            _refuse_completed_meanwhile(out, path)
             write_json(path / CONFIG, identity)
         make_folder(out)
         remove_left_drafts(out)
@@ -117,6 +119,16 @@ def open_prediction_job(out: Path, identity: Mapping[str, Any]) -> Iterator[Pred
         job.remove_unfinished()
         yield job
         shutil.rmtree(path)
+
+
+def _refuse_completed_meanwhile(out: Path, job: Path) -> None:
+    """Refuses results that another process began and completed while this one read its scans; they would be deleted."""
+    if (out / SUMMARY).is_file():
+        shutil.rmtree(job)
+        raise UserError(
+            f"{out} was written by another process meanwhile, and is complete; open {out / 'index.html'}, or choose "
+            "another folder (-o)"
+        )
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems, summarize, write_problems
-from normal_guidance.errors import UserError
+from normal_guidance.errors import FULL, UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.features.convert import file_name
 from normal_guidance.files import folder_atomically, make_folder, read_json, write_atomically, write_json
@@ -269,6 +269,8 @@ def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: 
     try:
         write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)
     except UserError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+            raise  # the disk's fault, not the scan's: the same command goes on when there is space
         detail = NO_DICOM if anonymize else str(error)
         problems.append(Problem(prediction.row.scan_id, "", "failed", detail, NO_DICOM_RESULTS))
     return problems
