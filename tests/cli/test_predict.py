@@ -1,14 +1,17 @@
 """`nguide bundle` and `nguide predict` as a user runs them: what is said, what is written, which exit code."""
 
+import csv
 import errno
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from click.testing import Result
@@ -23,6 +26,7 @@ from normal_guidance.clinical.prediction_job import COMMAND
 from normal_guidance.clinical.result_folder import write_scan
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.files import read_json
+from normal_guidance.viewer.gallery import open_gallery
 from small_bundle import PATIENT, copy_series, make_run, tiny, use_tiny
 
 
@@ -262,6 +266,58 @@ def test_an_encoder_with_other_weights_is_refused(trained, scans, tmp_path, monk
     use_tiny(monkeypatch, scale=2.0)
     result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=2)
     assert "fingerprint tiny-1.0, but tiny here has tiny-2.0" in result.stderr
+
+
+# ----------------------------------------------------------------------------------------------------
+# Names
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_names_of_any_script_go_all_the_way(trained, tmp_path, monkeypatch):
+    """Once every such scan was called `scan`, `scan-2`, ...: two patients were told apart by the order of folders."""
+    given = {
+        "頭部CT 山田": "頭部CT-山田",
+        "أحمد": "أحمد",
+        "José": "José",
+        "日" * 80: "日" * 50,
+        "日" * 80 + "月": "日" * 50 + "-2",
+        "👍": "scan",
+        "con": "scan-con",
+        "<b>‮'": "b",
+    }
+    for number, name in enumerate(given):
+        row = trained.manifest[number]
+        copy_series(row, trained.manifest.root, tmp_path / "in" / name, SeriesInstanceUID=f"1.2.{number + 3}")
+    out = tmp_path / "out"
+    command = ("predict", tmp_path / "in", "-m", trained.run, "-o", out, "--workers", 0, "--dicom")
+    written = []
+
+    def dying(prediction, *rest):
+        if len(written) == 4:
+            raise KeyboardInterrupt
+        written.append(prediction.row.scan_id)
+        return write_scan(prediction, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(result_folder, "write_scan", dying)
+        nguide(*command, code=130)
+    with monkeypatch.context() as patch:
+        patch.setattr(result_folder, "write_scan", lambda *one: written.append(one[0].row.scan_id) or write_scan(*one))
+        nguide(*command)
+    assert sorted(written) == sorted(given.values())  # each was written once
+    assert {path.name for path in out.iterdir() if path.is_dir()} == set(given.values())
+    with (out / "summary.csv").open(encoding="utf-8", newline="") as file:
+        assert {line["scan_id"] for line in csv.DictReader(file)} == set(given.values())
+    links = re.findall(r"<a href='([^']+/report.html)'>", (out / "index.html").read_text(encoding="utf-8"))
+    assert {unquote(link) for link in links} == {f"{name}/report.html" for name in given.values()}
+    for name in given.values():
+        assert read_json(out / name / "prediction.json")["scan_id"] == name
+        assert dcmread(out / name / "dicom" / "structured_report.dcm").Modality == "SR"
+        assert f"<h1>Scan {name}</h1>" in (out / name / "report.html").read_text(encoding="utf-8")
+    gallery = open_gallery(out)
+    assert set(gallery.manifest.scan_ids) == set(given.values())
+    said = [json.loads(line)["scan_id"] for line in nguide(*command, "--json").stdout.splitlines()]
+    assert sorted(said) == sorted(given.values())
 
 
 # ----------------------------------------------------------------------------------------------------

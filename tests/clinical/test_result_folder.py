@@ -198,7 +198,7 @@ def test_the_list_leads_to_the_scans(scans, bundle, tmp_path):
     write(scans, bundle, tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
     for scan in ("a", "b"):
-        assert f"<a href='{scan}/report.html'>{scan}</a>" in page
+        assert f"<a href='{scan}/report.html'><bdi>{scan}</bdi></a>" in page
     check_page(page.replace("href='a/report.html'", "").replace("href='b/report.html'", ""))
     assert "Modality is MR, not CT" in page
     check_page(index_page([], bundle, ()))

@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import quote
 
 from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import rounded
 from normal_guidance.clinical.summary_counts import count_sentence
 from normal_guidance.core.methods import method_title
 from normal_guidance.data.problems import Problem, summarize
-from normal_guidance.features.convert import file_name
 from normal_guidance.presentation.html import Section, bullets, caution, details, figure, page, paragraph
 from normal_guidance.statistics.calibration import describe
 from normal_guidance.statistics.conformal import IntervalCalibration, promise
@@ -223,7 +223,7 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
     header = ("scan", *(names or ("probability", "result", "key slices")), "slices", "problems")
     rows = [
         (
-            f"<a href='{quote(file_name(line['scan_id']))}/report.html'>{escape(line['scan_id'])}</a>{_flag(line)}",
+            f"<a href='{quote(folder_name(line['scan_id']))}/report.html'>{_name(line)}</a>{_flag(line)}",
             *(_cells(own) if names else (*_cells_of(line), escape(line["key_slices"]))),
             str(line["slices"]),
             str(line["problems"]),
@@ -243,6 +243,11 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
     ]
     lead = f"{count_sentence(lines)}. {_positive(good, names)}"
     return page("Predictions", [paragraph(lead), paragraph(CAUTION, note=True)], sections)
+
+
+def _name(line: Mapping[str, Any]) -> str:
+    """A scan's name, which may be written from right to left, without turning the text around it."""
+    return f"<bdi>{escape(line['scan_id'])}</bdi>"
 
 
 def _flag(line: Mapping[str, Any]) -> str:

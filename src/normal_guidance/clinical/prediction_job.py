@@ -25,11 +25,11 @@ from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.errors import UserError
-from normal_guidance.features.convert import file_name
 from normal_guidance.files import is_draft, make_folder, read_json, remove_left_drafts, write_json
 from normal_guidance.folders import difference, lock_folder
 from normal_guidance.tensor_files import read_tensors, write_tensors
@@ -174,16 +174,16 @@ class PredictionJob:
 
     def keep_only(self, scans: Sequence[str]) -> None:
         """Deletes the results of scans that an earlier start found and this one did not."""
-        known = {file_name(scan) for scan in scans}
+        known = {folder_name(scan) for scan in scans}
         for record in self.path.glob("*.safetensors"):
             if record.stem not in known:
                 shutil.rmtree(self.out / record.stem, ignore_errors=True)
 
     def _record(self, scan: str) -> Path:
-        return self.path / f"{file_name(scan)}.safetensors"
+        return self.path / f"{folder_name(scan)}.safetensors"
 
     def _results(self, scan: str) -> Path:
-        return self.out / file_name(scan)
+        return self.out / folder_name(scan)
 
 
 def _fingerprint(row: ScanRow, root: Path) -> str:

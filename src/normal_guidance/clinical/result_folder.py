@@ -39,6 +39,7 @@ from normal_guidance.clinical.new_scans import NotPredicted
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.predicting import Outcome
 from normal_guidance.clinical.prediction_job import SUMMARY, PredictionJob
+from normal_guidance.clinical.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import draw_strip
 from normal_guidance.clinical.summary_counts import STATES, count_states
@@ -48,7 +49,6 @@ from normal_guidance.data.manifest import write_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems, summarize, write_problems
 from normal_guidance.errors import FULL, UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
-from normal_guidance.features.convert import file_name
 from normal_guidance.files import folder_atomically, make_folder, read_json, write_atomically, write_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE
 
@@ -225,7 +225,7 @@ def write_scan(
         dicom: also write DICOM results.
         anonymize: leave out ids, paths and UIDs; the prediction was made with the same option.
     """
-    folder = Path(out) / file_name(prediction.row.scan_id)
+    folder = Path(out) / folder_name(prediction.row.scan_id)
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
         strips = []
@@ -366,7 +366,7 @@ def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob | 
     before = None if job is None else job.finished(prediction.row, prediction.root)
     if before is None:
         return None
-    folder = out / file_name(prediction.row.scan_id)
+    folder = out / folder_name(prediction.row.scan_id)
     same = all(
         one.logit == score.logit and torch.equal(one.log_attention, score.log_attention)
         for one, score in zip(prediction.each, before.scores, strict=True)
@@ -480,7 +480,7 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
         first = next(lines)
         shared = {name: first[name] for name in ("scan_id", "state", "lacks", "reason")}
         if first["state"] == "predicted":
-            folder = out / file_name(scan)
+            folder = out / folder_name(scan)
             about = read_json(folder / "prediction.json", "delete the folder and predict again")
             yield {**shared, "folder": str(folder), **about}
         else:
