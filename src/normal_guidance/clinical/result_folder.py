@@ -7,7 +7,8 @@
     OUT/problems.csv                  everything that was odd
     OUT/SCAN/prediction.json          everything about a scan (`prediction_json`)
     OUT/SCAN/slices.csv               a line a slice
-    OUT/SCAN/strip.png                key slices and attention curve; not for features, which have no images
+    OUT/SCAN/strip.png                key slices and attention curve; not for features, which have no images,
+                                      nor for anonymous scans whose pixels name the patient
     OUT/SCAN/report.html              one page, with the strip
     OUT/SCAN/dicom/                   for hospital software, if asked for
 
