@@ -81,8 +81,8 @@ def predict(
 
     The model refuses scans that it was not made for, unless --force is given. A refused or damaged scan does not stop
     the others. A model of imported features predicts from features, without pictures and DICOM. Start a killed command
-    again to resume it. Exit code 0: all scans were predicted; 1: at least one was not, or lacks results; 2: a mistake in
-    the command.
+    again to resume it. Exit code 0: all scans were predicted; 1: at least one was not, or lacks results; 2: a mistake
+    in the command.
     """
     from normal_guidance.clinical.bundle import load_bundle
     from normal_guidance.clinical.new_features import is_features, predict_features
