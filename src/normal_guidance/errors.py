@@ -1,4 +1,9 @@
-"""The exception that the command line prints without a traceback, and texts in its messages."""
+"""The exception that the command line prints without a traceback, texts in its messages, and errors of full disks."""
+
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, or the quota, or the file is as large as the disk or a limit allows."""
 
 
 def shorten(text: str, most: int = 100) -> str:

@@ -235,6 +235,26 @@ def make_folder(folder: Path) -> None:
         raise UserError(f"{folder} cannot be made ({error.strerror}); choose another folder") from error
 
 
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Lets only their owner read what is written in the block, by us or by a library: files 0600, folders 0700.
+
+    The umask is the whole process's, so a program with several threads sets it once, before they start.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder, private_files():
+        ...     write_atomically(f"{folder}/scan.json", b"{}")
+        ...     oct(Path(folder, "scan.json").stat().st_mode & 0o777)
+        '0o600'
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 # ----------------------------------------------------------------------------------------------------
 # JSON and parquet with seals
 # ----------------------------------------------------------------------------------------------------

@@ -1,18 +1,33 @@
 """`nguide bundle` and `nguide predict` as a user runs them: what is said, what is written, which exit code."""
 
+import csv
+import errno
 import json
+import os
+import re
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from click.testing import Result
+from pydicom import dcmread
 from typer.testing import CliRunner
 
+from normal_guidance import files
 from normal_guidance.cli import app
-from normal_guidance.clinical import result_folder
+from normal_guidance.clinical import bundle as bundles
+from normal_guidance.clinical import load_bundle, predict, result_folder, write_predictions
+from normal_guidance.clinical.prediction_job import COMMAND
 from normal_guidance.clinical.result_folder import write_scan
+from normal_guidance.features.encoders import Encoder
 from normal_guidance.files import read_json
-from small_bundle import PATIENT, copy_series, make_run, use_tiny
+from normal_guidance.viewer.gallery import open_gallery
+from small_bundle import PATIENT, copy_series, make_run, tiny, use_tiny
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +123,19 @@ def test_a_killed_command_goes_on_and_ends_the_same(trained, scans, tmp_path, mo
     assert resumed.stderr == said.stderr
 
 
+def test_objects_beside_a_scan_cost_nothing(trained, scans, tmp_path):
+    """A study with a segmentation in it once always ended with 1."""
+    header = dcmread(next((scans / "good").iterdir()))
+    header.SOPClassUID = header.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.66.4"
+    header.Modality, header.SeriesInstanceUID = "SEG", "1.2.3"
+    (scans / "good" / "other").mkdir()
+    header.save_as(scans / "good" / "other" / "seg.dcm")
+    said = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0).stdout
+    assert "1 of 1 scans predicted; " in said
+    assert "1 file belongs to no scan (1 no image); see" in said
+    assert "other/seg.dcm" in (tmp_path / "out" / "problems.csv").read_text()
+
+
 def test_drafts_beside_scans_are_no_scans(trained, scans, tmp_path):
     shutil.copytree(scans / "good", scans / f".good.{'a' * 32}.partial")
     said = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1).stdout
@@ -119,9 +147,10 @@ def test_a_refused_scan_does_not_stop_the_rest(trained, scans, tmp_path):
     assert "scan good: probability" in result.stdout
     assert "scan mr: refused: Modality is MR, not CT" in result.stderr
     assert "--force goes on" in result.stderr
-    assert "1 of 2 scans" in result.stdout
+    assert "1 of 2 scans predicted, 1 refused; " in result.stdout
     forced = nguide("predict", scans, "-m", trained.run, "-o", tmp_path / "forced", "--workers", 0, "--force")
     assert "scan mr: probability" in forced.stdout
+    assert "; CAUTION: Forced: its modality is MR; the model was trained on CT" in forced.stdout
     options = read_json(tmp_path / "forced" / "summary.json")["options"]
     assert options["force"] is True
 
@@ -143,6 +172,25 @@ def test_a_slice_that_is_no_dicom_file_refuses_its_scan(trained, scans, tmp_path
     result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=1)
     assert "scan good: refused: 1 of its files cannot be read" in result.stderr
     assert f"({file.name}: not a DICOM file): what it shows would be missing (--force goes on)" in result.stderr
+
+
+def test_the_sentence_and_the_summary_count_the_same(trained, scans, tmp_path):
+    """A scan without DICOM results is predicted: once "0 of 9 scans predicted" stood above eight predictions."""
+    for number in (2, 3):
+        row = trained.manifest[number]
+        files = copy_series(row, trained.manifest.root, scans / f"twins{number}")
+        for file in files:  # slices with one UID: results could not say which one they mean
+            header = dcmread(file)
+            header.SOPInstanceUID = "1.2.3"
+            header.save_as(file)
+    words = ("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
+    said = nguide(*words, code=1).stdout
+    assert "3 of 4 scans predicted, 1 refused; 2 lack DICOM results (for instance: scan 'twins" in said
+    summary = read_json(tmp_path / "out" / "summary.json")
+    assert summary["counts"] == {"predicted": 3, "refused": 1, "failed": 0}
+    lacks = {line["scan_id"]: line["lacks"] for line in summary["scans"]}
+    assert lacks == {"good": None, "mr": None, "twins2": "DICOM results", "twins3": "DICOM results"}
+    assert "3 of 4 scans predicted, 1 refused; 2 lack DICOM results (" in (tmp_path / "out/index.html").read_text()
 
 
 def test_json_is_one_object_a_scan(trained, scans, tmp_path):
@@ -174,6 +222,8 @@ def test_a_volume_has_no_dicom_results_but_all_others(trained, tmp_path):
     words = ("-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
     result = nguide("predict", tmp_path / "v.nii.gz", *words, code=1)
     assert "scan v: no DICOM results: " in result.stderr
+    assert "1 of 1 scans predicted; 1 lacks DICOM results (scan 'v' is the NIfTI file v.nii.gz" in result.stdout
+    assert nguide("predict", tmp_path / "v.nii.gz", *words, code=1).stdout.startswith(f"{tmp_path / 'out'} is complete")
     assert (tmp_path / "out" / "v" / "report.html").exists()
 
 
@@ -216,3 +266,254 @@ def test_an_encoder_with_other_weights_is_refused(trained, scans, tmp_path, monk
     use_tiny(monkeypatch, scale=2.0)
     result = nguide("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, code=2)
     assert "fingerprint tiny-1.0, but tiny here has tiny-2.0" in result.stderr
+
+
+# ----------------------------------------------------------------------------------------------------
+# Names
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_names_of_any_script_go_all_the_way(trained, tmp_path, monkeypatch):
+    """Once every such scan was called `scan`, `scan-2`, ...: two patients were told apart by the order of folders."""
+    given = {
+        "頭部CT 山田": "頭部CT-山田",
+        "أحمد": "أحمد",
+        "José": "José",
+        "日" * 80: "日" * 50,
+        "日" * 80 + "月": "日" * 50 + "-2",
+        "👍": "scan",
+        "con": "scan-con",
+        "<b>‮'": "b",
+    }
+    for number, name in enumerate(given):
+        row = trained.manifest[number]
+        copy_series(row, trained.manifest.root, tmp_path / "in" / name, SeriesInstanceUID=f"1.2.{number + 3}")
+    out = tmp_path / "out"
+    command = ("predict", tmp_path / "in", "-m", trained.run, "-o", out, "--workers", 0, "--dicom")
+    written = []
+
+    def dying(prediction, *rest):
+        if len(written) == 4:
+            raise KeyboardInterrupt
+        written.append(prediction.row.scan_id)
+        return write_scan(prediction, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(result_folder, "write_scan", dying)
+        nguide(*command, code=130)
+    with monkeypatch.context() as patch:
+        patch.setattr(result_folder, "write_scan", lambda *one: written.append(one[0].row.scan_id) or write_scan(*one))
+        nguide(*command)
+    assert sorted(written) == sorted(given.values())  # each was written once
+    assert {path.name for path in out.iterdir() if path.is_dir()} == set(given.values())
+    with (out / "summary.csv").open(encoding="utf-8", newline="") as file:
+        assert {line["scan_id"] for line in csv.DictReader(file)} == set(given.values())
+    links = re.findall(r"<a href='([^']+/report.html)'>", (out / "index.html").read_text(encoding="utf-8"))
+    assert {unquote(link) for link in links} == {f"{name}/report.html" for name in given.values()}
+    for name in given.values():
+        assert read_json(out / name / "prediction.json")["scan_id"] == name
+        assert dcmread(out / name / "dicom" / "structured_report.dcm").Modality == "SR"
+        assert f"<h1>Scan {name}</h1>" in (out / name / "report.html").read_text(encoding="utf-8")
+    gallery = open_gallery(out)
+    assert set(gallery.manifest.scan_ids) == set(given.values())
+    said = [json.loads(line)["scan_id"] for line in nguide(*command, "--json").stdout.splitlines()]
+    assert sorted(said) == sorted(given.values())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Two at once
+# ----------------------------------------------------------------------------------------------------
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_two_at_once_are_one(trained, scans, tmp_path):
+    """Both once succeeded, and the summary held the scan of one of them."""
+    out = tmp_path / "out"
+    (tmp_path / "gate").mkdir()
+    options = ("-m", trained.run, "-o", out, "--workers", 0)
+    words = [sys.executable, TESTS / "waiting_predict.py", tmp_path / "gate", "predict", scans / "good", *options]
+    places = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    first = subprocess.Popen(
+        [str(word) for word in words],
+        env=os.environ | {"PYTHONPATH": places},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (tmp_path / "gate" / "began").exists():
+            assert first.poll() is None, first.communicate()
+            time.sleep(0.05)
+        same = nguide("predict", scans / "good", *options, code=2)
+        assert (
+            f"{out}.job is being written by process {first.pid} on {socket.gethostname()}; wait until it ends, or "
+            "choose another folder\n"
+        ) in same.stderr
+        (tmp_path / "link").symlink_to(out)  # another name for the same folder
+        assert "being written by" in nguide("predict", scans / "good", *options, "-o", tmp_path / "link", code=2).stderr
+        other = nguide("predict", scans / "mr", *options, "--force", code=2)
+        assert "holds predictions of another model, of other scans or with other options" in other.stderr
+        assert len(same.stderr.splitlines()) == len(other.stderr.splitlines()) == 1
+        (tmp_path / "gate" / "go").touch()
+        said, errors = first.communicate()
+        assert (first.returncode, errors) == (0, "")
+        assert "1 of 1 scans predicted" in said
+    finally:
+        first.kill()
+        first.wait()
+    assert [line["scan_id"] for line in read_json(out / "summary.json")["scans"]] == ["good"]
+    assert (out / "good" / "report.html").exists()
+    assert not (tmp_path / "out.job").exists()
+
+
+@pytest.mark.parametrize("scan", ["good", "mr"])
+def test_results_that_another_process_completed_meanwhile_stay(trained, scans, tmp_path, monkeypatch, scan):
+    """The other one began and ended while this one read its scans, so there is neither a lock nor a job."""
+    out, kept = tmp_path / "out", {}
+
+    def load(name: str, **_: object) -> Encoder:
+        if not kept:
+            kept["nothing yet"] = b""
+            one = next(iter(predict(scans / "good", load_bundle(trained.run), encoder=tiny())))
+            write_predictions([one], load_bundle(trained.run), out, about={COMMAND: {"scans": "of the other"}})
+            kept.update(every_file(out))
+        return tiny()
+
+    monkeypatch.setattr(bundles, "load_encoder", load)
+    words = ("predict", scans / scan, "-m", trained.run, "-o", out, "--workers", 0, "--force")
+    said = nguide(*words, code=2).stderr
+    assert said == (
+        f"error: {out} was written by another process meanwhile, and is complete; open {out / 'index.html'}, or choose "
+        "another folder (-o)\n"
+    )
+    assert {"nothing yet": b"", **every_file(out)} == kept
+    assert not (tmp_path / "out.job").exists()
+
+
+# ----------------------------------------------------------------------------------------------------
+# A full disk
+# ----------------------------------------------------------------------------------------------------
+
+PLACES = {
+    "scan": ["strip.png", "key_objects.dcm", "prediction.json", "report.html"],
+    "records": ["config.json", "good.safetensors"],
+    "tables": ["problems.csv", "summary.csv", "predictions.parquet", "manifest.parquet", "index.html", "summary.json"],
+}
+"""Files that predict writes, in their order."""
+
+
+@pytest.mark.slow(but="scan")
+@pytest.mark.parametrize("place", PLACES)
+def test_a_full_disk_is_told_and_resumed_from(trained, scans, tmp_path, monkeypatch, place):
+    def command(out: str) -> tuple[object, ...]:
+        return ("predict", scans / "good", "-m", trained.run, "-o", tmp_path / out, "--workers", 0, "--dicom")
+
+    nguide(*command("whole"))
+    for name in PLACES[place]:
+
+        def sync(file, original=files.sync, name=name):
+            if f"/.{name}." in file.name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            original(file)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "sync", sync)
+            said = nguide(*command("out"), code=74).stderr
+        line = said.splitlines()[-1]
+        assert line.startswith("error: no space left on device (")
+        assert f" at {tmp_path / 'out'}; free some space, or choose a folder on another disk; " in line
+        assert line.endswith("; start the same command again to go on")
+        assert "Traceback" not in said
+    nguide(*command("out"))
+    assert known(every_file(tmp_path / "out")) == known(every_file(tmp_path / "whole"))
+
+
+def known(content: dict[str, bytes]) -> dict[str, bytes]:
+    """The files; only their names where they hold the time of writing."""
+    return {name: b"" if name.endswith(".dcm") else held for name, held in content.items()}
+
+
+def test_folders_for_dicom_results_on_a_full_disk(trained, scans, tmp_path, monkeypatch):
+    """A folder that cannot be made was once taken for the scan's fault: exit code 1, and no DICOM results for ever."""
+    made = Path.mkdir
+
+    def mkdir(self, *arguments, **options):
+        if self.name == "dicom":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return made(self, *arguments, **options)
+
+    words = ("predict", scans / "good", "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", mkdir)
+        assert "No space left on device" in nguide(*words, code=74).stderr
+    nguide(*words)
+    assert (tmp_path / "out" / "good" / "dicom" / "strip.dcm").exists()
+
+
+@pytest.mark.parametrize("room", ["40k", "100k", "200k"])
+def test_a_disk_that_is_really_full(trained, scans, tmp_path, room):
+    """The strip is larger than the first two, the page than the third."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(words, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {error}")
+    if mounted.returncode:
+        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {mounted.stderr.strip()}")
+    try:
+        command = ("predict", scans / "good", "-m", trained.run, "-o", disk / "out", "--workers", 0)
+        said = nguide(*command, code=74).stderr
+        assert said.splitlines()[-1].startswith("error: no space left on device (")
+        assert said.endswith("; start the same command again to go on\n")
+        subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+        nguide(*command)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Who may read the results
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def usual_umask():
+    """The umask of most machines: files are readable for everyone."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, set[int]]:
+    """The permissions of all files, and those of all folders, below a folder and of itself."""
+    every = [folder, *folder.rglob("*")]
+    return {
+        "files": {one.stat().st_mode & 0o777 for one in every if one.is_file()},
+        "folders": {one.stat().st_mode & 0o777 for one in every if one.is_dir()},
+    }
+
+
+def test_only_the_user_may_read_what_is_written(trained, scans, tmp_path, monkeypatch, usual_umask):
+    copy_series(trained.manifest[2], trained.manifest.root, scans / "second")
+    command = ("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
+    told = []
+
+    def dying(one, *rest):
+        if told:
+            raise KeyboardInterrupt
+        told.append(one)
+        return write_scan(one, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(result_folder, "write_scan", dying)
+        nguide(*command, code=130)
+    private = {"files": {0o600}, "folders": {0o700}}
+    assert modes(tmp_path / "out.job") == modes(tmp_path / "out") == private
+    nguide(*command, code=1)
+    assert modes(tmp_path / "out") == private
+    kinds = {one.suffix for one in (tmp_path / "out").rglob("*") if one.is_file()}
+    assert kinds == {".csv", ".dcm", ".html", ".json", ".parquet", ".png"}
+    assert os.umask(0o022) == 0o022  # a program that runs the command keeps its own

@@ -8,7 +8,8 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from pydicom import dcmread
+from pydicom import Dataset, dcmread
+from pydicom.uid import UID
 
 from normal_guidance.clinical.new_scans import NOT_DICOM, find_scans
 from normal_guidance.data.volumes import read_volume
@@ -205,6 +206,59 @@ def test_scouts_and_screenshots_are_no_loss(tmp_path):
     assert len(found.rows) == 4
     assert found.unusable == ()
     assert {"localizer", "secondary_capture"} <= {problem.kind for problem in found.problems[""]}
+
+
+STORAGE = "1.2.840.10008.5.1.4.1.1."
+
+OBJECTS = {
+    "segmentation": (f"{STORAGE}66.4", "SEG", {"PixelData": bytes(64)}),
+    "surfaces": (f"{STORAGE}66.5", "SEG", {}),
+    "parametric map": (f"{STORAGE}30", "CT", {"FloatPixelData": bytes(4096)}),
+    "report": (f"{STORAGE}88.33", "SR", {}),
+    "dose report": (f"{STORAGE}88.67", "CT", {}),
+    "key objects": (f"{STORAGE}88.59", "KO", {}),
+    "presentation state": (f"{STORAGE}11.1", "PR", {}),
+    "document": (f"{STORAGE}104.1", "DOC", {"EncapsulatedDocument": b"%PDF-1.7"}),
+    "structures": (f"{STORAGE}481.3", "RTSTRUCT", {}),
+    "dose": (f"{STORAGE}481.2", "RTDOSE", {"PixelData": bytes(2048)}),
+    "raw data": (f"{STORAGE}66", "CT", {}),
+    "registration": (f"{STORAGE}66.1", "REG", {}),
+    "private segmentation": ("1.2.3.4", "SEG", {"PixelData": bytes(2048)}),
+}
+"""SOP class, modality and content of objects that studies have beside their scans; some call themselves CT."""
+
+
+def write_object(like: Path, path: Path, kind: str) -> None:
+    sop_class, modality, content = OBJECTS[kind]
+    source, made = dcmread(like), Dataset()
+    for name in ("PatientID", "StudyInstanceUID", "Rows", "Columns", "BitsAllocated", "ImageOrientationPatient"):
+        if content or name in ("PatientID", "StudyInstanceUID"):
+            setattr(made, name, getattr(source, name))
+    made.SOPClassUID, made.Modality, made.SOPInstanceUID = UID(sop_class), modality, "1.2.9"
+    made.SeriesInstanceUID = f"1.2.{list(OBJECTS).index(kind) + 7}"
+    for name, value in content.items():
+        setattr(made, name, value)
+    made.file_meta = source.file_meta
+    made.file_meta.MediaStorageSOPClassUID = UID(sop_class)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.save_as(path, enforce_file_format=True)
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+@pytest.mark.parametrize("any_modality", [False, True])
+def test_objects_that_are_not_scans_are_neither_refused_nor_predicted(copy, tmp_path, kind, any_modality):
+    files = copy("study/ct")
+    for place in (tmp_path / "study" / "ct", tmp_path / "study" / "other"):  # beside the slices, and on its own
+        write_object(files[0], place / "object.dcm", kind)
+    found = find_scans([tmp_path / "study"], any_modality=any_modality)
+    assert [row.scan_id for row in found.rows] == ["ct"]
+    assert (found.unusable, found.incomplete, len(found.rows[0])) == ((), {}, len(files))
+    told = [(one.file, one.kind) for one in found.problems[""]]
+    assert told == [("ct/object.dcm", "no_image"), ("other/object.dcm", "no_image")]
+    assert all(one.detail.startswith("not a scan: ") for one in found.problems[""])
+    shutil.rmtree(tmp_path / "study" / "ct")
+    with pytest.raises(UserError, match=r"no scan in it: other/object.dcm is not a slice \(not a scan: "):
+        find_scans([tmp_path / "study"], any_modality=any_modality)
 
 
 # ----------------------------------------------------------------------------------------------------

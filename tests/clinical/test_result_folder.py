@@ -14,16 +14,18 @@ import torch
 from matplotlib.image import imread
 from pydicom import dcmread
 
+from normal_guidance.cli.predict import describe
 from normal_guidance.clinical import PredictOptions, ScanPrediction, predict, result_folder, write_predictions
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.result_folder import outcome_json, prediction_json, write_scan
 from normal_guidance.clinical.strip import draw_strip, plot_strip
+from normal_guidance.data.findings import Finding
 from normal_guidance.data.manifest import read_manifest
 from normal_guidance.data.problems import Problem, read_problems
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.presentation.figure_style import save
+from normal_guidance.presentation.figure_style import DPI, save
 from normal_guidance.statistics.conformal import IntervalCalibration
 from pages import check_page
 from small_bundle import PATIENT, WINDOW, copy_series
@@ -81,7 +83,7 @@ def test_everything_is_there(scans, bundle, tmp_path):
     assert "Modality is MR" in summary[2]["reason"]
     about = json.loads((tmp_path / "out" / "summary.json").read_text(), parse_constant=pytest.fail)
     assert about["counts"] == {"predicted": 2, "refused": 1, "failed": 1}
-    assert about["model"] == json.loads(json.dumps(bundle.as_json()))
+    assert about["model"] == json.loads(json.dumps({"identity": bundle.identity.as_json(), **bundle.as_json()}))
     kinds = {problem.kind for problem in read_problems(tmp_path / "out" / "problems.csv")}
     assert {"unsuitable", "failed"} <= kinds
     with pytest.raises(UserError, match="exists and is not empty"):
@@ -196,7 +198,7 @@ def test_the_list_leads_to_the_scans(scans, bundle, tmp_path):
     write(scans, bundle, tmp_path / "out")
     page = (tmp_path / "out" / "index.html").read_text()
     for scan in ("a", "b"):
-        assert f"<a href='{scan}/report.html'>{scan}</a>" in page
+        assert f"<a href='{scan}/report.html'><bdi>{scan}</bdi></a>" in page
     check_page(page.replace("href='a/report.html'", "").replace("href='b/report.html'", ""))
     assert "Modality is MR, not CT" in page
     check_page(index_page([], bundle, ()))
@@ -212,7 +214,9 @@ def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
     assert len(shown) == len(places)
     for panel, place in zip(shown, places, strict=True):
         np.testing.assert_array_equal(panel.images[0].get_array(), np.clip(hu[place], *WINDOW))
-        assert panel.get_title().startswith(f"slice {place + 1} (image ")
+        rank = one.key_slices.index(place) + 1
+        assert panel.get_title().startswith(f"key slice {rank}\nslice {place + 1} (image ")
+        assert [text.get_text() for text in panel.texts] == ["R", "L", "A", "P"]
     curves = {line.get_label(): line.get_ydata() for line in bottom.axes[0].lines}
     np.testing.assert_allclose(curves["attention"], one.attention)
     mean = (one.attention * torch.arange(len(one.row))).sum()
@@ -238,6 +242,109 @@ def test_the_strip_on_disk_is_a_picture(one, tmp_path):
     assert grey.std() > 0.1
     blank = replace(one, key_slices=one.key_slices[:1])
     assert imread(draw_strip(blank, None, tmp_path / "one.png")).shape[1] == 1350
+
+
+FORCED = Problem("a", "", "unsuitable", "it has 2 slices; the model takes 10 or more", "predicted because of --force")
+DOUBLE = Problem("a", "a/3.dcm", "duplicate", "same position as a/2.dcm", "left out")
+HARMLESS = Problem("a", "a/notes.txt", "no_image", "not a DICOM file", "left out")
+WARNED = ("Forced: it has 2 slices; the model takes 10 or more.", "Two slices at the same position: left out.")
+
+
+def test_cautions_are_on_every_result(one, bundle, tmp_path):
+    """A reader of any one of them must learn that the scan was forced, or that slices were left out."""
+    odd = replace(one, problems=(FORCED, DOUBLE, HARMLESS))
+    assert odd.cautions == WARNED
+    (written,) = write_predictions([odd], bundle, tmp_path / "out")
+    assert json.loads((written.folder / "prediction.json").read_text())["cautions"] == list(WARNED)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["scans"][0]["cautions"] == " ".join(WARNED)
+    assert lines(tmp_path / "out" / "summary.csv")[0]["cautions"] == " ".join(WARNED)
+    page = (written.folder / "report.html").read_text()
+    for sentence in WARNED:
+        assert page.index("<h1>") < page.index(sentence) < page.index("Probability ")  # above the result
+        assert sentence in (tmp_path / "out" / "index.html").read_text()
+        assert f"CAUTION: {WARNED[0]}" in describe(written, bundle)[0]
+
+
+def strip_of(prediction: ScanPrediction):
+    """The figure, laid out at the resolution of its file."""
+    figure = plot_strip(prediction, [(place, np.eye(8)) for place in sorted(prediction.key_slices)])
+    figure.set_dpi(DPI)
+    figure.draw_without_rendering()
+    return figure
+
+
+def test_cautions_are_burned_into_the_strip(one):
+    """The strip becomes a DICOM image of its own, without the page around it."""
+    long = FORCED._replace(detail="a reason of many words " * 40)
+    figure = strip_of(replace(one, problems=(long, DOUBLE)))
+    banner, _, _ = figure.subfigs
+    (text,) = banner.texts
+    assert " ".join(text.get_text().split()).count("a reason of many words") == 40
+    assert WARNED[1] in " ".join(text.get_text().split())
+    assert text.get_fontsize() >= 10
+    inside, around = text.get_window_extent(), banner.bbox
+    assert around.x0 <= inside.x0 < inside.x1 <= around.x1
+    assert around.y0 <= inside.y0 < inside.y1 <= around.y1
+    assert len(strip_of(one).subfigs) == 2  # no banner without a caution
+
+
+def test_every_result_says_what_was_sought_where_and_by_which_model(one, bundle, tmp_path):
+    seen = replace(one, row=replace(one.row, body_part="HEAD"))
+    (written,) = write_predictions([seen], bundle, tmp_path / "out")
+    content = json.loads((written.folder / "prediction.json").read_text())
+    assert (content["sought"], content["source"]["body_part"]) == (seen.sought, "HEAD")
+    assert content["model"]["identity"] == bundle.identity.as_json()
+    line = lines(tmp_path / "out" / "summary.csv")[0]
+    assert (line["sought"], line["body_part"], line["model"]) == (seen.sought, "HEAD", bundle.identity.short)
+    heading = " ".join(strip_of(seen).get_suptitle().split())
+    page = (written.folder / "report.html").read_text()
+    for words in (f"Looked for: {seen.sought}", "Body part: HEAD", str(bundle.identity)[1:]):
+        assert words in heading
+        assert words in page
+    assert "Body part: not stated" in scan_page(replace(one, row=replace(one.row, body_part="")), bundle, None)
+
+
+def test_the_strip_fits_its_heading(one):
+    figure = strip_of(replace(one, finding=Finding("any", "1386000", "Intracranial hemorrhage of whatever kind " * 5)))
+    for text in (figure._suptitle, figure.subfigs[0]._suptitle):
+        assert 0 <= text.get_window_extent().x0 < text.get_window_extent().x1 <= figure.bbox.x1
+    sentence = figure.subfigs[0]._suptitle.get_window_extent()
+    assert figure._suptitle.get_window_extent().y0 >= sentence.y1
+    titles = [panel.title.get_window_extent() for panel in figure.subfigs[0].axes if panel.images]
+    assert [title.y1 <= sentence.y0 for title in titles] == [True] * len(titles)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "words"),
+    [
+        (0.0, "Highest attention, scan called positive: where the model looked, which need not show the finding."),
+        (1.0, "Highest attention, scan called negative: the key slices and the interval point at no finding."),
+        (None, "Highest attention; no threshold was chosen, so the scan is called neither positive nor negative."),
+    ],
+)
+def test_key_slices_of_a_negative_scan_point_at_no_finding(one, bundle, threshold, words):
+    called = replace(one, threshold=threshold)
+    assert words in scan_page(called, bundle, None)
+    assert strip_of(called).subfigs[0].get_suptitle() == words
+
+
+def test_key_slices_have_the_same_number_everywhere(one, bundle):
+    """The number is that by attention among the key slices, not among all slices."""
+    several = replace(one, key_slices=(7, 2, 5))
+    panels = [panel for panel in strip_of(several).subfigs[0].axes if panel.images]
+    assert [panel.get_title().splitlines()[:2] for panel in panels] == [
+        ["key slice 2", "slice 3 (image 3)"],
+        ["key slice 3", "slice 6 (image 6)"],
+        ["key slice 1", "slice 8 (image 8)"],
+    ]
+    page = scan_page(several, bundle, None)
+    rows = [f"<td>key slice {rank} of 3</td><td>{slice_}</td>" for rank, slice_ in ((1, 8), (2, 3), (3, 6))]
+    assert [row in page for row in rows] == [True] * 3
+
+
+def test_the_strip_has_no_letters_where_the_orientation_is_unknown(one):
+    panels = strip_of(replace(one, row=replace(one.row, orientation=None))).subfigs[0].axes
+    assert [text.get_text() for panel in panels for text in panel.texts] == []
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -272,6 +379,32 @@ def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     assert len(open_eyed) == len(written)
 
 
+@pytest.mark.parametrize("dicom", [False, True])
+def test_pixels_that_name_the_patient_are_in_no_anonymous_result(trained, bundle, tmp_path, dicom):
+    row, root = trained.manifest[0], trained.manifest.root
+    copy_series(row, root, tmp_path / "in" / "plain", BurnedInAnnotation="NO")
+    files = copy_series(row, root, tmp_path / "in" / "named", SeriesInstanceUID="1.2.3")
+    header = dcmread(files[4])
+    header.BurnedInAnnotation = "YES"  # of one slice, which need not be a key slice
+    header.save_as(files[4])
+    named, plain = write(tmp_path / "in", bundle, tmp_path / "anonymous", anonymize=True, dicom=dicom)
+    held = {file.suffix for file in named.folder.rglob("*") if file.is_file()}
+    assert held == {".json", ".csv", ".html"}  # neither PNG nor DICOM
+    page = (named.folder / "report.html").read_text()
+    assert "data:image" not in page
+    assert "No picture: its pixels name the patient (BurnedInAnnotation is YES)" in page
+    check_page(page)
+    assert (named.complete, named.lacks) == (False, "picture and DICOM results" if dicom else "picture")
+    (line,) = (one for one in lines(tmp_path / "anonymous" / "summary.csv") if one["scan_id"] == "scan-001")
+    assert (line["state"], line["lacks"]) == ("predicted", named.lacks)
+    assert "burned_in" in (tmp_path / "anonymous" / "problems.csv").read_text()
+    assert plain.complete
+    assert (plain.folder / "strip.png").exists()
+    for one in write(tmp_path / "in", bundle, tmp_path / "open", dicom=dicom):  # who may know the patient sees the scan
+        assert one.complete
+        assert (one.folder / "strip.png").exists()
+
+
 @pytest.fixture
 def dicom_out(monkeypatch) -> list[tuple]:
     """In place of the module that writes DICOM: remembers what it was asked for, and fails for scan b."""
@@ -279,6 +412,7 @@ def dicom_out(monkeypatch) -> list[tuple]:
 
     def write_dicom(prediction, strip, out, *, anonymize=False, report=None, place=0):
         calls.append((prediction.row.scan_id, strip.read_bytes()[:4], out.name, anonymize))
+        report(Problem(prediction.row.scan_id, "", "header", "no (0020,0010) StudyID", "written empty"))
         if "/b/" in f"/{prediction.row.files[0]}":
             raise UserError("scan 'b' of DOE^JOHN has no DICOM identity; do without --dicom")
         out.mkdir()
@@ -293,9 +427,9 @@ def test_dicom_results_are_asked_for(scans, bundle, tmp_path, dicom_out):
     written = {one.folder.name: one for one in write(scans, bundle, tmp_path / "out", dicom=True) if one.folder}
     assert dicom_out == [("a", b"\x89PNG", "dicom", False), ("b", b"\x89PNG", "dicom", False)]
     assert (tmp_path / "out" / "a" / "dicom" / "strip.dcm").exists()
-    assert written["a"].complete
+    assert written["a"].complete  # an odd header is noted; all results are there
     assert not written["b"].complete
-    assert "no DICOM identity" in written["b"].problems[0].detail
+    assert "no DICOM identity" in written["b"].lacking[0].detail
     assert "no DICOM identity" in (tmp_path / "out" / "b" / "report.html").read_text()
     write(scans, bundle, tmp_path / "anonymous", dicom=True, anonymize=True)
     assert dicom_out[2:] == [(scan, b"\x89PNG", "dicom", True) for scan in ("scan-001", "scan-002")]

@@ -597,8 +597,8 @@ def test_what_has_no_pixels_is_no_image():
     for name in ("PixelData", "Rows", "Columns"):
         delattr(pdf, name)
     assert_refused(saved(pdf), "no_image", "Encapsulated PDF")
-    for name in ("reportsi.dcm", "DICOMDIR", "rtplan.dcm"):
-        assert_refused(Path(pydicom.data.get_testdata_file(name)), "no_image", "no pixels")
+    for name, why in {"reportsi.dcm": "not a scan", "DICOMDIR": "no pixels", "rtplan.dcm": "not a scan"}.items():
+        assert_refused(Path(pydicom.data.get_testdata_file(name)), "no_image", why)
 
 
 @pytest.mark.parametrize("content", [b"scan_id,label\nA17,1\n", b"PK\x03\x04" + b"\0" * 500, b"\0" * 500, b"\x08"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,31 @@ from typer.core import TyperCommand
 
 from normal_guidance.cli import endings
 from normal_guidance.errors import UserError
-from normal_guidance.files import remove_left_drafts_of
+from normal_guidance.files import private_files, remove_left_drafts_of
+
+PRIVATE = ("predict",)
+"""Commands whose results name patients that are being treated; only the user who runs one may read what it writes.
+
+Commands on datasets (index, split, encode, ...) follow the umask: research groups share their folders.
+"""
 
 
 class Command(TyperCommand):
     """A command whose name and options `endings` knows, so that it can say how to go on.
 
-    It removes what a killed command had begun to write into the same output, and says once if a store that it reads
-    lacks scans of its index.
+    It removes what a killed command had begun to write into the same output, says once if a store that it reads lacks
+    scans of its index, and keeps the files of `PRIVATE` commands private.
     """
 
     def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
-        endings.begin(ctx.command_path.removeprefix(ctx.find_root().command_path).strip(), ctx.params)
+        name = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
+        endings.begin(name, ctx.params)
         if ctx.params.get("out") is not None and not ctx.params.get("dry_run"):
             remove_left_drafts_of(ctx.params["out"])
         for line in lacking_lines(ctx.params):
             typer.echo(line, err=True)
-        return super().invoke(ctx)
+        with private_files() if name in PRIVATE else nullcontext():
+            return super().invoke(ctx)
 
 
 def lacking_lines(options: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from normal_guidance.errors import UserError
+from normal_guidance.errors import FULL, UserError
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -93,9 +93,6 @@ ENDINGS = (
 """All of them, by code."""
 
 BY_SIGNAL = {"SIGHUP": HUNG_UP, "SIGINT": INTERRUPTED, "SIGTERM": TERMINATED}
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The disk is full, or the quota, or the file is as large as the disk or a limit allows."""
 
 RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")
 """Commands that go on from what they saved, if they are started again with the same options."""

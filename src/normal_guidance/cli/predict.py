@@ -81,14 +81,16 @@ def predict(
 
     The model refuses scans that it was not made for, unless --force is given. A refused or damaged scan does not stop
     the others. A model of imported features predicts from features, without pictures and DICOM. Start a killed command
-    again to resume it. Exit code 0: all scans were predicted; 1: at least one was not; 2: a mistake in the command.
+    again to resume it. Exit code 0: all scans were predicted; 1: at least one was not, or lacks results; 2: a mistake
+    in the command.
     """
     from normal_guidance.clinical.bundle import load_bundle
     from normal_guidance.clinical.new_features import is_features, predict_features
     from normal_guidance.clinical.new_scans import find_scans
     from normal_guidance.clinical.predicting import PredictOptions, predict_found
     from normal_guidance.clinical.prediction_job import COMMAND, completed, identity_of, open_prediction_job
-    from normal_guidance.clinical.result_folder import outcome_json, write_predictions
+    from normal_guidance.clinical.result_folder import outcome_json, summary_line, write_predictions
+    from normal_guidance.clinical.summary_counts import count_sentence, is_all
 
     count = (os.cpu_count() or 1) if workers is None else workers
     options = PredictOptions(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
@@ -139,27 +141,28 @@ def predict(
             watch=tell,
             job=job,
         )
-    good = sum(one.complete for one in written)
+    lines = [summary_line(one, anonymize=anonymize) for one in written]
     if not as_json:
         seconds = time.monotonic() - begin
-        typer.echo(f"{good} of {len(written)} scans predicted, {seconds:.1f} s; open {out / 'index.html'}")
+        typer.echo(f"{count_sentence(lines)}; {seconds:.1f} s; open {out / 'index.html'}")
         if others:
             files = "1 file belongs" if len(others) == 1 else f"{len(others)} files belong"
             typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
-    if good < len(written):
+    if not is_all(lines):
         raise typer.Exit(FAILED_EXIT_CODE)
 
 
 def _tell_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> None:
     """Say that there is nothing to do, and end as the command did that did it."""
     from normal_guidance.clinical.result_folder import summary_json
+    from normal_guidance.clinical.summary_counts import is_all
 
     if as_json:
         for one in summary_json(out, summary):
             print_json(one, indent=None)
     else:
         typer.echo(f"{out} is complete already; nothing was done; open {out / 'index.html'}")
-    if any(line["reason"] is not None for line in summary["scans"]):
+    if not is_all(summary["scans"]):
         raise typer.Exit(FAILED_EXIT_CODE)
 
 
@@ -178,10 +181,11 @@ def describe(one: Written, bundle: Bundle) -> list[str]:
     line = lines[0]
     if line["state"] != "predicted":
         return [f"scan {line['scan_id']}: {line['state']}: {line['reason']}"]
+    caution = f"; CAUTION: {line['cautions']}" if line["cautions"] else ""
     odd = f"; problems: {_kinds(problems_of(one))}, see {one.folder}" if line["problems"] else ""
     results = [_result(own) for own in lines]
-    results[-1] += odd
-    return [*results, *(f"scan {line['scan_id']}: {problem.action}: {problem.detail}" for problem in one.problems)]
+    results[-1] += caution.rstrip(".") + odd
+    return [*results, *(f"scan {line['scan_id']}: {problem.action}: {problem.detail}" for problem in one.lacking)]
 
 
 def _result(line: Mapping[str, Any]) -> str:

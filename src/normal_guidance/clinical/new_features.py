@@ -15,11 +15,11 @@ import torch
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import RESERVED, NotPredicted
 from normal_guidance.clinical.predicting import DEFAULTS, Outcome, PredictOptions, outcome_of, scores_of
+from normal_guidance.clinical.scan_names import MOST_FOLDER_BYTES, folder_name, same_name
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.manifest import FEATURES, ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.errors import UserError
-from normal_guidance.features.convert import NAME_BYTES, file_name
 from normal_guidance.features.feature_files import has_suffix
 from normal_guidance.features.import_features import checked, read_scans
 from normal_guidance.features.scan_layouts import Found, FoundScan
@@ -104,8 +104,8 @@ def _why_not(scan: FoundScan, bundle: Bundle) -> str:
 
 
 def _why_no_folder(scan_id: str) -> str:
-    name = file_name(scan_id)
-    fits = name.casefold() not in RESERVED and len(name) <= NAME_BYTES
+    name = folder_name(scan_id)
+    fits = same_name(name) not in RESERVED and len(name.encode()) <= MOST_FOLDER_BYTES
     return "" if fits else "has an id that cannot be the name of its folder"
 
 

@@ -8,13 +8,13 @@ should be a scan and cannot be read is a `NotPredicted`, like a scan that fails 
 from __future__ import annotations
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+from normal_guidance.clinical.scan_names import safe_name, same_name
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.containers import list_files, list_members
 from normal_guidance.data.file_contents import NIFTI, Mask, is_nifti
@@ -47,9 +47,6 @@ NOT_DICOM = "not a DICOM file"
 
 RESERVED = ("index.html", "summary.csv", "summary.json", "predictions.parquet", "manifest.parquet", "problems.csv")
 """Files of the output folder; a scan's folder cannot have such a name."""
-
-MOST_LETTERS = 100
-"""Longest name of a scan, which becomes the name of its folder."""
 
 TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"
 """What a user may give."""
@@ -258,7 +255,7 @@ class _Naming:
         self, source: _NewScans, rows: Sequence[ScanRow], problems: Sequence[Problem], modalities: Sequence[str]
     ) -> None:
         self.source, self.rows, self.problems, self.modalities = source, rows, problems, modalities
-        self.taken = {name.casefold() for name in RESERVED}
+        self.taken = set(map(same_name, RESERVED))
         self.names: dict[_Series, str] = {}
         self.unlisted: dict[str, _Leaf] = {}
 
@@ -315,11 +312,11 @@ class _Naming:
 
     def _free(self, text: str) -> str:
         """A name that is fit for a folder and that no other scan has."""
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:MOST_LETTERS] or "scan"
+        plain = safe_name(text)
         name, number = plain, 2
-        while name.casefold() in self.taken:
+        while same_name(name) in self.taken:
             name, number = f"{plain}-{number}", number + 1
-        self.taken.add(name.casefold())
+        self.taken.add(same_name(name))
         return name
 
     def _named_row(self, row: ScanRow) -> ScanRow:

@@ -9,12 +9,13 @@ from typing import Any
 from urllib.parse import quote
 
 from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import rounded
+from normal_guidance.clinical.summary_counts import count_sentence
 from normal_guidance.core.methods import method_title
 from normal_guidance.data.problems import Problem, summarize
-from normal_guidance.features.convert import file_name
-from normal_guidance.presentation.html import Section, bullets, details, figure, page, paragraph
+from normal_guidance.presentation.html import Section, bullets, caution, details, figure, page, paragraph
 from normal_guidance.statistics.calibration import describe
 from normal_guidance.statistics.conformal import IntervalCalibration, promise
 
@@ -25,6 +26,9 @@ CAUTION = (
 
 SIDES = {None: "no threshold", True: "positive", False: "negative"}
 """The result by the threshold, in words."""
+
+READ_FIRST = "Caution: read this before the result"
+"""The title of the banner with a scan's cautions."""
 
 LISTED = 50
 """A page shows at most so many problems; prediction.json has all."""
@@ -55,8 +59,9 @@ def scan_page(
         "is shaded; the dashed line is the normal distribution with the attention's mean and variance."
     )
     strips = (strip, *further) if further else (strip, *[None] * len(prediction.further))
+    missing = [f"No picture: {one.detail}." for one in problems if one.action.startswith("no picture")]
     shown = [
-        [*([] if path is None else [figure(path, caption)]), *_key_slices(one)]
+        [*([caution("Without a picture", missing)] if path is None else [figure(path, caption)]), *_key_slices(one)]
         for one, path in zip(prediction.each, strips, strict=True)
     ]
     sections = [
@@ -65,7 +70,7 @@ def scan_page(
         Section("Scan", [_scan(prediction, anonymize)]),
         Section("Model", _models(bundle)),
     ]
-    lead = [*_results(prediction), paragraph(CAUTION, note=True)]
+    lead = [caution(READ_FIRST, prediction.cautions), *_results(prediction), paragraph(CAUTION, note=True)]
     return page(f"Scan {prediction.row.scan_id}", lead, sections)
 
 
@@ -74,7 +79,7 @@ def _by_finding(prediction: ScanPrediction, shown: Sequence[list[str]]) -> list[
     if not prediction.further:
         return [Section("Key slices", shown[0])]
     return [
-        Section(one.finding.name if one.finding else "", [paragraph(_verdict(one)), *_evenness(one), *blocks])
+        Section(one.finding.name if one.finding else "", [*_verdict_of(one), *blocks])
         for one, blocks in zip(prediction.each, shown, strict=True)
     ]
 
@@ -91,9 +96,20 @@ def _results(prediction: ScanPrediction) -> list[str]:
             )
             for one in prediction.each
         ]
-        return [table(("finding", "probability", "threshold", "result"), lines)]
-    named = [] if prediction.finding is None else [paragraph(f"Finding: {prediction.finding}.")]
-    return [*named, paragraph(_verdict(prediction)), *_evenness(prediction)]
+        return [table(("finding", "probability", "threshold", "result"), lines), _where(prediction)]
+    return [*_verdict_of(prediction), _where(prediction)]
+
+
+def _verdict_of(prediction: ScanPrediction) -> list[str]:
+    """The result of one finding: what was looked for, what came out, and which model says so."""
+    said = [_verdict(prediction), f"Looked for: {prediction.sought}."]
+    if prediction.model is not None:
+        said.append(f"By {prediction.model}.")
+    return [*map(paragraph, said), *_evenness(prediction)]
+
+
+def _where(prediction: ScanPrediction) -> str:
+    return paragraph(f"Body part: {prediction.body_part}; modality: {prediction.row.modality or 'not stated'}.")
 
 
 def _verdict(prediction: ScanPrediction) -> str:
@@ -116,17 +132,20 @@ def _key_slices(prediction: ScanPrediction) -> list[str]:
     """The table of key slices, and a sentence about the interval."""
     row, numbers = prediction.row, prediction.instance_numbers
     lines = []
-    for rank, place in enumerate(prediction.key_slices, start=1):
+    of = f" of {len(prediction.key_slices)}"
+    for place in prediction.key_slices:
         position = f"{row.positions[place]:.1f}" if row.slice_spacing is not None else "unknown"
         share = f"{100 * prediction.attention[place].item():.2f} %"
         number = "none" if numbers[place] is None else str(numbers[place])
-        lines.append((str(rank), str(place + 1), number, position, share))
+        name = prediction.key_slice_name(place) + of
+        lines.append((name, str(place + 1), number, position, share))
     order = "by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber"
     interval = (
         f"{prediction.interval_sentence} Slices are counted from 1 "
         f"{order if prediction.has_images else 'in the order of their features'}."
     )
-    return [table(("rank", "slice", "image number", "position in mm", "attention"), lines), paragraph(interval)]
+    columns = ("by attention", "slice", "image number", "position in mm", "attention")
+    return [paragraph(prediction.key_slices_sentence), table(columns, lines), paragraph(interval)]
 
 
 def _scan(prediction: ScanPrediction, anonymize: bool) -> str:
@@ -137,6 +156,7 @@ def _scan(prediction: ScanPrediction, anonymize: bool) -> str:
         "folder": None if anonymize else str(prediction.root),
         "first file": None if anonymize else row.files[0],
         "modality": row.modality,
+        "body part": prediction.body_part,
         "slices": str(len(row)),
         "slice spacing": spacing,
         "pixels": f"{row.rows} x {row.columns}" if prediction.has_images else "none, features only",
@@ -156,6 +176,7 @@ def _model(bundle: Bundle) -> list[str]:
     scans = ", ".join(f"{count} {part}" for part, count in training["scans"].items())
     test = training["test"] or {}
     facts = {
+        "identity": f"{bundle.identity}; fingerprint {bundle.identity.fingerprint}",
         "method": method_title(bundle.method),
         "encoder": bundle.encoder and f"{bundle.encoder.name} ({bundle.encoder.fingerprint[:12]})",
         "made for": str(bundle.expects) if bundle.encoder else f"slices of {bundle.features} features",
@@ -202,7 +223,7 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
     header = ("scan", *(names or ("probability", "result", "key slices")), "slices", "problems")
     rows = [
         (
-            f"<a href='{quote(file_name(line['scan_id']))}/report.html'>{escape(line['scan_id'])}</a>",
+            f"<a href='{quote(folder_name(line['scan_id']))}/report.html'>{_name(line)}</a>{_flag(line)}",
             *(_cells(own) if names else (*_cells_of(line), escape(line["key_slices"]))),
             str(line["slices"]),
             str(line["problems"]),
@@ -220,8 +241,18 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
         Section("Not predicted", [table(("scan", "state", "why"), reasons, words=True)] if reasons else []),
         Section("Model", [*_models(bundle), *noted]),
     ]
-    lead = f"{len(scans)} of {len(scans) + len(rest)} scans predicted{_positive(good, names)}."
+    lead = f"{count_sentence(lines)}. {_positive(good, names)}"
     return page("Predictions", [paragraph(lead), paragraph(CAUTION, note=True)], sections)
+
+
+def _name(line: Mapping[str, Any]) -> str:
+    """A scan's name, which may be written from right to left, without turning the text around it."""
+    return f"<bdi>{escape(line['scan_id'])}</bdi>"
+
+
+def _flag(line: Mapping[str, Any]) -> str:
+    """The cautions of a scan, below its name."""
+    return f"<div class=flag>⚠ {escape(line['cautions'])}</div>" if line["cautions"] else ""
 
 
 def _cells_of(line: Mapping[str, Any]) -> tuple[str, str]:
@@ -239,9 +270,9 @@ def _cells(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 def _positive(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """How many of the predicted scans are positive, of each finding."""
     if not names:
-        return f", {sum(line['positive'] == 1 for line in lines)} of them positive"
+        return f"Positive: {sum(line['positive'] == 1 for line in lines)}."
     counts = {name: sum(line["positive"] == 1 and line["finding"] == name for line in lines) for name in names}
-    return f"; positive: {', '.join(f'{name} {count}' for name, count in counts.items())}"
+    return f"Positive: {', '.join(f'{name} {count}' for name, count in counts.items())}."
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:

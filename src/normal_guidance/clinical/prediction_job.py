@@ -25,11 +25,11 @@ from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.errors import UserError
-from normal_guidance.features.convert import file_name
 from normal_guidance.files import is_draft, make_folder, read_json, remove_left_drafts, write_json
 from normal_guidance.folders import difference, lock_folder
 from normal_guidance.tensor_files import read_tensors, write_tensors
@@ -98,7 +98,8 @@ def _refuse_another(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def _folder(out: Path) -> Path:
-    path = out.absolute()
+    """The job's folder, the same for every name of the results' folder: a link to it must not lead to another lock."""
+    path = out.resolve()
     return path.with_name(f"{path.name}.job")
 
 
@@ -110,6 +111,7 @@ def open_prediction_job(out: Path, identity: Mapping[str, Any]) -> Iterator[Pred
         if (path / CONFIG).is_file():  # another process may have been here
             _refuse_another(out, read_json(path / CONFIG, "delete it and predict again"), identity)
         else:
+            _refuse_completed_meanwhile(out, path)
             write_json(path / CONFIG, identity)
         make_folder(out)
         remove_left_drafts(out)
@@ -117,6 +119,16 @@ def open_prediction_job(out: Path, identity: Mapping[str, Any]) -> Iterator[Pred
         job.remove_unfinished()
         yield job
         shutil.rmtree(path)
+
+
+def _refuse_completed_meanwhile(out: Path, job: Path) -> None:
+    """Refuses results that another process began and completed while this one read its scans; they would be deleted."""
+    if (out / SUMMARY).is_file():
+        shutil.rmtree(job)
+        raise UserError(
+            f"{out} was written by another process meanwhile, and is complete; open {out / 'index.html'}, or choose "
+            "another folder (-o)"
+        )
 
 
 @dataclass(frozen=True)
@@ -162,16 +174,16 @@ class PredictionJob:
 
     def keep_only(self, scans: Sequence[str]) -> None:
         """Deletes the results of scans that an earlier start found and this one did not."""
-        known = {file_name(scan) for scan in scans}
+        known = {folder_name(scan) for scan in scans}
         for record in self.path.glob("*.safetensors"):
             if record.stem not in known:
                 shutil.rmtree(self.out / record.stem, ignore_errors=True)
 
     def _record(self, scan: str) -> Path:
-        return self.path / f"{file_name(scan)}.safetensors"
+        return self.path / f"{folder_name(scan)}.safetensors"
 
     def _results(self, scan: str) -> Path:
-        return self.out / file_name(scan)
+        return self.out / folder_name(scan)
 
 
 def _fingerprint(row: ScanRow, root: Path) -> str:

@@ -7,7 +7,8 @@
     OUT/problems.csv                  everything that was odd
     OUT/SCAN/prediction.json          everything about a scan (`prediction_json`)
     OUT/SCAN/slices.csv               a line a slice
-    OUT/SCAN/strip.png                key slices and attention curve; not for features, which have no images
+    OUT/SCAN/strip.png                key slices and attention curve; not for features, which have no images,
+                                      nor for anonymous scans whose pixels name the patient
     OUT/SCAN/report.html              one page, with the strip
     OUT/SCAN/dicom/                   for hospital software, if asked for
 
@@ -39,20 +40,33 @@ from normal_guidance.clinical.new_scans import NotPredicted
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.predicting import Outcome
 from normal_guidance.clinical.prediction_job import SUMMARY, PredictionJob
+from normal_guidance.clinical.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import draw_strip
+from normal_guidance.clinical.summary_counts import STATES, count_states
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems, summarize, write_problems
-from normal_guidance.errors import UserError
+from normal_guidance.errors import FULL, UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
-from normal_guidance.features.convert import file_name
 from normal_guidance.files import folder_atomically, make_folder, read_json, write_atomically, write_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE
 
 FORMAT = 1
 """Version of prediction.json and summary.json."""
+
+NO = "no "
+"""How the actions of problems begin that cost a scan some of its results, as in "no picture, no DICOM results"."""
+
+NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
+"""The actions where the strip cannot be drawn, which is also one of the DICOM results, and where these fail."""
+
+NAMED_PIXELS = (
+    "its pixels name the patient (BurnedInAnnotation is YES), and a picture would show them; clean the pixels first, "
+    "or predict without --anonymize"
+)
+"""Why an anonymous scan has no picture."""
 
 PART = "new"
 """The name in predictions.parquet for the part of scans without a split."""
@@ -60,13 +74,11 @@ PART = "new"
 NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict without --anonymize to see the reason"
 """The reason in anonymous results: the full one may quote the headers."""
 
-STATES = ("predicted", "refused", "failed")
-
 OF_A_FINDING = (
-    *("method", "logit", "probability", "threshold", "positive"),
+    *("sought", "method", "logit", "probability", "threshold", "positive"),
     *("key_slices", "interval", "attention", "head_attention"),
 )
-OF_A_MODEL = ("operation", "intervals", "training")
+OF_A_MODEL = ("identity", "operation", "intervals", "training")
 """What prediction.json says of each finding, and of its model."""
 
 
@@ -79,8 +91,19 @@ class Written:
     problems: tuple[Problem, ...] = ()
 
     @property
+    def lacking(self) -> tuple[Problem, ...]:
+        """Why a part of the results is missing; an odd header is noted, and costs nothing."""
+        return tuple(one for one in self.problems if one.action.startswith(NO))
+
+    @property
+    def lacks(self) -> str:
+        """What is missing of the results of a predicted scan; empty if nothing is."""
+        parts = (part.removeprefix(NO) for one in self.lacking for part in one.action.split(", "))
+        return " and ".join(dict.fromkeys(parts))
+
+    @property
     def complete(self) -> bool:
-        return self.folder is not None and not self.problems
+        return self.folder is not None and not self.lacking
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -93,6 +116,8 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
 
     format               1
     scan_id, patient_id  the patient's is null in anonymous results
+    sought               what was looked for, in words
+    cautions             sentences that a reader must know before trusting the result
     method               a name in `METHODS`
     logit, probability   the model's own, and calibrated
     threshold, positive  null where no threshold was chosen
@@ -102,21 +127,23 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
                          contains the whole finding of a positive scan; null where nothing is promised, and the interval
                          is the shortest that holds `share` of the attention, else null
     attention            one number a slice, which add up to 1; `head_attention` has a list a head
-    source               modality, body part, size, spacing; the UIDs, files and description of the series unless
+    source               modality, body part, size and spacing; the UIDs, files and description of the series unless
                          anonymous
     problems             kind, file, detail and action of everything that was odd
-    model                encoder, training, expectations and operating point, as bundle.json has them
+    model                its identity; encoder, training, expectations and operating point, as bundle.json has them
     findings             where they have names: name, code and the numbers above of each; those above are the first's
     """
     row = prediction.row
     lines = _slices(prediction, anonymize)
     first, last = prediction.interval
-    about = bundle.as_json()
+    about = _model_json(bundle)
     return {
         "format": FORMAT,
         "normal_guidance": __version__,
         "scan_id": row.scan_id,
         "patient_id": None if anonymize else row.patient_id,
+        "sought": prediction.sought,
+        "cautions": list(prediction.cautions),
         "method": prediction.method,
         "logit": prediction.logit,
         "probability": prediction.probability,
@@ -147,9 +174,14 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
             "series_description": None if anonymize else row.series_description or None,
         },
         "problems": [one._asdict() for one in prediction.problems],
-        "model": {name: about[name] for name in ("encoder", "expects", "operation", "intervals", "training")},
+        "model": {name: about[name] for name in ("identity", "encoder", "expects", *OF_A_MODEL[1:])},
         **_findings_json(prediction, bundle, anonymize),
     }
+
+
+def _model_json(bundle: Bundle) -> dict[str, Any]:
+    """Which model it is, and what bundle.json says of it."""
+    return {"identity": bundle.identity.as_json(), **bundle.as_json()}
 
 
 def _findings_json(prediction: ScanPrediction, bundle: Bundle, anonymize: bool) -> dict[str, Any]:
@@ -158,7 +190,7 @@ def _findings_json(prediction: ScanPrediction, bundle: Bundle, anonymize: bool) 
     for one, own in zip(prediction.each, bundle.each, strict=True):
         if one.finding is not None:
             alone = replace(one, finding=None, further=()), replace(own, further=())
-            about = prediction_json(*alone, anonymize=anonymize)
+            about = {**prediction_json(*alone, anonymize=anonymize), "sought": one.sought}
             model = {name: value for name, value in about["model"].items() if name in OF_A_MODEL}
             numbers = {name: about[name] for name in OF_A_FINDING}
             found.append({**one.finding.as_json(), **numbers, "model": model})
@@ -194,7 +226,7 @@ def write_scan(
         dicom: also write DICOM results.
         anonymize: leave out ids, paths and UIDs; the prediction was made with the same option.
     """
-    folder = Path(out) / file_name(prediction.row.scan_id)
+    folder = Path(out) / folder_name(prediction.row.scan_id)
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
         strips = []
@@ -202,7 +234,7 @@ def write_scan(
             name = one.finding.name if one.finding and prediction.further else ""
             strip = draft / (f"strip-{name}.png" if name else "strip.png")
             if one.has_images:
-                problems += _draw(one, own, strip, anonymize)
+                problems += _draw(one, own, strip, dicom, anonymize)
             if dicom and strip.exists():
                 problems += _write_dicom(one, strip, draft / "dicom" / name, anonymize, place)
             strips.append(strip if strip.exists() else None)
@@ -215,14 +247,17 @@ def write_scan(
     return Written(prediction, folder, tuple(problems))
 
 
-def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, anonymize: bool) -> list[Problem]:
+def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, anonymize: bool) -> list[Problem]:
+    action = f"{NO_PICTURE}, {NO_DICOM_RESULTS}" if dicom else NO_PICTURE
+    if anonymize and prediction.row.burned_in:
+        return [Problem(prediction.row.scan_id, "", "burned_in", NAMED_PIXELS, action)]
     _, preprocessing = bundle.encoding()
     try:
         window, field = preprocessing.windows[0], preprocessing.field
         draw_strip(prediction, window, strip, repair=bundle.repair, field=field)
     except UnreadableError as error:  # it could be decoded before, so it has changed since
         detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
-        return [Problem(prediction.row.scan_id, "", "unreadable", detail, "no picture, no DICOM results")]
+        return [Problem(prediction.row.scan_id, "", "unreadable", detail, action)]
     return []
 
 
@@ -235,8 +270,10 @@ def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: 
     try:
         write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)
     except UserError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+            raise  # the disk's fault, not the scan's: the same command goes on when there is space
         detail = NO_DICOM if anonymize else str(error)
-        problems.append(Problem(prediction.row.scan_id, "", "failed", detail, "no DICOM results"))
+        problems.append(Problem(prediction.row.scan_id, "", "failed", detail, NO_DICOM_RESULTS))
     return problems
 
 
@@ -330,7 +367,7 @@ def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob | 
     before = None if job is None else job.finished(prediction.row, prediction.root)
     if before is None:
         return None
-    folder = out / file_name(prediction.row.scan_id)
+    folder = out / folder_name(prediction.row.scan_id)
     same = all(
         one.logit == score.logit and torch.equal(one.log_attention, score.log_attention)
         for one, score in zip(prediction.each, before.scores, strict=True)
@@ -367,17 +404,16 @@ def _write_tables(
         place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
         write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
     write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
-    states = [summary_line(one)["state"] for one in written]
     summary = {
         "format": FORMAT,
         "normal_guidance": __version__,
         "anonymous": anonymize,
         **about,
-        "counts": {state: states.count(state) for state in STATES},
+        "counts": count_states(lines),
         "problems": summarize(problems),
         "scans": lines,
-        "model": bundle.as_json(),
-        **({"further_models": [one.as_json() for one in bundle.further]} if bundle.further else {}),
+        "model": _model_json(bundle),
+        **({"further_models": [_model_json(one) for one in bundle.further]} if bundle.further else {}),
     }
     write_json(out / SUMMARY, summary)
 
@@ -413,7 +449,8 @@ def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
     found = outcome if isinstance(outcome, ScanPrediction) else None
     refused = outcome if isinstance(outcome, NotPredicted) else None
     state = "predicted" if found else STATES[1 if refused and refused.refused else 2]
-    reason = refused.reason if refused else one.problems[0] if one.problems else None
+    why = refused and f"{refused.reason.detail} ({refused.reason.action.removeprefix('refused; ')})"
+    missing = one.lacking[0].detail if one.lacking else None
     return {
         "scan_id": found.row.scan_id if found else refused.scan_id if refused else "",
         "patient_id": found.row.patient_id if found and not anonymize else None,
@@ -427,8 +464,13 @@ def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
         "interval_first": found and found.interval[0] + 1,
         "interval_last": found and found.interval[1] + 1,
         "interval_meaning": found and found.meaning,
+        "cautions": (found and " ".join(found.cautions)) or None,
+        "sought": found and found.sought,
+        "body_part": found and found.body_part,
+        "model": found and found.model and found.model.short,
         "problems": len(problems_of(one)),
-        "reason": reason and f"{reason.detail} ({reason.action.removeprefix('refused; ')})",
+        "lacks": one.lacks or None,
+        "reason": why or missing,
     }
 
 
@@ -437,9 +479,9 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
     problems = read_problems(out / "problems.csv")
     for scan, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
         first = next(lines)
-        shared = {name: first[name] for name in ("scan_id", "state", "reason")}
+        shared = {name: first[name] for name in ("scan_id", "state", "lacks", "reason")}
         if first["state"] == "predicted":
-            folder = out / file_name(scan)
+            folder = out / folder_name(scan)
             about = read_json(folder / "prediction.json", "delete the folder and predict again")
             yield {**shared, "folder": str(folder), **about}
         else:
@@ -449,7 +491,7 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
 def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
     """Describe one scan for scripts: prediction.json with `state` and `folder`, or why there is no prediction."""
     line = summary_line(one, anonymize=anonymize)
-    shared = {"scan_id": line["scan_id"], "state": line["state"], "reason": line["reason"]}
+    shared = {name: line[name] for name in ("scan_id", "state", "lacks", "reason")}
     if isinstance(one.outcome, ScanPrediction):
         folder = None if one.folder is None else str(one.folder)
         return {**shared, "folder": folder, **prediction_json(one.outcome, bundle, anonymize=anonymize)}

@@ -112,6 +112,24 @@ class ScanPrediction:
         return cautions(self.problems)
 
     @property
+    def body_part(self) -> str:
+        """The body part that the source's headers name; "not stated" where they name none."""
+        return self.row.body_part or "not stated"
+
+    @property
+    def key_slices_sentence(self) -> str:
+        """What the key slices say: those of a scan that was called negative point at no finding."""
+        if self.is_positive is None:
+            return "Highest attention; no threshold was chosen, so the scan is called neither positive nor negative."
+        if self.is_positive:
+            return "Highest attention, scan called positive: where the model looked, which need not show the finding."
+        return "Highest attention, scan called negative: the key slices and the interval point at no finding."
+
+    def key_slice_name(self, place: int) -> str:
+        """The name of a key slice, counted by attention among the key slices: "key slice 1" has the highest."""
+        return f"key slice {self.key_slices.index(place) + 1}"
+
+    @property
     def meaning(self) -> str:
         """What the interval does: these words follow "the interval" in every result."""
         if self.coverage is not None:

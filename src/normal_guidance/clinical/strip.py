@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import method_title
+from normal_guidance.data.orientation_letters import orientation_letters
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.data.windows import Percentiles, Window, apply_windows, range_of
 from normal_guidance.features.field import in_field
@@ -30,6 +33,12 @@ CURVE_HEIGHT = 2.1
 
 NARROWEST = 3
 """A strip has room for at least so many pictures: a single one as wide as the page would be too large."""
+
+LINE, CAUTION_LINE = 0.16, 0.22
+"""Height of a line of the heading, and of the cautions, in inches."""
+
+LINE_LETTERS, CAUTION_LETTERS = 130, 92
+"""Letters of such a line."""
 
 HEADS_SHOWN = 8
 """With more heads, their curves are not drawn: they could not be told apart."""
@@ -78,10 +87,27 @@ def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.
     """Draw the figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
     across = max(NARROWEST, len(images))
     side = WIDTH / across
-    heights = [side + 0.35, CURVE_HEIGHT]
-    figure = Figure(figsize=(WIDTH, sum(heights) + 0.45), layout="constrained")
-    figure.suptitle(_title(prediction), fontsize=10)
-    top, bottom = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
+    heading, cautions = _heading(prediction), _caution_lines(prediction)
+    heights = [side + 0.9, CURVE_HEIGHT]
+    if cautions:
+        heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
+    figure = Figure(figsize=(WIDTH, sum(heights) + LINE * len(heading) + 0.3), layout="constrained")
+    figure.suptitle("\n".join(heading), fontsize=9)
+    *banner, top, bottom = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for place in banner:
+        _draw_cautions(place, cautions)
+    _draw_key_slices(top, prediction, images, across)
+    _draw_curve(bottom.subplots(), prediction)
+    return figure
+
+
+def _draw_key_slices(
+    top: SubFigure,
+    prediction: ScanPrediction,
+    images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]],
+    across: int,
+) -> None:
+    top.suptitle(prediction.key_slices_sentence, fontsize=9, fontweight="bold")
     panels = np.atleast_1d(top.subplots(1, across))
     numbers = prediction.instance_numbers
     darkest = min(float(image.min()) for _, image in images)
@@ -92,21 +118,49 @@ def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.
     for panel, (place, image) in zip(panels[margin:], images, strict=False):
         panel.imshow(image, cmap="gray", vmin=darkest, vmax=max(brightest, darkest + 1))
         instance = "" if numbers[place] is None else f" (image {numbers[place]})"
-        rank = prediction.key_slices.index(place) + 1
-        panel.set_title(
-            f"slice {place + 1}{instance}\n{_percent(prediction, place)} of attention, no. {rank}", fontsize=8
-        )
-    _draw_curve(bottom.subplots(), prediction)
-    return figure
+        name = prediction.key_slice_name(place)
+        panel.set_title(f"{name}\nslice {place + 1}{instance}\n{_percent(prediction, place)} of attention", fontsize=8)
+        _draw_letters(panel, prediction.row.orientation)
 
 
-def _title(prediction: ScanPrediction) -> str:
-    text = f"probability {rounded(prediction.probability)}"
+def _draw_letters(panel: Axes, orientation: Sequence[float] | None) -> None:
+    """Write the sides of the patient at the edges of a picture; nothing where they are unknown."""
+    edges = orientation_letters(orientation)
+    if edges is None:
+        return
+    sides = ((0.03, 0.5, "left", "center"), (0.97, 0.5, "right", "center"))
+    ends = ((0.5, 0.97, "center", "top"), (0.5, 0.03, "center", "bottom"))
+    for letters, (x, y, across, along) in zip(edges, sides + ends, strict=True):
+        text = panel.text(x, y, letters, ha=across, va=along, transform=panel.transAxes, color="white", fontsize=8)
+        text.set(fontweight="bold", path_effects=[withStroke(linewidth=2, foreground="black")])
+
+
+def _heading(prediction: ScanPrediction) -> list[str]:
+    """The lines above the pictures: the result, what was looked for and where, and which model did it."""
+    result = f"probability {rounded(prediction.probability)}"
     if prediction.threshold is not None:
-        side = "at or above" if prediction.is_positive else "below"
-        text += f", {side} the threshold {rounded(prediction.threshold)}"
+        side = "positive: at or above" if prediction.is_positive else "negative: below"
+        result += f", {side} the threshold {rounded(prediction.threshold)}"
     named = "" if prediction.finding is None else f"{prediction.finding.name}   |   "
-    return f"{named}{text}   |   {method_title(prediction.method)}   |   research only"
+    model = method_title(prediction.method) if prediction.model is None else str(prediction.model)
+    lines = [
+        f"{named}{result}   |   research only, not for diagnosis",
+        f"Looked for: {prediction.sought}. Body part: {prediction.body_part}.",
+        f"{model[:1].upper()}{model[1:]}.",
+    ]
+    return [part for line in lines for part in wrap(line, LINE_LETTERS)]
+
+
+def _caution_lines(prediction: ScanPrediction) -> list[str]:
+    return [part for one in prediction.cautions for part in wrap(f"Caution: {one}", CAUTION_LETTERS)]
+
+
+def _draw_cautions(banner: SubFigure, lines: Sequence[str]) -> None:
+    """Fill a part of the picture with what a reader must know first, which also whoever sees only the picture reads."""
+    banner.set_facecolor("#FFE9D6")
+    banner.text(
+        *(0.5, 0.5, "\n".join(lines)), ha="center", va="center", fontsize=10, fontweight="bold", color="#8A2A00"
+    )
 
 
 def rounded(probability: float) -> str:

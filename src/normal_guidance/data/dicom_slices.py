@@ -37,18 +37,38 @@ SAME_DIRECTION = 1e-3
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 """SOP class; those of its multi-frame variants begin with it, followed by a dot."""
 
+NO_SCAN_CLASSES = (
+    "1.2.840.10008.5.1.4.1.1.4.2",  # MR spectroscopy
+    "1.2.840.10008.5.1.4.1.1.9",  # waveforms
+    "1.2.840.10008.5.1.4.1.1.11",  # presentation states
+    "1.2.840.10008.5.1.4.1.1.30",  # parametric maps
+    "1.2.840.10008.5.1.4.1.1.66",  # raw data, registrations, fiducials, segmentations
+    "1.2.840.10008.5.1.4.1.1.67",  # real world values
+    "1.2.840.10008.5.1.4.1.1.88",  # structured reports, key objects
+    "1.2.840.10008.5.1.4.1.1.104",  # encapsulated documents
+    "1.2.840.10008.5.1.4.1.1.481.2",  # radiotherapy: doses
+    "1.2.840.10008.5.1.4.1.1.481.3",  # structure sets
+    "1.2.840.10008.5.1.4.1.1.481.5",  # plans
+)
+"""SOP classes of objects that are not scans, though they may have pixels or say CT; also those with a dot behind."""
+
+NO_SCAN_MODALITIES = frozenset(
+    ("SEG", "SR", "KO", "PR", "DOC", "REG", "FID", "RWV", "ASMT", "PLAN", "RTSTRUCT", "RTPLAN", "RTDOSE", "RTRECORD")
+)
+"""Modalities of such objects, for SOP classes that are not listed."""
+
 _POSITION, _ORIENTATION, _SPACING, _THICKNESS = 0x00200032, 0x00200037, 0x00280030, 0x00180050
 _SHARED, _PER_FRAME = 0x52009229, 0x52009230
 _PLANE_POSITION, _PLANE_ORIENTATION, _PIXEL_MEASURES = 0x00209113, 0x00209116, 0x00289110
 
 _GEOMETRY = (_POSITION, _ORIENTATION, _SPACING, _THICKNESS, _SHARED, _PER_FRAME)
 _IDENTITY = (0x00080008, 0x00080016, 0x00080018, 0x00080060, 0x0008103E, 0x00100020, 0x0020000D, 0x0020000E, 0x00200013)
-_BODY_PART = 0x00180015
+_BODY_PART, _BURNED_IN = 0x00180015, 0x00280301
 _ACQUIRED = (0x0008002A, 0x00080022, 0x00080032)
 _ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE = 0x00200012, 0x00200100, 0x00180081, 0x00189087
 _REPEATS = (*_ACQUIRED, _ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE)
 _SIZE = (0x00181120, 0x00280002, 0x00280008, 0x00280010, 0x00280011, 0x00280100)
-_TAGS = (*_IDENTITY, _BODY_PART, *_REPEATS, *_SIZE, *_GEOMETRY)
+_TAGS = (*_IDENTITY, _BODY_PART, _BURNED_IN, *_REPEATS, *_SIZE, *_GEOMETRY)
 
 
 @dataclass(frozen=True)
@@ -103,13 +123,16 @@ class Header:
     """DiffusionBValue."""
     acquired: str = ""
     """AcquisitionDateTime, or AcquisitionDate and AcquisitionTime; such texts sort by time."""
+    burned_in: bool = False
+    """Whether BurnedInAnnotation says that the pixels name the patient."""
 
 
 def read_header(content: bytes | Path, file: str) -> Header:
     """Reads a header without the pixels; `file` is the name in the header and in messages.
 
-    Raises UnreadableError: 'no_image' if the file is not DICOM or has no pixels, 'unreadable' if it is damaged (cut
-    off, also within uncompressed pixels), 'mixed_orientation' for a multi-frame file of several planes.
+    Raises UnreadableError: 'no_image' if the file is not DICOM, has no pixels, or is an object that is not a scan, such
+    as a segmentation; 'unreadable' if it is damaged (cut off, also within uncompressed pixels), 'mixed_orientation' for
+    a multi-frame file of several planes.
 
     Example:
         >>> read_header(b"scan_id,label", "labels.csv")
@@ -119,13 +142,16 @@ def read_header(content: bytes | Path, file: str) -> Header:
     with refusing():
         elements = read_elements(content, _TAGS)
         dataset = elements.dataset
+        modality = text(dataset, 0x00080060).upper()
+        sop_class = text(dataset, 0x00080016) or text(dataset.file_meta, 0x00020002)
+        _check_object(sop_class, modality)
         header = Header(
             file=file,
             sop_uid=text(dataset, 0x00080018),
             series_uid=text(dataset, 0x0020000E),
             study_uid=text(dataset, 0x0020000D),
             patient_id=text(dataset, 0x00100020),
-            modality=text(dataset, 0x00080060).upper(),
+            modality=modality,
             image_type=tuple(word.strip().upper() for word in text(dataset, 0x00080008).split("\\") if word.strip()),
             instance_number=integer(dataset, 0x00200013),
             rows=unsigned(dataset, 0x00280010) or 0,
@@ -133,7 +159,7 @@ def read_header(content: bytes | Path, file: str) -> Header:
             frames=_frames(dataset),
             transfer_syntax=elements.syntax,
             description=text(dataset, 0x0008103E),
-            sop_class=text(dataset, 0x00080016) or text(dataset.file_meta, 0x00020002),
+            sop_class=sop_class,
             samples=unsigned(dataset, 0x00280002) or 1,
             tilt=number(dataset, 0x00181120),
             body_part=text(dataset, _BODY_PART).upper(),
@@ -142,6 +168,7 @@ def read_header(content: bytes | Path, file: str) -> Header:
             echo_time=number(dataset, _ECHO_TIME),
             b_value=number(dataset, _B_VALUE),
             acquired=_acquired(dataset),
+            burned_in=text(dataset, _BURNED_IN).upper() == "YES",
             **_geometry(dataset),
         )
         _check_pixels(header, elements)
@@ -156,6 +183,13 @@ def _acquired(dataset: Dataset) -> str:
 def _frames(dataset: Dataset) -> int:
     """NumberOfFrames; 0, which some writers use for a single image, and malformed values count as one frame."""
     return max(1, integer(dataset, 0x00280008) or 1)
+
+
+def _check_object(sop_class: str, modality: str) -> None:
+    """Refuses reports, segmentations, maps and other objects of a study that are not scans."""
+    listed = any(f"{sop_class}.".startswith(f"{known}.") for known in NO_SCAN_CLASSES)
+    if listed or modality in NO_SCAN_MODALITIES:
+        raise UnreadableError("no_image", f"not a scan: {uid_name(sop_class) or f'Modality is {modality}'}")
 
 
 def _check_pixels(header: Header, elements: Elements) -> None:

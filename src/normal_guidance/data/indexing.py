@@ -339,11 +339,12 @@ def _with_series(row: ScanRow, headers: Sequence[Header]) -> ScanRow:
         series_description=headers[0].description,
         instance_numbers=tuple(number_of.get(file) for file in row.files),
         body_part=headers[0].body_part,
+        burned_in=any(header.burned_in for header in headers),
     )
 
 
 class _Share:
-    """Makes equal values of headers one object: headers of a series differ in file, SOP, number, place and time only.
+    """Makes equal values of headers one object: headers of a series differ in file, SOP, number, position and time.
 
     A header then takes .5 instead of 1.8 KiB; the flat folder of RSNA 2019 has 752,803.
     """

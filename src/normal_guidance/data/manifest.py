@@ -91,6 +91,7 @@ class Extra(NamedTuple):
     series_description: str | None = None
     instance_numbers: tuple[int | None, ...] | None = None
     body_part: str | None = None
+    burned_in: bool | None = None
 
 
 IN_EXTRA = Extra._fields
@@ -131,7 +132,7 @@ class ScanRow:
     transfer_syntax: str = ""
     """UID; several UIDs are joined by commas."""
     study_uid: str | None = None
-    """StudyInstanceUID; this and the next four are kept for new scans only, and None for scans of a dataset."""
+    """StudyInstanceUID; this and the next five are kept for new scans only, and None for scans of a dataset."""
     series_uid: str | None = None
     """SeriesInstanceUID; empty in NIfTI."""
     series_description: str | None = None
@@ -139,6 +140,8 @@ class ScanRow:
     """InstanceNumber of every slice, None for a slice without one."""
     body_part: str | None = None
     """BodyPartExamined, as DICOM abbreviates it; empty where the headers do not say it."""
+    burned_in: bool | None = None
+    """Whether a header says that the pixels name the patient (BurnedInAnnotation)."""
     dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
     """Other labels that the dataset's tables give the scan, by the names of `normal_guidance.data.sources`."""
     further: Mapping[str, Labels] = field(default_factory=dict)

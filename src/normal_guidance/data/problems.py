@@ -18,10 +18,11 @@ from normal_guidance.files import write_atomically
 KINDS = {
     # Files
     "unreadable": "The file cannot be read as an image.",
-    "no_image": "The file is not an image (a report, a directory record, text, ...).",
+    "no_image": "The file is not an image of a scan (a report, a segmentation, a directory record, text, ...).",
     "localizer": "A localizer or scout, which is not a slice of the scan.",
     "secondary_capture": "A secondary capture or another derived picture, which is not a slice of the scan.",
     "wrong_modality": "Another modality than the one expected: CT, unless a table or the model says MR.",
+    "burned_in": "The pixels name the patient: BurnedInAnnotation is YES.",
     "unsafe_path": "The path leads out of its folder or archive.",
     # Geometry
     "no_position": "No position in space: ordered by InstanceNumber.",
@@ -157,13 +158,21 @@ def cautions(problems: Iterable[Problem]) -> tuple[str, ...]:
 
     Example:
         >>> odd = [Problem("A", f"A/{i}.dcm", "duplicate", "same position as A/2.dcm", "left out") for i in range(2)]
-        >>> cautions([*odd, Problem("A", "", "unsuitable", "it has 2 slices", "predicted because of --force")])
-        ('Forced: it has 2 slices.', 'Two slices at the same position: 2 times, left out.')
+        >>> cautions([*odd, Problem("A", "", "unsuitable", "it lacks A/1.dcm", "predicted because of --force")])
+        ('Forced: it lacks a file.', 'Two slices at the same position: 2 times, left out.')
     """
-    told = [problem for problem in problems if problem.kind not in HARMLESS]
-    forced = [f"Forced: {problem.detail.rstrip('.')}." for problem in told if problem.kind == UNSUITABLE]
+    every = list(problems)
+    files = {problem.file for problem in every if problem.file}
+    told = [problem for problem in every if problem.kind not in HARMLESS]
+    forced = [f"Forced: {_nameless(problem.detail, files)}." for problem in told if problem.kind == UNSUITABLE]
     counts = Counter((problem.kind, problem.action) for problem in told if problem.kind != UNSUITABLE)
     return (*dict.fromkeys(forced), *(_caution(kind, action, count) for (kind, action), count in counts.items()))
+
+
+def _nameless(detail: str, files: Iterable[str]) -> str:
+    for file in sorted(files, key=len, reverse=True):
+        detail = detail.replace(file, "a file")
+    return detail.rstrip(".")
 
 
 def _caution(kind: str, action: str, count: int) -> str:

@@ -29,6 +29,9 @@ tbody tr:nth-child(even) td { background: var(--tint); }
 tbody tr:last-child td { border-bottom: 1px solid var(--line); }
 figure { margin: 18px 0; } figure img { max-width: 100%; height: auto; }
 figcaption { color: var(--soft); font-size: 13px; }
+.caution { border: 2px solid #8a2a00; background: #ffe9d6; color: #6b2000; padding: 8px 16px; margin: 14px 0; }
+.caution p { font-size: 17px; font-weight: 700; } .caution ul { margin: 4px 0; font-weight: 600; }
+.flag { color: #8a2a00; font-weight: 600; white-space: normal; max-width: 420px; }
 ul.findings { padding-left: 0; list-style: none; }
 ul.findings li { padding: 5px 12px; border-left: 3px solid var(--line); margin: 5px 0; }
 ul.findings li.shown { border-color: var(--mark); }
@@ -88,6 +91,19 @@ def paragraph(text: str, *, note: bool = False) -> str:
         '<p class=note>a &lt; b</p>'
     """
     return f"<p{' class=note' if note else ''}>{escape(text)}</p>"
+
+
+def caution(title: str, sentences: Iterable[str]) -> str:
+    """A banner with what a reader must know first; nothing where there are no sentences.
+
+    Example:
+        >>> caution("Read this first", ["a < b"])
+        '<div class=caution role=alert><p>Read this first</p><ul><li>a &lt; b</li></ul></div>'
+        >>> caution("Read this first", [])
+        ''
+    """
+    listed = bullets(sentences)
+    return f"<div class=caution role=alert>{paragraph(title)}{listed}</div>" if "<li>" in listed else ""
 
 
 def findings(sentences: Iterable[tuple[str, bool]]) -> str:
