@@ -82,6 +82,14 @@ class Orthanc:
         with urllib.request.urlopen(address, json.dumps(content).encode(), timeout=HANGS) as answer:
             return json.loads(answer.read())
 
+    def store(self, file: Path) -> Any:
+        """Upload a file, and return what Orthanc says of it."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http_port}/instances", file.read_bytes(), method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=HANGS) as answer:
+            return json.loads(answer.read())
+
     def instances(self) -> list[Mapping[str, str]]:
         """The main tags of every object, and the number of the series' UIDs that it belongs to."""
         return [one["MainDicomTags"] for one in self.get("/instances?expand")]

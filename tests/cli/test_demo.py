@@ -104,7 +104,7 @@ def test_new_scans_are_of_other_patients_and_told_beside_the_truth(done: Done) -
             assert f"slices {positive[0]} to " in told or f"slices {positive[0]}\n" in told
         results = sorted((done.out / "predicted" / scan.scan_id / "dicom").iterdir())
         assert {pydicom.dcmread(file).PatientID for file in results} == {scan.patient_id}
-        assert len(results) == 3
+        assert len(results) == (3 if predicted["positive"] else 2)  # a negative scan has no key objects
 
 
 @pytest.mark.slow

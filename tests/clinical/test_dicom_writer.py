@@ -18,13 +18,16 @@ import pydicom
 import pytest
 import torch
 from highdicom.ko import KeyObjectSelectionDocument
+from highdicom.sr import MeasurementsAndQualitativeEvaluations
 from PIL import Image
 from pydicom.sr.codedict import codes
 
 from normal_guidance import __version__
 from normal_guidance.clinical import dicom
 from normal_guidance.clinical.dicom import anonymize as anonymizing
-from normal_guidance.clinical.dicom.writer import SERIES, write_dicom
+from normal_guidance.clinical.dicom.result_series import KINDS as RESULTS
+from normal_guidance.clinical.dicom.writer import write_dicom
+from normal_guidance.clinical.model_identity import ModelIdentity
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.findings import Finding
 from normal_guidance.data.indexing import index
@@ -33,7 +36,9 @@ from normal_guidance.data.problems import Problem
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.phantom.dataset import write_phantom
 
-KOS, SR, STRIP = SERIES
+Group = MeasurementsAndQualitativeEvaluations
+
+KOS, SR, STRIP = RESULTS
 
 IDENTITY = {
     "PatientName": "Löwenherz^Ännchen",
@@ -135,8 +140,26 @@ def predicted(row: ScanRow, root: Path, **changes) -> ScanPrediction:
 
 def write(row: ScanRow, root: Path, strip: Path, out: Path, *, anonymize=False, **changes) -> dict[str, Path]:
     files = write_dicom(predicted(row, root, **changes), strip, out, anonymize=anonymize)
-    assert [file.parent for file in files] == [out] * 3
+    assert sorted(files) == sorted(out.iterdir())
     return {file.name: file for file in files}
+
+
+def groups_of(report: Path) -> tuple[list, Group, Group]:
+    """The groups of a report, by highdicom: those of the key slices, that of the scan, that of all slices."""
+    document = highdicom.sr.srread(report)
+    (scan,) = document.content.get_image_measurement_groups()
+    slices = Group.from_sequence(document.ContentSequence[-1].ContentSequence)
+    return document.content.get_planar_roi_measurement_groups(), scan, slices
+
+
+def texts_of(items: pydicom.Sequence, concept: str) -> list[str]:
+    """The texts of a concept, anywhere below."""
+    found = []
+    for item in items:
+        if item.ValueType == "TEXT" and item.ConceptNameCodeSequence[0].CodeValue == concept:
+            found.append(item.TextValue)
+        found += texts_of(item.get("ContentSequence", []), concept)
+    return found
 
 
 def sources(row: ScanRow, root: Path) -> list[pydicom.Dataset]:
@@ -219,7 +242,7 @@ def test_dcmtk_reads_the_reports(scans, strip, tmp_path, kind):
     assert '<CONTAINER:(113000,DCM,"Of Interest")' in text
     assert 'TEXT:(113012,DCM,"Key Object Description")="AI-generated, for research use only' in text
     assert f"normal-guidance {__version__}, method ng" in text
-    assert "positive: 0.8125, positive by threshold 0.25" in text
+    assert "Probability 0.8125, positive by the threshold 0.25." in text
     shown = re.findall(r'IMAGE:.*image,"([\d.]+)"(?:,(\d+))?\)>', text)
     wanted = [truth[number] for number in (7, 2, 5)]
     assert shown == [(uid, "" if frame is None else str(frame)) for uid, frame in wanted]
@@ -228,7 +251,8 @@ def test_dcmtk_reads_the_reports(scans, strip, tmp_path, kind):
     assert 'NUM:(122157,DCM,"Probability")="0.8125" (1,UCUM,"no units")' in text
     assert 'NUM:(threshold,99NGUIDE,"Threshold of the probability")="0.25"' in text
     assert 'CODE:(call,99NGUIDE,"Scan by the threshold")=(10828004,SCT,"Positive")' in text
-    assert text.count('NUM:(attention,99NGUIDE,"Attention of the slice")') == len(row)
+    assert text.count('NUM:(attention,99NGUIDE,"Attention of the slice")') == len(row) + 3
+    assert text.count('SCOORD:(111030,DCM,"Image Region")=(POLYLINE,0/0,32/0,32/32,0/32,0/0)') == 3
     assert f'TEXT:(111003,DCM,"Algorithm Version")="{__version__}"' in text
     assert all(uid in text for uid, _ in truth)
 
@@ -256,18 +280,18 @@ def test_key_objects_are_the_key_slices(scans, strip, tmp_path, kind):
 def test_the_report_has_every_number_with_its_slice(scans, strip, tmp_path, kind):
     row, root = scans[kind]
     truth, reported = true_references(row, root), predicted(row, root)
-    document = highdicom.sr.srread(write(row, root, strip, tmp_path / "out")[SR])
-    scan, slices = document.content.get_image_measurement_groups()
+    path = write(row, root, strip, tmp_path / "out")[SR]
+    document = highdicom.sr.srread(path)
+    _, scan, slices = groups_of(path)
     (probability,) = scan.get_measurements(codes.DCM.Probability)
     assert probability.value == 0.8125
     values = {one.name.value: one for one in scan.get_measurements()}
-    assert list(values) == ["122157", "threshold", "interval"]
+    assert list(values) == ["122157", "threshold", "first", "last", "interval"]
     assert values["threshold"].value == 0.25
     assert values["interval"].value == pytest.approx(reported.attention[4:9].sum().item(), rel=1e-6)
-    places = [
-        (one.referenced_sop_instance_uid, one.referenced_frame_numbers) for one in values["interval"].referenced_images
-    ]
-    assert places == [(uid, frame and [frame]) for uid, frame in (truth[4], truth[8])]
+    assert (values["first"].value, values["last"].value) == (5, 9)
+    ends = [values[name].referenced_coordinates[0].ContentSequence for name in ("first", "last")]
+    assert [of_images(end)[0] for end in ends] == [truth[4], truth[8]]
     (call,) = scan.get_qualitative_evaluations()
     assert call.value == codes.SCT.Positive
     attention = slices.get_measurements()
@@ -280,7 +304,8 @@ def test_the_report_has_every_number_with_its_slice(scans, strip, tmp_path, kind
     assert found == [(uid, frame and [frame]) for uid, frame in truth]
     assert [one[2] for one in document.get_evidence()] == list(dict.fromkeys(uid for uid, _ in truth))
     library = next(item for item in document.ContentSequence if item.ConceptNameCodeSequence[0].CodeValue == "111028")
-    _, frame, *images = library.ContentSequence[0].ContentSequence
+    _, region, frame, *images = library.ContentSequence[0].ContentSequence
+    assert region.ConceptCodeSequence[0].CodeMeaning == "Head"
     assert sources(row, root)[0].FrameOfReferenceUID == frame.UID
     assert [references(one.ReferencedSOPSequence)[0][0] for one in images] == list(
         dict.fromkeys(uid for uid, _ in truth)
@@ -302,32 +327,137 @@ def test_results_name_the_finding(scans, strip, tmp_path, finding, code):
     without = write(row, root, strip, tmp_path / "without")
     one = predicted(row, root, finding=finding)
     files = {path.name: path for path in write_dicom(one, strip, tmp_path / "with", place=2)}
-    for name, (number, title) in SERIES.items():
+    for name, kind in RESULTS.items():
         assert errors_of(files[name]) == []
         dataset = pydicom.dcmread(files[name])
-        assert dataset.SeriesNumber == number + 20
-        assert re.fullmatch(rf"{finding.name[:13]}\w*: {title}", dataset.SeriesDescription)
+        assert dataset.SeriesNumber == 29820 + kind.place
+        assert re.match(rf"{finding.name[:20]}\w*: {kind.title}, of 2", dataset.SeriesDescription)
         assert len(dataset.SeriesDescription) <= 64
         assert dataset.SOPInstanceUID != pydicom.dcmread(without[name]).SOPInstanceUID
-    groups = highdicom.sr.srread(files[SR]).content.get_image_measurement_groups()
-    found = [(one.value, one.scheme_designator, one.meaning) for one in (group.finding_type for group in groups)]
-    assert found == [code] * 2  # the group of the scan and that of its slices
-    assert f"Probability of the finding {finding}:".encode() in files[KOS].read_bytes()
+    keys, scan, slices = groups_of(files[SR])
+    types = [group.finding_type for group in (*keys, scan, slices)]
+    assert [(one.value, one.scheme_designator, one.meaning) for one in types] == [code] * 5
+    assert f"Looked for: {finding}, body part HEAD.".encode() in files[KOS].read_bytes()
+    assert f"Looked for: {finding}, body part HEAD." in pydicom.dcmread(files[STRIP]).ImageComments
+
+
+MODEL = ModelIdentity("8d969eef6ecad3c2" * 4, "ng", "0.1.0", "rsna-ich", 320, "2026-11-18")
+
+
+@needs_dciodvfy
+def test_results_say_what_was_looked_for_where_and_by_which_model(scans, strip, tmp_path):
+    """Also where the finding has no name."""
+    files = write(*scans["single"], strip, tmp_path / "out", model=MODEL)
+    sought = "what the labels of rsna-ich call positive; the model does not name its finding"
+    trained = "model 8d969eef6eca (ng), trained on 320 scans of rsna-ich with normal-guidance 0.1.0 on 2026-11-18"
+    read = {name: pydicom.dcmread(path) for name, path in files.items()}
+    for name, one in read.items():
+        assert errors_of(files[name]) == []
+        assert one.ManufacturerModelName == "normal-guidance ng 8d969eef6eca"
+        assert list(one.SoftwareVersions) == [__version__, "model 8d969eef6eca"]
+    (description,) = texts_of(read[KOS].ContentSequence, "113012")
+    for text in (description, read[STRIP].ImageComments):
+        assert f"Looked for: {sought}, body part HEAD." in text
+        assert f"{trained}; fingerprint {MODEL.fingerprint}." in text
+    assert read[STRIP].BodyPartExamined == "HEAD"
+    assert texts_of(read[SR].ContentSequence, "sought") == [sought]
+    keys, scan, slices = groups_of(files[SR])
+    for group in (*keys, scan, slices):  # TID 4019
+        items = group[0].ContentSequence
+        assert texts_of(items, "111001") == ["normal-guidance"]
+        assert texts_of(items, "111003") == [__version__]
+        assert {f"model: {MODEL.fingerprint}", trained, "method: ng"} < set(texts_of(items, "111002"))
+    assert [site.value for site in scan.finding_sites] == [codes.SCT.Head]
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "side"), [("PETROUS", None, "L"), ("KNEE", "72696002", "L"), ("CHEST", "816094009", None)]
+)
+def test_body_parts_have_a_code_and_a_side_where_dicom_knows_them(copied, strip, tmp_path, part, code, side):
+    """A side only where there are two: an image of a chest must not say that it is the left one."""
+    row, root = copied
+    for file in row.files:
+        change(root / file, BodyPartExamined=part, Laterality="L")
+    read, _ = read_and_problems(row, root, strip, tmp_path / "out")
+    assert (read[2].BodyPartExamined, read[2].get("Laterality")) == (part, side)
+    assert f"body part {part}." in read[2].ImageComments
+    _, scan, _ = groups_of(tmp_path / "out" / SR)
+    assert [site.value.value for site in scan.finding_sites] == ([code] if code else [])
+
+
+ODD = (
+    Problem("A", "SECRET/3.dcm", "duplicate", "same position as SECRET/2.dcm", "left out"),
+    Problem("A", "", "unsuitable", "it has 2 slices, the shortest training scan 20", "predicted because of --force"),
+    Problem("A", "SECRET/9.dcm", "localizer", "ImageType", "left out"),
+)
+
+
+@needs_dciodvfy
+@pytest.mark.parametrize("anonymize", [False, True])
+def test_results_warn_of_what_was_forced_or_left_out(scans, strip, tmp_path, anonymize):
+    files = write(*scans["single"], strip, tmp_path / "out", problems=ODD, anonymize=anonymize)
+    cautions = [
+        "CAUTION: Forced: it has 2 slices, the shortest training scan 20.",
+        "CAUTION: Two slices at the same position: left out.",
+    ]
+    read = {name: pydicom.dcmread(path) for name, path in files.items()}
+    for name, one in read.items():
+        assert errors_of(files[name]) == []
+        assert one.SeriesDescription.startswith("CAUTION: AI ")
+        assert b"SECRET" not in files[name].read_bytes()
+    (description,) = texts_of(read[KOS].ContentSequence, "113012")
+    for text in (description, read[STRIP].ImageComments):
+        assert text.startswith(
+            f"AI-generated, for research use only, not for diagnosis. {' '.join(cautions)} Looked for"
+        )
+    _, scan, _ = groups_of(files[SR])
+    assert texts_of(scan[0].ContentSequence, "121106") == cautions
+    clean = write(*scans["single"], strip, tmp_path / "clean")
+    assert not any(b"CAUTION" in path.read_bytes() for path in clean.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_report_shows_each_key_slice_as_a_whole(scans, strip, tmp_path, kind):
+    """Its region is the edge of the image, so that viewers open the slice and nothing within it is outlined."""
+    row, root = scans[kind]
+    truth, one = true_references(row, root), predicted(row, root)
+    keys, *_ = groups_of(write(row, root, strip, tmp_path / "out")[SR])
+    assert [group.tracking_identifier for group in keys] == [
+        f"key slice {rank} of 3: slice {number}, whole slice" for rank, number in ((1, 8), (2, 3), (3, 6))
+    ]
+    edge = [[0, 0], [row.columns, 0], [row.columns, row.rows], [0, row.rows], [0, 0]]
+    for group, number in zip(keys, (7, 2, 5), strict=True):
+        assert group.roi.GraphicType == "POLYLINE"
+        np.testing.assert_array_equal(group.roi.value, edge)
+        assert of_images(group.roi.ContentSequence) == [truth[number]]
+        (attention,) = group.get_measurements()
+        assert attention.value == pytest.approx(one.attention[number].item(), rel=1e-6)
+        assert "outlines nothing within the slice" in texts_of(group[0].ContentSequence, "121106")[0]
 
 
 def test_without_a_threshold_there_is_no_call(scans, strip, tmp_path):
     files = write(*scans["single"], strip, tmp_path / "out", threshold=None)
-    scan, _ = highdicom.sr.srread(files[SR]).content.get_image_measurement_groups()
-    assert [one.name.value for one in scan.get_measurements()] == ["122157", "interval"]
+    keys, scan, _ = groups_of(files[SR])
+    assert [one.name.value for one in scan.get_measurements()] == ["122157", "first", "last", "interval"]
     assert scan.get_qualitative_evaluations() == []
-    assert b"threshold" not in files[KOS].read_bytes()
+    assert len(keys) == 3
+    assert b"no threshold was chosen" in files[KOS].read_bytes()
 
 
-def test_below_the_threshold_the_scan_is_negative(scans, strip, tmp_path):
+@needs_dciodvfy
+def test_a_negative_scan_has_no_slices_of_interest(scans, strip, tmp_path):
+    """Neither key objects, also none from before, nor key slices in the report, which says why."""
+    write(*scans["single"], strip, tmp_path / "out")
     files = write(*scans["single"], strip, tmp_path / "out", threshold=0.9)
-    scan, _ = highdicom.sr.srread(files[SR]).content.get_image_measurement_groups()
+    assert list(files) == [SR, STRIP]
+    keys, scan, slices = groups_of(files[SR])
+    assert keys == []
     assert scan.get_qualitative_evaluations()[0].value == codes.SCT.Negative
-    assert b"0.8125, not positive by threshold 0.9." in files[KOS].read_bytes()
+    (why,) = texts_of(pydicom.dcmread(files[SR]).ContentSequence, "keys")
+    assert why.startswith("none: the scan is negative by its threshold")
+    assert len(slices.get_measurements()) == 12
+    assert "Probability 0.8125, NEGATIVE by the threshold 0.9." in pydicom.dcmread(files[STRIP]).ImageComments
+    assert [line for file in files.values() for line in errors_of(file)] == []
 
 
 def test_the_strip_is_kept_pixel_by_pixel(scans, strip, tmp_path):
@@ -338,6 +468,7 @@ def test_the_strip_is_kept_pixel_by_pixel(scans, strip, tmp_path):
     np.testing.assert_array_equal(read.pixel_array, np.asarray(Image.open(strip)))
     assert references(read.SourceImageSequence) == [true_references(row, root)[number] for number in (7, 2, 5)]
     assert (read.BurnedInAnnotation, read.ContentQualification) == ("NO", "RESEARCH")
+    assert list(read.PatientOrientation) == ["L", "P"]  # of the slices: the patient's right is on the left
     assert "research use only" in read.DerivationDescription
 
 
@@ -380,22 +511,108 @@ def test_patient_and_study_are_the_sources(scans, strip, tmp_path, kind):
         assert b"SCANID" not in content
 
 
-def test_writing_again_gives_the_same_uids_and_another_prediction_others(scans, strip, tmp_path):
-    def uids(out: str, kind: str = "single", **changes) -> list[str]:
-        files = write(*scans[kind], strip, tmp_path / out, **changes).values()
-        return [value for path in files for value in uids_of(pydicom.dcmread(path))]
+def uids_of(files: dict[str, Path]) -> list[str]:
+    read = [pydicom.dcmread(path) for path in files.values()]
+    return [uid for one in read for uid in (one.SOPInstanceUID, one.SeriesInstanceUID)]
 
-    def uids_of(one: pydicom.Dataset) -> tuple[str, str]:
-        return one.SOPInstanceUID, one.SeriesInstanceUID
 
-    first = uids("one")
-    assert uids("two") == first == uids("one")  # also over the old files
-    for other in (uids("three", threshold=0.3), uids("three", key_slices=(7, 2)), uids("three", "jpeg2000")):
-        assert not set(other) & set(first)
+def test_another_number_of_threads_gives_the_same_uids(scans, strip, tmp_path):
+    """Probability and attention differ in their last bits, and so does the picture; the archive keeps one series."""
+    row, root = scans["single"]
+    first = uids_of(write(row, root, strip, tmp_path / "one", model=MODEL))
+    one = predicted(row, root, model=MODEL)
+    near = replace(
+        one,
+        logit=float(np.nextafter(one.logit, 2)),
+        probability=float(np.nextafter(one.probability, 1)),
+        log_attention=one.log_attention.nextafter(torch.tensor(0.0)),
+    )
+    assert not torch.equal(near.attention, one.attention)
     Image.new("RGB", (30, 20), "red").save(strip)
-    again = uids("four")
-    assert again[:4] == first[:4]
-    assert not set(again[4:]) & set(first)
+    again = {path.name: path for path in write_dicom(near, strip, tmp_path / "two")}
+    assert uids_of(again) == first
+    ids = [group.tracking_uid for group in groups_of(again[SR])[0]]
+    assert ids == [group.tracking_uid for group in groups_of(tmp_path / "one" / SR)[0]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threshold": 0.3},
+        {"key_slices": (7, 2)},
+        {"interval": (4, 9)},
+        {"share": 0.8},
+        {"share": None, "coverage": 0.9},
+        {"problems": ODD},
+        {"finding": Finding("any")},
+        {"model": replace(MODEL, fingerprint="0" * 64)},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_results_that_say_something_else_have_other_uids(scans, strip, tmp_path, changes):
+    first = uids_of(write(*scans["single"], strip, tmp_path / "one", model=MODEL))
+    other = uids_of(write(*scans["single"], strip, tmp_path / "other", **{"model": MODEL, **changes}))
+    assert not set(other) & set(first)
+    assert len({*first, *other}) == 12
+
+
+def test_a_late_slice_gives_other_uids(scans, strip, tmp_path):
+    row, root = scans["single"]
+    early = replace(row, files=row.files[:-1], frames=row.frames[:-1], positions=row.positions[:-1])
+    first = uids_of(write(early, root, strip, tmp_path / "early"))
+    assert not set(first) & set(uids_of(write(row, root, strip, tmp_path / "whole")))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Series
+# ----------------------------------------------------------------------------------------------------
+
+
+def series_of(row: ScanRow, root: Path, strip: Path, out: Path, **changes) -> list[tuple[int, str]]:
+    read = (pydicom.dcmread(path) for path in write(row, root, strip, out, **changes).values())
+    return [(int(one.SeriesNumber), one.SeriesDescription) for one in read]
+
+
+def test_two_reconstructions_of_a_study_are_told_apart(copied, strip, tmp_path):
+    row, root = copied
+    found = []
+    for number, description in ((2, "HEAD 5.0 H30s"), (3, "HEAD 1.0 H60s")):
+        for file in row.files:
+            change(root / file, SeriesNumber=number, SeriesDescription=description, SeriesInstanceUID=f"1.2.{number}")
+        found.append(series_of(row, root, strip, tmp_path / str(number)))
+    assert found[0] == [
+        (29801, "AI key slices, research only, of 2 HEAD 5.0 H30s"),
+        (29802, "AI report, research only, of 2 HEAD 5.0 H30s"),
+        (29803, "AI picture, research only, of 2 HEAD 5.0 H30s"),
+    ]
+    assert len({number for number, _ in (*found[0], *found[1])}) == 6
+    assert len({title for _, title in (*found[0], *found[1])}) == 6
+
+
+def test_long_names_leave_the_finding_the_warning_and_the_source_readable(copied, strip, tmp_path):
+    row, root = copied
+    for file in row.files:
+        change(root / file, SeriesNumber=99999, SeriesDescription="Kopf nativ, Weichteilfenster, Ärzte" + " lang" * 5)
+    long = Finding("a" * 32)
+    titles = [title for _, title in series_of(row, root, strip, tmp_path / "out", finding=long, problems=ODD)]
+    assert titles[0] == f"{'a' * 15}, CAUTION: AI key slices, research only, of 99999"
+    assert titles[1].startswith(f"{'a' * 19}, CAUTION: AI report")
+    plain = [title for _, title in series_of(row, root, strip, tmp_path / "short", finding=Finding("any"))]
+    assert plain[0] == "any: AI key slices, research only, of 99999 Kopf nativ, Weichtei"
+    assert all(len(title) <= 64 for title in (*titles, *plain))
+
+
+@pytest.mark.parametrize("number", [None, -7, 2**31 - 1, 100_000])
+def test_source_numbers_that_leave_no_room_are_replaced(copied, strip, tmp_path, number):
+    """By a hash of the series: results of two such series differ, and every number fits an IS."""
+    row, root = copied
+    found = []
+    for series in ("1.2.3", "1.2.4"):
+        for file in row.files:
+            change(root / file, SeriesNumber=number, SeriesInstanceUID=series)
+        found += [one for one, _ in series_of(row, root, strip, tmp_path / series)]
+    assert len(set(found)) == 6
+    assert all(0 < one < 2**31 for one in found)
 
 
 def test_no_pixels_are_read(copied, strip, tmp_path):
@@ -405,8 +622,8 @@ def test_no_pixels_are_read(copied, strip, tmp_path):
         content = (root / file).read_bytes()
         (root / file).write_bytes(content[: content.rindex(b"\xe0\x7f\x10\x00") + 12])  # the tag, and nothing behind
     after = write(row, root, strip, tmp_path / "after")
-    assert [pydicom.dcmread(after[name]).SOPInstanceUID for name in SERIES] == [
-        pydicom.dcmread(before[name]).SOPInstanceUID for name in SERIES
+    assert [pydicom.dcmread(after[name]).SOPInstanceUID for name in RESULTS] == [
+        pydicom.dcmread(before[name]).SOPInstanceUID for name in RESULTS
     ]
 
 
@@ -427,7 +644,7 @@ def test_two_thousand_slices(scans, strip, tmp_path):
     read = pydicom.dcmread(written[SR])
     (series,) = read.CurrentRequestedProcedureEvidenceSequence[0].ReferencedSeriesSequence
     assert [one.ReferencedSOPInstanceUID for one in series.ReferencedSOPSequence] == uids
-    items = read.ContentSequence[-1].ContentSequence[-1].ContentSequence
+    items = read.ContentSequence[-1].ContentSequence[0].ContentSequence
     assert [of_images(one.ContentSequence)[0][0] for one in items if one.ValueType == "NUM"] == uids
 
 
@@ -691,7 +908,7 @@ def test_nothing_of_the_patient_is_left(scans, strip, tmp_path, kind):
     assert sources(row, root)[0].StudyInstanceUID.encode() in secrets
     named = write(row, root, strip, tmp_path / "named")
     anonymous = write(row, root, strip, tmp_path / "anonymous", anonymize=True)
-    for name in SERIES:
+    for name in RESULTS:
         leaked = {word for word in secrets if word in without_new_uids(anonymous[name], secrets)}
         assert leaked == set(), name
         assert len({word for word in secrets if word in named[name].read_bytes()}) > 10  # the search can find
@@ -700,7 +917,7 @@ def test_nothing_of_the_patient_is_left(scans, strip, tmp_path, kind):
 def test_anonymous_results_say_so_and_agree_with_each_other(scans, strip, tmp_path):
     row, root = scans["single"]
     files = write(row, root, strip, tmp_path / "out", anonymize=True)
-    key, report, picture = (pydicom.dcmread(files[name]) for name in SERIES)
+    key, report, picture = (pydicom.dcmread(files[name]) for name in RESULTS)
     for one in (key, report, picture):
         assert one.PatientIdentityRemoved == "YES"
         assert one.DeidentificationMethodCodeSequence[0].CodeValue == "113100"
@@ -710,7 +927,7 @@ def test_anonymous_results_say_so_and_agree_with_each_other(scans, strip, tmp_pa
         assert one.ContentDate == "19000101"
         assert not any(one[name].value for name in ("StudyDate", "PatientBirthDate", "PatientSex", "AccessionNumber"))
         assert {element.value for element in everything(one) if element.VR in ("DA", "DT")} <= {"19000101", ""}
-    items = report.ContentSequence[-1].ContentSequence[-1].ContentSequence
+    items = report.ContentSequence[-1].ContentSequence[0].ContentSequence
     slices = [of_images(item.ContentSequence)[0] for item in items if item.ValueType == "NUM"]
     assert len(set(slices)) == len(row)
     chosen = [slices[number] for number in (7, 2, 5)]  # the n-th of the report is the n-th of the scan

@@ -2,9 +2,11 @@
 
     source_series.py       patient, study and slices of a scan, from its headers
     anonymize.py           the same scan without its patient
-    result_headers.py      the headers that all results share
+    result_headers.py      the headers and sentences that all results share, and their UIDs
+    result_series.py       numbers and descriptions of their series
+    body_parts.py          codes of body parts
     key_objects.py         Key Object Selection: the key slices
-    structured_report.py   TID 1500: probability, threshold, the attention of every slice
+    structured_report.py   TID 1500: probability, threshold, key slices, the attention of every slice
     capture.py             the strip as a picture
 
 `normal_guidance.clinical.dicom.writer` writes them.

@@ -56,6 +56,7 @@ def anonymize(source: SourceSeries) -> SourceSeries:
             "DeidentificationMethod": METHOD,
             "LongitudinalTemporalInformationModified": "REMOVED",
         },
+        series=replace(source.series, description=""),
         anonymous=True,
     )
 

@@ -10,33 +10,44 @@ from PIL import Image
 from pydicom import Dataset
 from pydicom.sr.codedict import codes
 
-from normal_guidance.clinical.dicom.result_headers import Result, code_item
+from normal_guidance.clinical.dicom.body_parts import UNPAIRED
+from normal_guidance.clinical.dicom.result_headers import NOTICE, Result, code_item
+from normal_guidance.clinical.orientation import directions
 from normal_guidance.errors import UserError
 
+SHOWN = "Key slices and the attention of all slices."
 
-def capture(result: Result, name: str) -> Dataset:
-    """Make an image of `result.content`, a PNG file called `name`; a gray picture becomes a gray image.
+LONGEST = 10240
+"""Characters of ImageComments."""
+
+
+def capture(result: Result, content: bytes, name: str) -> Dataset:
+    """Make an image of the PNG file `content`, which is called `name`; a gray picture becomes a gray image.
 
     BurnedInAnnotation says whether the patient can be read in it: the strip itself names nobody, but it shows slices
-    whose pixels may.
+    whose pixels may.  PatientOrientation is that of the slices, which all lie the same way in the strip.
     """
-    pixels = _pixels(result.content, name)
-    source = result.source
+    pixels = _pixels(content, name)
+    source, row = result.source, result.prediction.row
     image = SCImage(
         pixels,
         "MONOCHROME2" if pixels.ndim == 2 else "RGB",
         bits_allocated=8,
         coordinate_system="PATIENT",
-        patient_orientation=("L", "P"),  # highdicom wants one; emptied below
+        patient_orientation=("L", "P"),  # highdicom wants one; replaced below
         study_instance_uid=source.study_uid,
         **result.arguments(),
     )
-    image.PatientOrientation = []  # a strip of slices under a curve has none
-    image.Laterality = ""
+    image.PatientOrientation = [] if row.orientation is None else list(directions(row.orientation))
+    if source.series.body_part:
+        image.BodyPartExamined = source.series.body_part
+    if source.series.body_part not in UNPAIRED:
+        image.Laterality = source.series.laterality
     image.ConversionType = "WSD"
     image.BurnedInAnnotation = "YES" if source.burned_in else "NO"
     image.LossyImageCompression = "01" if source.lossy else "00"
-    image.DerivationDescription = f"{result.sentence} Key slices and the attention of all slices."
+    image.DerivationDescription = f"{NOTICE} {SHOWN}"
+    image.ImageComments = f"{result.text} {SHOWN}"[:LONGEST]
     image.SourceImageSequence = [_source(result, number) for number in result.prediction.key_slices]
     return result.finish(image)
 

@@ -10,14 +10,17 @@ from normal_guidance.clinical.dicom.result_headers import Result, evidence, obse
 
 
 def key_objects(result: Result) -> Dataset:
-    """List the key slices by descending attention, one item a slice, also in a multi-frame object."""
+    """List the key slices by descending attention, one item a slice, also in a multi-frame object.
+
+    A scan that is negative by its threshold has no slices of interest, and gets none (`Result.shows_keys`).
+    """
     chosen = [result.source.slices[number] for number in result.prediction.key_slices]
     objects = evidence(result, chosen)
     content = KeyObjectSelection(
         document_title=codes.DCM.OfInterest,
         referenced_objects=objects,
         observer_device_context=observer(result),
-        description=f"{result.sentence} Slices of the highest attention, the highest first.",
+        description=f"{result.text} Slices of the highest attention, the highest first.",
     )
     images = [item for item in content[0].ContentSequence if item.ValueType == "IMAGE"]
     for image, reference in zip(images, chosen, strict=True):

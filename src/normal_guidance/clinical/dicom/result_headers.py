@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 from highdicom.sr import DeviceObserverIdentifyingAttributes, ObserverContext
@@ -14,6 +13,7 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from normal_guidance import __version__
 from normal_guidance.clinical.dicom.anonymize import DUMMY_DATE, DUMMY_TIME
+from normal_guidance.clinical.dicom.result_series import Kind, series_description, series_number
 from normal_guidance.clinical.dicom.source_series import REQUIRED, Reference, SourceSeries
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 
@@ -37,58 +37,84 @@ DATES = (
 
 @dataclass(frozen=True)
 class Result:
-    """The content of one DICOM object about a scan, in its own series.
+    """One DICOM object about a scan, in its own series.
 
-    Its UIDs are a hash of the source's UIDs and of the content: a result that is written and sent again is not a second
-    one in the archive; only the times of writing differ.
+    Its UIDs are a hash of what it is of and what it says in whole numbers: the source's UIDs and identity, the model,
+    the finding, the options, the key slices, the interval and the cautions.  Probability and attention are left out,
+    because their last digits differ with the number of threads.  So a result that is computed and sent again is not a
+    second one in the archive, and one that says something else, or of other slices, never has the same UIDs.
     """
 
     prediction: ScanPrediction
     source: SourceSeries
-    title: str
-    """SeriesDescription."""
-    series_number: int
-    content: bytes = b""
-    """What the object holds in addition to the prediction."""
+    kind: Kind
+    finding: int = 0
+    """The finding's place among those of the scan."""
 
     def uid(self, purpose: str) -> str:
         """The UID for a purpose, for example 'series' or 'instance'."""
-        one = self.prediction
-        content: tuple[object, ...] = (
-            (__version__, one.method, one.logit, one.probability, one.threshold, one.attention.tolist()),
-            (one.key_slices, one.interval, one.share, one.coverage),
-            (self.source.study_uid, self.source.slices, sorted(self.source.identity.items())),
-            (self.title, sha256(self.content).hexdigest(), purpose),
+        one, source = self.prediction, self.source
+        content = (
+            (__version__, self.kind.place, purpose),
+            (source.study_uid, source.slices, sorted(source.identity.items()), source.series),
+            (one.method, None if one.model is None else one.model.fingerprint),
+            None if one.finding is None else (one.finding.name, one.finding.code),
+            (one.threshold, one.share, one.coverage),  # of the model or the command, never computed from the scan
+            (one.is_positive, one.key_slices, one.interval, one.cautions),
         )
-        if one.finding is not None:
-            content = (*content, (one.finding.name, one.finding.code))
         return str(generate_uid(entropy_srcs=[repr(content)]))
 
     @property
-    def sentence(self) -> str:
-        """Probability, decision by the threshold, program and method."""
+    def text(self) -> str:
+        """Everything that a reader must know, in sentences: the warnings first."""
+        return " ".join((NOTICE, *self.cautions, *self.sentences))
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Each caution as a sentence that is understood alone."""
+        return tuple(f"CAUTION: {caution}" for caution in self.prediction.cautions)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What was looked for and where, the result, and the model."""
         one = self.prediction
-        call = "" if one.threshold is None else f", {'' if one.is_positive else 'not '}positive by threshold"
-        number = "" if one.threshold is None else f" {one.threshold:.4g}"
-        what = "that the scan is positive" if one.finding is None else f"of the finding {one.finding}"
-        late = any(problem.kind == "late_slices" for problem in one.problems)
-        return (
-            f"{NOTICE} {NAME} {__version__}, method {one.method}. "
-            f"Probability {what}: {one.probability:.4g}{call}{number}."
-            f"{' Replaces an earlier result: slices arrived after it.' if late else ''}"
-        )
+        where = f", body part {self.source.series.body_part}" if self.source.series.body_part else ""
+        model = f"method {one.method}" if one.model is None else f"{one.model}; fingerprint {one.model.fingerprint}"
+        return f"Looked for: {one.sought}{where}.", self.call, f"{NAME} {__version__}, {model}."
+
+    @property
+    def call(self) -> str:
+        """Probability, and the decision by the threshold."""
+        one = self.prediction
+        if one.threshold is None:
+            return f"Probability {one.probability:.4g}; no threshold was chosen."
+        side = "positive" if one.is_positive else "NEGATIVE"
+        return f"Probability {one.probability:.4g}, {side} by the threshold {one.threshold:.4g}."
+
+    @property
+    def shows_keys(self) -> bool:
+        """Whether key slices are reported as slices of interest: not of a scan that is negative by its threshold."""
+        return self.prediction.is_positive is not False
+
+    @property
+    def model_name(self) -> str:
+        """The model in the room of a ManufacturerModelName."""
+        one = self.prediction
+        name = f"{NAME} {one.method}"
+        return name[:64] if one.model is None else f"{name[: 63 - len(one.model.short)]} {one.model.short}"
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that all highdicom objects need."""
+        model = self.prediction.model
         return {
             "series_instance_uid": self.uid("series"),
-            "series_number": self.series_number,
+            "series_number": series_number(self.source, self.kind, self.finding),
             "sop_instance_uid": self.uid("instance"),
             "instance_number": 1,
             "manufacturer": NAME,
-            "manufacturer_model_name": f"{NAME} {self.prediction.method}",
-            "software_versions": __version__,
-            "series_description": self.title,
+            "manufacturer_model_name": self.model_name,
+            "software_versions": __version__ if model is None else (__version__, f"model {model.short}"),
+            "series_description": series_description(self.prediction, self.source, self.kind),
             "content_qualification": "RESEARCH",
             "specific_character_set": UNICODE,
             "transfer_syntax_uid": ExplicitVRLittleEndian,
@@ -129,7 +155,7 @@ def observer(result: Result) -> ObserverContext:
             uid=generate_uid(entropy_srcs=[NAME, __version__]),
             name=NAME,
             manufacturer_name=NAME,
-            model_name=f"{NAME} {result.prediction.method}",
+            model_name=result.model_name,
         ),
     )
 

@@ -51,6 +51,9 @@ FREE_TEXT = ("PN", "LO", "SH")
 UNSTATED = "not stated by the source"
 """The method for a source that says only that it was made anonymous."""
 
+OF_SERIES = ("SeriesNumber", "SeriesDescription", "BodyPartExamined", "Laterality")
+"""Attributes of the series that results are told from; they are left out where they are missing or wrong."""
+
 _UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
 _PICTURE = ("NumberOfFrames", "BurnedInAnnotation", "LossyImageCompression")
 
@@ -64,6 +67,18 @@ class Reference:
     series_uid: str
     frame: int | None = None
     """Its number in a multi-frame object, from 1."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """What the first slice says of its series."""
+
+    number: int | None = None
+    description: str = ""
+    body_part: str = ""
+    """BodyPartExamined."""
+    laterality: str = ""
+    """R or L, of a paired body part."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,7 @@ class SourceSeries:
     lossy: bool = False
     """A slice says that it was compressed with loss."""
     anonymous: bool = False
+    series: Series = Series()
 
 
 def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
@@ -104,7 +120,7 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
         )
     headers = {file: _read_header(row.scan_id, root, file) for file in dict.fromkeys(row.files)}
     first_file, first = next(iter(headers.items()))
-    identity, says_characters = _read_identity(row.scan_id, root, first_file)
+    identity, series, says_characters = _read_identity(row.scan_id, root, first_file)
     _check_one(row.scan_id, headers, "PatientID", "patient")
     _check_one(row.scan_id, headers, "StudyInstanceUID", "study")
     _check_unique(row.scan_id, headers)
@@ -126,6 +142,7 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
         identity=_checked(identity, tell_of),
         burned_in=any(header.burned_in for header in headers.values()),
         lossy=any(header.lossy for header in headers.values()),
+        series=series,
     )
 
 
@@ -185,13 +202,24 @@ def _read_header(scan_id: str, root: Path, file: str) -> _Header:
     return header
 
 
-def _read_identity(scan_id: str, root: Path, file: str) -> tuple[dict[str, str], bool]:
-    """Read the file's attributes of patient and study, and whether it names its character set."""
+def _read_identity(scan_id: str, root: Path, file: str) -> tuple[dict[str, str], Series, bool]:
+    """Read the file's attributes of patient and study, its series, and whether it names its character set."""
     names = (*REQUIRED, *OPTIONAL)
     with _reading(scan_id, file):
-        dataset = read_elements(locate(root, file), map(_tag, names)).dataset
+        dataset = read_elements(locate(root, file), map(_tag, (*names, *OF_SERIES))).dataset
         identity = {name: _decoded(dataset, name) for name in names if name in dataset}
-        return identity, bool(dataset.get("SpecificCharacterSet"))
+        return identity, _series(dataset), bool(dataset.get("SpecificCharacterSet"))
+
+
+def _series(dataset: Dataset) -> Series:
+    found = {name: _decoded(dataset, name) if name in dataset else "" for name in OF_SERIES[1:]}
+    body_part, laterality = found["BodyPartExamined"].upper(), found["Laterality"].upper()
+    return Series(
+        number=integer(dataset, _tag("SeriesNumber")),
+        description=" ".join(found["SeriesDescription"].replace("\ufffd", "?").replace("\\", " ").split()),
+        body_part=body_part if _is_valid("CS", body_part) and "\\" not in body_part else "",
+        laterality=laterality if laterality in ("R", "L") else "",
+    )
 
 
 def _decoded(dataset: Dataset, name: str) -> str:

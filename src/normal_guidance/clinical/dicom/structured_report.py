@@ -1,18 +1,30 @@
 """The structured report: a Comprehensive SR by TID 1500 (DICOM PS3.16), for software to read.
 
-    Image Library        every object of the scan, its frame of reference
+    Image Library          every object of the scan, its frame of reference and body part
     Imaging Measurements
-      group 'scan'       the finding, if it has a name; probability; threshold and call, if there are any; attention
-                         within the interval, inferred from the interval's first and last slice
-      group 'slices'     the attention of every slice, inferred from that slice; in the order of the slices
+      'key slice 1 of 3'   TID 1410, a group for each key slice, the highest attention first: its attention, and the
+                           whole slice as its region; none where the scan is negative by its threshold
+      'scan'               TID 1501: body part; probability; threshold and call, if there are any; first and last slice
+                           of the interval, each inferred from the whole slice; the attention within it; what was
+                           looked for; cautions as comments
+    Attention of every slice
+      'slices'             TID 1501: the attention of every slice, inferred from that slice; in the order of the slices
+
+Every group names the finding, if it has a name, and the algorithm with its model (TID 4019).
+
+Viewers such as OHIF open the slice of the first group, and draw its region: the edge of the image, because nothing is
+known of a place within the slice.  A group without a region among the Imaging Measurements makes OHIF 3.12 fail, so the
+interval's ends have one, and 'slices', which would be drawn as one long list, lies in a container of its own.
 
 All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
+import numpy as np
 from highdicom.coding_schemes import CodingSchemeIdentificationItem
 from highdicom.sr import (
     AlgorithmIdentification,
@@ -21,14 +33,21 @@ from highdicom.sr import (
     ComprehensiveSR,
     ContainerContentItem,
     ContentSequence,
+    CoordinatesForMeasurement,
+    FindingSite,
+    GraphicTypeValues,
     ImageContentItem,
+    ImageRegion,
     Measurement,
     MeasurementReport,
     MeasurementsAndQualitativeEvaluations,
     ObservationContext,
+    PlanarROIMeasurementsAndQualitativeEvaluations,
     QualitativeEvaluation,
     RelationshipTypeValues,
     SourceImageForMeasurement,
+    SourceImageForRegion,
+    TextContentItem,
     TrackingIdentifier,
     UIDRefContentItem,
 )
@@ -37,6 +56,7 @@ from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
 
 from normal_guidance import __version__
+from normal_guidance.clinical.dicom.body_parts import body_part_code
 from normal_guidance.clinical.dicom.result_headers import NAME, NOTICE, Result, evidence, frames, observer
 from normal_guidance.clinical.dicom.source_series import Reference
 from normal_guidance.data.findings import Finding
@@ -48,12 +68,21 @@ ATTENTION = CodedConcept("attention", SCHEME, "Attention of the slice")
 INTERVAL = CodedConcept("interval", SCHEME, "Attention within the interval")
 THRESHOLD = CodedConcept("threshold", SCHEME, "Threshold of the probability")
 CALL = CodedConcept("call", SCHEME, "Scan by the threshold")
+FIRST = CodedConcept("first", SCHEME, "First slice of the interval")
+LAST = CodedConcept("last", SCHEME, "Last slice of the interval")
+SLICES = CodedConcept("slices", SCHEME, "Attention of every slice")
+SOUGHT = CodedConcept("sought", SCHEME, "Looked for")
+KEYS = CodedConcept("keys", SCHEME, "Key slices")
 """Concepts for which DICOM has no code."""
 
 PROBABILITY = CodedConcept.from_code(codes.DCM.Probability)
 NO_UNITS = CodedConcept.from_code(codes.UCUM.NoUnits)
 SOURCE = CodedConcept.from_code(codes.SCT.Source)
+COMMENT = CodedConcept.from_code(codes.DCM.Comment)
 """Concepts with a DICOM code; made once, not for every slice."""
+
+WHOLE = "The region is the whole slice, as far as the image goes; it outlines nothing within the slice."
+NO_KEYS = "none: the scan is negative by its threshold, so that no slice is reported as of interest"
 
 PROCEDURES = {
     "CT": (codes.DCM.ComputedTomography, codes.LN.CTUnspecifiedBodyRegion),
@@ -61,6 +90,9 @@ PROCEDURES = {
     "": (codes.DCM.OtherModality, Code("363679005", "SCT", "Imaging procedure")),
 }
 """Modality and procedure by the headers' modality; the last entry is for all others."""
+
+
+Group = TypeVar("Group", MeasurementsAndQualitativeEvaluations, PlanarROIMeasurementsAndQualitativeEvaluations)
 
 
 class _Report(ComprehensiveSR):
@@ -73,10 +105,11 @@ class _Report(ComprehensiveSR):
 def structured_report(result: Result) -> Dataset:
     """Report the scan's probability and the attention of every slice."""
     objects = evidence(result, {one.sop_uid: one for one in result.source.slices}.values())
+    keys = list(enumerate(result.prediction.key_slices, start=1)) if result.shows_keys else []
     report = MeasurementReport(
         observation_context=ObservationContext(observer_device_context=observer(result)),
         procedure_reported=_procedure(result)[1],
-        imaging_measurements=[_scan(result)],
+        imaging_measurements=[*(_key_slice(result, *key) for key in keys), _scan(result)],
     )
     document = _Report(
         objects,
@@ -86,14 +119,28 @@ def structured_report(result: Result) -> Dataset:
         **result.arguments(),
     )
     # Parts with an item per slice are added last: highdicom would copy and search them, which takes half of the time.
-    *_, measurements = document.ContentSequence
     document.ContentSequence.insert(len(document.ContentSequence) - 1, _library(result, objects))
-    measurements.ContentSequence.extend(_slices(result))
+    document.ContentSequence.append(_slices(result))
     return result.finish(document)
 
 
+# ----------------------------------------------------------------------------------------------------
+# Groups
+# ----------------------------------------------------------------------------------------------------
+
+
+def _key_slice(result: Result, rank: int, number: int) -> PlanarROIMeasurementsAndQualitativeEvaluations:
+    name = f"key slice {rank} of {len(result.prediction.key_slices)}: slice {number + 1}, whole slice"
+    attention = _number(ATTENTION, float(result.prediction.attention[number]))
+    region = ImageRegion(GraphicTypeValues.POLYLINE, *_whole(result, number))
+    group = PlanarROIMeasurementsAndQualitativeEvaluations(
+        **_shared(result, name), referenced_region=region, measurements=[attention]
+    )
+    return _with_texts(group, [(COMMENT, WHOLE)])
+
+
 def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
-    one, slices = result.prediction, result.source.slices
+    one = result.prediction
     first, last = one.interval
     inside = float(one.attention[first : last + 1].double().sum())
     measurements = [_number(PROBABILITY, one.probability)]
@@ -101,25 +148,60 @@ def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
     if one.threshold is not None:
         measurements.append(_number(THRESHOLD, one.threshold))
         evaluations.append(QualitativeEvaluation(CALL, codes.SCT.Positive if one.is_positive else codes.SCT.Negative))
-    measurements.append(_number(INTERVAL, inside, *dict.fromkeys((slices[first], slices[last]))))
-    return _group(result, "scan", measurements, evaluations)
-
-
-def _slices(result: Result) -> MeasurementsAndQualitativeEvaluations:
-    weights = zip(result.prediction.attention.tolist(), result.source.slices, strict=True)
-    return _group(result, "slices", [_number(ATTENTION, weight, place) for weight, place in weights], [])
-
-
-def _group(
-    result: Result, name: str, measurements: list[Measurement], evaluations: list[QualitativeEvaluation]
-) -> MeasurementsAndQualitativeEvaluations:
-    return MeasurementsAndQualitativeEvaluations(
-        tracking_identifier=TrackingIdentifier(uid=result.uid(name), identifier=name),
-        finding_type=_finding(result.prediction.finding),
-        algorithm_id=AlgorithmIdentification(NAME, __version__, parameters=list(_parameters(result))),
-        measurements=measurements,
-        qualitative_evaluations=evaluations,
+    measurements += [_end(result, FIRST, first), _end(result, LAST, last), _number(INTERVAL, inside)]
+    group = MeasurementsAndQualitativeEvaluations(
+        **_shared(result, "scan"), **_site(result), measurements=measurements, qualitative_evaluations=evaluations
     )
+    keys = [] if result.shows_keys else [(KEYS, NO_KEYS)]
+    cautions = [(COMMENT, caution) for caution in result.cautions]
+    return _with_texts(group, [*cautions, (SOUGHT, one.sought), *keys])
+
+
+def _slices(result: Result) -> ContainerContentItem:
+    weights = zip(result.prediction.attention.tolist(), result.source.slices, strict=True)
+    group = MeasurementsAndQualitativeEvaluations(
+        **_shared(result, "slices"), measurements=[_number(ATTENTION, weight, place) for weight, place in weights]
+    )
+    container = ContainerContentItem(SLICES, relationship_type=RelationshipTypeValues.CONTAINS)
+    container.ContentSequence = ContentSequence(group)
+    return container
+
+
+def _shared(result: Result, name: str) -> dict[str, Any]:
+    """What every group says: its name, the finding and the algorithm."""
+    return {
+        "tracking_identifier": TrackingIdentifier(uid=result.uid(name), identifier=name),
+        "finding_type": _finding(result.prediction.finding),
+        "algorithm_id": AlgorithmIdentification(
+            NAME, __version__, parameters=list(_parameters(result)), manufacturer=NAME
+        ),
+    }
+
+
+def _site(result: Result) -> dict[str, Any]:
+    """The body part, for the scan: OHIF would write it on every key slice, by the code of 'finding site'."""
+    site = body_part_code(result.source.series.body_part)
+    return {} if site is None else {"finding_sites": [FindingSite(site)]}
+
+
+def _with_texts(group: Group, texts: Iterable[tuple[CodedConcept, str]]) -> Group:
+    for name, text in texts:
+        group[0].ContentSequence.append(TextContentItem(name, text, RelationshipTypeValues.CONTAINS))
+    return group
+
+
+def _end(result: Result, name: CodedConcept, number: int) -> Measurement:
+    """An end of the interval: the number of its slice, from 1, inferred from the whole slice."""
+    place = CoordinatesForMeasurement(GraphicTypeValues.POLYLINE, *_whole(result, number))
+    return Measurement(name, number + 1, NO_UNITS, referenced_coordinates=[place])
+
+
+def _whole(result: Result, number: int) -> tuple[np.ndarray, SourceImageForRegion]:
+    """The edge of a slice, closed, from the corner of its first pixel to that of its last; and the slice."""
+    columns, rows = result.prediction.row.columns, result.prediction.row.rows
+    corners = np.array([[0, 0], [columns, 0], [columns, rows], [0, rows], [0, 0]], float)
+    place = result.source.slices[number]
+    return corners, SourceImageForRegion(place.sop_class, place.sop_uid, frames(place))
 
 
 def _finding(finding: Finding | None) -> CodedConcept | None:
@@ -133,9 +215,18 @@ def _finding(finding: Finding | None) -> CodedConcept | None:
 
 
 def _parameters(result: Result) -> Iterator[str]:
+    model = result.prediction.model
     yield NOTICE
     yield f"method: {result.prediction.method}"
+    if model is not None:
+        yield f"model: {model.fingerprint}"
+        yield str(model)
     yield f"the interval {result.prediction.meaning}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Items
+# ----------------------------------------------------------------------------------------------------
 
 
 def _number(name: CodedConcept, value: float, *places: Reference) -> Measurement:
@@ -154,6 +245,9 @@ def _library(result: Result, objects: list[Dataset]) -> ContainerContentItem:
     """
     context, contains = RelationshipTypeValues.HAS_ACQ_CONTEXT, RelationshipTypeValues.CONTAINS
     shared = ContentSequence([CodeContentItem(codes.DCM.Modality, _procedure(result)[0], context)])
+    region = body_part_code(result.source.series.body_part)
+    if region is not None:
+        shared.append(CodeContentItem(codes.DCM.TargetRegion, region, context))
     if result.source.frame_of_reference:
         shared.append(UIDRefContentItem(codes.DCM.FrameOfReferenceUID, result.source.frame_of_reference, context))
     for one in objects:

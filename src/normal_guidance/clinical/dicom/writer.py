@@ -1,11 +1,11 @@
 """DICOM results of a scan, for the software that hospitals have: key slices, a structured report, a picture.
 
-    key_objects.dcm         Key Object Selection: the slices to look at
-    structured_report.dcm   Comprehensive SR after TID 1500: probability, threshold, the attention of every slice
+    key_objects.dcm         Key Object Selection: the slices to look at; not for a scan that is negative by threshold
+    structured_report.dcm   Comprehensive SR by TID 1500: probability, threshold, key slices, attention of every slice
     strip.dcm               Secondary Capture: key slices with the attention curve
 
-They belong to the source's patient and study, as three new series.  The patient is taken from the headers of the scan's
-slices only.
+They belong to the source's patient and study, each as a new series.  The patient is taken from the headers of the
+scan's slices only.  All say what was looked for, by which model, and what a reader must be warned of.
 """
 
 from __future__ import annotations
@@ -19,27 +19,13 @@ from normal_guidance.clinical.dicom.anonymize import anonymize as without_patien
 from normal_guidance.clinical.dicom.capture import capture
 from normal_guidance.clinical.dicom.key_objects import key_objects
 from normal_guidance.clinical.dicom.result_headers import Result
+from normal_guidance.clinical.dicom.result_series import KINDS
 from normal_guidance.clinical.dicom.source_series import SourceSeries, read_source
 from normal_guidance.clinical.dicom.structured_report import structured_report
 from normal_guidance.clinical.scan_prediction import ScanPrediction
-from normal_guidance.data.findings import Finding
 from normal_guidance.data.problems import Problem, Report
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder, write_atomically
-
-SERIES = {
-    "key_objects.dcm": (9801, "Key slices, AI, research only"),
-    "structured_report.dcm": (9802, "Slice scores, AI, research only"),
-    "strip.dcm": (9803, "Key slices and attention curve, AI, research only"),
-}
-"""SeriesNumber and SeriesDescription of every result; scanners seldom use such large numbers."""
-
-
-FINDING_STEP = 10
-"""The series of the next finding have numbers that are larger by this."""
-
-LONGEST = 64
-"""Characters of a SeriesDescription."""
 
 
 def write_dicom(
@@ -53,7 +39,8 @@ def write_dicom(
 ) -> list[Path]:
     """Write a scan's results as DICOM into the folder `out`, and return the files.
 
-    The same scan and prediction give the same UIDs; see `Result`.
+    The same scan, model and options give the same UIDs; see `Result`.  Key objects that are there from an earlier call
+    are deleted where the scan is negative now.
 
     Args:
         strip: a PNG file, which must not name the patient.
@@ -80,6 +67,8 @@ def write_dicom(
         results = _results(prediction, source, picture, strip.name, place)
         files = {out / name: _encoded(dataset) for name, dataset in results.items()}
     make_folder(out)
+    for name in KINDS.keys() - results.keys():
+        (out / name).unlink(missing_ok=True)
     for path, content in files.items():
         write_atomically(path, content)
     return list(files)
@@ -97,22 +86,10 @@ def _anonymous(source: SourceSeries, scan_id: str) -> SourceSeries:
 def _results(
     prediction: ScanPrediction, source: SourceSeries, picture: bytes, strip: str, place: int
 ) -> dict[str, Dataset]:
-    def result(name: str, content: bytes = b"") -> Result:
-        number, title = SERIES[name]
-        return Result(prediction, source, _named(title, prediction.finding), number + FINDING_STEP * place, content)
-
-    return {
-        "key_objects.dcm": key_objects(result("key_objects.dcm")),
-        "structured_report.dcm": structured_report(result("structured_report.dcm")),
-        "strip.dcm": capture(result("strip.dcm", picture), strip),
-    }
-
-
-def _named(title: str, finding: Finding | None) -> str:
-    """A title that begins with the finding's name, as much of it as there is room for."""
-    if finding is None:
-        return title
-    return f"{finding.name[: LONGEST - len(title) - 2]}: {title}"
+    each = {name: Result(prediction, source, kind, place) for name, kind in KINDS.items()}
+    keys, report, image = each.values()
+    found = [key_objects(keys) if keys.shows_keys else None, structured_report(report), capture(image, picture, strip)]
+    return {name: dataset for name, dataset in zip(each, found, strict=True) if dataset is not None}
 
 
 def _encoded(dataset: Dataset) -> bytes:
