@@ -165,15 +165,13 @@ def small_archive(
 
 def start_program(words: Sequence[object], die: str = "", log: Path | None = None) -> subprocess.Popen[str]:
     """Start `nguide node` with the tiny encoder; `die` names the call at which it is killed (`node_program`)."""
+    command = [sys.executable, str(PROGRAM), "node", *map(str, words)]
     environment = os.environ | {"NODE_DIE": die, "OMP_NUM_THREADS": "1"}
-    out = subprocess.DEVNULL if log is None else log.open("ab")
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), "node", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=out if log is not None else subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
+    if log is None:
+        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, text=True, env=environment, **out)
+    with log.open("ab") as file:
+        return subprocess.Popen(command, text=True, env=environment, stdout=file, stderr=file)
 
 
 def read_status(port: int) -> Any:

@@ -63,7 +63,7 @@ def test_the_settings_file_has_the_names_of_the_options(chosen, tmp_path):
         ("modle = 'bundle'", "there is no option 'modle'; the names are address, aet,"),
         ("settings = 'other.toml'", "there is no option 'settings'"),
         ("port = ", "is not TOML"),
-        ("port = 99999", "99999"),
+        ("port = 99999", "65535"),
     ],
 )
 def test_a_wrong_settings_file_is_named(chosen, tmp_path, content, complaint):

@@ -1,5 +1,6 @@
 """A node from end to end, in this process: what is sent comes out as results in an archive, once."""
 
+import json
 import stat
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from pydicom import dcmread
 from pydicom.uid import UID
 
 from normal_guidance.errors import UserError
-from normal_guidance.node import predicting, receiver
+from normal_guidance.node import destinations, predicting, receiver
 from normal_guidance.node.series_queue import Limits
 from normal_guidance.node.taking import parse_rule
 from orthanc import free_port
@@ -306,6 +307,31 @@ def test_every_destination_gets_the_results(bundle, series, state, tmp_path):
         assert run.wait_finished() == {"done": 1}
     copied = [dcmread(file) for file in out.rglob("*.dcm")]
     assert {one.SOPInstanceUID for one in copied} == {one.SOPInstanceUID for one in got}
+
+
+def test_another_kind_of_destination_is_a_row_and_a_class(bundle, series, state, monkeypatch):
+    """The seam for messages and DICOMweb: which files, and what to do with them; a failure is tried again."""
+    sent = []
+
+    class Messages:
+        name, commits = "messages:ward", False
+
+        def files(self, folder):
+            return sorted(folder.rglob("prediction.json"))
+
+        def send(self, files, about, accepted):
+            sent.append((about.study_uid, about.round, [json.loads(file.read_text())["slices"] for file in files]))
+            if len(sent) == 1:
+                raise destinations.NotSentError("the ward is asleep")
+            for file in files:
+                accepted(file)
+
+    kinds = {"messages:": lambda text, identity: Messages(), **destinations.KINDS}
+    monkeypatch.setattr(destinations, "KINDS", kinds)
+    with running_node(state, bundle, to=["messages:ward"]) as run:
+        send(run.port, series())
+        assert run.wait_finished() == {"done": 1}
+    assert sent == [(STUDY, 1, [len(series())])] * 2
 
 
 # ----------------------------------------------------------------------------------------------------

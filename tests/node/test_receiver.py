@@ -40,6 +40,7 @@ def test_whoever_is_not_known_is_rejected(run, calling, called, reason):
     association = associate(run.port, calling=calling, called=called)
     assert association.is_rejected
     assert rejection(association) == reason
+    wait_until(lambda: f'"peer": "{calling}"' in run.node.audit.path.read_text())
     assert run.node.receiver.counts["rejected calls"] == 1
 
 

@@ -31,7 +31,7 @@ def read_settings(context: Any, given: Path | None) -> Path | None:  # Any: the 
     except ValueError as error:
         raise UserError(f"{given} is not TOML: {error}; write for example port = 11112") from error
     known = {word.removeprefix("--"): option.name for option in context.command.params for word in option.opts}
-    known = {word: name for word, name in known.items() if word not in ("settings", "help")}
+    known = {word: name for word, name in known.items() if word not in ("settings", "help") and word[0] != "-"}
     defaults: dict[str, Any] = dict(context.default_map or {})
     for word, value in values.items():
         if word not in known:

@@ -35,6 +35,9 @@ LARGEST_PDU = 4 * 2**20
 LARGEST_OBJECT = 2**31
 """Largest message, pixels included; a longer one ends its association."""
 
+WAITING_DELAY, ASSOCIATED_DELAY = 0.02, 0.001
+"""Seconds between two looks at a connection: each is a thread that polls, and 64 silent ones would fill a core."""
+
 CHUNK = 2**16
 """Bytes that are read at once."""
 
@@ -79,12 +82,18 @@ class BoundedServer(ThreadedAssociationServer):
 
 
 class BoundedHandler(RequestHandler):
-    """Makes associations whose socket has the bounds above."""
+    """Makes associations whose socket has the bounds above, and which are slow until `hurry` is called."""
 
     def _create_association(self) -> Association:
         association = super()._create_association()
         bound(association)
+        association.dul._run_loop_delay = WAITING_DELAY
         return association
+
+
+def hurry(association: Association) -> None:
+    """Let an association that is accepted look for messages as often as pynetdicom does."""
+    association.dul._run_loop_delay = ASSOCIATED_DELAY
 
 
 def close_connection(association: Association) -> None:

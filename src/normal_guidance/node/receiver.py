@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from normal_guidance.data.dicom_files import IMPLICIT
@@ -31,7 +32,7 @@ try:
     from pynetdicom.events import Event
     from pynetdicom.sop_class import StorageCommitmentPushModel, Verification  # type: ignore[attr-defined]
 
-    from normal_guidance.node.association_server import BoundedHandler, close_connection, make_bounded_server
+    from normal_guidance.node.association_server import BoundedHandler, close_connection, hurry, make_bounded_server
 except ImportError as error:
     raise UserError("the node needs pynetdicom; pip install 'normal-guidance[node]'") from error
 
@@ -121,6 +122,7 @@ class Receiver:
         self._storing = threading.Lock()
         self._server: Any = None
         self._thread: threading.Thread | None = None
+        self._contexts: list[Any] = []
 
     # ------------------------------------------------------------------------------------------------
     # Start and end
@@ -165,6 +167,8 @@ class Receiver:
                 f"port {where.port} of {where.address} cannot be opened ({error.strerror}); choose another --port or "
                 "--address"
             ) from error
+        # pynetdicom would copy all contexts for each connection, before it knows who calls; `_requested` gives them.
+        self._contexts, self._server.contexts = self._server.contexts, []
         entity._servers.append(self._server)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="receiving", daemon=True)
         self._thread.start()
@@ -222,6 +226,8 @@ class Receiver:
         elif sum(one.is_established for one in self._server.active_associations) >= MOST_ASSOCIATIONS:
             verdict, why = REJECT_BUSY, "too many associations"
         else:
+            association.acceptor.supported_contexts = deepcopy(self._contexts)
+            hurry(association)
             return
         association.acse.send_reject(*verdict)
         association.kill()
