@@ -1,11 +1,13 @@
-"""The viewer under load: many readers at once, and one who browses many scans; a table, then one JSON line.
+"""The viewer under load: many readers at once, one who browses many scans, and the page; a table, then one JSON line.
 
     python benchmarks/bench_viewer.py [--readers 50] [--seconds 60] [--scans 200]
 
 The server is `nguide view` itself, in a process of its own.  Its scans are phantoms of 512 x 512 pixels, a few of them
 on the disk under many names, each of which the server reads and keeps as a scan of its own.  A reader does what the
-page does: opens a scan, reads its curves, then slice after slice.  Memory is the resident memory of the server and its
-workers together.  Goals: no error, and no more memory over the second half of the scans than over the first.
+page does: opens a scan, reads its curves, then slice after slice.  The step `page` is a real Chromium without a
+graphics card that goes through the slices of one scan, which it has already fetched: a "request" there is a slice on
+the screen.  It is left out where playwright or Chromium is missing.  Memory is the resident memory of the server and
+its workers together.  Goals: no error, and no more memory over the second half of the scans than over the first.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,6 +44,9 @@ ORIGINALS = 4
 
 SLICES_OF_A_VISIT = 12
 """That a reader of the crowd looks at before he opens another scan."""
+
+SLICES_ON_SCREEN = 12
+"""That the page draws, at most."""
 
 GROWTH = 1.05
 """Of memory, over the second half of the scans, that is chance."""
@@ -162,14 +169,11 @@ class Reader:
     """A connection that stays open, as a browser's; a whole HTTP client would be slower than the server."""
 
     def __init__(self, server: Server, tally: Tally) -> None:
-        self._server, self._tally, self._cookie = server, tally, ""
+        self._server, self._tally = server, tally
+        self._token = server.url.partition("#token=")[2]
 
     async def __aenter__(self) -> Reader:
         self._input, self._output = await asyncio.open_connection("127.0.0.1", self._server.port)
-        path = self._server.url.partition(str(self._server.port))[2]
-        status, headers, _ = await self._ask(path)
-        assert status == 303, status
-        self._cookie = headers["set-cookie"].partition(";")[0]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -178,7 +182,7 @@ class Reader:
     async def get(self, path: str) -> bytes:
         start = time.perf_counter()
         try:
-            status, _, body = await self._ask(path)
+            status, body = await self._ask(path)
         except (OSError, EOFError, ValueError) as error:
             self._tally.errors.append(f"{path}: {error!r}")
             raise
@@ -188,12 +192,13 @@ class Reader:
             self._tally.errors.append(f"{path}: {status} {body[:200]!r}")
         return body
 
-    async def _ask(self, path: str) -> tuple[int, dict[str, str], bytes]:
+    async def _ask(self, path: str) -> tuple[int, bytes]:
         host = f"127.0.0.1:{self._server.port}"
-        self._output.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nCookie: {self._cookie}\r\n\r\n".encode())
+        words = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {self._token}\r\n\r\n"
+        self._output.write(words.encode())
         head = (await self._input.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
-        return int(head[0].split()[1]), headers, await self._input.readexactly(int(headers["content-length"]))
+        return int(head[0].split()[1]), await self._input.readexactly(int(headers["content-length"]))
 
 
 async def crowd(server: Server, tally: Tally, readers: int, seconds: float, scans: int) -> None:
@@ -228,6 +233,50 @@ async def browse(server: Server, tally: Tally, scans: int) -> list[float]:
                 await reader.get(f"/api/scans/{scan}/slices/{place}")
             memory.append(server.mib())
     return memory
+
+
+DRAW = """async (steps) => {
+  const panel = document.querySelector(".panel")
+  const press = (key) => document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }))
+  const frame = () => new Promise((done) => requestAnimationFrame(done))
+  const drawn = async (place) => { while (panel.dataset.drawn.split("/")[1] !== String(place)) await frame() }
+  press("Home")
+  await drawn(0)
+  for (let place = 1; place <= steps; place++) {
+    press("ArrowDown")
+    await drawn(place) // fetches
+  }
+  const milliseconds = []
+  for (let place = steps - 1; place >= 0; place--) {
+    const start = performance.now()
+    press("ArrowUp")
+    await drawn(place)
+    await frame()
+    milliseconds.push(performance.now() - start)
+  }
+  return milliseconds
+}"""
+"""Goes through the slices of a scan, then back: milliseconds from each key to the frame after the slice."""
+
+
+def look(server: Server, tally: Tally, slices: int) -> None:
+    """Draw slices in a browser; a `Tally` without requests says that there is none."""
+    browser = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        browser = None
+    if not browser:
+        return
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+        chromium = playwright.chromium.launch(executable_path=browser, args=options)
+        page = chromium.new_page(viewport={"width": 1366, "height": 768})
+        page.set_default_timeout(300_000)
+        page.goto(server.url)
+        page.wait_for_selector(".panel[data-drawn]")
+        tally.seconds += [one / 1000 for one in page.evaluate(DRAW, min(slices, SLICES_ON_SCREEN) - 1)]
+        chromium.close()
 
 
 @contextmanager
@@ -282,13 +331,18 @@ def main(arguments: list[str]) -> int:
         print(f"{options.scans} scans, {manifest.lengths.sum():,} slices, {mib_of_all:,.0f} MiB as the page reads them")
         print(f"{'step':<9}" + "".join(f"{title:>{width}}" for title, width in COLUMNS.values()))
         with started(Path(folder)) as server:
-            for name in ("crowd", "browse"):
+            for name in ("crowd", "browse", "page"):
                 tally, start = Tally(), time.perf_counter()
                 with watched(server) as memory:
                     if name == "crowd":
                         asyncio.run(crowd(server, tally, options.readers, options.seconds, options.scans))
+                    elif name == "page":
+                        look(server, tally, int(manifest.lengths.min()))
                     else:
                         after_scans = asyncio.run(browse(server, tally, options.scans))
+                if not tally.seconds:
+                    print(f"{name:<9} left out: it needs playwright and Chromium")
+                    continue
                 step = summary(name, tally, time.perf_counter() - start, memory)
                 cells = "".join(f"{step[column]:>{width}}" for column, (_, width) in COLUMNS.items())
                 print(f"{name:<9}{cells}", flush=True)

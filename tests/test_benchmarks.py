@@ -419,7 +419,10 @@ def test_the_viewer_benchmark_reads_and_browses():
     run = run_benchmark("--readers 3 --seconds 1 --scans 4 --size 32 --slices 12", "bench_viewer.py")
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout.splitlines()[-1])
-    assert [step["step"] for step in report["steps"]] == ["crowd", "browse"]
+    assert [step["step"] for step in report["steps"]][:2] == [
+        "crowd",
+        "browse",
+    ]  # and the page, where there is Chromium
     assert all(step["requests"] > 4 and step["errors"] == 0 for step in report["steps"])
     assert report["goals"]["no error: 3 readers for 1 s, 4 scans"] is True
 

@@ -1,5 +1,7 @@
 /** What the server tells, and how it is asked. Places of slices count from 0 here and from 1 on the page. */
 
+import { authorization } from "./token"
+
 export interface Method {
   name: string
   title: string
@@ -13,18 +15,28 @@ export interface Split {
 /** Lowest and highest value that are told apart; null for the slice's own range. */
 export interface Window {
   name: string
+  /** Empty for the reader's own. */
   title: string
   low: number | null
   high: number | null
   /** Of the values: HU, or empty where they have none. */
   unit: string
+  note: string
+  /** Whether scans are first shown in it. */
+  first: boolean
 }
+
+export type Modality = "CT" | "MR"
 
 export interface Gallery {
   title: string
   version: string
   splits: Split[]
-  windows: Window[]
+  /** What the reader chooses: Method or Finding. */
+  choice: string
+  windows: Record<Modality, Window[]>
+  /** Scans that nguide predict refused or could not read. */
+  not_predicted: { id: string; reason: string }[]
   missing: { what: string; why: string; command: string }[]
 }
 
@@ -37,6 +49,10 @@ export interface Listed {
   label: number | null
   /** By the split's methods. */
   scores: (number | null)[]
+  /** Whether the scores reach their thresholds; null without one. */
+  positive: (boolean | null)[]
+  /** What is grave about it: forced, incomplete, left out, duplicated. */
+  flags: string[]
 }
 
 export interface Curve {
@@ -45,7 +61,12 @@ export interface Curve {
   normal: number[]
   /** Empty where there is one head only. */
   heads: number[][]
+  /** The highest attention first. */
   key_slices: number[]
+  /** Only nguide predict gives these. */
+  interval?: { first: number; last: number; meaning: string } | null
+  threshold?: number | null
+  positive?: boolean | null
 }
 
 export interface Image {
@@ -68,6 +89,12 @@ export interface Scan {
   image: Image | null
   truth: number[] | null
   positions: number[] | null
+  modality: Modality
+  /** SeriesDescription, or empty. */
+  series: string
+  /** InstanceNumber of every slice, as hospital software shows it. */
+  instance_numbers: (number | null)[] | null
+  warnings: { flag: string; text: string }[]
   note: string | null
 }
 
@@ -83,13 +110,13 @@ export class ServerError extends Error {
 async function ask(path: string, signal?: AbortSignal): Promise<Response> {
   let answer: Response
   try {
-    answer = await fetch(path, { signal, cache: "no-store", credentials: "same-origin" })
+    answer = await fetch(path, { signal, cache: "no-store", credentials: "omit", headers: { Authorization: authorization() } })
   } catch (error) {
     if (signal?.aborted) throw error
     throw new ServerError("The server does not answer. Is nguide view still running?", 0)
   }
   if (answer.ok) return answer
-  if (answer.status === 401) throw new ServerError("The server was started anew; open the address that it printed.", 401)
+  if (answer.status === 401) throw new ServerError("The token does not fit; open the address that nguide view printed last.", 401)
   const told = await answer.json().catch(() => ({}))
   throw new ServerError(told.error ?? `The server answers ${answer.status}.`, answer.status)
 }

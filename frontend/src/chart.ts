@@ -1,7 +1,7 @@
 /** The attention curve along the slices: truth, fitted normal, heads, key slices, and the slice that is shown. */
 
 import type { Curve, Scan } from "./api"
-import { element, share } from "./words"
+import { draw, element, share } from "./words"
 
 export interface Line {
   title: string
@@ -13,14 +13,6 @@ export interface Line {
 const MARGIN = { left: 46, right: 14, top: 20, bottom: 38 }
 const TRUTH = 9 // height of the bar of positive slices
 const SVG = "http://www.w3.org/2000/svg"
-
-function draw(parent: Element, tag: string, attributes: Record<string, string | number>, text = ""): SVGElement {
-  const made = document.createElementNS(SVG, tag)
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value))
-  made.textContent = text
-  parent.append(made)
-  return made
-}
 
 export class Chart {
   readonly root: HTMLElement
@@ -108,6 +100,7 @@ export class Chart {
     const relative = this.lines.length > 1
     const common = Math.max(...this.lines.map((line) => this.peak(line)), 1e-12)
     this.drawTruth(bottom)
+    for (const line of this.lines) this.drawInterval(line, bottom)
     this.drawAxes(bottom, relative ? null : common)
     for (const line of this.lines) this.drawLine(line, bottom, relative ? this.peak(line) : common)
     this.drawLegend(relative)
@@ -138,6 +131,16 @@ export class Chart {
       draw(this.svg, "rect", { class: "truth-tint", ...box, y: MARGIN.top, height: bottom - MARGIN.top })
       draw(this.svg, "rect", { class: "truth", ...box, y: bottom + 2, height: TRUTH })
     }
+  }
+
+  /** The slices between which the finding is said to lie. */
+  private drawInterval({ curve: { interval }, slot }: Line, bottom: number): void {
+    if (!interval) return
+    const step = this.inner() / this.scan!.slices
+    const width = (interval.last - interval.first + 1) * step
+    const box = { x: MARGIN.left + interval.first * step, width, y: MARGIN.top, height: bottom - MARGIN.top }
+    const shade = draw(this.svg, "rect", { class: `interval ${slot}`, ...box })
+    draw(shade, "title", {}, intervalText(interval))
   }
 
   private drawAxes(bottom: number, top: number | null): void {
@@ -180,11 +183,20 @@ export class Chart {
       )
     const marks: [string, string][] = [["dashes", "fitted normal"]]
     if (this.lines.some(({ curve }) => curve.key_slices.length)) marks.push(["dot", "key slices"])
+    const interval = this.lines.find(({ curve }) => curve.interval)?.curve.interval
+    if (interval) marks.push(["shade", `interval ${interval.first + 1}–${interval.last + 1}`])
     if (this.heads && this.lines.some(({ curve }) => curve.heads.length)) marks.push(["thin", "heads"])
     marks.push(this.scan!.truth ? ["block", "labelled positive"] : ["block none", "no slice labels"])
-    for (const [kind, title] of marks) this.legend.append(element("span", { class: "mark" }, element("i", { class: kind }), title))
+    for (const [kind, title] of marks) {
+      const hint = kind === "shade" ? intervalText(interval!) : title
+      this.legend.append(element("span", { class: "mark", title: hint }, element("i", { class: kind }), title))
+    }
     if (relative) this.legend.append(element("span", { class: "mark note" }, "each curve to its own peak"))
   }
+}
+
+function intervalText({ first, last, meaning }: NonNullable<Curve["interval"]>): string {
+  return `The interval, slices ${first + 1} to ${last + 1}, ${meaning}.`
 }
 
 /** First and last place of every run of positive slices. */

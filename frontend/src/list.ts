@@ -6,13 +6,21 @@ import { digits, element, shortened } from "./words"
 /** What the list is sorted by: a column's name, or the place of a method. */
 type Key = "id" | "label" | number
 
+/** What the flags mean. */
+const FLAGS: Record<string, string> = {
+  forced: "predicted by force: the model was not made for this scan",
+  incomplete: "slices are missing or cannot be read",
+  "left out": "some slices were left out",
+  duplicated: "slices or the whole scan occur twice",
+}
+
 export class ScanList {
   private scans: Listed[] = []
   private methods: Method[] = []
   private shown: Listed[] = []
   private columns: number[] = []
-  private key: Key = "id"
-  private descending = false
+  private key: Key = 0 // the score: what needs a look first is at the top
+  private descending = true
   private current: number | null = null
   private readonly table: HTMLTableElement
   private readonly search: HTMLInputElement
@@ -40,13 +48,14 @@ export class ScanList {
     this.part.replaceChildren(...["", ...parts].map((part) => element("option", { value: part }, part || "All parts")))
     this.part.value = parts.includes(before) ? before : ""
     this.part.hidden = parts.length < 2
-    this.label.hidden = scans.every((scan) => scan.label === null)
+    this.label.hidden = !this.hasLabels
     this.redraw()
   }
 
   /** Which methods' scores are columns. */
   choose(columns: number[]): void {
-    if (typeof this.key === "number" && !columns.includes(this.key)) this.key = columns[0] ?? "id"
+    const [first = 0] = columns
+    if (typeof this.key === "number" && !columns.includes(this.key)) this.key = first
     this.columns = columns
     this.redraw()
   }
@@ -58,16 +67,10 @@ export class ScanList {
     this.table.querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" })
   }
 
-  /** The scan so many rows further down, as the list stands. */
+  /** The scan so many rows further down, as the list stands; the first, where none is open. */
   neighbour(step: number): number | null {
-    const at = this.shown.findIndex((scan) => scan.number === this.current)
+    const at = Math.max(0, this.shown.findIndex((scan) => scan.number === this.current))
     return this.shown[Math.min(this.shown.length - 1, Math.max(0, at + step))]?.number ?? null
-  }
-
-  /** The scan to open first: the highest score among the positive ones. */
-  best(column: number): number | null {
-    const score = (scan: Listed) => (scan.label ? 2 : 0) + (scan.part === "test" ? 4 : 0) + (scan.scores[column] ?? 0)
-    return this.scans.reduce<Listed | null>((a, b) => (a && score(a) >= score(b) ? a : b), null)?.number ?? null
   }
 
   private redraw(): void {
@@ -79,16 +82,27 @@ export class ScanList {
         (this.part.value === "" || scan.part === this.part.value),
     )
     this.shown.sort((a, b) => (this.descending ? -1 : 1) * this.compare(a, b) || compareNames(a, b))
-    this.count.textContent =
-      this.shown.length === this.scans.length ? `${this.scans.length} scans` : `${this.shown.length} of ${this.scans.length} scans`
+    const all = this.scans.length === 1 ? "1 scan" : `${this.scans.length} scans`
+    this.count.textContent = this.shown.length === this.scans.length ? all : `${this.shown.length} of ${all}`
     this.table.replaceChildren(this.head(), element("tbody", {}, ...this.shown.map((scan) => this.row(scan))))
     this.select(this.current)
   }
 
   private compare(a: Listed, b: Listed): number {
     if (this.key === "id") return compareNames(a, b)
-    const value = (scan: Listed) => (this.key === "label" ? scan.label : scan.scores[this.key as number]) ?? -1
+    const value = (scan: Listed) => (this.key === "label" ? this.labelOf(scan) : scan.scores[this.key as number]) ?? -1
     return value(a) - value(b)
+  }
+
+  /** Scans without labels have the call of the first method instead. */
+  private get hasLabels(): boolean {
+    return this.scans.some((scan) => scan.label !== null)
+  }
+
+  private labelOf(scan: Listed): number | null {
+    if (this.hasLabels) return scan.label
+    const positive = scan.positive[this.columns[0] ?? 0] ?? null
+    return positive === null ? null : Number(positive)
   }
 
   private head(): HTMLElement {
@@ -106,24 +120,37 @@ export class ScanList {
     const scores = this.columns.map((column, place) =>
       cell(column, place ? "B" : this.columns.length > 1 ? "A" : "Score", `score ${place ? "b" : "a"}`, this.methods[column]!.title),
     )
-    return element(
-      "thead",
-      {},
-      element("tr", {}, cell("id", "Scan", "", "By name"), cell("label", "Label", "label", "By label"), ...scores),
-    )
+    const label = this.hasLabels ? cell("label", "Label", "label", "By label") : cell("label", "Call", "label", "By the threshold")
+    return element("thead", {}, element("tr", {}, cell("id", "Scan", "", "By name"), label, ...scores))
+  }
+
+  /** Scans without a prediction, which nobody may take for negative ones. */
+  showNotPredicted(scans: { id: string; reason: string }[]): void {
+    const root = document.querySelector<HTMLDetailsElement>("#not-predicted")!
+    root.hidden = !scans.length
+    const title = scans.length === 1 ? "1 scan was not predicted" : `${scans.length} scans were not predicted`
+    const each = scans.map(({ id, reason }) => element("p", {}, element("b", {}, id), ` ${reason}`))
+    root.replaceChildren(element("summary", {}, title), ...each)
   }
 
   private row(scan: Listed): HTMLElement {
     const open = () => this.onChoose(scan.number)
-    const label = scan.label === null ? "–" : scan.label ? "pos" : "neg"
+    const known = this.labelOf(scan)
+    const label = known === null ? "–" : known ? "pos" : "neg"
     const about = [`${scan.slices} slices`, scan.part, scan.patient].filter(Boolean).join(" · ")
     const most = this.columns.length > 1 ? 14 : 21
     const name = element("button", { type: "button", class: "scan", title: scan.id, click: open }, shortened(scan.id, most))
     return element(
       "tr",
       { "data-number": scan.number, click: open },
-      element("td", {}, name, element("small", { title: about }, about)),
-      element("td", { class: "label" }, element("span", { class: `tag ${label}` }, label)),
+      element(
+        "td",
+        {},
+        name,
+        ...scan.flags.map((flag) => element("span", { class: "flag", title: FLAGS[flag] ?? flag }, flag)),
+        element("small", { title: about }, about),
+      ),
+      element("td", { class: "label" }, element("span", { class: `tag ${label} ${this.hasLabels ? "" : "call"}` }, label)),
       ...this.columns.map((column, place) => score(scan.scores[column] ?? null, place ? "b" : "a")),
     )
   }

@@ -1,13 +1,19 @@
 /** The page: what is chosen, and everything that follows from it. */
 
-import { readGallery, readScan, readScans, type Gallery, type Listed, type Scan } from "./api"
+import { readGallery, readScan, readScans, ServerError, type Gallery, type Listed, type Modality, type Scan, type Window } from "./api"
 import type { Line } from "./chart"
+import { Cine } from "./cine"
+import type { Range } from "./display"
+import type { Tool } from "./gestures"
 import { ScanList } from "./list"
 import { Panel } from "./panel"
 import { Slices } from "./slices"
+import { keepToken, takeToken } from "./token"
 import { element } from "./words"
 
 const PAGE = 10 // slices that PageUp and PageDown go over
+const ZOOM = 1.25 // of a key
+const STEP = 250 // pixels of dragging that double a window's width
 
 const find = <T extends HTMLElement>(selector: string): T => document.querySelector<T>(selector)!
 
@@ -21,7 +27,9 @@ class Page {
   private beside = false
   private linked = true
   private heads = false
-  private window = 0
+  private tool: Tool = "window"
+  /** A preset of the modality, or the reader's own. */
+  private window!: Window
   private places: [number, number] = [0, 0]
   private active = 0
   private lines: Line[][] = []
@@ -29,17 +37,20 @@ class Page {
   private readonly slices = new Slices()
   private readonly panels: Panel[]
   private readonly list: ScanList
+  private readonly cine: Cine
 
   constructor() {
     this.list = new ScanList(find("#scans"), (scan) => void this.open(scan))
     this.panels = [0, 1].map(
       (number) =>
-        new Panel(
-          this.slices,
-          (place) => this.go(place, number),
-          (step) => this.go(this.places[number]! + step, number),
-        ),
+        new Panel(this.slices, {
+          onPlace: (place) => this.choosePlace(place, number),
+          onStep: (step) => this.choosePlace(this.places[number]! + step, number),
+          onWindow: (start, x, y) => this.dragWindow(start, x, y),
+        }),
     )
+    const perSecond = () => Number(find<HTMLSelectElement>("#speed").value)
+    this.cine = new Cine(() => this.advance(), perSecond, (plays) => this.showCine(plays))
     find("#panels").append(...this.panels.map((panel) => panel.root))
     this.panels.forEach((panel, number) => panel.root.addEventListener("pointerdown", () => (this.active = number)))
     this.listen()
@@ -52,6 +63,7 @@ class Page {
     find("#version").textContent = `nguide ${this.gallery.version}`
     this.makeControls()
     this.showMissing()
+    this.list.showNotPredicted(this.gallery.not_predicted)
     const asked = new URLSearchParams(location.hash.slice(1))
     const split = this.gallery.splits.findIndex(({ name }) => name === asked.get("split"))
     await this.openSplit(Math.max(0, split), asked)
@@ -73,16 +85,19 @@ class Page {
     this.list.choose(this.columns())
     const number = Number(asked.get("scan") ?? NaN)
     const known = this.scans.some((scan) => scan.number === number)
-    const first = known ? number : this.list.best(this.columns()[0]!)
+    const first = known ? number : this.list.neighbour(0)
     if (first !== null) await this.open(first, known ? Number(asked.get("slice") ?? NaN) - 1 : NaN)
   }
 
   private async open(number: number, place = NaN): Promise<void> {
     const turn = ++this.opened
+    this.cine.stop()
+    document.body.classList.remove("list")
     this.list.select(number)
     try {
       const scan = await readScan(this.split, number)
       if (turn !== this.opened) return // another one was chosen meanwhile
+      if (this.scan?.modality !== scan.modality) this.fillWindows(scan.modality)
       this.scan = scan
       this.chooseLines()
       const start = Number.isInteger(place) ? place : this.peak(0)
@@ -99,6 +114,17 @@ class Page {
     this.list.choose(this.columns())
     this.chooseLines()
     this.redraw()
+  }
+
+  /** The reader goes somewhere, so the film ends. */
+  private choosePlace(place: number, panel = this.active): void {
+    this.cine.stop()
+    this.go(place, panel)
+  }
+
+  /** The next slice of the film, once the last one is on the screen. */
+  private advance(): void {
+    if (this.scan && this.panels[this.active]!.isDrawn) this.go((this.places[this.active]! + 1) % this.scan.slices)
   }
 
   private go(place: number, panel = this.active): void {
@@ -122,7 +148,7 @@ class Page {
   private nextKeySlice(): void {
     const keys = this.scan?.methods[this.methods[this.isBeside() ? this.active : 0]!]?.key_slices ?? []
     const at = keys.indexOf(this.places[this.active]!)
-    if (keys.length) this.go(keys[(at + 1) % keys.length]!)
+    if (keys.length) this.choosePlace(keys[(at + 1) % keys.length]!)
   }
 
   private columns(): number[] {
@@ -164,22 +190,44 @@ class Page {
     if (!scan) return
     const hasHeads = this.lines.flat().some(({ curve }) => curve.heads.length)
     const heads = find<HTMLButtonElement>("#heads")
-    heads.disabled = !hasHeads
-    heads.title = hasHeads ? "Show every head (h)" : "This method has one head"
+    heads.hidden = !hasHeads
     for (const button of document.querySelectorAll<HTMLButtonElement>("#windows button"))
-      button.setAttribute("aria-pressed", String(Number(button.dataset["window"]) === this.window))
+      button.setAttribute("aria-pressed", String(button.dataset["window"] === this.window.name))
+    for (const button of document.querySelectorAll<HTMLButtonElement>("#tools button"))
+      button.setAttribute("aria-pressed", String(button.dataset["tool"] === this.tool))
     this.lines.forEach((lines, number) =>
       this.panels[number]!.show({
         scan,
         lines,
         place: this.places[number]!,
-        window: this.gallery.windows[this.window]!,
+        window: this.window,
         heads: this.heads,
+        tool: this.tool,
       }),
     )
     const without = this.methods.filter((name) => name && !scan.methods[name])
     find("#absent").textContent = without.length ? `${without.join(" and ")}: not tested on this scan.` : ""
+    this.showWarnings()
     this.remember()
+  }
+
+  /** What was forced, left out, duplicated or is incomplete, over the scan; the rest can be unfolded. */
+  private showWarnings(): void {
+    const text = ({ text }: { text: string }) => element("p", {}, text)
+    const [grave, notes] = [true, false].map((is) => this.scan!.warnings.filter(({ flag }) => (flag !== "note") === is)) as [
+      Scan["warnings"],
+      Scan["warnings"],
+    ]
+    find("#warnings").hidden = !grave.length
+    find("#warnings").replaceChildren(...grave.map(text))
+    const title = notes.length === 1 ? "1 note about this scan" : `${notes.length} notes about this scan`
+    find("#notes").hidden = !notes.length
+    find("#notes").replaceChildren(element("summary", {}, title), ...notes.map(text))
+  }
+
+  private showCine(plays: boolean): void {
+    find("#play").textContent = plays ? "❚❚" : "▶"
+    press("#play", plays)
   }
 
   /** In the address, so that a reload shows the same; numbers only, no patient's name. */
@@ -218,14 +266,23 @@ class Page {
       ...this.gallery.splits.map(({ name }, number) => element("option", { value: number }, name || "all scans")),
     )
     find("#split-field").hidden = this.gallery.splits.length < 2
-    const given = this.gallery.windows.findIndex(({ name }) => name.startsWith("encoder"))
-    this.window = Math.max(0, given)
+    for (const one of document.querySelectorAll(".choice")) one.textContent = this.gallery.choice
+    for (const button of document.querySelectorAll<HTMLButtonElement>("#tools button"))
+      button.addEventListener("click", () => this.chooseTool(button.dataset["tool"] as Tool))
+    find("#full").hidden = !document.fullscreenEnabled
+  }
+
+  /** The windows for a modality; the one for its part of the body is chosen. */
+  private fillWindows(modality: Modality): void {
+    const windows = this.gallery.windows[modality]
+    this.window = windows.find(({ first }) => first) ?? windows[0]!
     find("#windows").replaceChildren(
-      ...this.gallery.windows.map(({ title, low, high, unit }, number) => {
-        const choose = () => this.chooseWindow(number)
-        const range = low === null ? "1st to 99th percentile of each slice" : `${low} to ${high} ${unit}`.trim()
-        const hint = `${range} (${number + 1})`
-        return element("button", { type: "button", "data-window": number, title: hint, click: choose }, title)
+      ...windows.map((window, number) => {
+        const { name, title, low, high, unit, note } = window
+        const range = low === null ? "" : `${low} to ${high} ${unit}`.trim()
+        const hint = `${[range, note].filter(Boolean).join(", ")} (${number + 1})`
+        const choose = () => this.chooseWindow(window)
+        return element("button", { type: "button", "data-window": name, title: hint, click: choose }, title)
       }),
     )
   }
@@ -242,10 +299,34 @@ class Page {
     find("#compare-field").hidden = options.length < 2
   }
 
-  private chooseWindow(number: number): void {
-    if (number >= this.gallery.windows.length) return
-    this.window = number
+  private chooseWindow(window: Window | undefined): void {
+    if (!window) return
+    this.window = window
     this.redraw()
+  }
+
+  /** Right is wider, down is a higher level, as on hospital workstations. */
+  private dragWindow({ low, high }: Range, x: number, y: number): void {
+    const step = Math.max(high - low, 1) / STEP
+    const width = Math.max(1, high - low + x * step)
+    const level = (low + high) / 2 + y * step
+    const own = { name: "own window", title: "", note: "", low: level - width / 2, high: level + width / 2 }
+    this.chooseWindow({ ...this.window, ...own })
+  }
+
+  private chooseTool(tool: Tool): void {
+    this.tool = tool
+    this.redraw()
+  }
+
+  private toggleFull(): void {
+    if (document.fullscreenElement) void document.exitFullscreen()
+    else void find("main").requestFullscreen()
+  }
+
+  private changeSpeed(step: number): void {
+    const speed = find<HTMLSelectElement>("#speed")
+    speed.selectedIndex = Math.min(speed.options.length - 1, Math.max(0, speed.selectedIndex + step))
   }
 
   private toggleBeside(beside: boolean): void {
@@ -287,6 +368,10 @@ class Page {
     on("#beside", "click", () => this.toggleBeside(true))
     on("#linked", "click", () => this.toggleLinked())
     on("#heads", "click", () => this.toggleHeads())
+    on("#play", "click", () => this.cine.toggle())
+    on("#full", "click", () => this.toggleFull())
+    on("#whole", "click", () => this.panels.forEach((panel) => panel.zoom()))
+    on("#list-button", "click", () => document.body.classList.toggle("list"))
     on("#theme", "click", () => this.toggleTheme())
     on("#help-button", "click", () => find<HTMLDialogElement>("#help").showModal())
     on("#help-close", "click", () => find<HTMLDialogElement>("#help").close())
@@ -295,8 +380,10 @@ class Page {
 
   private press(event: KeyboardEvent): void {
     const target = event.target as HTMLElement
+    if (event.key === " " && target.closest("button")) return // presses it
     if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, select, textarea, dialog")) return
-    const step = (count: number) => () => this.go(this.places[this.active]! + count)
+    const panel = this.panels[this.active]!
+    const step = (count: number) => () => this.choosePlace(this.places[this.active]! + count)
     const scan = (count: number) => () => {
       const number = this.list.neighbour(count)
       if (number !== null) void this.open(number)
@@ -308,8 +395,21 @@ class Page {
       ArrowLeft: step(-1),
       PageDown: step(PAGE),
       PageUp: step(-PAGE),
-      Home: () => this.go(0),
-      End: () => this.go(Infinity),
+      Home: () => this.choosePlace(0),
+      End: () => this.choosePlace(Infinity),
+      " ": () => this.cine.toggle(),
+      ",": () => this.changeSpeed(-1),
+      ".": () => this.changeSpeed(1),
+      "+": () => panel.zoom(ZOOM),
+      "=": () => panel.zoom(ZOOM), // + without shift
+      "-": () => panel.zoom(1 / ZOOM),
+      "0": () => panel.zoom(),
+      w: () => this.chooseTool("window"),
+      g: () => this.chooseTool("move"),
+      r: () => this.chooseTool("ruler"),
+      Delete: () => panel.removeRuler(),
+      Backspace: () => panel.removeRuler(),
+      f: () => this.toggleFull(),
       h: () => find<HTMLButtonElement>("#heads").click(),
       k: () => this.nextKeySlice(),
       n: scan(1),
@@ -318,7 +418,7 @@ class Page {
       "?": () => find<HTMLDialogElement>("#help").showModal(),
     }
     const number = Number(event.key)
-    const action = number >= 1 && number <= 9 ? () => this.chooseWindow(number - 1) : actions[event.key]
+    const action = number >= 1 && number <= 9 ? () => this.chooseWindow(this.gallery.windows[this.scan?.modality ?? "CT"][number - 1]) : actions[event.key]
     if (!action) return
     event.preventDefault()
     action()
@@ -329,11 +429,29 @@ function press(selector: string, pressed: boolean): void {
   find(selector).setAttribute("aria-pressed", String(pressed))
 }
 
-const page = new Page()
-page.start().then(
-  () => document.body.classList.add("ready"),
-  (error) => {
-    find("#error").hidden = false
-    find("#error").textContent = error.message
-  },
-)
+/** Asks for the token where the server refuses the page's. */
+function askForToken(hint: string): void {
+  find("#login-hint").textContent = hint
+  find<HTMLDialogElement>("#login").showModal()
+  find<HTMLFormElement>("#login form").addEventListener("submit", (event) => {
+    event.preventDefault()
+    keepToken(find<HTMLInputElement>("#token").value.trim())
+    location.reload()
+  })
+}
+
+function start(): void {
+  const isGiven = takeToken() || sessionStorage.length > 0
+  window.addEventListener("hashchange", () => takeToken() && location.reload()) // a new address in the same tab
+  new Page().start().then(
+    () => document.body.classList.add("ready"),
+    (error) => {
+      if (error instanceof ServerError && error.status === 401)
+        return askForToken(isGiven ? "This is not the token: every start of nguide view has a new one." : "")
+      find("#error").hidden = false
+      find("#error").textContent = error.message
+    },
+  )
+}
+
+start()

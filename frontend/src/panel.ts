@@ -2,9 +2,11 @@
 
 import { Chart, type Line } from "./chart"
 import { ServerError, type Scan, type Window } from "./api"
-import { openDisplay, rangeOf, type Display } from "./display"
+import { Display, rangeOf, type Point, type Range } from "./display"
+import { listenToGestures, listenToWheel, type Tool } from "./gestures"
+import { Ruler } from "./ruler"
 import type { Slices } from "./slices"
-import { described, element, millimetres, share } from "./words"
+import { call, described, element, keyNumber, millimetres, share } from "./words"
 
 /** What the panel shows; nothing is drawn twice for the same. */
 export interface View {
@@ -13,10 +15,15 @@ export interface View {
   place: number
   window: Window
   heads: boolean
+  tool: Tool
 }
 
-/** Pixels of scrolling that are one slice at least. */
-const PIXELS = 50
+export interface Choices {
+  onPlace(place: number): void
+  onStep(step: number): void
+  /** The reader drags the window from `start`, by pixels right and down. */
+  onWindow(start: Range, x: number, y: number): void
+}
 
 /** Milliseconds after which a slice that is still on its way is told of. */
 const PATIENCE = 200
@@ -28,7 +35,8 @@ export class Panel {
   private readonly picture: HTMLElement
   private readonly overlay: HTMLElement
   private readonly message: HTMLElement
-  private display: Promise<Display> | null = null
+  private readonly display: Display
+  private readonly ruler = new Ruler()
   private view: View | null = null
   private drawn = ""
   private drawing = false
@@ -36,22 +44,75 @@ export class Panel {
 
   constructor(
     private readonly slices: Slices,
-    onPlace: (place: number) => void,
-    onStep: (step: number) => void,
+    private readonly choices: Choices,
   ) {
-    this.chart = new Chart(onPlace)
+    this.chart = new Chart((place) => choices.onPlace(place))
     this.picture = element("div", { class: "picture" })
+    this.display = new Display(this.picture, () => this.afterPaint())
     this.overlay = element("div", { class: "overlay" })
     this.message = element("div", { class: "message", role: "status" })
-    this.stage = element("div", { class: "stage", tabindex: "0", "aria-label": "Slice" }, this.picture, this.overlay, this.message)
+    const label = { class: "stage", tabindex: "0", "aria-label": "Slice" }
+    this.stage = element("div", label, this.picture, this.overlay, this.message)
+    this.picture.after(this.ruler.root)
     this.root = element("section", { class: "panel" }, this.stage, this.chart.root)
-    listenToWheel(this.stage, onStep)
+    this.listen()
+  }
+
+  /** Whether the slice on the screen is the one that is wanted. */
+  get isDrawn(): boolean {
+    return !this.view || keyOf(this.view) === this.drawn
+  }
+
+  /** Zooms around the middle; without a factor, shows all. */
+  zoom(factor?: number): void {
+    if (factor) this.display.zoomBy(factor, { x: this.stage.clientWidth / 2, y: this.stage.clientHeight / 2 })
+    else this.display.reset()
+  }
+
+  removeRuler(): void {
+    if (!this.view) return
+    this.ruler.remove(sliceOf(this.view))
+    this.afterPaint()
+  }
+
+  private listen(): void {
+    let start: Range = { low: 0, high: 1 }
+    const onStep = (step: number) => this.choices.onStep(step)
+    listenToGestures(this.stage, {
+      tool: () => this.view?.tool ?? "window",
+      onStep,
+      onWindow: (x, y, isFirst) => {
+        if (isFirst) start = this.display.range
+        if (this.view?.scan.image) this.choices.onWindow(start, x, y)
+      },
+      onMove: (x, y) => this.display.moveBy(x, y),
+      onZoom: (factor, at) => this.display.zoomBy(factor, at),
+      onMeasure: (at, isFirst) => this.measure(at, isFirst),
+    })
     listenToWheel(this.chart.root, onStep)
+  }
+
+  private measure(at: Point, isFirst: boolean): void {
+    if (!this.view?.scan.image || !this.isDrawn) return
+    const place = this.display.toImage(at)
+    if (isFirst) this.ruler.begin(sliceOf(this.view), place)
+    else this.ruler.move(sliceOf(this.view), place)
+    this.afterPaint()
+  }
+
+  private afterPaint(): void {
+    const view = this.view
+    if (!view?.scan.image) return
+    this.ruler.show(sliceOf(view), view.scan.image, this.display)
+    const zoom = this.overlay.querySelector(".zoom")
+    if (zoom) zoom.textContent = this.display.zoom > 1 ? `zoom ${this.display.zoom.toFixed(1)} ×` : ""
   }
 
   show(view: View): void {
     const before = this.view
     this.view = view
+    this.stage.dataset["tool"] = view.tool
+    if (before?.scan !== view.scan) this.display.reset()
     this.direction = before && view.place < before.place ? -1 : 1
     if (before?.scan !== view.scan || before.lines !== view.lines || before.heads !== view.heads)
       this.chart.show(view.scan, view.lines, view.heads)
@@ -88,12 +149,10 @@ export class Panel {
       const pixels = this.slices.peek(scan.number, place) ?? (await this.slices.get(scan.number, place))
       this.slices.prefetch(scan.number, place, scan.slices, this.direction)
       if (this.view !== view && keyOf(this.view!) !== keyOf(view)) return // somewhere else already
-      this.display ??= openDisplay(this.picture)
-      const display = await this.display
-      await display.show(pixels, scan.image, rangeOf(window, pixels))
+      this.display.show(pixels, scan.image, rangeOf(window, pixels))
       this.picture.classList.remove("stale")
       this.say("")
-      this.mark(view, display.kind)
+      this.mark(view)
     } catch (error) {
       if (this.view !== view && keyOf(this.view!) !== keyOf(view)) return
       this.picture.classList.add("stale") // the last slice must not pass for this one
@@ -105,11 +164,8 @@ export class Panel {
   }
 
   /** Tells what is on the screen. */
-  private mark(view: View, kind = ""): void {
+  private mark(view: View): void {
     this.root.dataset["drawn"] = keyOf(view)
-    this.root.dataset["display"] = kind
-    this.overlay.querySelector(".display")?.remove()
-    if (kind === "canvas") this.overlay.append(element("span", { class: "display" }, "no WebGL 2: plain drawing"))
   }
 
   private say(text: string, isError = false): void {
@@ -121,49 +177,37 @@ export class Panel {
   private write(): void {
     const { scan, lines, place, window } = this.view!
     const position = scan.positions?.[place]
-    const about = lines.map(({ curve, slot }) => {
-      const own = curve.attention[place]!
-      const rank = 1 + curve.attention.filter((other) => other > own).length
-      const among = curve.key_slices.length ? `rank ${rank} of ${scan.slices}` : "the same on all slices"
-      return element("span", { class: `attention ${slot}` }, `attention ${share(own)}, ${among}`)
+    const instance = scan.instance_numbers?.[place]
+    const line = (kind: string, text: string | null | undefined) => (text ? element("span", { class: kind }, text) : null)
+    const about = lines.flatMap(({ curve, slot }) => {
+      const key = keyNumber(curve, place)
+      const own = `attention ${share(curve.attention[place]!)}${key ? `, ${key}` : ""}`
+      return [line(`call ${slot}`, call(curve)), line(`attention ${slot}`, own)]
     })
-    const letters = scan.image?.letters
-    const display = this.overlay.querySelector(".display")
+    const letters = Object.entries(scan.image?.letters ?? {})
     this.overlay.replaceChildren(
       element(
         "span",
         { class: "place" },
         element("b", {}, `Slice ${place + 1}`),
         ` / ${scan.slices}`,
-        position === undefined ? null : element("span", { class: "position" }, millimetres(position)),
-        scan.truth?.[place] ? element("span", { class: "positive" }, "labelled positive") : null,
+        line("instance", instance === undefined || instance === null ? null : `InstanceNumber ${instance}`),
+        line("position", position === undefined ? null : millimetres(position)),
+        line("series", scan.series),
+        line("positive", scan.truth?.[place] ? "labelled positive" : null),
       ),
-      element("span", { class: "window" }, described(window)),
+      element("span", { class: "window" }, described(window), element("span", { class: "zoom" })),
       element("span", { class: "rank" }, ...about),
-      ...(letters ? Object.entries(letters).map(([edge, letter]) => element("span", { class: `edge ${edge}` }, letter)) : []),
+      ...letters.map(([edge, letter]) => element("span", { class: `edge ${edge}` }, letter)),
     )
-    if (display) this.overlay.append(display)
+    this.afterPaint()
   }
 }
 
-function keyOf({ scan, place, window }: View): string {
-  return `${scan.number}/${place}/${window.low}:${window.high}`
+function keyOf(view: View): string {
+  return `${sliceOf(view)}/${view.window.low}:${view.window.high}`
 }
 
-/** One slice for each notch of a mouse wheel; a touch pad sends many small steps, which add up. */
-function listenToWheel(target: HTMLElement, onStep: (step: number) => void): void {
-  let rest = 0
-  target.addEventListener(
-    "wheel",
-    (event) => {
-      if (event.ctrlKey) return // the browser's zoom
-      event.preventDefault()
-      const notches = event.deltaMode === WheelEvent.DOM_DELTA_PIXEL ? event.deltaY / PIXELS : event.deltaY
-      rest += Math.min(1, Math.max(-1, notches))
-      const step = Math.trunc(rest)
-      if (step) onStep(step)
-      rest -= step
-    },
-    { passive: false },
-  )
+function sliceOf({ scan, place }: View): string {
+  return `${scan.number}/${place}`
 }

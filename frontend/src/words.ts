@@ -1,6 +1,6 @@
 /** Numbers and names as the page writes them. */
 
-import type { Window } from "./api"
+import type { Curve, Window } from "./api"
 
 /** Three digits, no leading zero, as in the reports. */
 export function digits(value: number | null): string {
@@ -20,11 +20,24 @@ export function millimetres(value: number): string {
   return `${value.toFixed(1).replace("-", "−")} mm`
 }
 
-/** A window's title, range and unit. */
+/** A window's title, width and level. */
 export function described({ title, low, high, unit }: Window): string {
   if (low === null || high === null) return title
-  const [from, to] = [low, high].map((value) => String(Math.round(value)).replace("-", "−"))
-  return `${title}  ${from} … ${to} ${unit}`.trimEnd()
+  const [width, level] = [high - low, (high + low) / 2].map((value) => String(Math.round(value)).replace("-", "−"))
+  return `${title}  W ${width} L ${level} ${unit}`.trim()
+}
+
+/** The call and what it rests on; null where nothing is known. */
+export function call({ probability, threshold, positive }: Curve): string | null {
+  if (probability === null) return null
+  if (threshold === undefined || threshold === null) return `probability ${digits(probability)}`
+  return `${positive ? "positive" : "negative"}: probability ${digits(probability)}, threshold ${digits(threshold)}`
+}
+
+/** The number of a slice among the scan's key slices, as every result counts them; null for other slices. */
+export function keyNumber({ key_slices }: Curve, place: number): string | null {
+  const at = key_slices.indexOf(place)
+  return at < 0 ? null : `key slice ${at + 1} of ${key_slices.length}`
 }
 
 /** Both ends of a long name: UIDs of a study differ at the end. */
@@ -50,5 +63,14 @@ export function element<K extends keyof HTMLElementTagNameMap>(
     else made.setAttribute(name, String(value))
   }
   made.append(...children.filter((child): child is Node | string => child !== null))
+  return made
+}
+
+/** A shape of a drawing, with its text. */
+export function draw(parent: Element, tag: string, attributes: Record<string, string | number>, text = ""): SVGElement {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag)
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value))
+  made.textContent = text
+  parent.append(made)
   return made
 }

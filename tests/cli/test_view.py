@@ -95,10 +95,10 @@ def watch(folder: Path, number: int, program: str = MAIN) -> tuple[list[str], st
     with subprocess.Popen(words, **pipes, preexec_fn=signals_of_a_terminal) as process:
         try:
             lines = [process.stdout.readline() for _ in range(3)]
-            url = lines[1].split()[1]
-            with httpx.Client(follow_redirects=True) as client:
-                page = client.get(url)
-                about = client.get(page.url.join("/api/gallery")).json()
+            address, _, token = lines[1].split()[1].partition("#token=")
+            with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}) as client:
+                page = client.get("/")
+                about = client.get("/api/gallery").json()
             process.send_signal(number)
             _, complaints = process.communicate(timeout=600)
         finally:

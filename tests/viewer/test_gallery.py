@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from normal_guidance.data.manifest import write_manifest
+from normal_guidance.data.windows import WINDOWS, Percentiles
 from normal_guidance.errors import UserError
 from normal_guidance.viewer.attention_curves import curve, fitted_normal, key_slices
+from normal_guidance.viewer.display_windows import body_of, display_windows
 from normal_guidance.viewer.gallery import NotHereError, letters, open_gallery
 from small_viewer import bell, rows_of, write_predictions
 
@@ -27,12 +29,43 @@ def test_a_study_has_splits_and_methods_in_the_order_of_the_tables(gallery):
     json.dumps(about, allow_nan=False)
 
 
-def test_windows_are_the_presets_and_the_encoders(gallery):
-    windows = {window["name"]: (window["low"], window["high"]) for window in gallery.about()["windows"]}
-    assert list(windows) == ["head", "lung", "mediastinum", "abdomen", "encoder 1", "encoder 2"]
-    assert windows["lung"] == (-1350, 150)
+def test_windows_are_those_of_radiologists_and_the_models(gallery):
+    windows = {window["name"]: (window["low"], window["high"]) for window in gallery.about()["windows"]["CT"]}
+    names = ["brain", "subdural", "stroke", "bone", "lung", "mediastinum", "soft", "encoder 1", "encoder 2"]
+    assert list(windows) == names
+    assert windows["brain"] == (0, 80)
+    assert windows["subdural"] == (-20, 180)
+    assert windows["stroke"] == (20, 60)
     assert windows["encoder 1"] == (-100, 300)  # as the store says
     assert windows["encoder 2"] == (-1024, 3071)  # it saw everything
+    for name, same in (("lung", "lung"), ("mediastinum", "mediastinum"), ("soft", "abdomen")):
+        assert windows[name] == WINDOWS[same]  # a name means the same for encoders
+
+
+@pytest.mark.parametrize(
+    ("modality", "sources", "encoder", "first"),
+    [
+        ("CT", ["rsna-ich"], [], "brain"),
+        ("CT", ["predict"], [(-100.0, 300.0)], "brain"),  # the encoder's window for heads
+        ("CT", ["rsna-pe"], [(-100.0, 300.0)], "mediastinum"),
+        ("CT", ["folder"], [(-1350.0, 150.0)], "mediastinum"),
+        ("CT", ["rsna-at"], [], "soft"),
+        ("CT", ["folder"], [], "soft"),
+        ("CT", ["folder"], [(7.0, 9.0)], "encoder"),
+        ("CT", ["folder"], [(7.0, 9.0), None], "encoder 1"),
+        ("MR", ["prostatex"], [(0.0, 3000.0)], "own"),
+    ],
+)
+def test_scans_start_in_the_window_for_their_part_of_the_body(modality, sources, encoder, first):
+    windows = display_windows(modality, body_of(sources, encoder), encoder)
+    assert [window["name"] for window in windows if window["first"]] == [first]
+
+
+def test_a_window_that_the_page_cannot_repeat_says_so():
+    """The encoder saw percentiles of the scan; the page has one slice."""
+    model = display_windows("MR", None, [Percentiles(0.5, 99.5)])[-1]
+    assert (model["low"], model["high"]) == (None, None)
+    assert "percentiles 0.5 to 99.5" in model["note"]
 
 
 def test_the_list_has_every_scan_with_its_scores(gallery, manifest):
@@ -121,7 +154,8 @@ def test_new_scans_bring_their_images_window_and_method_and_have_no_label(manife
     about = gallery.about()
     assert about["missing"] == []
     assert about["splits"][0]["methods"] == [{"name": "mhng", "title": "TransMIL + Multi-Head Normal Guidance"}]
-    assert about["windows"][-1] == {"name": "encoder", "title": "Encoder", "low": -150, "high": 250, "unit": "HU"}
+    model = about["windows"]["CT"][-1]
+    assert (model["title"], model["low"], model["high"], model["note"]) == ("Model", -150, 250, "what the model saw")
     assert {scan["label"] for scan in gallery.scans(0)} == {None}
     scan = gallery.scan(0, 0)
     assert scan["image"] is not None
@@ -134,7 +168,107 @@ def test_new_scans_whose_ids_were_left_out_have_curves(manifest, tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"model": "another format"}))
     gallery = open_gallery(tmp_path)
     assert gallery.scan(0, 0)["methods"]["model"]["attention"]
-    assert "encoder" not in {window["name"] for window in gallery.about()["windows"]}
+    assert "encoder" not in {window["name"] for window in gallery.about()["windows"]["CT"]}
+
+
+# ----------------------------------------------------------------------------------------------------
+# What nguide predict says of a scan
+# ----------------------------------------------------------------------------------------------------
+
+
+def write_result(folder, scan_id: str, **changes) -> None:
+    """A prediction.json as `nguide predict` writes it, and its slices.csv."""
+    about = {
+        "threshold": 0.25,
+        "positive": True,
+        "key_slices": [{"slice": 4, "attention": 0.1}, {"slice": 2, "attention": 0.4}],
+        "interval": {"first": 2, "last": 5, "share": None, "coverage": 0.9, "meaning": "contains it"},
+        "source": {"series_description": "HEAD 5 mm"},
+        "problems": [],
+    }
+    (folder / scan_id).mkdir()
+    (folder / scan_id / "prediction.json").write_text(json.dumps(about | changes))
+    (folder / scan_id / "slices.csv").write_text("slice,instance_number\n1,7\n2,\n3,5\n")
+    (folder / "summary.json").write_text(json.dumps({"model": {}}))
+
+
+def problem(kind: str, action: str, detail: str = "its value") -> dict[str, str]:
+    return {"scan_id": "A", "file": "", "kind": kind, "detail": detail, "action": action}
+
+
+def test_call_key_slices_interval_and_series_are_those_of_predict(manifest, tmp_path):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row])
+    write_result(tmp_path, row["scan_id"])
+    gallery = open_gallery(tmp_path)
+    scan = gallery.scan(0, 0)
+    (found,) = scan["methods"].values()
+    assert found["key_slices"] == [3, 1]  # in the order of prediction.json, not chosen again
+    assert found["interval"] == {"first": 1, "last": 4, "meaning": "contains it"}
+    assert (found["threshold"], found["positive"]) == (0.25, True)
+    assert (scan["series"], scan["instance_numbers"]) == ("HEAD 5 mm", [7, None, 5])
+    assert gallery.scans(0)[0]["positive"] == [True]
+
+
+def test_findings_are_chosen_by_name_and_have_results_of_their_own(manifest, tmp_path):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row | {"group": "any"}, row | {"group": "subdural"}])
+    own = {"name": "subdural", "key_slices": [{"slice": 9}], "interval": None, "threshold": 0.5, "positive": False}
+    write_result(tmp_path, row["scan_id"], findings=[own | {"name": "any", "positive": True}, own])
+    gallery = open_gallery(tmp_path)
+    about = gallery.about()
+    assert about["choice"] == "Finding"
+    assert [method["title"] for method in about["splits"][0]["methods"]] == ["any", "subdural"]
+    assert gallery.scans(0)[0]["positive"] == [True, False]
+    assert gallery.scan(0, 0)["methods"]["subdural"]["key_slices"] == [8]
+
+
+def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(manifest, tmp_path):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row])
+    found = [
+        problem("duplicate", "left out", "same position as 2.dcm"),
+        problem("duplicate", "left out", "same position as 3.dcm"),
+        problem("tilt", "kept"),
+        problem("localizer", "left out"),
+        problem("mixed_size", "left out"),
+        problem("gap", "kept", "10 mm, usually 5 mm: 1 missing"),
+        problem("unsuitable", "predicted because of --force", "its modality is MR"),
+    ]
+    write_result(tmp_path, row["scan_id"], problems=found)
+    gallery = open_gallery(tmp_path)
+    assert gallery.scans(0)[0]["flags"] == ["forced", "incomplete", "left out", "duplicated"]
+    texts = [warning["text"] for warning in gallery.scan(0, 0)["warnings"]]
+    assert texts[0] == "Predicted by force, although the model was not made for this scan: its modality is MR."
+    assert texts[1] == "Incomplete: 10 mm, usually 5 mm: 1 missing (kept)."
+    assert texts[3] == "Duplicated: same position as 2.dcm, and 1 more like this (left out)."
+    assert [warning["flag"] for warning in gallery.scan(0, 0)["warnings"]][4:] == ["note", "note"]
+
+
+def test_scans_that_were_not_predicted_are_told(manifest, tmp_path):
+    write_predictions(tmp_path, rows_of(manifest)[:1])
+    scans = [{"scan_id": "A", "state": "predicted"}, {"scan_id": "B", "state": "refused", "reason": "it is MR"}]
+    (tmp_path / "summary.json").write_text(json.dumps({"model": {}, "scans": scans}))
+    assert open_gallery(tmp_path).about()["not_predicted"] == [{"id": "B", "reason": "it is MR"}]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"key_slices": [{"slice": "x"}]}, {"threshold": "high"}, {"problems": [{"kind": 3}]}, {"source": []}]
+)
+def test_a_damaged_result_is_told(manifest, tmp_path, changes):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row])
+    write_result(tmp_path, row["scan_id"], **changes)
+    with pytest.raises(UserError, match=r"prediction\.json is damaged"):
+        open_gallery(tmp_path).scan(0, 0)
+
+
+def test_slices_that_the_scan_does_not_have_are_not_shown(manifest, tmp_path):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row])
+    write_result(tmp_path, row["scan_id"], key_slices=[{"slice": 900}, {"slice": 1}], interval={"first": 0, "last": 3})
+    (found,) = open_gallery(tmp_path).scan(0, 0)["methods"].values()
+    assert (found["key_slices"], found["interval"]) == ([0], None)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -253,8 +387,6 @@ def test_mr_has_windows_without_hounsfield_units(manifest, tmp_path):
     write_manifest(tmp_path / "manifest.parquet", rows, {"source": "predict", "root": str(manifest.root)})
     model = {"config": {"method": "ng"}, "preprocessing": {"windows": [{"percentiles": [1, 99]}]}}
     (tmp_path / "summary.json").write_text(json.dumps({"model": model}))
-    assert open_gallery(tmp_path).about()["windows"] == [
-        {"name": "own", "title": "Own range", "low": None, "high": None, "unit": ""},
-        {"name": "adc", "title": "ADC", "low": 0.0, "high": 3000.0, "unit": ""},
-        {"name": "encoder", "title": "Encoder", "low": None, "high": None, "unit": ""},
-    ]
+    shown = [(one["title"], one["low"], one["high"]) for one in open_gallery(tmp_path).about()["windows"]["MR"]]
+    assert shown == [("Auto", None, None), ("ADC", 0, 3000), ("Model", None, None)]
+    assert open_gallery(tmp_path).scan(0, 0)["modality"] == "MR"

@@ -1,8 +1,11 @@
 """Who may ask and what is answered: by a real server, asked with bytes that no polite client would send."""
 
+import asyncio
 import http.client
 import json
 import socket
+import time
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import httpx
@@ -11,9 +14,11 @@ import pytest
 
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.errors import UserError
+from normal_guidance.viewer import connections
 from normal_guidance.viewer.gallery import open_gallery
 from normal_guidance.viewer.security import Access, Guard
 from normal_guidance.viewer.server import FILES, open_socket, read_page
+from normal_guidance.viewer.slice_images import SliceImages
 from small_viewer import rows_of, write_predictions
 
 API = ("/api/gallery", "/api/splits/0/scans", "/api/splits/0/scans/0", "/api/scans/0/slices/0")
@@ -21,15 +26,14 @@ API = ("/api/gallery", "/api/splits/0/scans", "/api/splits/0/scans/0", "/api/sca
 
 @pytest.fixture(scope="module")
 def client(served):
-    """Logged in."""
-    with httpx.Client(base_url=served.base, follow_redirects=True) as client:
-        assert client.get(served.access.url).status_code == 200
+    """With the token."""
+    with httpx.Client(base_url=served.base, headers=session(served)) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def stranger(served):
-    """Not logged in."""
+    """Without it."""
     with httpx.Client(base_url=served.base) as client:
         yield client
 
@@ -50,66 +54,135 @@ def raw(served, target: str, *, method: str = "GET", host: str | None = "", head
 
 
 def session(served) -> dict[str, str]:
-    return {"Cookie": f"{served.access.cookie}={served.access.session}"}
+    return {"Authorization": served.access.authorization}
 
 
 # ----------------------------------------------------------------------------------------------------
-# Logging in
+# The token
 # ----------------------------------------------------------------------------------------------------
 
 
-def test_the_token_opens_the_page_and_leaves_the_address(served, stranger):
-    answer = stranger.get(served.access.url)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    cookie = answer.headers["set-cookie"]
-    assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
-    assert served.access.token not in cookie
-    stranger.cookies.clear()
+def test_no_answer_sets_a_cookie(served, stranger, client):
+    """Browsers send cookies to all ports of a host, so other servers on this machine would receive them."""
+    for who in (stranger, client):
+        for path in (*FILES, *API, "/nowhere", f"/?token={served.access.token}"):
+            assert "set-cookie" not in who.get(path).headers
+
+
+def test_the_token_is_behind_the_hash_which_browsers_do_not_send(served):
+    address = urlsplit(served.access.url)
+    assert served.access.token in address.fragment
+    assert served.access.token not in address._replace(fragment="").geturl()
 
 
 def test_tokens_are_long_and_never_the_same():
-    tokens = {Access(8765).token for _ in range(100)} | {Access(8765).session for _ in range(100)}
-    assert len(tokens) == 200
+    tokens = {Access(8765).token for _ in range(100)}
+    assert len(tokens) == 100
     assert min(map(len, tokens)) >= 43  # 256 bits
     assert Access(8765).token not in repr(Access(8765))
 
 
-def test_without_a_token_there_is_a_form_and_nothing_else(stranger):
-    answer = stranger.get("/")
-    assert answer.status_code == 401
-    assert "<form" in answer.text
-    assert "index.html" not in answer.text
-
-
-@pytest.mark.parametrize("token", ["", "x", "%00", "%ff%fe", "é", "token", "A" * 5000])
-def test_a_wrong_token_is_refused(stranger, token):
-    answer = stranger.get(f"/?token={token}")
-    assert answer.status_code == 403
-    assert "set-cookie" not in answer.headers
-    assert "This is not the token" in answer.text
-
-
-def test_almost_the_token_is_refused(served, stranger):
-    for wrong in (served.access.token[:-1], served.access.token + "x", served.access.session):
-        assert stranger.get("/", params={"token": wrong}).status_code == 403
-
-
-@pytest.mark.parametrize("path", [*API, "/app.js", "/licenses.txt", "/nowhere"])
-def test_everything_asks_for_the_cookie(served, stranger, path):
+@pytest.mark.parametrize("path", [*API, "/nowhere"])
+def test_everything_asks_for_the_token(served, stranger, path):
+    token = served.access.token
     assert stranger.get(path).status_code == 401
-    for cookie in ("", "x", served.access.token, served.access.session[:-1], '"', ";;=;"):
-        status, _, body = raw(served, path, headers={"Cookie": f"{served.access.cookie}={cookie}"})
-        assert status == 401
-        assert "not logged in" in json.loads(body)["error"]
-    # The token is for the page; it does not work as a key to anything else.
-    assert stranger.get(path, params={"token": served.access.token}).status_code == 401
+    assert stranger.get(path, params={"token": token}).status_code == 401  # an address may be logged
+    wrong = (
+        "",
+        "x",
+        token,
+        f"Basic {token}",
+        f"Bearer {token[:-1]}",
+        f"Bearer {token}x",
+        f"Bearer  {token}",
+        "Bearer é",
+    )
+    for given in (*({"Authorization": one} for one in wrong), {"Cookie": f"token={token}"}):
+        status, _, body = raw(served, path, headers=given)
+        assert status == 401, given
+        assert "needs the token" in json.loads(body)["error"]
 
 
-def test_the_cookie_of_another_viewer_is_no_use(served):
-    other = {"Cookie": f"nguide-{served.access.port + 1}={served.access.session}"}
-    assert raw(served, "/api/gallery", headers=other)[0] == 401
-    assert raw(served, "/api/gallery", headers=session(served))[0] == 200  # the same way with the right name
+def test_the_files_of_the_page_hold_no_data_and_need_no_token(served, stranger):
+    for path, (name, _) in FILES.items():
+        assert stranger.get(path).text == f"this is {name}"
+
+
+def test_two_tokens_are_refused(served):
+    twice = [("Authorization", served.access.authorization), ("authorization", "Bearer x")]
+    assert raw(served, "/api/gallery", headers=dict(twice))[0] in (400, 401)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Connections that say nothing
+# ----------------------------------------------------------------------------------------------------
+
+
+def connect(served) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", served.access.port), timeout=30)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Wait until the server closes it; the timeout of the connection is the patience."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: ", b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n12"]
+)
+def test_a_connection_that_never_finishes_a_request_is_closed(serve, gallery, monkeypatch, sent):
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    server = serve(gallery)
+    with connect(server) as connection:
+        connection.sendall(sent)
+        if b"\r\n\r\n" in sent:
+            connection.recv(100_000)  # refused; the rest of the request never comes
+        assert is_closed(connection)
+    assert raw(server, "/api/gallery", headers=session(server))[0] == 200
+
+
+def test_drops_of_a_request_gain_no_time(serve, gallery, monkeypatch):
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
+    server = serve(gallery)
+    with connect(server) as connection, suppress(ConnectionError):
+        for _ in range(200):
+            connection.sendall(b"G")
+            time.sleep(0.1)
+        pytest.fail("the server waits for ever")
+
+
+def test_a_client_that_does_not_read_its_answer_is_closed(serve, gallery, monkeypatch):
+    async def never(self, scan, place):
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(SliceImages, "read", never)
+    server = serve(gallery)
+    with connect(server) as connection:
+        lines = ["GET /api/scans/0/slices/0 HTTP/1.1", f"Host: 127.0.0.1:{server.access.port}"]
+        words = "\r\n".join([*lines, f"Authorization: {server.access.authorization}", "", ""])
+        connection.sendall(words.encode())
+        assert is_closed(connection)
+
+
+def test_one_connection_too_many_closes_the_one_that_waited_longest(serve, gallery, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    server = serve(gallery)
+    with ExitStack() as stack:
+        opened = []
+        for _ in range(6):
+            opened.append(stack.enter_context(connect(server)))
+            time.sleep(0.05)  # so that the server sees them in this order
+        assert all(is_closed(connection) for connection in opened[:3])
+        for connection in opened[3:]:
+            connection.settimeout(0.2)
+            assert not is_closed(connection)
+    assert raw(server, "/api/gallery", headers=session(server))[0] == 200
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -123,16 +196,10 @@ def test_the_cookie_of_another_viewer_is_no_use(served):
      "127.0.0.1:{port}.evil.example", "127.0.0.1:{port},evil.example", "0.0.0.0:{port}"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/", "/api/gallery", "/style.css"])
-def test_a_foreign_host_is_refused_even_with_the_cookie(served, host, path):
+def test_a_foreign_host_is_refused_even_with_the_token(served, host, path):
     status, _, body = raw(served, path, host=host.format(port=served.access.port), headers=session(served))
     assert status == 403
     assert "no other name" in json.loads(body)["error"]
-
-
-def test_a_foreign_host_cannot_log_in(served):
-    status, headers, _ = raw(served, f"/?token={served.access.token}", host="evil.example")
-    assert status == 403
-    assert "Set-Cookie" not in headers
 
 
 def test_our_own_names_are_accepted(served):
@@ -207,7 +274,7 @@ def test_no_path_leads_anywhere_else(served, path):
 
 def test_absolute_targets_and_garbage_are_no_way_in(served):
     target = f"http://evil.example:{served.access.port}/api/gallery"
-    status, _, _ = raw(served, target)  # our own Host, no cookie
+    status, _, _ = raw(served, target)  # our own Host, no token
     assert status in (400, 401, 403, 404)
     with socket.create_connection(("127.0.0.1", served.access.port), timeout=600) as connection:
         connection.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
@@ -215,8 +282,6 @@ def test_absolute_targets_and_garbage_are_no_way_in(served):
 
 
 def test_web_sockets_are_refused(served):
-    import asyncio
-
     sent = []
 
     async def run():
@@ -243,7 +308,8 @@ def test_every_answer_keeps_to_itself(client, path):
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == "'self'"
-    assert policy["frame-ancestors"] == "'none'"
+    assert policy["frame-ancestors"] == policy["form-action"] == "'none'"
+    assert policy["require-trusted-types-for"] == "'script'"
     assert "http" not in headers["content-security-policy"]
     assert headers["cache-control"] == "no-store"
     assert headers["x-content-type-options"] == "nosniff"

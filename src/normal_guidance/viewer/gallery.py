@@ -7,7 +7,7 @@ ever used on the disk.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 
 from normal_guidance import __version__
 from normal_guidance.data.manifest import MANIFEST, Manifest, ScanRow, read_manifest
-from normal_guidance.data.windows import MR_WINDOWS, WINDOWS, Range, Window, window_from_json
+from normal_guidance.data.windows import Window, window_from_json
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
 from normal_guidance.evaluation.run_report import NOT_OURS
@@ -26,6 +26,7 @@ from normal_guidance.features.store import open_store
 from normal_guidance.files import read_json, read_json_as
 from normal_guidance.viewer.attention_curves import curve, number, numbers
 from normal_guidance.viewer.cache import Cache
+from normal_guidance.viewer.display_windows import body_of, display_windows
 from normal_guidance.viewer.prediction_folders import (
     BRIEF,
     BUNDLE,
@@ -34,15 +35,13 @@ from normal_guidance.viewer.prediction_folders import (
     SplitPredictions,
     find_splits,
 )
+from normal_guidance.viewer.scan_results import Problem, ScanResult, flags, read_instance_numbers, read_result, warnings
 
 TABLE_BYTES = 2**28
 """Bytes of predictions that stay in memory, so that the next scan of the same methods is shown at once."""
 
 ROWS = 16
 """Scans whose files and positions stay in memory: every slice needs them."""
-
-WHOLE_SCALE = (-1024.0, 3071.0)
-"""The HU of twelve bits: the window for slices of CT that the encoder saw without one."""
 
 DIRECTIONS = (("L", "R"), ("P", "A"), ("H", "F"))
 """The directions in which x, y and z of a patient grow, and the opposite ones."""
@@ -72,6 +71,14 @@ class _Scan:
     slices: int
 
 
+@dataclass(frozen=True)
+class KnownModel:
+    """The windows of a model's encoder, one for each channel, and the dataset that it was trained on."""
+
+    windows: tuple[Window | None, ...] = ()
+    dataset: str | None = None
+
+
 class Gallery:
     """The scans behind a folder's predictions.
 
@@ -79,7 +86,7 @@ class Gallery:
         folder: folder of a study, a run, or new scans.
         splits: its predictions.
         manifest: where the images and the slice labels are; None if unknown.
-        encoder_windows: the windows of the encoder, one for each channel.
+        model: what is known of the model.
     """
 
     def __init__(
@@ -87,10 +94,10 @@ class Gallery:
         folder: Path,
         splits: Sequence[SplitPredictions],
         manifest: Manifest | None,
-        encoder_windows: Sequence[Window | None] = (),
+        model: KnownModel | None = None,
     ) -> None:
         self.folder, self.splits, self.manifest = folder, tuple(splits), manifest
-        self.encoder_windows = tuple(encoder_windows)
+        self.model = model or KnownModel()
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
         self._scans: list[_Scan] = []
         self._number_of: dict[str, int] = {}
@@ -117,8 +124,10 @@ class Gallery:
                 }
                 for split in self.splits
             ],
-            "windows": self._windows(),
+            "choice": "Finding" if self._has_findings else "Method",
+            "windows": {modality: self._windows(modality) for modality in ("CT", "MR")},
             "missing": self._missing(),
+            "not_predicted": _not_predicted(self.folder),
         }
 
     def scans(self, split: int) -> list[dict[str, Any]]:
@@ -130,6 +139,8 @@ class Gallery:
                 "part": scan.part,
                 "label": scan.label,
                 "scores": [number(score) for score in scan.scores],
+                "positive": [self._positive(source, scan.number) for source in self.splits[split].sources],
+                "flags": flags(self._problems(scan.number)),
             }
             for scan in self._lists[split].values()
         ]
@@ -140,12 +151,13 @@ class Gallery:
         listed = self._lists[split].get(scan)
         if listed is None:
             raise NotHereError(f"split {split} has no scan {scan}; reload the page")
-        row, note = None, None
+        row, note, known = None, None, self._scans[scan].scan_id
         try:
             row = self.row(scan)
         except NotHereError as error:
             note = str(error)
         spacing = None if row is None else row.slice_spacing
+        result = self._results.get(known)
         return {
             **self._names(scan),
             "part": listed.part,
@@ -155,6 +167,9 @@ class Gallery:
                 for source, score in zip(self.splits[split].sources, listed.scores, strict=True)
             },
             **_geometry(row),
+            "series": (result.description if result else "") or (row and row.series_description) or "",
+            "instance_numbers": (row and row.instance_numbers) or read_instance_numbers(self.folder, known),
+            "warnings": warnings(self._problems(scan)),
             "note": note,
         }
 
@@ -230,7 +245,9 @@ class Gallery:
                 f"{source.path}: the attention of scan {row['scan_id']!r} is not {slices} numbers of 0 or more; the "
                 "file is damaged, or the model diverged"
             )
-        return curve(attention, heads, score, spacing)
+        drawn = curve(attention, heads, score, spacing)
+        result = self._results.get(row["scan_id"])
+        return drawn if result is None else {**drawn, **_fitting(result.of(source.group).as_json(), slices)}
 
     def _table(self, source: PredictionFolder) -> pa.Table:
         key = (source.path, source.group)
@@ -249,6 +266,27 @@ class Gallery:
             raise NotHereError(f"there is no split {split}; reload the page")
 
     @cached_property
+    def _results(self) -> dict[str, ScanResult]:
+        """The results of `nguide predict` by scan; empty for studies and runs."""
+        if not (self.folder / SUMMARY).is_file():
+            return {}
+        found = {scan.scan_id: read_result(self.folder, scan.scan_id) for scan in self._scans}
+        return {scan: result for scan, result in found.items() if result is not None}
+
+    def _problems(self, scan: int) -> Sequence[Problem]:
+        result = self._results.get(self._scans[scan].scan_id)
+        return () if result is None else result.problems
+
+    def _positive(self, source: PredictionFolder, scan: int) -> bool | None:
+        result = self._results.get(self._scans[scan].scan_id)
+        return None if result is None else result.of(source.group).positive
+
+    @property
+    def _has_findings(self) -> bool:
+        """Whether what the reader chooses are findings of one model."""
+        return (self.folder / SUMMARY).is_file() and all(source.group for source in self.splits[0].sources)
+
+    @cached_property
     def _place_of(self) -> dict[str, int]:
         """Each scan's place in the manifest, by its id."""
         return {} if self.manifest is None else {scan: place for place, scan in enumerate(self.manifest.scan_ids)}
@@ -257,32 +295,11 @@ class Gallery:
     # About all scans
     # ----------------------------------------------------------------------------------------------------
 
-    def _windows(self) -> list[dict[str, Any]]:
-        """The windows to choose from; a range of None is each slice's own, which the page measures."""
-        several = len(self.encoder_windows) > 1
-        whole = None if self._is_mr else WHOLE_SCALE
-        shown = self._presets()
-        for place, window in enumerate(self.encoder_windows, start=1):
-            suffix = f" {place}" if several else ""
-            # The page has one slice at a time, not the scan whose percentiles the encoder saw.
-            shown.append((f"encoder{suffix}", f"Encoder{suffix}", window if isinstance(window, tuple) else whole))
-        unit = "" if self._is_mr else "HU"
-        own = (None, None)
-        return [
-            {"name": name, "title": title, "low": low, "high": high, "unit": unit}
-            for name, title, (low, high) in ((name, title, bounds or own) for name, title, bounds in shown)
-        ]
-
-    @property
-    def _is_mr(self) -> bool:
-        return self.manifest is not None and "CT" not in self.manifest.table["modality"].to_pylist()
-
-    def _presets(self) -> list[tuple[str, str, Range | None]]:
-        """Name, title and range of the windows for the scans' modality."""
-        ranges = {name: window for name, window in WINDOWS.items() if isinstance(window, tuple)}
-        if self._is_mr:
-            return [("own", "Own range", None), ("adc", "ADC", ranges["adc"])]
-        return [(name, name.capitalize(), window) for name, window in ranges.items() if name not in MR_WINDOWS]
+    def _windows(self, modality: str) -> list[dict[str, Any]]:
+        """The windows to choose from for scans of a modality."""
+        source = None if self.manifest is None else self.manifest.about.get("source")
+        body = body_of([source, self.model.dataset], self.model.windows)
+        return display_windows(modality, body, self.model.windows)
 
     def _missing(self) -> list[dict[str, str]]:
         """What is missing on the page, and the command that adds it."""
@@ -319,7 +336,7 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
     splits = find_splits(folder)
     place = index or (folder if (folder / MANIFEST).is_file() else None)
     manifest = None if place is None else _labelled(read_manifest(place), folder)
-    return Gallery(folder, splits, manifest, _encoder_windows(folder, store))
+    return Gallery(folder, splits, manifest, _known_model(folder, store))
 
 
 def _labelled(manifest: Manifest, folder: Path) -> Manifest:
@@ -330,18 +347,40 @@ def _labelled(manifest: Manifest, folder: Path) -> Manifest:
     return manifest.of_finding(name) if name in [one.name for one in manifest.findings] else manifest
 
 
-def _encoder_windows(folder: Path, store: Path | None) -> list[Window | None]:
-    """The encoder's windows, from a store or from the summary of new scans; empty where neither has them."""
+def _known_model(folder: Path, store: Path | None) -> KnownModel:
+    """What a store or the summary of new scans says of the model; nothing where neither does."""
     summary = folder / SUMMARY
     if store is None and not summary.is_file():
-        return []
+        return KnownModel()
     about = read_json_as(summary, _Summary, exact=False).model if store is None else open_store(store).provenance
     try:
-        return [window_from_json(window) for window in about["preprocessing"]["windows"]]
+        windows = tuple(window_from_json(window) for window in about["preprocessing"]["windows"])
     except (*NOT_OURS, IndexError) as error:
         if store is None:
-            return []
+            return KnownModel()
         raise UserError(f"{store} does not record the windows of its encoder; leave out --store") from error
+    training = about.get("training")
+    dataset = training.get("dataset") if isinstance(training, dict) else None
+    return KnownModel(windows, dataset if isinstance(dataset, str) else None)
+
+
+def _not_predicted(folder: Path) -> list[dict[str, str]]:
+    """Scans that `nguide predict` refused or could not read, with the reasons."""
+    summary = folder / SUMMARY
+    lines = read_json_as(summary, _Summary, exact=False).scans if summary.is_file() else []
+    return [
+        {"id": str(line.get("scan_id") or ""), "reason": str(line.get("reason") or "no reason is recorded")}
+        for line in lines
+        if line.get("state") in ("refused", "failed")
+    ]
+
+
+def _fitting(called: dict[str, Any], slices: int) -> dict[str, Any]:
+    """The result without slices that the scan does not have."""
+    interval = called["interval"]
+    inside = interval is None or 0 <= interval["first"] <= interval["last"] < slices
+    keys = [place for place in called["key_slices"] if 0 <= place < slices]
+    return {**called, "key_slices": keys, "interval": interval if inside else None}
 
 
 def is_anonymous(folder: Path) -> bool:
@@ -356,12 +395,13 @@ class _Summary:
 
     anonymous: bool = False
     model: Any = None
+    scans: list[dict[str, Any]] = field(default_factory=list)
 
 
 def _geometry(row: ScanRow | None) -> dict[str, Any]:
     """Size, spacing, slice labels and positions of a scan; None for each without a manifest."""
     if row is None:
-        return {"image": None, "truth": None, "positions": None}
+        return {"image": None, "truth": None, "positions": None, "modality": "CT"}
     labels = [] if row.slice_labels is None else [int(label) for label in row.slice_labels]
     return {
         "image": {
@@ -373,6 +413,7 @@ def _geometry(row: ScanRow | None) -> dict[str, Any]:
         "truth": labels if labels and min(labels) >= 0 else None,
         # Without a spacing, positions are slice numbers.
         "positions": None if row.slice_spacing is None else numbers(row.positions),
+        "modality": "MR" if row.modality == "MR" else "CT",
     }
 
 

@@ -98,8 +98,11 @@ def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
     path = run / PREDICTION_TABLE
     groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
     title = method_title(method) if method in (*COMPARED, *REFERENCE_TITLES, CEILING) else method
+    is_new = (run / SUMMARY).is_file()
     for group in groups:
-        if group:
+        if group and is_new:  # a finding: the method is the same for all
+            yield PredictionFolder(group, group, path, group)
+        elif group:
             yield PredictionFolder(f"{method} {group}", f"{title}, {group}", path, group)
         else:
             yield PredictionFolder(method, title, path)

@@ -30,6 +30,8 @@ try:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException
+
+    from normal_guidance.viewer.connections import BoundedProtocol
 except ImportError as error:
     raise UserError("the viewer needs fastapi and uvicorn; pip install 'normal-guidance[viewer]'") from error
 
@@ -41,7 +43,6 @@ FILES = {
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
-    "/licenses.txt": ("licenses.txt", "text/plain; charset=utf-8"),
 }
 """The files of the page by address; no other file can be requested."""
 
@@ -90,7 +91,7 @@ def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_byte
 
     for path, (content, kind) in page.items():
         app.add_api_route(path, _sends(content, kind), methods=READ)
-    return Guard(app, access)
+    return Guard(app, access, open_paths=page)
 
 
 def read_page(static: Path) -> dict[str, tuple[bytes, str]]:
@@ -168,7 +169,8 @@ def make_server(app: App) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            access_log=False,  # the first address holds the token
+            access_log=False,
+            http=BoundedProtocol,
             log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=2,
