@@ -17,6 +17,7 @@ from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.bundle import Bundle
+    from normal_guidance.clinical.dicomweb import DicomWeb
     from normal_guidance.clinical.result_folder import Written
     from normal_guidance.data.problems import Problem
 
@@ -29,8 +30,10 @@ def predict(
         list[Path],
         typer.Argument(
             metavar="SCAN",
-            help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such; for a model of your own features, a feature "
-            "store or what nguide store import takes. Several may be given.",
+            help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such; https://SERVER/studies/UID, or "
+            ".../series/UID, of a DICOMweb server; for a model of your own features, a feature store or what nguide "
+            "store import takes. Several may be given.",
+            path_type=str,  # a Path would lose a slash of https://
         ),
     ],
     model: Annotated[
@@ -52,6 +55,14 @@ def predict(
     dicom: Annotated[
         bool, typer.Option("--dicom", help="Write DICOM results as well: key objects, structured report, picture.")
     ] = False,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Store the DICOM results on this DICOMweb server; implies --dicom. Tokens are taken from "
+            "NGUIDE_DICOMWEB_TOKEN.",
+        ),
+    ] = None,
     anonymize: Annotated[
         bool,
         typer.Option("--anonymize", help="Number the scans, and keep patient ids, paths and UIDs out of all results."),
@@ -96,20 +107,24 @@ def predict(
     options = PredictOptions(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
     chosen = choose_execution(device, "auto")
     bundle = load_bundle(model)
+    dicom = dicom or store is not None
     about = {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}
-    identity = identity_of(bundle, scans, about)
+    archive = _archive(store, anonymize)
+    identity = identity_of(bundle, list(map(str, scans)), about)
     before = completed(out, identity)
     if before is not None:
+        _store(archive, out)
         _tell_completed(before, out, as_json)
         return
     begin = time.monotonic()
     others: Sequence[Problem] = ()
-    if bundle.encoder is None or any(map(is_features, scans)):
+    places = _fetched(list(map(str, scans)), out, bundle)
+    if bundle.encoder is None or any(map(is_features, places)):
         _refuse_for_features(dicom=dicom, encoder=encoder, weights=weights)
-        outcomes = predict_features(scans, bundle, options)
+        outcomes = predict_features(places, bundle, options)
     else:
         accepted = bundle.expects.modalities
-        found = find_scans(scans, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
+        found = find_scans(places, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
         others = found.problems.get("", ())
         loaded = None
         if found.rows:
@@ -141,6 +156,7 @@ def predict(
             watch=tell,
             job=job,
         )
+    _store(archive, out)
     lines = [summary_line(one, anonymize=anonymize) for one in written]
     if not as_json:
         seconds = time.monotonic() - begin
@@ -150,6 +166,45 @@ def predict(
             typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
     if not is_all(lines):
         raise typer.Exit(FAILED_EXIT_CODE)
+
+
+def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
+    """Return the paths of the scans, after fetching those on servers into a folder beside the results."""
+    from normal_guidance.clinical.new_scans import is_url
+
+    if not any(map(is_url, scans)):
+        return list(map(Path, scans))
+    from normal_guidance.clinical.dicomweb import fetch_all, fetched_folder, parse_place
+
+    folder, places = fetched_folder(out), list[Path]()
+    for one in scans:
+        places += fetch_all(parse_place(one), folder, bundle.expects.modalities) if is_url(one) else [Path(one)]
+    typer.echo(f"scans from DICOMweb lie in {folder}; nguide view needs them", err=True)
+    return places
+
+
+def _archive(url: str | None, anonymize: bool) -> DicomWeb | None:
+    """Return the server that results are stored on; a wrong address is refused before hours of work."""
+    if url is None:
+        return None
+    from normal_guidance.clinical.dicomweb import DicomWeb, parse_place
+
+    if anonymize:
+        raise UserError("--store puts results into the patient's study, which --anonymize hides; leave one of them out")
+    place = parse_place(url)
+    if place.study:
+        raise UserError(f"--store {url} names a study; give the server alone: {place.server}")
+    return DicomWeb(place.server)
+
+
+def _store(archive: DicomWeb | None, out: Path) -> None:
+    """Store the DICOM results on a server; what it has already stays as it is."""
+    from normal_guidance.clinical.result_folder import dicom_results
+
+    files = dicom_results(out) if archive is not None else []
+    if archive is not None and files:
+        archive.store(files)
+        typer.echo(f"{len(files)} DICOM results stored on {archive.url}", err=True)
 
 
 def _tell_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> None:

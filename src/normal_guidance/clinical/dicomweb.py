@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from normal_guidance.clinical.new_scans import is_url
 from normal_guidance.errors import UserError, shorten
-from normal_guidance.files import make_folder
+from normal_guidance.files import folder_atomically
 
 try:
     import requests
@@ -67,16 +68,6 @@ class Place:
     server: str
     study: str = ""
     series: str = ""
-
-
-def is_url(text: str) -> bool:
-    """Whether a text is a web address.
-
-    Example:
-        >>> is_url("https://pacs/dicom-web/studies/1.2"), is_url("scans/A17")
-        (True, False)
-    """
-    return text.startswith(("http://", "https://"))
 
 
 def parse_place(url: str) -> Place:
@@ -147,7 +138,6 @@ class DicomWeb:
 
     def fetch(self, one: RemoteSeries, folder: Path) -> int:
         """Write the objects of a series into a folder; returns how many there are."""
-        make_folder(folder)
         count = 0
         with self._answering(f"fetch series {one.series_uid}"):
             for dataset in self._client.iter_series(one.study_uid, one.series_uid, media_types=AS_STORED):
@@ -202,25 +192,36 @@ def _first(found: dict[str, Any], tag: str) -> str:
 
 
 def fetch_all(place: Place, folder: Path, modalities: Iterable[str]) -> list[Path]:
-    """Fetch the series of a study, or one series, each into a folder of its own; those of other modalities are left."""
+    """Fetch the series of a study, or one series, each into a folder of its own; those of other modalities are left.
+
+    A series whose folder is there was fetched before and is not fetched again.
+    """
+    if not place.study:
+        raise UserError(f"{place.server} names no study; give {place.server}/studies/UID")
     server, wanted = DicomWeb(place.server), set(modalities)
     found = server.series(place.study, place.series)
     if not found:
         raise UserError(f"{place.server} has no series {place.series or f'of study {place.study}'}; check the UIDs")
-    folders = []
-    for number, one in enumerate(found, start=1):
-        if place.series or not wanted or one.modality in wanted:
-            folders.append(folder / f"series-{number:03d}")
-            server.fetch(one, folders[-1])
-    if not folders:
+    chosen = [one for one in found if place.series or not wanted or one.modality in wanted]
+    if not chosen:
         others = ", ".join(sorted({one.modality for one in found}))
         raise UserError(
             f"study {place.study} on {place.server} has {len(found)} series of {others}, none of "
             f"{' or '.join(sorted(wanted))}"
         )
+    folders = [folder / f"series-{one.series_uid}" for one in chosen]
+    for one, out in zip(chosen, folders, strict=True):
+        if not out.is_dir():
+            with folder_atomically(out) as draft:
+                server.fetch(one, draft)
     return folders
 
 
-def results_in(folder: Path) -> list[Path]:
-    """The DICOM results below a folder of predictions, in a fixed order."""
-    return sorted(folder.rglob("dicom/**/*.dcm"))
+def fetched_folder(out: Path) -> Path:
+    """Where the scans that results are made of lie, if they were fetched.
+
+    Example:
+        >>> fetched_folder(Path("results/today"))
+        PosixPath('results/today.scans')
+    """
+    return out.with_name(f"{out.name}.scans")

@@ -125,6 +125,16 @@ def find_scans(
     return _anonymous(found) if anonymize else found
 
 
+def is_url(text: str) -> bool:
+    """Whether a text is a web address.
+
+    Example:
+        >>> is_url("https://pacs/dicom-web/studies/1.2"), is_url("scans/A17")
+        (True, False)
+    """
+    return text.startswith(("http://", "https://"))
+
+
 def _root_of(paths: Sequence[str | Path]) -> tuple[Path, list[str]]:
     """The folder above all paths, and the paths below it ("." for the folder itself)."""
     if not paths:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.clinical.bundle import Bundle
+from normal_guidance.clinical.new_scans import is_url
 from normal_guidance.clinical.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.manifest import ScanRow
@@ -58,9 +59,9 @@ class Finished(NamedTuple):
     """Those of its results."""
 
 
-def identity_of(bundle: Bundle, paths: Sequence[Path], options: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(bundle: Bundle, scans: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """What a start must have in common with an earlier one to go on from it; paths are not told, only compared."""
-    given = json.dumps([str(path.resolve()) for path in paths]).encode()
+    given = json.dumps([one if is_url(one) else str(Path(one).resolve()) for one in scans]).encode()
     return {
         "normal_guidance": __version__,
         "model": [one.identity.fingerprint for one in bundle.each],

@@ -214,6 +214,11 @@ def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]
     ]
 
 
+def dicom_results(folder: Path) -> list[Path]:
+    """The DICOM results of all scans and findings below a folder, in a fixed order."""
+    return sorted(folder.rglob("dicom/**/*.dcm"))
+
+
 def write_scan(
     prediction: ScanPrediction, bundle: Bundle, out: str | Path, dicom: bool = False, anonymize: bool = False
 ) -> Written:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from normal_guidance.clinical.result_folder import dicom_results
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import make_folder, write_atomically
 from normal_guidance.node.addresses import Peer, parse_peer
@@ -62,11 +63,6 @@ class Destination(Protocol):
         """Send files, each of which the destination may have already; raise NotSentError if one is not accepted."""
 
 
-def dicom_files(folder: Path) -> list[Path]:
-    """The DICOM results of all scans and findings, in a fixed order."""
-    return sorted(folder.rglob("dicom/**/*.dcm"))
-
-
 @dataclass(frozen=True)
 class FolderDestination:
     """Copies DICOM results to a folder, for sites without a DICOM network.
@@ -85,7 +81,7 @@ class FolderDestination:
 
     def files(self, folder: Path) -> list[Path]:
         """The DICOM results."""
-        return dicom_files(folder)
+        return dicom_results(folder)
 
     def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
         """Copy each file to SERIES/ROUND, where it appears when it is complete."""

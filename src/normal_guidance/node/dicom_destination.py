@@ -14,9 +14,10 @@ from pynetdicom import AE
 from pynetdicom.association import Association
 from pynetdicom.presentation import build_context
 
+from normal_guidance.clinical.result_folder import dicom_results
 from normal_guidance.node.addresses import Peer
 from normal_guidance.node.commitment import COMMITMENT, INSTANCE, Reports, request_dataset
-from normal_guidance.node.destinations import About, Accepted, Identity, NotSentError, dicom_files
+from normal_guidance.node.destinations import About, Accepted, Identity, NotSentError
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
 
@@ -49,7 +50,7 @@ class DicomDestination:
 
     def files(self, folder: Path) -> list[Path]:
         """The DICOM results."""
-        return dicom_files(folder)
+        return dicom_results(folder)
 
     def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
         """Store each file."""

@@ -13,7 +13,6 @@ Every file may be read by its owner alone.
 from __future__ import annotations
 
 import gc
-import os
 import ssl
 import threading
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from normal_guidance.clinical.predicting import Predictor
 from normal_guidance.errors import UserError
-from normal_guidance.files import make_folder, remove_left_drafts_of
+from normal_guidance.files import make_folder, private_files, remove_left_drafts_of
 from normal_guidance.folders import lock_folder
 from normal_guidance.node.addresses import Callers, Peer, is_loopback
 from normal_guidance.node.audit import Audit
@@ -243,20 +242,17 @@ FULL_SHARE = 0.9
 @contextmanager
 def run_node(settings: NodeSettings, predictor: Predictor) -> Iterator[tuple[Node, int | None]]:
     """Run a node in the background of a block; yields it and its port."""
-    before = os.umask(0o077)
-    try:
-        with ExitStack() as stack:
-            make_folder(settings.state)
-            settings.state.chmod(0o700)
-            stack.enter_context(lock_folder(settings.state))
-            for folder in ("incoming", "results"):
-                make_folder(settings.state / folder)
-            stack.enter_context(predictor)
-            node = Node(settings, predictor)
-            port = node.start()
-            try:
-                yield node, port
-            finally:
-                node.stop()
-    finally:
-        os.umask(before)
+    with ExitStack() as stack:
+        stack.enter_context(private_files())
+        make_folder(settings.state)
+        settings.state.chmod(0o700)
+        stack.enter_context(lock_folder(settings.state))
+        for folder in ("incoming", "results"):
+            make_folder(settings.state / folder)
+        stack.enter_context(predictor)
+        node = Node(settings, predictor)
+        port = node.start()
+        try:
+            yield node, port
+        finally:
+            node.stop()

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from normal_guidance.clinical.new_scans import NotPredicted, find_scans
 from normal_guidance.clinical.predicting import Predictor
-from normal_guidance.clinical.result_folder import write_scan
+from normal_guidance.clinical.result_folder import dicom_results, write_scan
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.problems import KINDS, Problem
 from normal_guidance.errors import UserError
 from normal_guidance.files import write_json
 from normal_guidance.node.audit import Audit
-from normal_guidance.node.destinations import Destination, dicom_files
+from normal_guidance.node.destinations import Destination
 from normal_guidance.node.incoming import Incoming, read_conditions
 from normal_guidance.node.series_queue import (
     ABORTED,
@@ -208,7 +208,7 @@ class Predicting:
         if not written:
             self._refuse(one, refused)
             return False
-        if not dicom_files(folder):
+        if not dicom_results(folder):
             problems = [problem for each in written for problem in each.problems]
             detail = "; ".join(problem.detail for problem in problems)
             self._move(one, FAILED, "its headers do not allow DICOM results", detail)

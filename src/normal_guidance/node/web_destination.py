@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normal_guidance.clinical.dicomweb import DicomWeb, parse_place
+from normal_guidance.clinical.result_folder import dicom_results
 from normal_guidance.errors import UserError
-from normal_guidance.node.destinations import About, Accepted, NotSentError, dicom_files
+from normal_guidance.node.destinations import About, Accepted, NotSentError
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class WebDestination:
 
     def files(self, folder: Path) -> list[Path]:
         """The DICOM results."""
-        return dicom_files(folder)
+        return dicom_results(folder)
 
     def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
         """Store all files together."""
