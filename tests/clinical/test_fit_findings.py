@@ -175,7 +175,7 @@ def test_predictions_follow_their_own_finding(made):
     summary = json.loads((made.out / "summary.json").read_text())
     assert summary["counts"] == {"predicted": NEW, "refused": 0, "failed": 0}
     index = (made.out / "index.html").read_text()
-    assert f"{NEW} of {NEW} scans predicted; positive: any " in index
+    assert f"{NEW} of {NEW} scans predicted. Positive: any " in index
     assert index.count("<a href='S") == NEW
 
 
