@@ -49,5 +49,5 @@ def edges(orientation: Sequence[float]) -> Edges:
 
 def _letters(direction: Sequence[float]) -> str:
     """The axes of a direction, the strongest first."""
-    named = [(abs(part), names[part < 0]) for part, names in zip(direction, TOWARDS, strict=True) if abs(part) > LEAST]
-    return "".join(name for _, name in sorted(named, key=lambda one: -one[0]))
+    parts = sorted(zip(direction, TOWARDS, strict=True), key=lambda one: -abs(one[0]))
+    return "".join(backwards if part < 0 else forwards for part, (forwards, backwards) in parts if abs(part) > LEAST)
