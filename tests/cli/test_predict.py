@@ -27,6 +27,7 @@ from normal_guidance.clinical.result_folder import write_scan
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.files import read_json
 from normal_guidance.viewer.gallery import open_gallery
+from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
 from small_bundle import PATIENT, copy_series, make_run, tiny, use_tiny
 
 
@@ -517,3 +518,41 @@ def test_only_the_user_may_read_what_is_written(trained, scans, tmp_path, monkey
     kinds = {one.suffix for one in (tmp_path / "out").rglob("*") if one.is_file()}
     assert kinds == {".csv", ".dcm", ".html", ".json", ".parquet", ".png"}
     assert os.umask(0o022) == 0o022  # a program that runs the command keeps its own
+
+
+# ----------------------------------------------------------------------------------------------------
+# DICOMweb
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(ORTHANC is None or not DICOMWEB.exists(), reason=MISSING)
+def test_a_study_comes_from_a_server_and_its_results_go_there(trained, tmp_path):
+    row, root = trained.manifest[0], trained.manifest.root
+    uids = {"StudyInstanceUID": "1.2.3", "SeriesInstanceUID": "1.2.3.1"}
+    files = copy_series(row, root, tmp_path / "files", **uids)
+    nguide("predict", tmp_path / "files", "--model", trained.run, "-o", tmp_path / "local", "--workers", 0)
+    with running_orthanc(tmp_path / "orthanc") as archive:
+        for file in files:
+            archive.store(file)
+        study, out = f"{archive.dicomweb}/studies/1.2.3", tmp_path / "out"
+        words = ("predict", study, "--model", trained.run, "-o", out, "--store", archive.dicomweb, "--workers", 0)
+        assert "1 of 1 scans" in nguide(*words).output
+        stored = sorted(one["MainDicomTags"]["Modality"] for one in archive.series())
+        assert stored.count("SR") == 1
+        assert len({one["ParentStudy"] for one in archive.series()}) == 1
+        assert "complete already" in nguide(*words).output  # what is stored again is not a second result
+        assert sorted(one["MainDicomTags"]["Modality"] for one in archive.series()) == stored
+        (name,) = {path.name for path in out.iterdir() if path.is_dir()}
+        local = read_json(tmp_path / "local" / "files" / "prediction.json")
+        assert read_json(out / name / "prediction.json")["probability"] == pytest.approx(local["probability"], abs=1e-6)
+        said = nguide("predict", archive.dicomweb, "--model", trained.run, "-o", tmp_path / "x", code=2).output
+        assert "names no study" in said
+    said = nguide("predict", study, "--model", trained.run, "-o", tmp_path / "y", code=2).output
+    assert "cannot be reached" in said
+
+
+def test_results_are_not_stored_for_a_hidden_patient_or_at_a_wrong_address(trained, scans, tmp_path):
+    words = ("predict", scans / "good", "--model", trained.run, "-o", tmp_path / "out", "--workers", 0)
+    assert "--anonymize" in nguide(*words, "--anonymize", "--store", "https://pacs/web", code=2).output
+    assert "names a study" in nguide(*words, "--store", "https://pacs/web/studies/1.2", code=2).output
+    assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,6 @@ def predict(
             help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such; https://SERVER/studies/UID, or "
             ".../series/UID, of a DICOMweb server; for a model of your own features, a feature store or what nguide "
             "store import takes. Several may be given.",
-            path_type=str,  # a Path would lose a slash of https://
         ),
     ],
     model: Annotated[
@@ -110,7 +110,8 @@ def predict(
     dicom = dicom or store is not None
     about = {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}
     archive = _archive(store, anonymize)
-    identity = identity_of(bundle, list(map(str, scans)), about)
+    given = [re.sub(r"^(https?):/+", r"\1://", str(one)) for one in scans]  # a Path loses a slash of https://
+    identity = identity_of(bundle, given, about)
     before = completed(out, identity)
     if before is not None:
         _store(archive, out)
@@ -118,7 +119,7 @@ def predict(
         return
     begin = time.monotonic()
     others: Sequence[Problem] = ()
-    places = _fetched(list(map(str, scans)), out, bundle)
+    places = _fetched(given, out, bundle)
     if bundle.encoder is None or any(map(is_features, places)):
         _refuse_for_features(dicom=dicom, encoder=encoder, weights=weights)
         outcomes = predict_features(places, bundle, options)
