@@ -453,8 +453,8 @@ def test_a_negative_scan_has_no_slices_of_interest(scans, strip, tmp_path):
     keys, scan, slices = groups_of(files[SR])
     assert keys == []
     assert scan.get_qualitative_evaluations()[0].value == codes.SCT.Negative
-    (why,) = texts_of(pydicom.dcmread(files[SR]).ContentSequence, "keys")
-    assert why.startswith("none: the scan is negative by its threshold")
+    (why,) = texts_of(scan[0].ContentSequence, "121106")
+    assert why == "NEGATIVE by the threshold: no slice is reported as of interest, and there are no key objects."
     assert len(slices.get_measurements()) == 12
     assert "Probability 0.8125, NEGATIVE by the threshold 0.9." in pydicom.dcmread(files[STRIP]).ImageComments
     assert [line for file in files.values() for line in errors_of(file)] == []

@@ -6,7 +6,7 @@
                            whole slice as its region; none where the scan is negative by its threshold
       'scan'               TID 1501: body part; probability; threshold and call, if there are any; first and last slice
                            of the interval, each inferred from the whole slice; the attention within it; what was
-                           looked for; cautions as comments
+                           looked for; as comments, cautions and that there are no key slices
     Attention of every slice
       'slices'             TID 1501: the attention of every slice, inferred from that slice; in the order of the slices
 
@@ -72,7 +72,6 @@ FIRST = CodedConcept("first", SCHEME, "First slice of the interval")
 LAST = CodedConcept("last", SCHEME, "Last slice of the interval")
 SLICES = CodedConcept("slices", SCHEME, "Attention of every slice")
 SOUGHT = CodedConcept("sought", SCHEME, "Looked for")
-KEYS = CodedConcept("keys", SCHEME, "Key slices")
 """Concepts for which DICOM has no code."""
 
 PROBABILITY = CodedConcept.from_code(codes.DCM.Probability)
@@ -82,7 +81,7 @@ COMMENT = CodedConcept.from_code(codes.DCM.Comment)
 """Concepts with a DICOM code; made once, not for every slice."""
 
 WHOLE = "The region is the whole slice, as far as the image goes; it outlines nothing within the slice."
-NO_KEYS = "none: the scan is negative by its threshold, so that no slice is reported as of interest"
+NO_KEYS = "NEGATIVE by the threshold: no slice is reported as of interest, and there are no key objects."
 
 PROCEDURES = {
     "CT": (codes.DCM.ComputedTomography, codes.LN.CTUnspecifiedBodyRegion),
@@ -152,9 +151,8 @@ def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
     group = MeasurementsAndQualitativeEvaluations(
         **_shared(result, "scan"), **_site(result), measurements=measurements, qualitative_evaluations=evaluations
     )
-    keys = [] if result.shows_keys else [(KEYS, NO_KEYS)]
-    cautions = [(COMMENT, caution) for caution in result.cautions]
-    return _with_texts(group, [*cautions, (SOUGHT, one.sought), *keys])
+    comments = [*result.cautions, *([] if result.shows_keys else [NO_KEYS])]  # OHIF writes them on the image
+    return _with_texts(group, [*((COMMENT, comment) for comment in comments), (SOUGHT, one.sought)])
 
 
 def _slices(result: Result) -> ContainerContentItem:
