@@ -269,7 +269,7 @@ def look(server: Server, tally: Tally, slices: int) -> None:
     if not browser:
         return
     with sync_playwright() as playwright:
-        options = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
+        options = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer", "--disable-3d-apis"]
         chromium = playwright.chromium.launch(executable_path=browser, args=options)
         page = chromium.new_page(viewport={"width": 1366, "height": 768})
         page.set_default_timeout(300_000)

@@ -18,6 +18,9 @@ const HIGH = 0.99
 const VALUES = 2 ** 16
 const MOST_ZOOM = 20
 
+/** Not on a graphics card, which may be emulated: one slice is little work. */
+const IN_MEMORY: CanvasRenderingContext2DSettings = { willReadFrequently: true }
+
 const own = new WeakMap<Int16Array, Range>()
 
 /** The range of a window; the slice's own is from the 1st to the 99th percentile of its pixels above the lowest. */
@@ -70,7 +73,7 @@ export class Display {
     for (let place = 0; place < words.length; place++) words[place] = table[pixels[place]! + VALUES / 2]!
     this.source.width = image.columns
     this.source.height = image.rows
-    this.source.getContext("2d")!.putImageData(grey, 0, 0)
+    this.source.getContext("2d", IN_MEMORY)!.putImageData(grey, 0, 0)
     this.image = image
     this.range = range
     this.paint()
@@ -125,7 +128,7 @@ export class Display {
     this.canvas.width = this.parent.clientWidth * ratio // clears it, too
     this.canvas.height = this.parent.clientHeight * ratio
     const { left, top, width, height } = this.frame()
-    this.canvas.getContext("2d")!.drawImage(this.source, left * ratio, top * ratio, width * ratio, height * ratio)
+    this.canvas.getContext("2d", IN_MEMORY)!.drawImage(this.source, left * ratio, top * ratio, width * ratio, height * ratio)
     this.onPaint()
   }
 }
