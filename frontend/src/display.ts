@@ -18,7 +18,7 @@ const HIGH = 0.99
 const VALUES = 2 ** 16
 const MOST_ZOOM = 20
 
-/** Not on a graphics card: an emulated one is many times slower, and one slice is little work. */
+/** Not on a graphics card, which may be emulated: one slice is little work. */
 const IN_MEMORY: CanvasRenderingContext2DSettings = { willReadFrequently: true }
 
 const own = new WeakMap<Int16Array, Range>()
