@@ -98,13 +98,16 @@ def test_sigterm_ends_a_node_in_the_middle_of_an_association_and_the_state_is_ke
         assert first.wait(HANGS) == 0
         assert statuses == [0] * 5
         wait_until(lambda: not association.is_established)
-        node.words += ["--settle", 0.5]
         second = node.start()
         assert node.queue() == {"receiving": 1}
-        send_until_accepted(node.port, files)
-        wait_until(lambda: node.queue() == {"done": 1})
         second.send_signal(signal.SIGINT)
         assert second.wait(HANGS) == 0
+        node.words += ["--settle", 0.5]
+        third = node.start()
+        send_until_accepted(node.port, files)
+        wait_until(lambda: node.queue() == {"done": 1})
+        third.terminate()
+        assert third.wait(HANGS) == 0
     assert len(got) == RESULTS
     assert "Traceback" not in node.log.read_text()
 

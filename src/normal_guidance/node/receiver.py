@@ -18,7 +18,7 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from normal_guidance.data.dicom_files import IMPLICIT
+from normal_guidance.data.dicom_files import EXPLICIT, IMPLICIT
 from normal_guidance.data.pixels import GDCM, OPENJPEG, PYDICOM
 from normal_guidance.errors import UserError
 from normal_guidance.node.addresses import Callers, plain_address
@@ -50,7 +50,7 @@ STORAGE = {
 """SOP classes that are stored: images of series that a model may take."""
 
 SYNTAXES = tuple(dict.fromkeys((*PYDICOM, *GDCM, *OPENJPEG)))
-"""Transfer syntaxes that our decoders read; a sender offers several, and the first one here is taken."""
+"""Transfer syntaxes that our decoders read; of those that a sender offers, its first one among them is taken."""
 
 SUCCESS, NO_RESOURCES, MISMATCH, NOT_UNDERSTOOD, DUPLICATE = 0x0000, 0xA700, 0xA900, 0xC000, 0x0111
 """Answers to a C-STORE."""
@@ -131,21 +131,7 @@ class Receiver:
     def start(self, committing: dict[Any, Committing]) -> int:
         """Listen, and return the port; `committing` handles what belongs to storage commitment, by event."""
         silence_log()
-        entity = AE(self.listening.aet)
-        # `_requested` judges both, with the address; pynetdicom would go on if it failed, and then judges by itself.
-        entity.require_called_aet = True
-        entity.require_calling_aet = sorted({one.aet for one in (*self.callers.senders, *self.callers.destinations)})
-        entity.maximum_associations = 2 * (
-            MOST_ASSOCIATIONS + MOST_WAITING
-        )  # `_requested` counts, without those waiting
-        entity.maximum_pdu_size = PDU_BYTES
-        entity.acse_timeout, entity.dimse_timeout, entity.network_timeout = HELLO_SECONDS, 60, 60
-        entity.add_supported_context(Verification)
-        for uid in STORAGE.values():
-            entity.add_supported_context(uid, list(SYNTAXES))
-        entity.add_supported_context(
-            StorageCommitmentPushModel, [*SYNTAXES[:2], IMPLICIT], scu_role=True, scp_role=True
-        )
+        entity = self._entity()
         handlers: list[Any] = [
             (evt.EVT_REQUESTED, self._requested),
             (evt.EVT_C_STORE, self._store),
@@ -174,6 +160,23 @@ class Receiver:
         self._thread.start()
         return int(self._server.server_address[1])
 
+    def _entity(self) -> AE:
+        """What pynetdicom must know of us."""
+        entity = AE(self.listening.aet)
+        # `_requested` judges both, with the address; pynetdicom would go on if it failed, and then judges by itself.
+        entity.require_called_aet = True
+        entity.require_calling_aet = sorted({one.aet for one in (*self.callers.senders, *self.callers.destinations)})
+        # Never reached: `_requested` counts associations, and `_may_connect` those that wait.
+        entity.maximum_associations = 2 * (MOST_ASSOCIATIONS + MOST_WAITING)
+        entity.maximum_pdu_size = PDU_BYTES
+        entity.acse_timeout, entity.dimse_timeout, entity.network_timeout = HELLO_SECONDS, 60, 60
+        entity.add_supported_context(Verification)
+        for uid in STORAGE.values():
+            entity.add_supported_context(uid, list(SYNTAXES))
+        plain = [IMPLICIT, EXPLICIT]
+        entity.add_supported_context(StorageCommitmentPushModel, plain, scu_role=True, scp_role=True)
+        return entity
+
     def stop(self, patience: float) -> None:
         """Take no more associations, give the running ones some seconds, and abort the rest."""
         if self._server is None:
@@ -197,8 +200,8 @@ class Receiver:
             self._reject("", address, "address")
             return False
         waiting = [one for one in self._server.active_associations if not one.is_established]
-        if len(waiting) >= MOST_WAITING:
-            close_connection(waiting[0])  # so that whoever says nothing cannot keep others out
+        for oldest in waiting[: max(0, len(waiting) - MOST_WAITING + 1)]:
+            close_connection(oldest)  # so that whoever says nothing cannot keep others out
         return True
 
     def _reject(self, aet: str, address: str, reason: str) -> None:
