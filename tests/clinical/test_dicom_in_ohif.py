@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,13 +65,15 @@ def scan(tmp_path_factory) -> ScanPrediction:
 
 @pytest.fixture(scope="module")
 def study(scan, tmp_path_factory) -> Iterator[tuple[Orthanc, str]]:
-    """Orthanc with a study as a hospital has it, the scan and its results; and the study's UID."""
+    """Orthanc with a study as a hospital has it, the scan and its results for two findings; and the study's UID."""
     if ORTHANC is None or not DICOMWEB.exists():
         pytest.skip(MISSING)
     folder = tmp_path_factory.mktemp("study")
     window = parse_windows("head")[0]
     strip = draw_strip(scan, window, folder / "strip.png")
-    files = write_dicom(scan, strip, folder / "dicom")
+    files = write_dicom(scan, strip, folder / "any")
+    negative = replace(scan, finding=Finding("epidural"), threshold=0.9, interval=(9, 10))
+    files += write_dicom(negative, strip, folder / "epidural", place=1)
     with running_orthanc(folder / "orthanc") as pacs:
         for file in [*(scan.root / file for file in scan.row.files), *files]:
             assert pacs.store(file)["Status"] == "Success"
@@ -78,18 +81,26 @@ def study(scan, tmp_path_factory) -> Iterator[tuple[Orthanc, str]]:
 
 
 @pytest.fixture(scope="module")
-def page(study):
-    """OHIF's page of the study, when its first image is shown."""
+def viewer(study):
+    """A browser, and the address of the study in OHIF."""
     pacs, uid = study
     with serve_viewer(pacs.dicomweb) as url, playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SOFTWARE_GL)
-        page = browser.new_page(viewport=SCREEN)
-        page.set_default_timeout(120_000)
-        page.add_init_script("localStorage.setItem('shownTours', JSON.stringify(['basicViewerTour']))")
-        page.goto(f"{url}/viewer?StudyInstanceUIDs={uid}")
-        page.wait_for_function("document.querySelector('[data-cy=viewport-pane]')?.innerText.includes('(1/12)')")
-        yield page
+        yield browser, f"{url}/viewer?StudyInstanceUIDs={uid}"
         browser.close()
+
+
+@pytest.fixture
+def page(viewer):
+    """OHIF's page of the study, when its first image is shown."""
+    browser, url = viewer
+    page = browser.new_page(viewport=SCREEN)
+    page.set_default_timeout(120_000)
+    page.add_init_script("localStorage.setItem('shownTours', JSON.stringify(['basicViewerTour']))")
+    page.goto(url)
+    page.wait_for_function("document.querySelector('[data-cy=viewport-pane]')?.innerText.includes('(1/12)')")
+    yield page
+    page.close()
 
 
 def wait_for_slice(page, number: int) -> None:
@@ -118,9 +129,7 @@ def wait_for_words(page, words: str) -> None:
 @needs_chromium
 def test_the_report_opens_the_key_slices_and_tells_the_result(page, scan, tmp_path):
     """A report without regions left OHIF's viewport empty; this one leads through the key slices to the result."""
-    report = page.locator("[data-cy=study-browser-thumbnail-no-image]", has_text="AI report")
-    assert "any, CAUTION: AI report, research only, of 2" in report.inner_text()
-    report.dblclick()
+    open_report(page, "any, CAUTION: AI report, research only, of 2")
     page.get_by_text("No", exact=True).click()  # whether to go on with its own measurements
     wait_for_slice(page, 8)
     draw_again(page)
@@ -136,6 +145,21 @@ def test_the_report_opens_the_key_slices_and_tells_the_result(page, scan, tmp_pa
     wait_for_words(page, "CAUTION: Forced: slices are 13.8 mm apart.")
     wait_for_words(page, "Probability: 0.81")
     keep(page, "ohif-scan.png", tmp_path)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_report_of_a_negative_scan_tells_that_it_is(page, tmp_path):
+    """It has no key slices to open, and opens the first slice of the interval."""
+    open_report(page, "epidural, CAUTION: AI report, research only, of 2")
+    wait_for_slice(page, 10)
+    draw_again(page)
+    wait_for_words(page, "NEGATIVE by the threshold")
+    keep(page, "ohif-negative.png", tmp_path)
+
+
+def open_report(page, title: str) -> None:
+    page.locator("[data-cy=study-browser-thumbnail-no-image]", has_text=title).dblclick()
 
 
 def keep(page, name: str, folder: Path) -> None:

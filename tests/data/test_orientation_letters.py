@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from highdicom.spatial import get_closest_patient_orientation
 
 from normal_guidance.data.orientation_letters import orientation_letters
 
@@ -40,3 +41,18 @@ def test_edges_name_the_side_that_they_show(orientation, edges):
 )
 def test_nothing_is_shown_where_the_orientation_is_unknown(unknown):
     assert orientation_letters(unknown) is None
+
+
+def test_the_first_letters_are_highdicoms():
+    """Of any orientation: highdicom names the nearest axis only, as long as rows and columns have different ones."""
+    random, compared = np.random.default_rng(0), 0
+    for _ in range(200):
+        axes, _ = np.linalg.qr(random.normal(size=(3, 3)))
+        affine = np.eye(4)
+        affine[:3, :3] = axes
+        row, column, _ = (one.value for one in get_closest_patient_orientation(affine))
+        if len(set(np.abs(axes).argmax(0))) == 3:
+            compared += 1
+            found = orientation_letters((*axes[:, 0].tolist(), *axes[:, 1].tolist()))
+            assert (found.right[0], found.bottom[0]) == (row, column)
+    assert compared > 50

@@ -12,7 +12,7 @@ from pydicom.sr.codedict import codes
 
 from normal_guidance.clinical.dicom.body_parts import UNPAIRED
 from normal_guidance.clinical.dicom.result_headers import NOTICE, Result, code_item
-from normal_guidance.clinical.orientation import directions
+from normal_guidance.data.orientation_letters import orientation_letters
 from normal_guidance.errors import UserError
 
 SHOWN = "Key slices and the attention of all slices."
@@ -38,7 +38,8 @@ def capture(result: Result, content: bytes, name: str) -> Dataset:
         study_instance_uid=source.study_uid,
         **result.arguments(),
     )
-    image.PatientOrientation = [] if row.orientation is None else list(directions(row.orientation))
+    letters = orientation_letters(row.orientation)
+    image.PatientOrientation = [] if letters is None else [letters.right, letters.bottom]
     if source.series.body_part:
         image.BodyPartExamined = source.series.body_part
     if source.series.body_part not in UNPAIRED:
