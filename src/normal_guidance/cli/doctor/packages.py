@@ -17,6 +17,7 @@ HOME = Path(__file__).parents[2]
 """The folder of the package."""
 
 MODULES = {
+    "fhir-resources": "fhir.resources",
     "pillow": "PIL",
     "pylibjpeg-openjpeg": "openjpeg",
     "python-gdcm": "gdcm",
