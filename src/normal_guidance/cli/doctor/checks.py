@@ -43,6 +43,7 @@ EXTRAS = {
     "encoders": "features of scans: nguide encode and predict",
     "ray": "several machines: the option --ray",
     "viewer": "nguide view",
+    "node": "nguide node",
 }
 """The purpose of each extra."""
 

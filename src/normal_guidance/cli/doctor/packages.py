@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ HOME = Path(__file__).parents[2]
 """The folder of the package."""
 
 MODULES = {
+    "fhir-resources": "fhir.resources",
     "pillow": "PIL",
     "pylibjpeg-openjpeg": "openjpeg",
     "python-gdcm": "gdcm",
@@ -45,7 +46,7 @@ def requirements() -> dict[str, dict[str, str]]:
     if root is not None:
         project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
         groups = {"": project["dependencies"], **project["optional-dependencies"]}
-        return {extra: dict(map(_parse, lines)) for extra, lines in groups.items()}
+        return {extra: dict(map(_parse, _expanded(lines, groups))) for extra, lines in groups.items()}
     needed: dict[str, dict[str, str]] = {}
     try:
         lines = metadata.requires(PACKAGE) or []
@@ -56,6 +57,17 @@ def requirements() -> dict[str, dict[str, str]]:
         name, least = _parse(line)
         needed.setdefault(extra.group(1) if extra else "", {})[name] = least
     return needed
+
+
+def _expanded(lines: Iterable[str], groups: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    """Requirements with the extras of this package that they name, as an installed package lists them."""
+    for line in lines:
+        ours = re.match(rf"{PACKAGE}\[([^]]*)\]", line)
+        if ours is None:
+            yield line
+        else:
+            for extra in ours[1].split(","):
+                yield from _expanded(groups[extra.strip()], groups)
 
 
 def _parse(line: str) -> tuple[str, str]:
