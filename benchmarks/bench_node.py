@@ -46,7 +46,7 @@ from normal_guidance.clinical.result_folder import write_scan
 from orthanc import ORTHANC, Orthanc, free_port, make_orthanc
 from report import machine
 from small_bundle import make_run, tiny
-from small_node import RESULTS, associate, read_status, start_program
+from small_node import RESULTS, always_positive, associate, read_status, start_program
 
 ROOT = "1.2.826.0.1.3680043.9.7"
 SENDERS = 4
@@ -67,7 +67,7 @@ class Bench:
     def __post_init__(self) -> None:
         bundles.load_encoder = lambda name, **_: tiny()
         made = make_run(self.folder / "trained")
-        self.bundle = load_bundle(made.run)
+        self.bundle = always_positive(load_bundle(made.run))
         write_bundle(self.bundle, self.folder / "bundle")
         self.scans = [[made.manifest.root / file for file in row.files] for row in made.manifest]
         self.dicom_port, self.status_port = free_port(), free_port()

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pydicom.uid import ExplicitVRLittleEndian
 from pynetdicom import AE, evt
 from pynetdicom.sop_class import CTImageStorage, Verification
 
+from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.predicting import PredictOptions, Predictor
 from normal_guidance.node import node as nodes
 from normal_guidance.node.addresses import parse_peer
@@ -95,6 +96,12 @@ def running_node(
     )
     with run_node(settings, Predictor(bundle, options=PredictOptions(workers=0))) as (node, port):
         yield Running(node, port)
+
+
+def always_positive(bundle: Bundle) -> Bundle:
+    """A model that calls every scan positive, so that each has key objects."""
+    operation = bundle.operation
+    return replace(bundle, operation=replace(operation, point=replace(operation.point, threshold=1e-6)))
 
 
 def quick_loops(monkeypatch) -> None:

@@ -78,7 +78,7 @@ def test_a_wrong_settings_file_is_named(chosen, tmp_path, content, complaint):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "nobody may send: give --from AET@ADDRESS, or a folder with --watch"),
+        ([], "nobody may send: give --from AET@ADDRESS, a folder with --watch, or a server with --pull"),
         (["--from", "CT"], "'CT' is not AET@HOST"),
         (["--from", "CT@10.1.2.3"], "give --address"),
         (["--from", "CT@127.0.0.1", "--to", "PACS@127.0.0.1"], "--to 'PACS@127.0.0.1' is not AET@HOST:PORT"),
@@ -87,6 +87,8 @@ def test_a_wrong_settings_file_is_named(chosen, tmp_path, content, complaint):
         (["--from", "CT@127.0.0.1", "--status", "8112"], "'8112' is not HOST:PORT"),
         (["--from", "CT@127.0.0.1", "--aet", "A TITLE THAT IS TOO LONG"], "is not an AE title"),
         (["--watch", "nowhere"], "--watch nowhere is not a folder"),
+        (["--pull", "pacs"], "pacs is not the address of a DICOMweb server"),
+        (["--pull", "https://pacs/web/studies/1.2"], "names a study"),
         (["--settings", "nowhere.toml"], "nowhere.toml cannot be read"),
     ],
 )

@@ -4,14 +4,14 @@ import pytest
 
 from normal_guidance.clinical.bundle import load_bundle, write_bundle
 from small_bundle import copy_series, make_run, use_tiny
-from small_node import quick_loops
+from small_node import always_positive, quick_loops
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     made = make_run(tmp_path_factory.mktemp("trained"))
     made.bundle = tmp_path_factory.mktemp("bundle") / "bundle"
-    write_bundle(load_bundle(made.run), made.bundle)
+    write_bundle(always_positive(load_bundle(made.run)), made.bundle)
     return made
 
 
@@ -19,7 +19,7 @@ def trained(tmp_path_factory):
 def bundle(trained, monkeypatch):
     use_tiny(monkeypatch)
     quick_loops(monkeypatch)
-    return load_bundle(trained.run)
+    return load_bundle(trained.bundle)
 
 
 @pytest.fixture

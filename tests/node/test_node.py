@@ -100,8 +100,8 @@ def test_late_slices_give_a_new_result_that_says_so(bundle, series, state):
     assert len(got) == 2 * RESULTS
     assert len({one.SOPInstanceUID for one in got}) == 2 * RESULTS
     early, late = (next(one for one in some if one.SOPClassUID == KO) for some in (first, got[RESULTS:]))
-    assert "Replaces an earlier result" not in early.to_json()
-    assert "Replaces an earlier result" in late.to_json()
+    assert "Slices arrived after an earlier result" not in early.to_json()
+    assert "Slices arrived after an earlier result" in late.to_json()
 
 
 def test_slices_that_come_while_a_series_is_predicted_are_not_left_out(bundle, series, state, monkeypatch):

@@ -180,7 +180,6 @@ def node(
     title = check_title(aet)
     peers = tuple(parse_peer(one) for one in senders or ())
     identity = Identity(title, commit, client_tls)
-    bundle = load_bundle(model)
     chosen = NodeSettings(
         state=state,
         listening=Listening(title, address, port, server_tls) if peers else None,
@@ -188,13 +187,13 @@ def node(
         destinations=tuple(parse_destination(one, identity) for one in to or ()),
         watch=watch,
         pull=None if pull is None else parse_web(pull).url,
-        modalities=tuple(bundle.expects.modalities),
         taking=Taking(tuple(map(parse_rule, take or ())), settle),
         limits=Limits(max_series, int(max_gb * 1e9)),
         keep=keep,
         tls=client_tls,
     )
     place = parse_place(status)
+    bundle = load_bundle(model)
     execution = choose_execution(device, "auto")
     loaded = bundle.load_encoder(
         encoder,

@@ -137,7 +137,7 @@ class DicomWeb:
                     return found
 
     def fetch(self, one: RemoteSeries, folder: Path) -> int:
-        """Write the objects of a series into a folder; returns how many there are."""
+        """Write the objects of a series into an empty folder; returns how many there are."""
         count = 0
         with self._answering(f"fetch series {one.series_uid}"):
             for dataset in self._client.iter_series(one.study_uid, one.series_uid, media_types=AS_STORED):

@@ -61,7 +61,6 @@ class NodeSettings:
         destinations: where results go.
         watch: a folder whose files are taken.
         pull: the address of a DICOMweb server whose new series are taken.
-        modalities: those that are pulled; empty for all.
         taking: which series are predicted, and when.
         limits: the most that may wait.
         keep: days for which the files of finished series are kept.
@@ -74,7 +73,6 @@ class NodeSettings:
     destinations: tuple[Destination, ...] = ()
     watch: Path | None = None
     pull: str | None = None
-    modalities: tuple[str, ...] = ()
     taking: Taking = field(default_factory=Taking)
     limits: Limits = field(default_factory=Limits)
     keep: float = 1.0
@@ -164,7 +162,7 @@ class Node:
         if settings.pull is not None:
             polling = Polling(
                 settings.pull,
-                settings.modalities,
+                predictor.bundle.expects.modalities,
                 settings.state / "fetching",
                 self.receiver.store,
                 self.queue,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from normal_guidance.clinical.dicomweb import DicomWeb, RemoteSeries
 from normal_guidance.errors import UserError
+from normal_guidance.files import make_folder
 from normal_guidance.node.audit import Audit
 from normal_guidance.node.incoming import NotTakenError, hash_of, read_received
 from normal_guidance.node.receiver import STORAGE
@@ -75,6 +76,7 @@ class Polling:
 
     def _take(self, one: RemoteSeries) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        make_folder(self.folder)
         self.server.fetch(one, self.folder)
         verdicts = [self._store(file) for file in sorted(self.folder.iterdir())]
         shutil.rmtree(self.folder, ignore_errors=True)
