@@ -51,7 +51,7 @@ export interface Listed {
   scores: (number | null)[]
   /** Whether the scores reach their thresholds; null without one. */
   positive: (boolean | null)[]
-  /** What is grave about it: forced, incomplete, left out, duplicated. */
+  /** What is grave about it: forced, incomplete, left out, duplicated, doubtful. */
   flags: string[]
 }
 

@@ -12,6 +12,7 @@ const FLAGS: Record<string, string> = {
   incomplete: "slices are missing or cannot be read",
   "left out": "some slices were left out",
   duplicated: "slices or the whole scan occur twice",
+  doubtful: "the order of slices, or their values, had to be guessed or repaired",
 }
 
 export class ScanList {

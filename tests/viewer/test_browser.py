@@ -605,8 +605,8 @@ def test_forced_and_incomplete_scans_are_flagged_in_the_list_and_over_the_scan(o
     assert page.locator("tr[data-number='0'] .flag").all_inner_texts() == ["forced", "incomplete"]
     assert page.locator("tr[data-number='1'] .flag").count() == 0
     page.click("tr[data-number='0']")
-    page.wait_for_selector("#warnings:has-text('Predicted by force')")
-    assert "Incomplete: 10 mm: 1 missing (kept)." in page.inner_text("#warnings")
+    page.wait_for_selector("#warnings:has-text('Forced: ')")
+    assert "Slices are missing" in page.inner_text("#warnings")
     page.click("tr[data-number='1']")
     page.wait_for_selector("#warnings", state="hidden")
     page.click("#not-predicted summary")

@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.clinical.model_identity import ModelIdentity
+from normal_guidance.data.cautions import cautions
 from normal_guidance.data.findings import Finding
 from normal_guidance.data.manifest import FEATURES, ScanRow
-from normal_guidance.data.problems import Problem, cautions
+from normal_guidance.data.problems import Problem
 from normal_guidance.statistics.conformal import promise
 
 
@@ -108,8 +109,8 @@ class ScanPrediction:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What a reader must know before trusting the result; see `data.problems.cautions`."""
-        return cautions(self.problems)
+        """What a reader must know before trusting the result; see `data.cautions`."""
+        return tuple(one.text for one in cautions(self.problems))
 
     @property
     def body_part(self) -> str:

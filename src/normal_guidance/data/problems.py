@@ -142,39 +142,3 @@ def summarize(problems: Iterable[Problem]) -> dict[str, int]:
         {'gap': 2, 'tilt': 1}
     """
     return dict(Counter(problem.kind for problem in problems).most_common())
-
-
-HARMLESS = frozenset({"header", "localizer", "multi_frame", "no_image", "no_patient", "secondary_capture", "tilt"})
-"""Kinds that change nothing about a prediction, or occur in every good study; `cautions` leaves them out."""
-
-UNSUITABLE = "unsuitable"
-"""The kind of what the model was not made for; a scan with such a problem was forced."""
-
-
-def cautions(problems: Iterable[Problem]) -> tuple[str, ...]:
-    """What a reader must know before trusting a result: what was forced, left out, double or incomplete.
-
-    The words hold no names of files, ids or values of headers, so that they fit any result.
-
-    Example:
-        >>> odd = [Problem("A", f"A/{i}.dcm", "duplicate", "same position as A/2.dcm", "left out") for i in range(2)]
-        >>> cautions([*odd, Problem("A", "", "unsuitable", "it lacks A/1.dcm", "predicted because of --force")])
-        ('Forced: it lacks a file.', 'Two slices at the same position: 2 times, left out.')
-    """
-    every = list(problems)
-    files = {problem.file for problem in every if problem.file}
-    told = [problem for problem in every if problem.kind not in HARMLESS]
-    forced = [f"Forced: {_nameless(problem.detail, files)}." for problem in told if problem.kind == UNSUITABLE]
-    counts = Counter((problem.kind, problem.action) for problem in told if problem.kind != UNSUITABLE)
-    return (*dict.fromkeys(forced), *(_caution(kind, action, count) for (kind, action), count in counts.items()))
-
-
-def _nameless(detail: str, files: Iterable[str]) -> str:
-    for file in sorted(files, key=len, reverse=True):
-        detail = detail.replace(file, "a file")
-    return detail.rstrip(".")
-
-
-def _caution(kind: str, action: str, count: int) -> str:
-    times = "" if count == 1 else f" {count} times,"
-    return f"{KINDS[kind].rstrip('.')}:{times} {action}."

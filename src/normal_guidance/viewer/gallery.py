@@ -18,6 +18,7 @@ import torch
 
 from normal_guidance import __version__
 from normal_guidance.data.manifest import MANIFEST, Manifest, ScanRow, read_manifest
+from normal_guidance.data.problems import Problem
 from normal_guidance.data.windows import Window, window_from_json
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
@@ -35,7 +36,7 @@ from normal_guidance.viewer.prediction_folders import (
     SplitPredictions,
     find_splits,
 )
-from normal_guidance.viewer.scan_results import Problem, ScanResult, flags, read_instance_numbers, read_result, warnings
+from normal_guidance.viewer.scan_results import ScanResult, flags, read_instance_numbers, read_result, warnings
 
 TABLE_BYTES = 2**28
 """Bytes of predictions that stay in memory, so that the next scan of the same methods is shown at once."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.errors import UserError
+from normal_guidance.data.cautions import HARMLESS, Caution, cautions
+from normal_guidance.data.problems import KINDS, Problem
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.evaluation.run_report import NOT_OURS
 from normal_guidance.features.convert import file_name
 from normal_guidance.files import read_json
@@ -19,38 +20,8 @@ PREDICTION, SLICES = "prediction.json", "slices.csv"
 
 AGAIN = "delete the folder and predict again"
 
-ORDINARY = ("localizer", "secondary_capture", "no_image")
-"""Files that are left out of every scan: they are not slices of it."""
-
-FLAG_OF_KIND = {
-    "unsuitable": "forced",
-    **dict.fromkeys(("gap", "unreadable", "failed", "incomplete_organ", "one_slice"), "incomplete"),
-    **dict.fromkeys(("duplicate", "double_scan"), "duplicated"),
-}
-"""The flag of a problem by its kind; other slices that were left out have the flag `LEFT_OUT`."""
-
-LEFT_OUT, NOTE = "left out", "note"
-
-FLAGS = ("forced", "incomplete", LEFT_OUT, "duplicated")
-"""Flags in the list of scans, the gravest first; a note is shown with the scan only."""
-
-WORDS = {
-    "forced": "Predicted by force, although the model was not made for this scan",
-    "incomplete": "Incomplete",
-    LEFT_OUT: "Left out",
-    "duplicated": "Duplicated",
-    NOTE: "Note",
-}
-"""The beginning of a warning."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something odd about a scan, as prediction.json has it."""
-
-    kind: str
-    detail: str
-    action: str
+NOTE = "note"
+"""The flag of what changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +71,18 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
         return ScanResult(
             first=_called(about),
             findings={read_as(str, one["name"], "name"): _called(one) for one in about.get("findings", [])},
-            problems=tuple(read_as(Problem, one, "problems", exact=False) for one in about.get("problems", [])),
+            problems=tuple(map(_problem, about.get("problems", []))),
             description=str(about.get("source", {}).get("series_description") or ""),
         )
     except (*NOT_OURS, ContentError) as error:
         raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
+
+
+def _problem(about: Any) -> Problem:
+    one = read_as(Problem, about, "problems")
+    if one.kind not in KINDS:
+        raise ContentError(f"problems has the kind {shorten(one.kind)!r}")
+    return one
 
 
 def _called(about: Any) -> Called:
@@ -130,45 +108,19 @@ def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None
     return numbers if any(number is not None for number in numbers) else None
 
 
-def flag_of(problem: Problem) -> str:
-    """The flag of one problem.
-
-    Example:
-        >>> flag_of(Problem("unsuitable", "it is MR", "predicted because of --force"))
-        'forced'
-        >>> flag_of(Problem("mixed_size", "64 x 64", "left out")), flag_of(Problem("tilt", "12 degrees", "kept"))
-        ('left out', 'note')
-    """
-    if problem.kind in FLAG_OF_KIND:
-        return FLAG_OF_KIND[problem.kind]
-    is_left_out = problem.action.startswith("left out") and problem.kind not in ORDINARY
-    return LEFT_OUT if is_left_out else NOTE
-
-
 def flags(problems: Iterable[Problem]) -> list[str]:
     """The flags of a scan, the gravest first."""
-    found = {flag_of(one) for one in problems}
-    return [flag for flag in FLAGS if flag in found]
+    return list(dict.fromkeys(one.flag for one in cautions(problems)))
 
 
-def warnings(problems: Iterable[Problem]) -> list[dict[str, str]]:
-    """One sentence for each kind of problem and what was done about it, the gravest first.
+def warnings(problems: Sequence[Problem]) -> list[dict[str, str]]:
+    """The cautions of a scan, the gravest first, then what was odd and changes nothing, as notes.
 
     Example:
-        >>> gaps = [Problem("gap", "10 mm after slice 4", "kept"), Problem("gap", "15 mm after slice 9", "kept")]
-        >>> [one["text"] for one in warnings(gaps)]
-        ['Incomplete: 10 mm after slice 4, and 1 more like this (kept).']
+        >>> odd = [Problem("A", "", "gap", "10 mm", "kept"), Problem("A", "", "tilt", "12 degrees", "kept")]
+        >>> [one["text"] for one in warnings(odd)]
+        ['Slices are missing: the step between two neighbours is larger than the usual one.',
+        'Note: 12 degrees (kept).']
     """
-
-    def order(problem: Problem) -> tuple[int, str, str]:
-        return (*FLAGS, NOTE).index(flag_of(problem)), problem.kind, problem.action
-
-    found = []
-    for _, same in groupby(sorted(problems, key=order), order):
-        first, *others = same
-        more = f", and {len(others)} more like this" if others else ""
-        flag = flag_of(first)
-        forced = flag == "forced" and first.action.startswith("predicted because of --force")
-        action = "" if forced else f" ({first.action})"
-        found.append({"flag": flag, "text": f"{WORDS[flag]}: {first.detail}{more}{action}."})
-    return found
+    notes = [Caution(NOTE, f"Note: {one.detail} ({one.action}).") for one in problems if one.kind in HARMLESS]
+    return [one._asdict() for one in (*cautions(problems), *dict.fromkeys(notes))]
