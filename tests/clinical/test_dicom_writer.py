@@ -207,7 +207,7 @@ needs_dsrdump = pytest.mark.skipif(
 def errors_of(path: Path) -> list[str]:
     result = subprocess.run(["dciodvfy", "-new", path], capture_output=True, text=True, errors="replace", check=False)
     lines = (result.stdout + result.stderr).splitlines()
-    assert any(line in ("KeyObjectSelectionDocument", "ComprehensiveSR", "SCImage") for line in lines), lines
+    assert any(line in ("KeyObjectSelectionDocument", "Comprehensive3DSR", "SCImage") for line in lines), lines
     return [line for line in lines if line.startswith("Error")]
 
 

@@ -18,7 +18,7 @@ from small_node import RESULTS, associate, running_node, send, small_archive, wa
 # pynetdicom does not close the socket of a connection that was refused.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-SR, KO, SC = ("1.2.840.10008.5.1.4.1.1.88.33", "1.2.840.10008.5.1.4.1.1.88.59", "1.2.840.10008.5.1.4.1.1.7")
+SR, KO, SC = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.88.59", "1.2.840.10008.5.1.4.1.1.7")
 STUDY = "1.2.826.0.1.3680043.9.7.1"
 
 

@@ -1,4 +1,4 @@
-"""The structured report: a Comprehensive SR by TID 1500 (DICOM PS3.16), for software to read.
+"""The structured report: a Comprehensive 3D SR by TID 1500 (DICOM PS3.16), for software to read.
 
     Image Library          every object of the scan, its frame of reference and body part
     Imaging Measurements
@@ -30,7 +30,7 @@ from highdicom.sr import (
     AlgorithmIdentification,
     CodeContentItem,
     CodedConcept,
-    ComprehensiveSR,
+    Comprehensive3DSR,
     ContainerContentItem,
     ContentSequence,
     CoordinatesForMeasurement,
@@ -94,7 +94,7 @@ PROCEDURES = {
 Group = TypeVar("Group", MeasurementsAndQualitativeEvaluations, PlanarROIMeasurementsAndQualitativeEvaluations)
 
 
-class _Report(ComprehensiveSR):
+class _Report(Comprehensive3DSR):
     """A report without highdicom's copy of whole modules: `Result.finish` adds the patient, as for other results."""
 
     def copy_patient_and_study_information(self, dataset: Dataset) -> None:

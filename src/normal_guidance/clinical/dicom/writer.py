@@ -1,7 +1,7 @@
 """DICOM results of a scan, for the software that hospitals have: key slices, a structured report, a picture.
 
     key_objects.dcm         Key Object Selection: the slices to look at; not for a scan that is negative by threshold
-    structured_report.dcm   Comprehensive SR by TID 1500: probability, threshold, key slices, attention of every slice
+    structured_report.dcm   Comprehensive 3D SR, TID 1500: probability, threshold, key slices, attention of every slice
     strip.dcm               Secondary Capture: key slices with the attention curve
 
 They belong to the source's patient and study, each as a new series.  The patient is taken from the headers of the
