@@ -218,7 +218,7 @@ def test_a_volume_has_no_dicom_results_but_all_others(trained, tmp_path):
     import numpy as np
 
     row = trained.manifest[0]
-    volume = np.random.default_rng(0).normal(30, 50, (16, 16, len(row))).astype(np.float32)
+    volume = np.random.default_rng(0).uniform(-1024, 1500, (16, 16, len(row))).astype(np.float32)
     nibabel.save(nibabel.Nifti1Image(volume, np.diag([1.0, 1.0, row.slice_spacing, 1.0])), tmp_path / "v.nii.gz")
     words = ("-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
     result = nguide("predict", tmp_path / "v.nii.gz", *words, code=1)
@@ -397,7 +397,7 @@ def test_results_that_another_process_completed_meanwhile_stay(trained, scans, t
 # ----------------------------------------------------------------------------------------------------
 
 PLACES = {
-    "scan": ["strip.png", "key_objects.dcm", "prediction.json", "report.html"],
+    "scan": ["strip.png", "structured_report.dcm", "prediction.json", "report.html"],
     "records": ["config.json", "good.safetensors"],
     "tables": ["problems.csv", "summary.csv", "predictions.parquet", "manifest.parquet", "index.html", "summary.json"],
 }

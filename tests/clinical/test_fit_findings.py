@@ -195,7 +195,7 @@ def test_one_chosen_finding_is_a_bundle_with_a_name(made, tmp_path):
     good("predict", made.folder / "new.npz", "--model", tmp_path / "left", "-o", tmp_path / "out")
     with (tmp_path / "out" / "summary.csv").open() as file:
         assert {row["finding"] for row in csv.DictReader(file)} == {"left"}
-    assert (find_splits(tmp_path / "out")[0].sources[0].title) == "Committee, left"
+    assert (find_splits(tmp_path / "out")[0].sources[0].title) == "left"
 
 
 def test_bundle_copies_all_findings(made, tmp_path):

@@ -96,7 +96,7 @@ def test_a_model_of_mr_takes_mr_in_dicom_and_refuses_ct(run, tmp_path, monkeypat
     phantoms = make_run(tmp_path / "ct", scans=16)
     row, root = phantoms.manifest[0], phantoms.manifest.root
     copy_series(row, root, tmp_path / "new/ct", spacing=3.0)
-    mr = {"Modality": "MR", "SOPClassUID": MRImageStorage, "SeriesInstanceUID": "1.2.3", "RescaleIntercept": 0}
+    mr = {"Modality": "MR", "SOPClassUID": MRImageStorage, "SeriesInstanceUID": "1.2.3", "RescaleIntercept": 1024}
     copy_series(row, root, tmp_path / "new/mr", spacing=3.0, **mr)
     refused, predicted = predict(tmp_path / "new", bundle, options=HERE)
     assert isinstance(refused, NotPredicted)

@@ -31,6 +31,9 @@ TOKEN = "NGUIDE_DICOMWEB_TOKEN"
 SECONDS = (10.0, 300.0)
 """Longest wait for a connection, and for the next bytes of an answer."""
 
+ATTEMPTS = 2
+"""Calls of a server that is busy or cannot be reached, two seconds apart."""
+
 UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -115,6 +118,7 @@ class DicomWeb:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._client = DICOMwebClient(url, headers=headers, timeout=SECONDS)
+            self._client.set_http_retry_params(max_attempts=ATTEMPTS)
         except ValueError as error:
             raise UserError(f"{shorten(url)} is not the address of a DICOMweb server ({error})") from error
 

@@ -245,7 +245,7 @@ def _why_not_values(row: ScanRow, encoded: Encoded, bundle: Bundle) -> list[str]
     if row.modality in NEEDS_RESCALE and unscaled:
         return [f"its values are not HU: {unscaled[0]}"]
     _, preprocessing = bundle.encoding()
-    (values,) = encoded.values
+    (values,) = encoded.values.values()
     return why_not_values(bundle.expects.values, row, values, any_scale=preprocessing.has_percentiles)
 
 

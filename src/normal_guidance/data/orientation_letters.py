@@ -30,7 +30,7 @@ def orientation_letters(orientation: Sequence[float] | None) -> Edges | None:
     """The letters for direction cosines of a row and of a column (ImageOrientationPatient); None if unknown.
 
     Example:
-        >>> orientation_letters((1, 0, 0, 0, 1, 0))
+        >>> orientation_letters((1.0, 0.0, 0.0, 0.0, 1.0, 0.0))
         Edges(left='R', right='L', top='A', bottom='P')
         >>> orientation_letters(None) is None
         True

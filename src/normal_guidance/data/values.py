@@ -15,6 +15,12 @@ from jaxtyping import Float32, Shaped
 GRID = 32
 """Values that are taken along each side of a slice: about 1,000 a slice tell the ends of the range well enough."""
 
+MOST_VALUES = 2**16
+"""Values of a scan that are looked at: more take milliseconds, and tell no more."""
+
+AMONG = (1, 99)
+"""Percentiles of the training scans' values: a few odd scans must not widen the range."""
+
 PERCENTILES = (0.5, 99.5)
 """The ends of the range: a few wrong pixels must not move them."""
 
@@ -48,31 +54,31 @@ def sample_values(slices: Shaped[np.ndarray, "slices rows columns"]) -> Float32[
 
 def values_of(sample: Float32[np.ndarray, "values"], modality: str) -> Values:
     """The values of a scan of which `sample` is a sample."""
-    known = np.clip(sample, *CT_RANGE) if modality == "CT" else sample
+    some = sample[:: -(-len(sample) // MOST_VALUES)]
+    known = np.clip(some, *CT_RANGE) if modality == "CT" else some
     low, high = np.percentile(known, PERCENTILES)
-    return Values(float(low), float(high), len(np.unique(known)))
+    return Values(round(float(low), 3), round(float(high), 3), len(np.unique(known)))
 
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The values of the scans that a model was trained on: the smallest and the largest of each of `Values`.
+    """The values of the scans that a model was trained on: from where to where they lie, without the oddest scans.
 
     Example:
         >>> range_of_values([Values(-1024.0, 1200.0, 1500), Values(-1000.0, 900.0, 1100)])
-        ValueRange(low=(-1024.0, -1000.0), high=(900.0, 1200.0), distinct=1100)
+        ValueRange(low=(-1023.76, -1000.24), high=(903.0, 1197.0), distinct=1104)
     """
 
     low: tuple[float, float]
     high: tuple[float, float]
     distinct: int
-    """Of the scan with the fewest different values."""
+    """Of the scans with the fewest different values."""
 
 
 def range_of_values(scans: Sequence[Values]) -> ValueRange | None:
     """The range of some scans; None without any."""
     if not scans:
         return None
-    lows, highs = (
-        [round(float(value), 3) for value in ends] for ends in ([s.low for s in scans], [s.high for s in scans])
-    )
-    return ValueRange((min(lows), max(lows)), (min(highs), max(highs)), min(one.distinct for one in scans))
+    ends = np.percentile([(one.low, one.high, one.distinct) for one in scans], AMONG, axis=0).round(3).tolist()
+    (low, high, distinct), (low_end, high_end, _) = ends
+    return ValueRange((low, low_end), (high, high_end), int(distinct))

@@ -6,7 +6,7 @@ This module does not import torch: a worker would wait for that longer than for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem, UnreadableError
-from normal_guidance.data.values import Values, sample_values, values_of
+from normal_guidance.data.values import sample_values
 from normal_guidance.data.volumes import Slices
 from normal_guidance.data.windows import Range, Window, range_of
 from normal_guidance.features.field import in_field, middle
@@ -84,12 +84,6 @@ class Decoding:
             raise UnreadableError("failed", "pixels that are not finite")
         return Pixels(hu, lowest, tuple(range_of(window, hu) for window in self.windows), sample), problems
 
-    def values(self, row: ScanRow) -> Values:
-        """The values of a scan, from at most `PIECE` of its slices."""
-        places = np.linspace(0, len(row) - 1, min(len(row), PIECE)).round().astype(int)
-        slices, _ = self.read(_some(row, places.tolist()), self.root, repair=self.repair)
-        return values_of(sample_values(slices), row.modality)
-
 
 def cut(row: ScanRow, field: float | None = None, *, whole: bool = False) -> list[ScanRow]:
     """Consecutive parts of a scan of at most `PIECE` slices.
@@ -100,17 +94,11 @@ def cut(row: ScanRow, field: float | None = None, *, whole: bool = False) -> lis
     """
     if whole or not _is_square(row, field) or len(set(row.files)) < len(row):
         return [row]
-    return [_some(row, range(start, min(start + PIECE, len(row)))) for start in range(0, len(row), PIECE)]
-
-
-def _some(row: ScanRow, places: Sequence[int]) -> ScanRow:
-    """A scan with some of its slices."""
-    return replace(
-        row,
-        files=tuple(row.files[place] for place in places),
-        frames=tuple(row.frames[place] for place in places),
-        positions=tuple(row.positions[place] for place in places),
-    )
+    places = [slice(start, start + PIECE) for start in range(0, len(row), PIECE)]
+    return [
+        replace(row, files=row.files[place], frames=row.frames[place], positions=row.positions[place])
+        for place in places
+    ]
 
 
 def _is_square(row: ScanRow, field: float | None) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,9 +29,7 @@ import torch
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.problems import read_problems, summarize
-from normal_guidance.data.values import Values
 from normal_guidance.data.worker_pool import TIMEOUT, Pool
-from normal_guidance.data.worker_process import Failure
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.encoder_inputs import Decoding, Reader
 from normal_guidance.features.encoders import Encoder
@@ -159,19 +157,11 @@ def encode(
         with open_job(out, identity) as job:
             done = _completed_before(out, identity)  # another process may just have completed it
             if done is None or len(done.store) < len(manifest):
-                decoding = Decoding(read, root, options.repair)
-                plan = EncodingPlan(manifest, parts, options, dtype, out, identity, watch, _measuring(pool, decoding))
+                plan = EncodingPlan(manifest, parts, options, dtype, out, identity, watch)
                 with _backend(setup, encoder, pool, ray) as machine:
-                    done = _run(plan, job, machine, Inputs(decoding, preprocessing), done)
+                    done = _run(plan, job, machine, Inputs(Decoding(read, root, options.repair), preprocessing), done)
             job.remove()
         return done
-
-
-def _measuring(pool: Pool, decoding: Decoding) -> Callable[[Iterable[ScanRow]], Iterator[Values]]:
-    def measure(scans: Iterable[ScanRow]) -> Iterator[Values]:
-        return (one for one in pool.map(decoding.values, scans) if not isinstance(one, Failure))
-
-    return measure
 
 
 def _run(

@@ -20,7 +20,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,9 @@ FORMAT = 1
 
 CONFIG, STATISTICS, REPORT = "config.json", "statistics.jsonl", "report.json"
 
+VALUES = "values.json"
+"""In a store that lacks scans: the values of those that it has, for the next start."""
+
 TAKEN_UP, BEFORE = "again", "before"
 
 
@@ -54,8 +57,8 @@ class Encoded(NamedTuple):
     failed: list[str]
     """Ids of the other scans."""
     problems: list[Problem]
-    values: tuple[Values, ...] = ()
-    """Of the scans that could be encoded, if the unit was just encoded; they are not saved."""
+    values: Mapping[str, Values]
+    """By scan; those of scans that an earlier version encoded are unknown."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,14 @@ class _Unit:
 
     failed: list[str]
     problems: list[tuple[str, str, str, str, str]]
+    values: dict[str, Values] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KnownValues:
+    """The types of what `VALUES` holds."""
+
+    values: dict[str, Values]
 
 
 class _Line(NamedTuple):
@@ -98,7 +109,7 @@ class EncodingJob:
 
     def save_unit(self, number: int, unit: Encoded) -> None:
         """Saves a unit."""
-        about = {"failed": unit.failed, "problems": unit.problems}
+        about = {"failed": unit.failed, "problems": unit.problems, "values": values_json(unit.values)}
         write_tensors(self._unit(number), {"features": unit.features.contiguous()}, about)
 
     def unit(self, number: int) -> Encoded:
@@ -112,7 +123,7 @@ class EncodingJob:
             raise UserError(f"{path} is damaged or not of this version ({error}); {again}") from error
         if features.ndim != 2 or features.dtype != torch.float32:
             raise UserError(f"{path} holds {features.dtype} of shape {tuple(features.shape)}, not features; {again}")
-        return Encoded(features, known.failed, [Problem(*fields) for fields in known.problems])
+        return Encoded(features, known.failed, [Problem(*fields) for fields in known.problems], known.values)
 
     def statistics(self, channels: int) -> dict[str, Statistics | None]:
         """Mean and sd of the scans that were measured, None for those that could not be.
@@ -185,6 +196,11 @@ def statistics_lines(scans: Mapping[str, Statistics | None]) -> bytes:
     """The lines of statistics.jsonl for some scans."""
     lines = [json.dumps([scan, *(one or (None, None))]).encode() for scan, one in scans.items()]
     return b"".join(b"%b %08x\n" % (line, zlib.crc32(line)) for line in lines)
+
+
+def values_json(values: Mapping[str, Values]) -> dict[str, Any]:
+    """The values of scans, for JSON; `read_as` is the inverse."""
+    return {scan: asdict(one) for scan, one in values.items()}
 
 
 def job_folder(out: Path) -> Path:

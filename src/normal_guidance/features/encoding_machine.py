@@ -24,7 +24,7 @@ from torch import Tensor
 
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
-from normal_guidance.data.values import values_of
+from normal_guidance.data.values import Values, values_of
 from normal_guidance.data.windows import Range
 from normal_guidance.data.worker_pool import Pool
 from normal_guidance.data.worker_process import Failure
@@ -409,7 +409,7 @@ class _BatchCutter:
 
 
 def _encoded_unit(unit: _UnitEnd, features: Tensor) -> Encoded:
-    good, failed, problems, values = [], [], [], []
+    good, failed, problems, values = [], [], [], dict[str, Values]()
     start = 0
     for row, outcome in zip(unit.rows, unit.outcomes, strict=True):
         own = features[start : start + len(row)]
@@ -422,5 +422,5 @@ def _encoded_unit(unit: _UnitEnd, features: Tensor) -> Encoded:
         else:
             good.append(own)
             problems += outcome.problems
-            values.append(values_of(np.concatenate(outcome.samples), row.modality))
-    return Encoded(torch.cat(good) if good else features[:0], failed, problems, tuple(values))
+            values[row.scan_id] = values_of(np.concatenate(outcome.samples), row.modality)
+    return Encoded(torch.cat(good) if good else features[:0], failed, problems, values)

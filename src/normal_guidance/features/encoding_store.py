@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -26,13 +26,22 @@ from normal_guidance.data.manifest import Manifest, ScanRow
 from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
 from normal_guidance.data.values import Values
 from normal_guidance.errors import UserError, shorten
-from normal_guidance.features.encoding_folder import REPORT, STATISTICS, Encoded, EncodingJob, statistics_lines
+from normal_guidance.features.encoding_folder import (
+    REPORT,
+    STATISTICS,
+    VALUES,
+    Encoded,
+    EncodingJob,
+    KnownValues,
+    statistics_lines,
+    values_json,
+)
 from normal_guidance.features.encoding_machine import LEFT_OUT, EncodingOptions
 from normal_guidance.features.preprocessing import Preprocessing
-from normal_guidance.features.scan_kind import describe_inputs, spread
+from normal_guidance.features.scan_kind import describe_inputs
 from normal_guidance.features.store import FeatureStore, write_store
-from normal_guidance.features.store_files import LACKING, dtype_name
-from normal_guidance.files import sealed_json
+from normal_guidance.features.store_files import AGAIN, LACKING, dtype_name
+from normal_guidance.files import read_json_as, sealed_json
 
 PROBLEMS = "problems.csv"
 
@@ -62,8 +71,6 @@ class EncodingPlan:
     out: Path
     identity: Mapping[str, Any]
     watch: Watch
-    measure: Callable[[Iterable[ScanRow]], Iterable[Values]]
-    """Gives the values of those of some scans that can be read."""
 
     @cached_property
     def units(self) -> list[range]:
@@ -125,6 +132,7 @@ def merge(rows: Sequence[ScanRow], before: Encoded, now: Encoded) -> Encoded:
         torch.cat(good) if good else now.features[:0],
         [row.scan_id for row in rows if row.scan_id not in features],
         problems + [one for one in now.problems if one.scan_id in tried],
+        {**before.values, **now.values},
     )
 
 
@@ -141,6 +149,8 @@ class Earlier:
         self._problems: dict[str, list[Problem]] = defaultdict(list)
         for problem in read_problems(store.folder / PROBLEMS):
             self._problems[problem.scan_id].append(problem)
+        path = store.folder / VALUES
+        self._values = read_json_as(path, KnownValues, AGAIN).values if path.exists() else {}
 
     def unit(self, number: int) -> Encoded:
         """The scans of a unit that the store holds; the others failed."""
@@ -148,7 +158,8 @@ class Earlier:
         held = [self._number[row.scan_id] for row in rows if row.scan_id in self._number]
         failed = [row.scan_id for row in rows if row.scan_id not in self._number]
         problems = [problem for row in rows for problem in self._problems[row.scan_id]]
-        return Encoded(self.store.rows(torch.tensor(held, dtype=torch.int64)).float(), failed, problems)
+        values = {row.scan_id: self._values[row.scan_id] for row in rows if row.scan_id in self._values}
+        return Encoded(self.store.rows(torch.tensor(held, dtype=torch.int64)).float(), failed, problems, values)
 
     def fails_like(self, unit: Encoded, number: int) -> bool:
         """Whether a new unit lacks the same scans for the same kinds of reasons."""
@@ -179,12 +190,14 @@ def assemble(
     """Writes the store from units; an earlier one is moved to `instead_of` first."""
     problems: list[Problem] = []
     without: set[str] = set()
+    values: dict[str, Values] = {}
     slices = 0
     for number in range(len(plan.units)):
         one = unit(number)
         slices += len(one.features)
         without.update(one.failed)
         problems += one.problems
+        values |= one.values
     left_out = [problem for problem in problems if problem.action == LEFT_OUT]
     failed = dict(sorted(Counter(problem.kind for problem in left_out).items()))
     write_problems(job.path / PROBLEMS, problems)
@@ -207,7 +220,7 @@ def assemble(
         "normal_guidance": __version__,
         "recipe": recipe,
         "preprocessing": preprocessing.to_dict(),
-        "inputs": describe_inputs(plan.manifest, without, list(plan.measure(spread(plan.manifest, without)))),
+        "inputs": describe_inputs(plan.manifest, without, list(values.values())),
         "dtype": dtype_name(plan.dtype),
         "scans": {"manifest": scans, "encoded": scans - len(without), "failed": len(without)},
         "slices": {"manifest": int(plan.manifest.lengths.sum()), "encoded": slices},
@@ -220,6 +233,8 @@ def assemble(
     if without and plan.identity["normalized_by"] == "training scans":
         # So that the next start measures only what is missing.
         files[STATISTICS] = statistics_lines(dict(sorted(job.statistics(preprocessing.channels).items())))
+    if without:
+        files[VALUES] = sealed_json({"values": values_json(values)})
     findings = plan.manifest.findings
     provenance = {name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")}
     store = write_store(

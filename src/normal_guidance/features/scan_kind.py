@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from normal_guidance.data.geometry import normal_of
-from normal_guidance.data.manifest import Manifest, ScanRow
+from normal_guidance.data.manifest import Manifest
 from normal_guidance.data.values import ValueRange, Values, range_of_values
 from normal_guidance.typed_json import read_as
 
 SPACING_PERCENTILES = (1, 50, 99)
 """Percentiles for low, median and high slice spacing: a few wrong headers must not widen the range."""
-
-MEASURED = 32
-"""Scans whose values are measured: their range is checked with much room, so more would change little."""
 
 PLANES = ("sagittal", "coronal", "axial")
 """Planes by the axis that slices are stacked along: left, posterior, superior."""
@@ -34,20 +31,12 @@ def plane_of(orientation: Sequence[float] | None) -> str | None:
     return None if orientation is None else PLANES[int(np.abs(normal_of(orientation)).argmax())]
 
 
-def spread(manifest: Manifest, left_out: Collection[str] = ()) -> list[ScanRow]:
-    """At most `MEASURED` scans, evenly spread over those of a manifest that are not left out."""
-    kept = [number for number, scan in enumerate(manifest.scan_ids) if scan not in left_out]
-    return [
-        manifest[kept[place]] for place in np.linspace(0, len(kept) - 1, min(len(kept), MEASURED)).round().astype(int)
-    ]
-
-
 def describe_inputs(
     manifest: Manifest, left_out: Collection[str] = (), values: Sequence[Values] = ()
 ) -> dict[str, Any]:
     """Counts and ranges of the scans of a manifest without those left out; no entry describes a single scan.
 
-    `values` are those of `spread` scans.
+    `values` are those of its scans, where they were measured.
 
     Example:
         >>> from tempfile import TemporaryDirectory
