@@ -117,11 +117,12 @@ class Bundle:
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name, tensor in self.model.state_dict().items():
             digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+        dataset = self.training.get("dataset")
         return ModelIdentity(
             digest.hexdigest(),
             self.method,
             self.training.get("normal_guidance"),
-            self.training.get("dataset"),
+            None if dataset == "folder" else dataset,  # the source of users' own scans, which names none
             self.training.get("scans", {}).get("train"),
             self.training.get("date"),
         )
