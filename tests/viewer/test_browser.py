@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from normal_guidance.data.manifest import Manifest, write_manifest
+from normal_guidance.data.problems import Problem
 from normal_guidance.data.volumes import read_volume
 from normal_guidance.viewer.gallery import Gallery, open_gallery
 from normal_guidance.viewer.server import FILES, STATIC
@@ -558,8 +559,8 @@ def predicted(manifest, tmp_path_factory):
     refused = {"scan_id": "C", "state": "refused", "reason": "its modality is MR"}
     (folder / "summary.json").write_text(json.dumps({"model": {}, "scans": [refused]}))
     odd = [
-        {"kind": "unsuitable", "detail": "it has 4 slices", "action": "predicted because of --force"},
-        {"kind": "gap", "detail": "10 mm: 1 missing", "action": "kept"},
+        Problem("A", "", "unsuitable", "it has 4 slices", "predicted because of --force")._asdict(),
+        Problem("A", "", "gap", "10 mm: 1 missing", "kept")._asdict(),
     ]
     for row, problems in zip(rows, (odd, []), strict=True):
         result = {
