@@ -76,4 +76,4 @@ def test_health_names_a_thread_that_fails(bundle, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
         run.node.loops[0].step = fail
-        wait_until(lambda: run.node.problems() == ["predicting: OSError"])
+        assert wait_until(run.node.problems) == ["predicting: OSError"]
