@@ -123,7 +123,7 @@ def node(
         ),
     ] = False,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="This node's certificate (PEM): all DICOM connections use TLS.")
+        Path | None, typer.Option(help="This node's certificate (PEM): all DICOM and HL7 connections use TLS.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM), without a password.")] = None,
     tls_ca: Annotated[
