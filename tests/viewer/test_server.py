@@ -123,9 +123,11 @@ def connect(served) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the server closes it; the timeout of the connection is the patience."""
+    """Read what is left until the server closes it; the timeout of the connection is the patience."""
     try:
-        return connection.recv(1) == b""
+        while connection.recv(100_000):
+            pass
+        return True
     except ConnectionResetError:
         return True
     except TimeoutError:
@@ -140,8 +142,6 @@ def test_a_connection_that_never_finishes_a_request_is_closed(serve, gallery, mo
     server = serve(gallery)
     with connect(server) as connection:
         connection.sendall(sent)
-        if b"\r\n\r\n" in sent:
-            connection.recv(100_000)  # refused; the rest of the request never comes
         assert is_closed(connection)
     assert raw(server, "/api/gallery", headers=session(server))[0] == 200
 

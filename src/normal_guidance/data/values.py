@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float32, Shaped
+
+from normal_guidance.typed_json import Between
 
 GRID = 32
 """Values that are taken along each side of a slice: about 1,000 a slice tell the ends of the range well enough."""
@@ -27,6 +30,12 @@ PERCENTILES = (0.5, 99.5)
 CT_RANGE = (-1024.0, 3071.0)
 """HU beyond these, such as the padding around a round field of view, count as the ends: 12 bits hold no others."""
 
+Pixel = Annotated[float, Between(float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))]
+"""The value of a pixel, which is a float32."""
+
+Count = Annotated[int, Between(1.0, float(MOST_VALUES))]
+"""How many different values there are."""
+
 
 @dataclass(frozen=True)
 class Values:
@@ -39,11 +48,11 @@ class Values:
         (-995, 979, 2048)
     """
 
-    low: float
+    low: Pixel
     """The lower of `PERCENTILES`."""
-    high: float
-    distinct: int
-    """How many different values there are: two in a mask, at most 256 in a windowed copy."""
+    high: Pixel
+    distinct: Count
+    """Two in a mask, at most 256 in a windowed copy."""
 
 
 def sample_values(slices: Shaped[np.ndarray, "slices rows columns"]) -> Float32[np.ndarray, "values"]:
@@ -69,9 +78,9 @@ class ValueRange:
         ValueRange(low=(-1023.76, -1000.24), high=(903.0, 1197.0), distinct=1104)
     """
 
-    low: tuple[float, float]
-    high: tuple[float, float]
-    distinct: int
+    low: tuple[Pixel, Pixel]
+    high: tuple[Pixel, Pixel]
+    distinct: Count
     """Of the scans with the fewest different values."""
 
 
