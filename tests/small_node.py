@@ -19,6 +19,7 @@ from pydicom.uid import ExplicitVRLittleEndian
 from pynetdicom import AE, evt
 from pynetdicom.sop_class import CTImageStorage, Verification
 
+from killing import signals_of_a_terminal
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.predicting import PredictOptions, Predictor
 from normal_guidance.node import node as nodes
@@ -174,11 +175,11 @@ def start_program(words: Sequence[object], die: str = "", log: Path | None = Non
     """Start `nguide node` with the tiny encoder; `die` names the call at which it is killed (`node_program`)."""
     command = [sys.executable, str(PROGRAM), "node", *map(str, words)]
     environment = os.environ | {"NODE_DIE": die, "OMP_NUM_THREADS": "1"}
+    options: dict[str, Any] = {"text": True, "env": environment, "preexec_fn": signals_of_a_terminal}
     if log is None:
-        out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(command, text=True, env=environment, **out)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
     with log.open("ab") as file:
-        return subprocess.Popen(command, text=True, env=environment, stdout=file, stderr=file)
+        return subprocess.Popen(command, stdout=file, stderr=file, **options)
 
 
 def read_status(port: int) -> Any:
