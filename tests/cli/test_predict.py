@@ -317,6 +317,9 @@ def test_names_of_any_script_go_all_the_way(trained, tmp_path, monkeypatch):
         assert f"<h1>Scan {name}</h1>" in (out / name / "report.html").read_text(encoding="utf-8")
     gallery = open_gallery(out)
     assert set(gallery.manifest.scan_ids) == set(given.values())
+    assert {one["id"]: one["positive"] for one in gallery.scans(0)} == {
+        name: [read_json(out / name / "prediction.json")["positive"]] for name in given.values()
+    }
     said = [json.loads(line)["scan_id"] for line in nguide(*command, "--json").stdout.splitlines()]
     assert sorted(said) == sorted(given.values())
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from normal_guidance.clinical.scan_names import safe_name, same_name
+from normal_guidance.data.scan_names import safe_name, same_name
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.containers import list_files, list_members
 from normal_guidance.data.file_contents import NIFTI, Mask, is_nifti

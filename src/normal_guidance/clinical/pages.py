@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from normal_guidance.clinical.bundle import Bundle
-from normal_guidance.clinical.scan_names import folder_name
+from normal_guidance.data.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import rounded
 from normal_guidance.clinical.summary_counts import count_sentence

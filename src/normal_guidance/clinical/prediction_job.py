@@ -26,7 +26,7 @@ from torch import Tensor
 from normal_guidance import __version__
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import is_url
-from normal_guidance.clinical.scan_names import folder_name
+from normal_guidance.data.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem

@@ -40,7 +40,7 @@ from normal_guidance.clinical.new_scans import NotPredicted
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.predicting import Outcome
 from normal_guidance.clinical.prediction_job import SUMMARY, PredictionJob
-from normal_guidance.clinical.scan_names import folder_name
+from normal_guidance.data.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import draw_strip
 from normal_guidance.clinical.summary_counts import STATES, count_states

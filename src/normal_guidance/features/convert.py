@@ -17,12 +17,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 import torch
 
 from normal_guidance.core.bags import UNKNOWN, Bag
+from normal_guidance.data.scan_names import file_name
 from normal_guidance.errors import UserError
 from normal_guidance.features.hdf5_files import import_h5py
 from normal_guidance.features.store import FeatureStore
@@ -58,17 +58,6 @@ def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
     if long:
         raise UserError(f"scan id {long[0]!r} is too long for a file's name; give the scans shorter ids")
     FORMATS[form](store, Path(out).absolute())
-
-
-def file_name(scan: str) -> str:
-    """A scan's id as a file name; `unquote` is the inverse.
-
-    Example:
-        >>> file_name("ID_a2.1"), file_name("../a b"), file_name("é")
-        ('ID_a2.1', '%2E.%2Fa%20b', '%C3%A9')
-    """
-    name = quote(scan, safe="")
-    return f"%2E{name[1:]}" if name.startswith(".") else name
 
 
 def _scans(store: FeatureStore) -> Iterator[_Scan]:

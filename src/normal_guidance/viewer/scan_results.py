@@ -10,9 +10,9 @@ from typing import Any
 
 from normal_guidance.data.cautions import HARMLESS, Caution, cautions
 from normal_guidance.data.problems import KINDS, Problem
+from normal_guidance.data.scan_names import folder_name
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.evaluation.run_report import NOT_OURS
-from normal_guidance.features.convert import file_name
 from normal_guidance.files import read_json
 from normal_guidance.typed_json import ContentError, read_as
 
@@ -63,7 +63,7 @@ class ScanResult:
 
 def read_result(folder: Path, scan_id: str) -> ScanResult | None:
     """Read the result for a scan; None where `nguide predict` did not write the folder."""
-    path = folder / file_name(scan_id) / PREDICTION
+    path = folder / folder_name(scan_id) / PREDICTION
     if not path.is_file():
         return None
     about = read_json(path, AGAIN)
@@ -99,7 +99,7 @@ def _called(about: Any) -> Called:
 
 def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None:
     """The InstanceNumber of every slice; None where no slice has one, as in NIfTI."""
-    path = folder / file_name(scan_id) / SLICES
+    path = folder / folder_name(scan_id) / SLICES
     if not path.is_file():
         return None
     with path.open(encoding="utf-8", newline="") as file:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-
-from normal_guidance.features.convert import file_name
+from urllib.parse import quote
 
 MOST_LETTERS, MOST_BYTES = 100, 150
 """Longest name of a scan, in letters and in bytes: disks allow 255 bytes, and drafts and records add 54."""
@@ -61,8 +60,19 @@ def same_name(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
 
 
+def file_name(scan_id: str) -> str:
+    """A scan's id as a file name in ASCII; `unquote` is the inverse.
+
+    Example:
+        >>> file_name("ID_a2.1"), file_name("../a b"), file_name("é")
+        ('ID_a2.1', '%2E.%2Fa%20b', '%C3%A9')
+    """
+    name = quote(scan_id, safe="")
+    return f"%2E{name[1:]}" if name.startswith(".") else name
+
+
 def folder_name(scan_id: str) -> str:
-    """The folder of a scan: its id, if that is a safe name, otherwise with %XX in place of other characters.
+    """The folder of a scan's results: its id, if that is a safe name, otherwise with %XX in place of other characters.
 
     Example:
         >>> folder_name("頭部"), folder_name("a/b"), folder_name("../é")

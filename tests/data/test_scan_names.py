@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normal_guidance.clinical.scan_names import MOST_BYTES, folder_name, safe_name, same_name
+from normal_guidance.data.scan_names import MOST_BYTES, folder_name, safe_name, same_name
 
 
 @pytest.mark.parametrize(
