@@ -260,7 +260,7 @@ DRAW = """async (steps) => {
 
 
 def look(server: Server, tally: Tally, slices: int) -> None:
-    """Draw slices in a browser; a `Tally` without requests says that there is none."""
+    """Draw slices in a browser; without a browser the `Tally` stays empty."""
     browser = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     try:
         from playwright.sync_api import sync_playwright

@@ -22,6 +22,7 @@ from normal_guidance.cli import app, endings
 from normal_guidance.cli.command import Command
 from normal_guidance.cli.commands import Commands
 from normal_guidance.errors import UserError
+from small_disk import small_disk
 from small_study import make_store
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "exit-codes.md"
@@ -281,17 +282,8 @@ def test_hdf5_survives_a_full_disk_at_any_byte(room, store, tmp_path, monkeypatc
 @pytest.fixture
 def full_disk(tmp_path):
     """A real file system of 16 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(words, capture_output=True, text=True)
-    except OSError as error:
-        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {error}")
-    if mounted.returncode:
-        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "16k") as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("name", ["hdf5", "npz"])

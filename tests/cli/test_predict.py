@@ -29,6 +29,7 @@ from normal_guidance.files import read_json
 from normal_guidance.viewer.gallery import open_gallery
 from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
 from small_bundle import PATIENT, copy_series, make_run, tiny, use_tiny
+from small_disk import small_disk
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,20 @@ def nguide(*words: object, code: int = 0) -> Result:
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == code, (result.output, result.exception)
     return result
+
+
+def record_writing(patch: pytest.MonkeyPatch, most: int | None = None) -> list[str]:
+    """The scans that are written from now on; Ctrl-C comes before the one after the first `most`."""
+    written: list[str] = []
+
+    def write(prediction, *rest):
+        if len(written) == most:
+            raise KeyboardInterrupt
+        written.append(prediction.row.scan_id)
+        return write_scan(prediction, *rest)
+
+    patch.setattr(result_folder, "write_scan", write)
+    return written
 
 
 def test_from_a_run_to_a_bundle_to_a_prediction(trained, scans, tmp_path):
@@ -94,16 +109,8 @@ def test_a_killed_command_goes_on_and_ends_the_same(trained, scans, tmp_path, mo
     }
     shutil.rmtree(out)
 
-    written = []
-
-    def dying(prediction, *arguments):
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(prediction.row.scan_id)
-        return write_scan(prediction, *arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(result_folder, "write_scan", dying)
+        record_writing(patch, most=2)
         nguide(*command, code=130)
     assert sorted(path.name for path in tmp_path.iterdir() if "out" in path.name) == ["out", "out.job"]
     other = ("predict", scans, "-m", trained.run, "-o", out, "--keys", 2)
@@ -114,9 +121,8 @@ def test_a_killed_command_goes_on_and_ends_the_same(trained, scans, tmp_path, mo
         next((tmp_path / "out.job").glob("*.safetensors")).write_bytes(b"damaged")
 
     (out / f".scan9.{'0' * 32}.partial").mkdir()  # as a killed process leaves it
-    written.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(result_folder, "write_scan", lambda *one: written.append(one[0].row.scan_id) or write_scan(*one))
+        written = record_writing(patch)
         resumed = nguide(*command, code=1)
     assert len(written) == (1 if damage is None else 2)
     assert every_file(out) == whole
@@ -291,21 +297,13 @@ def test_names_of_any_script_go_all_the_way(trained, tmp_path, monkeypatch):
         copy_series(row, trained.manifest.root, tmp_path / "in" / name, SeriesInstanceUID=f"1.2.{number + 3}")
     out = tmp_path / "out"
     command = ("predict", tmp_path / "in", "-m", trained.run, "-o", out, "--workers", 0, "--dicom")
-    written = []
-
-    def dying(prediction, *rest):
-        if len(written) == 4:
-            raise KeyboardInterrupt
-        written.append(prediction.row.scan_id)
-        return write_scan(prediction, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(result_folder, "write_scan", dying)
+        written = record_writing(patch, most=4)
         nguide(*command, code=130)
     with monkeypatch.context() as patch:
-        patch.setattr(result_folder, "write_scan", lambda *one: written.append(one[0].row.scan_id) or write_scan(*one))
+        rest = record_writing(patch)
         nguide(*command)
-    assert sorted(written) == sorted(given.values())  # each was written once
+    assert sorted(written + rest) == sorted(given.values())  # each was written once
     assert {path.name for path in out.iterdir() if path.is_dir()} == set(given.values())
     with (out / "summary.csv").open(encoding="utf-8", newline="") as file:
         assert {line["scan_id"] for line in csv.DictReader(file)} == set(given.values())
@@ -458,24 +456,13 @@ def test_folders_for_dicom_results_on_a_full_disk(trained, scans, tmp_path, monk
 @pytest.mark.parametrize("room", ["40k", "100k", "200k"])
 def test_a_disk_that_is_really_full(trained, scans, tmp_path, room):
     """The strip is larger than the first two, the page than the third."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(words, capture_output=True, text=True)
-    except OSError as error:
-        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {error}")
-    if mounted.returncode:
-        pytest.skip(f"NO REAL FULL DISK IS TESTED HERE: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", room) as disk:
         command = ("predict", scans / "good", "-m", trained.run, "-o", disk / "out", "--workers", 0)
         said = nguide(*command, code=74).stderr
         assert said.splitlines()[-1].startswith("error: no space left on device (")
         assert said.endswith("; start the same command again to go on\n")
         subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
         nguide(*command)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -503,16 +490,8 @@ def modes(folder: Path) -> dict[str, set[int]]:
 def test_only_the_user_may_read_what_is_written(trained, scans, tmp_path, monkeypatch, usual_umask):
     copy_series(trained.manifest[2], trained.manifest.root, scans / "second")
     command = ("predict", scans, "-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
-    told = []
-
-    def dying(one, *rest):
-        if told:
-            raise KeyboardInterrupt
-        told.append(one)
-        return write_scan(one, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(result_folder, "write_scan", dying)
+        record_writing(patch, most=1)
         nguide(*command, code=130)
     private = {"files": {0o600}, "folders": {0o700}}
     assert modes(tmp_path / "out.job") == modes(tmp_path / "out") == private

@@ -11,8 +11,8 @@ import torch
 from torchmil.datasets import BinaryClassificationDataset, ProcessedMILDataset
 
 from normal_guidance.core.bags import UNKNOWN, Bags
-from normal_guidance.errors import UserError
 from normal_guidance.data.scan_names import file_name
+from normal_guidance.errors import UserError
 from normal_guidance.features.convert import FORMATS, export_store
 from normal_guidance.features.import_features import import_store
 from normal_guidance.features.store import write_store

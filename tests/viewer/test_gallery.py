@@ -248,6 +248,19 @@ def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(manifest, 
     assert [warning["flag"] for warning in gallery.scan(0, 0)["warnings"]][4:] == ["note", "note"]
 
 
+def test_a_scan_whose_result_is_gone_is_flagged(manifest, tmp_path):
+    one, other = rows_of(manifest)[:2]
+    write_predictions(tmp_path, [one, other])
+    write_result(tmp_path, one["scan_id"])
+    gallery = open_gallery(tmp_path)
+    assert {scan["id"]: scan["flags"] for scan in gallery.scans(0)} == {
+        one["scan_id"]: [],
+        other["scan_id"]: ["doubtful"],
+    }
+    texts = [[warning["text"] for warning in gallery.scan(0, number)["warnings"]] for number in (0, 1)]
+    assert texts == [[], ["The scan has no prediction.json: what was odd about it is not known."]]
+
+
 def test_scans_that_were_not_predicted_are_told(manifest, tmp_path):
     write_predictions(tmp_path, rows_of(manifest)[:1])
     scans = [{"scan_id": "A", "state": "predicted"}, {"scan_id": "B", "state": "refused", "reason": "it is MR"}]

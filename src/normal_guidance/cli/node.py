@@ -163,6 +163,7 @@ def node(
     Research software, not a medical device.
     """
     from normal_guidance.clinical.bundle import load_bundle
+    from normal_guidance.clinical.dicomweb import parse_server
     from normal_guidance.clinical.predicting import PredictOptions, Predictor
     from normal_guidance.node.addresses import check_title, parse_peer, parse_place
     from normal_guidance.node.destinations import Identity, parse_destination
@@ -172,7 +173,6 @@ def node(
     from normal_guidance.node.series_queue import Limits
     from normal_guidance.node.status import serving_status
     from normal_guidance.node.taking import parse_rule
-    from normal_guidance.node.web_destination import parse_web
 
     if watch is not None and not watch.is_dir():
         raise UserError(f"--watch {watch} is not a folder; make it first")
@@ -186,7 +186,7 @@ def node(
         senders=peers,
         destinations=tuple(parse_destination(one, identity) for one in to or ()),
         watch=watch,
-        pull=None if pull is None else parse_web(pull).url,
+        pull=None if pull is None else parse_server(pull).url,
         taking=Taking(tuple(map(parse_rule, take or ())), settle),
         limits=Limits(max_series, int(max_gb * 1e9)),
         keep=keep,

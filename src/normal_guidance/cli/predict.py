@@ -188,14 +188,11 @@ def _archive(url: str | None, anonymize: bool) -> DicomWeb | None:
     """Return the server that results are stored on; a wrong address is refused before hours of work."""
     if url is None:
         return None
-    from normal_guidance.clinical.dicomweb import DicomWeb, parse_place
+    from normal_guidance.clinical.dicomweb import parse_server
 
     if anonymize:
         raise UserError("--store puts results into the patient's study, which --anonymize hides; leave one of them out")
-    place = parse_place(url)
-    if place.study:
-        raise UserError(f"--store {url} names a study; give the server alone: {place.server}")
-    return DicomWeb(place.server)
+    return parse_server(url)
 
 
 def _store(archive: DicomWeb | None, out: Path) -> None:

@@ -103,6 +103,28 @@ def parse_place(url: str) -> Place:
     return Place(server, study, series)
 
 
+def parse_server(url: str) -> DicomWeb:
+    """Make the server of an address that names neither study nor series.
+
+    Example:
+        >>> parse_server("https://pacs/dicom-web/studies/1.2")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: https://pacs/dicom-web/studies/1.2 names a study; give the server alone:
+        https://pacs/dicom-web
+    """
+    place = parse_place(url)
+    if place.study:
+        raise UserError(f"{url} names a study; give the server alone: {place.server}")
+    return DicomWeb(place.server)
+
+
+def refuse_open_token(url: str, token: str) -> None:
+    """Refuse to send a token without encryption to another machine."""
+    parts = urlsplit(url)
+    if token and parts.scheme != "https" and parts.hostname not in LOCAL:
+        raise UserError(f"{shorten(url)} is not https, so that anyone could read the token; give an https address")
+
+
 class DicomWeb:
     """A DICOMweb server.
 
@@ -112,9 +134,7 @@ class DicomWeb:
 
     def __init__(self, url: str) -> None:
         self.url, token = url, os.environ.get(TOKEN, "")
-        parts = urlsplit(url)
-        if token and parts.scheme != "https" and parts.hostname not in LOCAL:
-            raise UserError(f"{url} is not https, so that anyone could read the token; give an https address")
+        refuse_open_token(url, token)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._client = DICOMwebClient(url, headers=headers, timeout=SECONDS)

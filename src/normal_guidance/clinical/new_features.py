@@ -15,10 +15,10 @@ import torch
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import RESERVED, NotPredicted
 from normal_guidance.clinical.predicting import DEFAULTS, Outcome, PredictOptions, outcome_of, scores_of
-from normal_guidance.data.scan_names import MOST_FOLDER_BYTES, folder_name, same_name
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.manifest import FEATURES, ScanRow
 from normal_guidance.data.problems import Problem
+from normal_guidance.data.scan_names import MOST_FOLDER_BYTES, folder_name, same_name
 from normal_guidance.errors import UserError
 from normal_guidance.features.feature_files import has_suffix
 from normal_guidance.features.import_features import checked, read_scans

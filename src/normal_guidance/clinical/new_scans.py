@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from normal_guidance.data.scan_names import safe_name, same_name
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.containers import list_files, list_members
 from normal_guidance.data.file_contents import NIFTI, Mask, is_nifti
@@ -23,6 +22,7 @@ from normal_guidance.data.header_reading import CT
 from normal_guidance.data.indexing import read_rows
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import KINDS, Problem, Report
+from normal_guidance.data.scan_names import safe_name, same_name
 from normal_guidance.data.sources.interface import (
     Candidate,
     Group,

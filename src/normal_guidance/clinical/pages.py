@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import quote
 
 from normal_guidance.clinical.bundle import Bundle
-from normal_guidance.data.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import rounded
 from normal_guidance.clinical.summary_counts import count_sentence
 from normal_guidance.core.methods import method_title
 from normal_guidance.data.problems import Problem, summarize
+from normal_guidance.data.scan_names import folder_name
 from normal_guidance.presentation.html import Section, bullets, caution, details, figure, page, paragraph
 from normal_guidance.statistics.calibration import describe
 from normal_guidance.statistics.conformal import IntervalCalibration, promise

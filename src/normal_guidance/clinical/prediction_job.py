@@ -26,16 +26,16 @@ from torch import Tensor
 from normal_guidance import __version__
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import is_url
-from normal_guidance.data.scan_names import folder_name
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
+from normal_guidance.data.scan_names import folder_name
 from normal_guidance.errors import UserError
 from normal_guidance.files import is_draft, make_folder, read_json, remove_left_drafts, write_json
 from normal_guidance.folders import difference, lock_folder
 from normal_guidance.tensor_files import read_tensors, write_tensors
 
-CONFIG, SUMMARY = "config.json", "summary.json"
+CONFIG, SUMMARY, PREDICTION = "config.json", "summary.json", "prediction.json"
 
 COMMAND = "command"
 """The member of summary.json that says what was predicted with what."""
@@ -170,7 +170,7 @@ class PredictionJob:
         """Deletes the folders of scans that were written and not recorded; a killed process leaves one at most."""
         for folder in self.out.iterdir():
             known = (self.path / f"{folder.name}.safetensors").is_file()
-            if not known and (folder / "prediction.json").is_file():
+            if not known and (folder / PREDICTION).is_file():
                 shutil.rmtree(folder)
 
     def keep_only(self, scans: Sequence[str]) -> None:

@@ -39,8 +39,7 @@ from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import NotPredicted
 from normal_guidance.clinical.pages import index_page, scan_page
 from normal_guidance.clinical.predicting import Outcome
-from normal_guidance.clinical.prediction_job import SUMMARY, PredictionJob
-from normal_guidance.data.scan_names import folder_name
+from normal_guidance.clinical.prediction_job import PREDICTION, SUMMARY, PredictionJob
 from normal_guidance.clinical.scan_prediction import ScanPrediction
 from normal_guidance.clinical.strip import draw_strip
 from normal_guidance.clinical.summary_counts import STATES, count_states
@@ -48,6 +47,7 @@ from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.data.manifest import write_manifest
 from normal_guidance.data.problems import Problem, UnreadableError, read_problems, summarize, write_problems
+from normal_guidance.data.scan_names import folder_name
 from normal_guidance.errors import FULL, UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.files import folder_atomically, make_folder, read_json, write_atomically, write_json
@@ -246,7 +246,7 @@ def write_scan(
         problems = list(dict.fromkeys(problems))  # findings share their slices, and what is odd about them
         about, slices = prediction_json(prediction, bundle, anonymize=anonymize), _slices_csv(prediction, anonymize)
         page = scan_page(prediction, bundle, strips[0], problems, anonymize=anonymize, further=strips[1:])
-        write_json(draft / "prediction.json", about)
+        write_json(draft / PREDICTION, about)
         write_atomically(draft / "slices.csv", slices)
         write_atomically(draft / "report.html", page.encode())
     return Written(prediction, folder, tuple(problems))
@@ -487,7 +487,7 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
         shared = {name: first[name] for name in ("scan_id", "state", "lacks", "reason")}
         if first["state"] == "predicted":
             folder = out / folder_name(scan)
-            about = read_json(folder / "prediction.json", "delete the folder and predict again")
+            about = read_json(folder / PREDICTION, "delete the folder and predict again")
             yield {**shared, "folder": str(folder), **about}
         else:
             yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan]}

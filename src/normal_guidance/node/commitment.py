@@ -36,7 +36,7 @@ NOT_HERE = 0x0112
 """Reason for a missing object: no such object instance."""
 
 RETRIES = (1.0, 10.0, 60.0, 600.0)
-"""Seconds before each attempt at a report in a new association."""
+"""Seconds before each further attempt at a report in a new association."""
 
 MOST_OBJECTS = 100_000
 """Objects in one request."""
@@ -158,10 +158,8 @@ class Committer:
         if known is None or known.port is None:
             self.audit.write("commitment report lost", peer=peer, reason="--from names no port to report to")
             return
-        for seconds in RETRIES:
-            if self._report_anew(known.host, known.port, peer, kind, report):
-                return
-            if self.ended.wait(seconds):
+        for seconds in (0.0, *RETRIES):
+            if self.ended.wait(seconds) or self._report_anew(known.host, known.port, peer, kind, report):
                 return
         self.audit.write("commitment report lost", peer=peer, reason="the sender cannot be reached")
 

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from normal_guidance import __version__
+from normal_guidance.clinical.dicomweb import refuse_open_token
 from normal_guidance.errors import UserError, shorten
-from normal_guidance.node.addresses import is_loopback
 from normal_guidance.node.destinations import About, Accepted, NotSentError
 from normal_guidance.node.result_content import FindingResult, ResultContent, prediction_files, read_content
 
@@ -99,8 +99,7 @@ def parse_fhir(text: str) -> FhirDestination:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
         raise UserError(f"{shorten(text)!r} is not fhir:URL; write for example fhir:https://server/fhir")
-    if parts.scheme == "http" and os.environ.get(TOKEN) and not is_loopback(parts.hostname):
-        raise UserError(f"{shorten(url)} is not https, so that anyone could read the token; give an https address")
+    refuse_open_token(url, os.environ.get(TOKEN, ""))
     return FhirDestination(url)
 
 

@@ -15,8 +15,8 @@ from normal_guidance.clinical.dicomweb import DicomWeb, RemoteSeries
 from normal_guidance.errors import UserError
 from normal_guidance.files import make_folder
 from normal_guidance.node.audit import Audit
-from normal_guidance.node.incoming import NotTakenError, hash_of, read_received
-from normal_guidance.node.receiver import STORAGE
+from normal_guidance.node.incoming import NotTakenError, hash_of
+from normal_guidance.node.receiver import read_image
 from normal_guidance.node.series_queue import RELEASED, SeriesQueue
 from normal_guidance.node.watching import Store
 
@@ -85,10 +85,7 @@ class Polling:
     def _store(self, file: Path) -> bool:
         """Hand over an object."""
         try:
-            one = read_received(file.read_bytes())
-            if one.sop_class not in STORAGE.values():
-                return False
-            return self.store(one, PEER, RELEASED) in ("new", "known")
+            return self.store(read_image(file), PEER, RELEASED) in ("new", "known")
         except NotTakenError:
             return False
 

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from normal_guidance.data.dicom_files import EXPLICIT, IMPLICIT
@@ -32,7 +33,13 @@ try:
     from pynetdicom.events import Event
     from pynetdicom.sop_class import StorageCommitmentPushModel, Verification  # type: ignore[attr-defined]
 
-    from normal_guidance.node.association_server import BoundedHandler, close_connection, hurry, make_bounded_server
+    from normal_guidance.node.association_server import (
+        LARGEST_OBJECT,
+        BoundedHandler,
+        close_connection,
+        hurry,
+        make_bounded_server,
+    )
 except ImportError as error:
     raise UserError("the node needs pynetdicom; pip install 'normal-guidance[node]'") from error
 
@@ -320,6 +327,16 @@ class Receiver:
             self.queue.set_association(keys, how)
             peer = association.requestor.ae_title.strip()
             self.audit.write("association ended", how=how, peer=peer, series=sorted(keys))
+
+
+def read_image(file: Path) -> Received:
+    """Read a file that came another way than by C-STORE; what is not an image that a model may take is refused."""
+    if file.stat().st_size > LARGEST_OBJECT:
+        raise NotTakenError("larger than 2 GB")
+    one = read_received(file.read_bytes())
+    if one.sop_class not in STORAGE.values():
+        raise NotTakenError("not an image of CT, MR or PET")
+    return one
 
 
 def address_of(association: Association) -> str:

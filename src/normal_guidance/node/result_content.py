@@ -10,12 +10,11 @@ from typing import Any
 from pydicom import Dataset, dcmread
 
 from normal_guidance.clinical.dicom.result_headers import NOTICE
+from normal_guidance.clinical.prediction_job import PREDICTION
 from normal_guidance.files import read_json
 from normal_guidance.node.incoming import hash_of
 
 REPORT = "structured_report.dcm"
-
-PREDICTION = "prediction.json"
 
 
 @dataclass(frozen=True)

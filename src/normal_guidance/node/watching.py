@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from normal_guidance.files import make_folder
-from normal_guidance.node.association_server import LARGEST_OBJECT
 from normal_guidance.node.audit import Audit
-from normal_guidance.node.incoming import NotTakenError, Received, hash_of, read_received
-from normal_guidance.node.receiver import STORAGE
+from normal_guidance.node.incoming import NotTakenError, Received, hash_of
+from normal_guidance.node.receiver import read_image
 from normal_guidance.node.series_queue import RELEASED, Stored
 
 NOT_TAKEN = "not-taken"
@@ -64,12 +63,7 @@ class Watching:
 
     def _take(self, file: Path) -> bool:
         try:
-            if file.stat().st_size > LARGEST_OBJECT:
-                raise NotTakenError("larger than 2 GB")
-            one = read_received(file.read_bytes())
-            if one.sop_class not in STORAGE.values():
-                raise NotTakenError("not an image of CT, MR or PET")
-            verdict = self.store(one, PEER, RELEASED)
+            verdict = self.store(read_image(file), PEER, RELEASED)
         except NotTakenError as error:
             self._put_aside(file, str(error))
             return False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normal_guidance.clinical.dicomweb import DicomWeb, parse_place
+from normal_guidance.clinical.dicomweb import DicomWeb, parse_server
 from normal_guidance.clinical.result_folder import dicom_results
 from normal_guidance.errors import UserError
 from normal_guidance.node.destinations import About, Accepted, NotSentError
@@ -43,8 +43,4 @@ class WebDestination:
 
 def parse_web(url: str) -> WebDestination:
     """Make a destination from the address of a server."""
-    place = parse_place(url)
-    if place.study:
-        raise UserError(f"{url} names a study; give the server alone: {place.server}")
-    DicomWeb(place.server)  # refuses what cannot be an address
-    return WebDestination(place.server)
+    return WebDestination(parse_server(url).url)

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import torch
 
 from normal_guidance import __version__
+from normal_guidance.data.cautions import Caution
 from normal_guidance.data.manifest import MANIFEST, Manifest, ScanRow, read_manifest
-from normal_guidance.data.problems import Problem
 from normal_guidance.data.windows import Window, window_from_json
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
@@ -36,7 +36,14 @@ from normal_guidance.viewer.prediction_folders import (
     SplitPredictions,
     find_splits,
 )
-from normal_guidance.viewer.scan_results import ScanResult, flags, read_instance_numbers, read_result, warnings
+from normal_guidance.viewer.scan_results import (
+    NO_RESULT,
+    ScanResult,
+    flags,
+    read_instance_numbers,
+    read_result,
+    warnings,
+)
 
 TABLE_BYTES = 2**28
 """Bytes of predictions that stay in memory, so that the next scan of the same methods is shown at once."""
@@ -141,7 +148,7 @@ class Gallery:
                 "label": scan.label,
                 "scores": [number(score) for score in scan.scores],
                 "positive": [self._positive(source, scan.number) for source in self.splits[split].sources],
-                "flags": flags(self._problems(scan.number)),
+                "flags": flags(self._warnings(scan.number)),
             }
             for scan in self._lists[split].values()
         ]
@@ -170,7 +177,7 @@ class Gallery:
             **_geometry(row),
             "series": (result.description if result else "") or (row and row.series_description) or "",
             "instance_numbers": (row and row.instance_numbers) or read_instance_numbers(self.folder, known),
-            "warnings": warnings(self._problems(scan)),
+            "warnings": [one._asdict() for one in self._warnings(scan)],
             "note": note,
         }
 
@@ -269,14 +276,21 @@ class Gallery:
     @cached_property
     def _results(self) -> dict[str, ScanResult]:
         """The results of `nguide predict` by scan; empty for studies and runs."""
-        if not (self.folder / SUMMARY).is_file():
+        if not self._is_predicted:
             return {}
         found = {scan.scan_id: read_result(self.folder, scan.scan_id) for scan in self._scans}
         return {scan: result for scan, result in found.items() if result is not None}
 
-    def _problems(self, scan: int) -> Sequence[Problem]:
+    @property
+    def _is_predicted(self) -> bool:
+        """Whether `nguide predict` made the folder."""
+        return (self.folder / SUMMARY).is_file()
+
+    def _warnings(self, scan: int) -> list[Caution]:
         result = self._results.get(self._scans[scan].scan_id)
-        return () if result is None else result.problems
+        if result is None:
+            return [NO_RESULT] if self._is_predicted else []
+        return warnings(result.problems)
 
     def _positive(self, source: PredictionFolder, scan: int) -> bool | None:
         result = self._results.get(self._scans[scan].scan_id)
@@ -285,7 +299,7 @@ class Gallery:
     @property
     def _has_findings(self) -> bool:
         """Whether what the reader chooses are findings of one model."""
-        return (self.folder / SUMMARY).is_file() and all(source.group for source in self.splits[0].sources)
+        return self._is_predicted and all(source.group for source in self.splits[0].sources)
 
     @cached_property
     def _place_of(self) -> dict[str, int]:

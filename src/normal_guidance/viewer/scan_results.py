@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.data.cautions import HARMLESS, Caution, cautions
+from normal_guidance.data.cautions import DOUBTFUL, HARMLESS, Caution, cautions
 from normal_guidance.data.problems import KINDS, Problem
 from normal_guidance.data.scan_names import folder_name
 from normal_guidance.errors import UserError, shorten
@@ -22,6 +22,9 @@ AGAIN = "delete the folder and predict again"
 
 NOTE = "note"
 """The flag of what changes nothing."""
+
+NO_RESULT = Caution(DOUBTFUL, f"The scan has no {PREDICTION}: what was odd about it is not known.")
+"""The caution of a scan whose folder was deleted or renamed after it was predicted."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +111,19 @@ def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None
     return numbers if any(number is not None for number in numbers) else None
 
 
-def flags(problems: Iterable[Problem]) -> list[str]:
-    """The flags of a scan, the gravest first."""
-    return list(dict.fromkeys(one.flag for one in cautions(problems)))
+def flags(found: Iterable[Caution]) -> list[str]:
+    """The flags of cautions, each once."""
+    return list(dict.fromkeys(one.flag for one in found if one.flag != NOTE))
 
 
-def warnings(problems: Sequence[Problem]) -> list[dict[str, str]]:
+def warnings(problems: Sequence[Problem]) -> list[Caution]:
     """The cautions of a scan, the gravest first, then what was odd and changes nothing, as notes.
 
     Example:
         >>> odd = [Problem("A", "", "gap", "10 mm", "kept"), Problem("A", "", "tilt", "12 degrees", "kept")]
-        >>> [one["text"] for one in warnings(odd)]
+        >>> [one.text for one in warnings(odd)]
         ['Slices are missing: the step between two neighbours is larger than the usual one.',
         'Note: 12 degrees (kept).']
     """
     notes = [Caution(NOTE, f"Note: {one.detail} ({one.action}).") for one in problems if one.kind in HARMLESS]
-    return [one._asdict() for one in (*cautions(problems), *dict.fromkeys(notes))]
+    return [*cautions(problems), *dict.fromkeys(notes)]
