@@ -118,11 +118,13 @@ def test_predictions_from_a_file_and_from_a_store_are_the_models(trained, run, t
 
 
 def test_anonymous_results_and_json(run, tmp_path):
-    np.savez(tmp_path / "DOE.npz", x=np.ones((4, 6), np.float32), patient_id="DOE")
-    said = nguide("predict", tmp_path / "DOE.npz", "-m", run, "-o", tmp_path / "out", "--json", "--anonymize").stdout
+    np.savez(tmp_path / "ZEBEDEE.npz", x=np.ones((4, 6), np.float32), patient_id="ZEBEDEE")
+    said = nguide(
+        "predict", tmp_path / "ZEBEDEE.npz", "-m", run, "-o", tmp_path / "out", "--json", "--anonymize"
+    ).stdout
     assert json.loads(said)["scan_id"] == "scan-001"
-    assert "DOE" not in said
-    assert not any(b"DOE" in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert "ZEBEDEE" not in said
+    assert not any(b"ZEBEDEE" in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
 
 
 def test_a_scan_that_does_not_fit_does_not_stop_the_others(run, tmp_path):

@@ -267,10 +267,10 @@ def test_objects_that_are_not_scans_are_neither_refused_nor_predicted(copy, tmp_
 
 
 def test_anonymous_scans_are_numbers(copy, tmp_path):
-    files = copy("DOE^JOHN/one")
+    files = copy("ZEBEDEE^JOHN/one")
     files[3].write_bytes(files[3].read_bytes()[:700])
-    copy("DOE^JOHN/two", scan=1, Modality="MR")
-    copy("DOE^JOHN/two/three", scan=2, PatientID="")
+    copy("ZEBEDEE^JOHN/two", scan=1, Modality="MR")
+    copy("ZEBEDEE^JOHN/two/three", scan=2, PatientID="")
     found = find_scans([tmp_path], anonymize=True)
     assert [row.scan_id for row in found.rows] == ["scan-001", "scan-002"]
     assert [one.scan_id for one in found.unusable] == ["scan-003"]
@@ -280,10 +280,10 @@ def test_anonymous_scans_are_numbers(copy, tmp_path):
         *found.incomplete.values(),
         *((one.reason, one.problems) for one in found.unusable),
     ]
-    for secret in ("DOE", PATIENT, ".dcm", str(tmp_path), dcmread(files[0]).SeriesInstanceUID):
+    for secret in ("ZEBEDEE", PATIENT, ".dcm", str(tmp_path), dcmread(files[0]).SeriesInstanceUID):
         assert secret not in repr(said)
     open_eyed = find_scans([tmp_path])
     assert PATIENT in repr(open_eyed.rows)
-    assert "DOE" in repr(open_eyed.incomplete)
+    assert "ZEBEDEE" in repr(open_eyed.incomplete)
     assert found.rows[0].instance_numbers == open_eyed.rows[0].instance_numbers
     assert None not in found.rows[0].instance_numbers

@@ -360,9 +360,9 @@ def test_the_summary_says_whether_it_is_anonymous(scans, bundle, tmp_path, anony
 
 
 def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
-    renamed = scans.rename(tmp_path / "DOE^JOHN")
+    renamed = scans.rename(tmp_path / "ZEBEDEE^JOHN")
     header = dcmread(renamed / "a" / "0000.dcm")
-    secrets = ["DOE", PATIENT, header.SeriesInstanceUID, header.StudyInstanceUID, ".dcm", str(tmp_path)]
+    secrets = ["ZEBEDEE", PATIENT, header.SeriesInstanceUID, header.StudyInstanceUID, ".dcm", str(tmp_path)]
     written = write(renamed, bundle, tmp_path / "anonymous", anonymize=True)
     assert [one.outcome.scan_id for one in written[:2]] == ["scan-003", "scan-004"]
     assert not (tmp_path / "anonymous" / "manifest.parquet").exists()
@@ -375,7 +375,7 @@ def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     assert table["patient_id"].to_pylist() == table["scan_id"].to_pylist() == ["scan-001", "scan-002"]
     open_eyed = write(renamed, bundle, tmp_path / "named")
     text = "".join(file.read_text(errors="ignore") for file in (tmp_path / "named").rglob("*.json"))
-    assert all(secret in text for secret in (PATIENT, "DOE", ".dcm"))
+    assert all(secret in text for secret in (PATIENT, "ZEBEDEE", ".dcm"))
     assert len(open_eyed) == len(written)
 
 
@@ -414,7 +414,7 @@ def dicom_out(monkeypatch) -> list[tuple]:
         calls.append((prediction.row.scan_id, strip.read_bytes()[:4], out.name, anonymize))
         report(Problem(prediction.row.scan_id, "", "header", "no (0020,0010) StudyID", "written empty"))
         if "/b/" in f"/{prediction.row.files[0]}":
-            raise UserError("scan 'b' of DOE^JOHN has no DICOM identity; do without --dicom")
+            raise UserError("scan 'b' of ZEBEDEE^JOHN has no DICOM identity; do without --dicom")
         out.mkdir()
         (out / "strip.dcm").write_bytes(b"DICM")
 
@@ -434,8 +434,8 @@ def test_dicom_results_are_asked_for(scans, bundle, tmp_path, dicom_out):
     write(scans, bundle, tmp_path / "anonymous", dicom=True, anonymize=True)
     assert dicom_out[2:] == [(scan, b"\x89PNG", "dicom", True) for scan in ("scan-001", "scan-002")]
     assert "no DICOM results" in (tmp_path / "anonymous" / "problems.csv").read_text()
-    assert "DOE" not in (tmp_path / "anonymous" / "problems.csv").read_text()
-    assert "DOE" in (tmp_path / "out" / "problems.csv").read_text()
+    assert "ZEBEDEE" not in (tmp_path / "anonymous" / "problems.csv").read_text()
+    assert "ZEBEDEE" in (tmp_path / "out" / "problems.csv").read_text()
 
 
 def test_a_slice_that_is_gone_costs_the_picture_only(one, bundle, tmp_path):
