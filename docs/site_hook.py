@@ -150,8 +150,10 @@ def as_python_markdown(markdown: str) -> str:
 
 # What matplotlib's mathtext lacks, and what looks nearly the same there.
 REPLACED = {
+    r"\\t?frac\s*(\w)(\w)": r"\\frac{\1}{\2}",
     r"\\tfrac": r"\\frac",
     r"\\[Bb]ig+": "",
+    r"\\(ge|le)\b": r"\\\1q",
     r"\\[lr]Vert": r"\\|",
     r"\\ldots|\\dots\b": r"\\ldots ",
     r"\s+": " ",
@@ -194,7 +196,7 @@ def formula_svg(tex: str, display: str) -> str:
     width, height, depth = width + 2, height + 2, depth + 1  # a margin, so that no edge is cut
     style = f"width:{width / size:.2f}em;height:{height / size:.2f}em;vertical-align:{-depth / size:.2f}em"
     return (
-        f'<svg class="formula {display}" role="img" aria-label="{html.escape(tex)}" style="{style}" '
+        f'<svg class="formula-{display}" role="img" aria-label="{html.escape(tex)}" style="{style}" '
         f'viewBox="-1 -1 {width:.1f} {height:.1f}"><path d="{drawing}"/></svg>'
     )
 

@@ -4,6 +4,7 @@ if (location.protocol === "file:") {
     constructor(address) {
       super();
       this.waiting = [];
+      const home = new URL(address, location);
       const frame = document.createElement("iframe");
       frame.hidden = true;
       document.body.append(frame);
@@ -19,12 +20,12 @@ if (location.protocol === "file:") {
       const load = (next) =>
         new Promise((done, failed) => {
           const script = inside.document.createElement("script");
-          script.src = new URL(next, new URL(address, location));
+          script.src = new URL(next, home);
           script.onload = done;
           script.onerror = failed;
           inside.document.body.append(script);
         });
-      load(address).then(() => {
+      load(home).then(() => {
         this.ready = true;
         this.waiting.splice(0).forEach((data) => this.give(data));
       });
