@@ -242,12 +242,17 @@ def use_as_a_user_does(environment: Environment, folder: Path) -> None:
     where = environment.run("-c", "import normal_guidance as ng; print(ng.__file__)").stdout.strip()
     assert Path(where).is_relative_to(environment.folder)
     assert environment.nguide("--version").stdout == f"nguide {normal_guidance.__version__}\n"
+    train_and_predict(environment, folder)
+    view(environment, folder / "out")
+
+
+def train_and_predict(environment: Environment, folder: Path) -> None:
+    """Features of one's own become a model and predictions."""
     write_features(folder / "features.npz")
     commands = ("store import features.npz -o store", "fit store -o model", "predict store -m model -o out")
     environment.run("-c", ONE_PROCESS, *commands, cwd=folder)
     summary = json.loads((folder / "out" / "summary.json").read_text())
     assert summary["counts"]["predicted"] == SCANS
-    view(environment, folder / "out")
 
 
 SCANS, SLICES = 40, 8
@@ -297,8 +302,40 @@ def core_only(tmp_path_factory, wheel, about) -> Environment:
     return make_environment(tmp_path_factory.mktemp("core") / "venv", wheel, about)
 
 
-def test_installed_with_what_it_declares_it_works(tmp_path, wheel, about):
-    use_as_a_user_does(make_environment(tmp_path / "venv", wheel, about, "viewer"), tmp_path)
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory, core_only) -> Path:
+    """The folder of a fitted model and its predictions, made without extras."""
+    folder = tmp_path_factory.mktemp("features")
+    train_and_predict(core_only, folder)
+    return folder
+
+
+def test_installed_with_what_it_declares_the_viewer_shows_predictions(tmp_path, wheel, about, predicted):
+    view(make_environment(tmp_path / "venv", wheel, about, "viewer"), predicted / "out")
+
+
+WITHOUT = {
+    "demo -o out": "nguide demo needs the extras dicom, encoders and viewer",
+    "encode index -o out --encoder efficientnet-lite0": "nguide encode needs the extras dicom and encoders",
+    "index folder scans --table labels.csv -o out": "nguide index needs the extra dicom",
+    "node state --model model": "nguide node needs the extras encoders and node",
+    "phantom folder out --scans 2": "nguide phantom needs the extra dicom",
+    "view out": "nguide view needs the extra viewer",
+}
+
+
+@pytest.mark.parametrize("command", WITHOUT)
+def test_without_extras_a_command_names_the_one_that_brings_them(core_only, tmp_path, command):
+    said = core_only.nguide(*command.split(), cwd=tmp_path, code=2).stderr
+    extras = re.sub(" and |, ", ",", re.sub(".* extras? ", "", WITHOUT[command]))
+    brings = f"{core_only.python} -m pip install 'normal-guidance[{extras}]'"
+    assert " ".join(said.split()) == f"error: {WITHOUT[command]}, not installed here; {brings}"
+    assert not any(tmp_path.iterdir())
+
+
+def test_without_extras_a_format_that_needs_one_names_it(core_only, predicted):
+    said = core_only.nguide("store", "export", "store", "-f", "hdf5", "-o", "out.h5", cwd=predicted, code=2).stderr
+    assert "h5py is not installed; pip install 'normal-guidance[encoders]'" in said
 
 
 @pytest.mark.slow
