@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all pytest coverage tools viewer lint types bench fuzz kills constraints clean
+.PHONY: help install demo test test-all pytest coverage tools viewer lint types docs bench fuzz kills constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict on core/
 	$(BIN)/mypy
 
+docs: $(STAMP) ## build the site to site/, strictly; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the encoding, the metrics, the viewer, the node; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_length.py
@@ -108,5 +111,5 @@ constraints: $(STAMP) ## write what .venv holds to constraints.txt
 
 clean: ## remove .venv, caches and outputs
 	rm -rf frontend/node_modules src/normal_guidance/viewer/static
-	rm -rf $(VENV) build dist demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

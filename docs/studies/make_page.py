@@ -27,7 +27,7 @@ RESULTS = (
 )
 PAGES = {
     **{name: (f"results/{name}.md", f"results/appendix/{name}-*.md") for name in RESULTS},
-    "replication": ("replication.md", "replication/*.md"),
+    "replication": ("replication/*.md",),
 }
 """The files of docs that hold the places of a page: the page itself and its appendices."""
 
