@@ -23,7 +23,7 @@ README = ROOT / "README.md"
 # A package may import from itself and from the rows above its own; names in one row are siblings and may not.
 LAYERS = (
     ("errors",),
-    ("seals", "typed_json"),
+    ("extras", "seals", "typed_json"),
     ("files",),
     ("folders", "machine", "quantities", "ray_cluster", "source_version", "tensor_files"),
     ("core",),

@@ -27,8 +27,13 @@ def studies():
 
 
 def written(studies, page):
-    """The tables of a page by name."""
-    return studies.make_page.written(studies.make_page.PAGES[page].read_text(encoding="utf-8"))
+    """The tables of a page and its appendices by name."""
+    return studies.make_page.written(text_of(studies, page))
+
+
+def text_of(studies, page):
+    """The page, then its appendices."""
+    return "\n\n".join(file.read_text(encoding="utf-8") for file in studies.make_page.files(page))
 
 
 def cells_of(line):
@@ -39,7 +44,7 @@ def cells_of(line):
     "page", ["semi-synthetic", "beyond", "phantoms", "fit", "prostatex", "mitbih", "lidc-positions", "field"]
 )
 def test_every_table_has_its_place_once(studies, page):
-    text = studies.make_page.PAGES[page].read_text(encoding="utf-8")
+    text = text_of(studies, page)
     names = [name for name, _ in studies.make_page.BLOCK.findall(text)]
     assert text.count("<!-- measured:") == len(names)
     assert sorted(names) == sorted(getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS)
@@ -57,9 +62,10 @@ def test_tables_are_put_where_they_belong(studies):
 
 
 def test_the_command_writes_what_it_is_asked_for(studies, monkeypatch, tmp_path, capsys):
-    page = tmp_path / "phantoms.md"
+    page = tmp_path / "results/appendix/phantoms-differences.md"
+    page.parent.mkdir(parents=True)
     page.write_text("Before.\n\n<!-- measured: twins -->\n\n| old |\n\n<!-- end -->\n\nAfter.\n")
-    monkeypatch.setitem(studies.make_page.PAGES, "phantoms", page)
+    monkeypatch.setattr(studies.make_page, "DOCS", tmp_path)
     studies.make_page.main(["phantoms", "twins"])
     assert "| old |" in page.read_text()
     studies.make_page.main(["phantoms", "twins", "--write"])
@@ -86,7 +92,7 @@ def test_the_semi_synthetic_page_is_made_of_its_table(studies, name):
 
 
 def test_the_sensitivity_of_the_page_is_that_of_its_run(studies):
-    page = studies.make_page.PAGES["semi-synthetic"].read_text(encoding="utf-8").replace("**", "")
+    page = text_of(studies, "semi-synthetic").replace("**", "")
     rows = [cells_of(line) for line in page[page.index("| Divergence") :].splitlines()[2:]]
     (row,) = studies.page_semi_synthetic.runs("sensitivity").values()
     winners = json.loads(row["report"])["winners"]
@@ -123,7 +129,7 @@ def test_a_method_that_was_not_tested_in_a_layout_has_a_dash(studies):
 @pytest.mark.parametrize(("folder", "runs"), [("semi-synthetic", 15), ("beyond", 12)])
 def test_the_page_beyond_shows_what_each_run_reached(studies, folder, runs):
     """One row a method; those of the paper that are not repeated there have none."""
-    page = studies.make_page.PAGES["beyond"].read_text(encoding="utf-8").replace("**", "")
+    page = text_of(studies, "beyond").replace("**", "")
     (lines,) = [part.splitlines()[2:] for part in page.split("\n\n") if part.startswith("| Method | 1001 |")]
     rows, checked = {title: cells for title, *cells in map(cells_of, lines)}, 0
     for (method, seed), scores in studies.page_semi_synthetic.scores(folder).items():

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from normal_guidance.cli import endings
 from normal_guidance.errors import UserError
+from normal_guidance.extras import missing_extras
 from normal_guidance.files import private_files, remove_left_drafts_of
 
 PRIVATE = ("predict",)
@@ -20,23 +21,48 @@ PRIVATE = ("predict",)
 Commands on datasets (index, split, encode, ...) follow the umask: research groups share their folders.
 """
 
+NEEDS = {
+    "demo": ("dicom", "encoders", "viewer"),
+    "encode": ("dicom", "encoders"),
+    "index": ("dicom",),
+    "node": ("encoders", "node"),
+    "phantom": ("dicom",),
+    "view": ("viewer",),
+}
+"""The extras without which a command can do nothing; others need one for some options or data, and say so then."""
+
 
 class Command(TyperCommand):
     """A command whose name and options `endings` knows, so that it can say how to go on.
 
-    It removes what a killed command had begun to write into the same output, says once if a store that it reads lacks
-    scans of its index, and keeps the files of `PRIVATE` commands private.
+    It refuses to begin without the extras that it needs, removes what a killed command had begun to write into the same
+    output, says once if a store that it reads lacks scans of its index, and keeps the files of `PRIVATE` commands
+    private.
     """
 
     def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
         name = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
         endings.begin(name, ctx.params)
+        need_extras(f"nguide {name}", *NEEDS.get(name, ()))
         if ctx.params.get("out") is not None and not ctx.params.get("dry_run"):
             remove_left_drafts_of(ctx.params["out"])
         for line in lacking_lines(ctx.params):
             typer.echo(line, err=True)
         with private_files() if name in PRIVATE else nullcontext():
             return super().invoke(ctx)
+
+
+def need_extras(what: str, *extras: str) -> None:
+    """Raise a UserError with the one command that brings all of these extras, if some are not installed."""
+    missing = missing_extras(*extras)
+    if missing:
+        from normal_guidance.cli.doctor.packages import install_package
+
+        named = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        raise UserError(
+            f"{what} needs the extra{'s' if len(missing) > 1 else ''} {named}, not installed here; "
+            f"{install_package(*missing)}"
+        )
 
 
 def lacking_lines(options: Mapping[str, Any]) -> list[str]:
