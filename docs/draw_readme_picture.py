@@ -20,7 +20,7 @@ from normal_guidance.reports.figures.attention import AttendedScan, draw_attenti
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score
 from normal_guidance.training.config import Config
-from normal_guidance.training.fit import fit, predict
+from normal_guidance.training.loop import predict_bags, train_model
 
 SHIFT = 1.0
 PASSES = 8
@@ -40,7 +40,7 @@ def main() -> None:
     shown = test.localizable.nonzero().flatten().tolist()[:4]
     curves: dict[str, tuple[torch.Tensor, ...]] = {}
     for name in ("abmil", "ng"):
-        prediction = predict(fit(Config(name, lr=0.01, l1=1e-3, epochs=30), train, val).model, test)
+        prediction = predict_bags(train_model(Config(name, lr=0.01, l1=1e-3, epochs=30), train, val).model, test)
         curves[name] = prediction.attention.split(test.lengths.tolist())
         print(METHODS[name].title, score(test, prediction.slice_scores, prediction.logit))
     scans = [
