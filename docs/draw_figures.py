@@ -25,7 +25,7 @@ from normal_guidance.presentation.figure_style import save
 from normal_guidance.reports.figures.divergences import plot_divergences, plot_heads
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config
-from normal_guidance.training.fit import fit, predict
+from normal_guidance.training.loop import predict_bags, train_model
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -52,7 +52,9 @@ def abmil_attention() -> tuple[Tensor, Tensor]:
     train, val, test = (
         smoothed(shifted_mean(n, i, shift=SHIFT, features=FEATURES)) for i, n in ((1, 2000), (2, 500), (3, 400))
     )
-    attention = predict(fit(Config("abmil", lr=0.01, l1=1e-3, epochs=30), train, val).model, test).attention
+    attention = predict_bags(
+        train_model(Config("abmil", lr=0.01, l1=1e-3, epochs=30), train, val).model, test
+    ).attention
     number = int(test.localizable.nonzero().flatten()[SCAN])
     return attention.split(test.lengths.tolist())[number], test[number].slice_labels
 

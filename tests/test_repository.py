@@ -1,6 +1,7 @@
 """The repository keeps its promises: import direction, documents that run, one version, no machine paths."""
 
 import ast
+import importlib
 import re
 import shlex
 import subprocess
@@ -22,7 +23,7 @@ README = ROOT / "README.md"
 
 # A package may import from itself and from the rows above its own; names in one row are siblings and may not.
 LAYERS = (
-    ("errors",),
+    ("errors", "lazy_names"),
     ("extras", "seals", "typed_json"),
     ("files",),
     ("folders", "machine", "quantities", "ray_cluster", "source_version", "tensor_files"),
@@ -37,10 +38,12 @@ LAYERS = (
     ("cli",),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
-TOP_LEVEL_MAY_IMPORT = {"errors", "core", "data", "training"}
+# `import normal_guidance as ng` is the one way in for people: beside the mathematics and training it offers stores
+# (features), fit and predict (clinical) and figures (reports), all of them loaded at first use.
+TOP_LEVEL_MAY_IMPORT = {"errors", "lazy_names", "core", "features", "training", "clinical", "reports"}
 # The packages whose third-party imports are limited, and to what (beside the standard library); triton comes with
 # torch, on CUDA alone, and only modules named *_triton import it.
-THIRD_PARTY = {"errors": set(), "core": {"torch", "jaxtyping", "triton"}}
+THIRD_PARTY = {"errors": set(), "lazy_names": set(), "core": {"torch", "jaxtyping", "triton"}}
 
 
 def imported_names(file: Path, module: str) -> list[tuple[int, str]]:
@@ -136,7 +139,7 @@ def test_the_import_guard_can_fail(tmp_path, file, code, reason):
         ("core/a.py", "from normal_guidance.errors import UserError\nfrom ..errors import UserError"),
         ("training/a.py", "import numpy\nfrom ..features.store import Store\nfrom .config import Config"),
         ("cli/commands.py", "from normal_guidance import __version__\nfrom ..reports import html"),
-        ("__init__.py", "from .core.guidance import NormalGuidance\nfrom normal_guidance.data import bags"),
+        ("__init__.py", "from .core.guidance import NormalGuidance\nfrom normal_guidance.training import sweep"),
     ],
 )
 def test_the_import_guard_lets_good_code_pass(tmp_path, file, code):
@@ -148,10 +151,44 @@ def test_the_import_guard_lets_good_code_pass(tmp_path, file, code):
 
 def test_every_public_name_exists():
     """The top level loads its names lazily, from strings that no parser of imports sees."""
-    for name in getattr(normal_guidance, "__all__", ()):
-        origin = getattr(getattr(normal_guidance, name), "__module__", None) or "normal_guidance.core"
+    for name in normal_guidance.__all__:
+        value = getattr(normal_guidance, name)
+        origin = getattr(value, "__module__", None) or getattr(value, "__name__", "normal_guidance.core")
         assert origin.split(".")[:1] == ["normal_guidance"], name
         assert origin.split(".")[1] in TOP_LEVEL_MAY_IMPORT, name
+
+
+def names_for_type_checkers(file: Path) -> set[str]:
+    """The names that a file imports under ``if TYPE_CHECKING:``."""
+    found = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+    (block,) = (node for node in found if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
+    return {alias.name for line in block.body for alias in line.names}
+
+
+@pytest.mark.parametrize("package", ["normal_guidance", "normal_guidance.clinical", "normal_guidance.reports.figures"])
+def test_lazy_names_are_the_same_for_people_tools_and_type_checkers(package):
+    module = importlib.import_module(package)
+    names = sorted(module.__all__)
+    assert dir(module) == names
+    assert names_for_type_checkers(Path(module.__file__)) == set(names)
+    assert all(getattr(module, name) is not None for name in names)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("NormalGuidence", "did you mean 'NormalGuidance'?"),
+        ("buildModel", "did you mean 'build_model'?"),
+        ("Slicefinder", "did you mean 'SliceFinder'?"),
+        ("xyz", "it has Bag, Bags, Config"),
+    ],
+)
+def test_a_wrong_name_suggests_the_right_one(wrong, hint):
+    with pytest.raises(
+        AttributeError, match=rf"module 'normal_guidance' has no attribute '{wrong}'; {re.escape(hint)}"
+    ):
+        getattr(normal_guidance, wrong)
+    assert not hasattr(normal_guidance, "__path_of_nothing__")
 
 
 def test_the_command_line_starts_without_heavy_imports():
