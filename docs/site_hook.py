@@ -139,9 +139,19 @@ def _outside_code(pattern: str, change: Any, markdown: str) -> str:
 
 
 def as_python_markdown(markdown: str) -> str:
-    """Lists as GitHub reads them: one may follow a paragraph without a blank line."""
-    start = r"(^(?![-*+] |\d+\. |[ |#>]|$).+\n)(?=[-*+] |1\. )"
-    return _outside_code(start, lambda match: match[1] + "\n", markdown)
+    """Lists as GitHub reads them: one may follow a paragraph or a table without a blank line."""
+    lines: list[str] = []
+    in_code = in_list = False
+    for line in markdown.splitlines():
+        in_code ^= line.lstrip().startswith("```")
+        begins = not in_code and re.match(r"[-*+] |1\. ", line) is not None
+        if begins and not in_list and lines and lines[-1].strip():
+            lines.append("")
+        if not line.strip() or line.lstrip().startswith("|"):
+            in_list = False
+        lines.append(line)
+        in_list |= begins
+    return "\n".join(lines) + "\n"
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -252,6 +252,16 @@ def test_a_broken_document_names_its_line(tmp_path):
         run_blocks(path, blocks_of(path, "python"))
 
 
+README_WORDS = 700
+
+
+def test_the_readme_is_short():
+    """What does not fit there has a page of its own in docs/."""
+    text = README.read_text(encoding="utf-8")
+    assert len(text.split()) <= README_WORDS
+    assert text.index("```") < 250, "the first code stands on the first screen"
+
+
 def test_blocks_are_found_with_language_line_and_reason():
     text = "a\n\n<!-- not run: needs a GPU -->\n\n```python\nf()\n```\n\n```\nplain\n```\n"
     assert fenced_blocks(text) == [
@@ -349,10 +359,9 @@ def tree_folders(text: str) -> dict[str, str]:
     return {}
 
 
-def test_readme_prints_the_tree():
-    assert README.exists(), "README.md is missing"
-    folders = tree_folders(README.read_text(encoding="utf-8"))
-    assert folders, "README.md has no fenced block with the tree under src/normal_guidance/"
+def test_contributing_prints_the_tree():
+    folders = tree_folders((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert folders, "CONTRIBUTING.md has no fenced block with the tree under src/normal_guidance/"
     real = {folder.name for folder in PACKAGE.iterdir() if folder.is_dir() and any(folder.glob("*.py"))}
     assert set(folders) == real
     assert all(folders.values()), "every folder of the tree gets its line"

@@ -21,7 +21,10 @@ from normal_guidance.statistics.number_format import NOTHING, digits, p_value, s
 
 DOCS = Path(__file__).resolve().parents[1]
 TABLES, IMAGES = DOCS / "results/tables", DOCS / "images"
-RESULTS = ("field", "fit", "prostatex", "mitbih", "lidc-positions", "semi-synthetic", "beyond", "phantoms")
+RESULTS = (
+    *("index", "field", "fit", "prostatex", "mitbih", "lidc-positions"),
+    *("semi-synthetic", "beyond", "phantoms", "robustness"),
+)
 PAGES = {
     **{name: (f"results/{name}.md", f"results/appendix/{name}-*.md") for name in RESULTS},
     "replication": ("replication/*.md",),
