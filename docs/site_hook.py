@@ -102,6 +102,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     name = page.file.src_uri
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation", "toc"]  # not in the file itself, where GitHub would show it
     source = {shown: root for root, shown in ROOT_PAGES.items()}.get(name, f"docs/{name}")
     known = {file.src_uri for file in files if not file.inclusion.is_excluded()}
     if COMMANDS_MARK in markdown:
