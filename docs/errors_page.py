@@ -27,9 +27,9 @@ NOT_CALLED = {"Prediction", "UserError"}
 LEAD = """# Errors
 
 What each public function says when it is given something wrong. Every call below was made, and the text is what it
-said. A mistake that you can correct is a `normal_guidance.UserError`, a `ValueError`: it names the object, the value and
-what to do next, and the command line prints it without a traceback. Where Python itself refuses a call, or scikit-learn
-an estimator that was not fitted, the kind of the error stands before its text.
+said. A mistake that you can correct is a `normal_guidance.UserError`, a `ValueError`: it names the object, the value
+and what to do next, and the command line prints it without a traceback. Where Python itself refuses a call, or
+scikit-learn an estimator that was not fitted, the kind of the error stands before its text.
 
 `docs/errors_page.py` makes this page, and a test fails if the code says something else. The calls share these lines:
 
@@ -41,7 +41,7 @@ import torch
 import normal_guidance as ng
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 
-bags, other = shifted_mean(40, seed=1, features=8), shifted_mean(40, seed=2, features=4)  # 8 and 4 features a slice
+bags, other = shifted_mean(20, seed=1, features=8), shifted_mean(20, seed=2, features=4)  # 8 and 4 features a slice
 attention = torch.full((2, 4), 0.25)  # two scans of four slices
 model = ng.build_model("abmil", features=8)
 finder = ng.SliceFinder(folds=2, repeats=1)
@@ -51,15 +51,15 @@ guidance = ng.NormalGuidance()
 
 MISTAKES: Mapping[str, Sequence[str]] = {
     "fit": (
-        'ng.fit("no-such-store", "model")',
-        'ng.fit(np.zeros((5, 8)), "model")',
-        'ng.fit([torch.zeros(3, 8)], "model")',
-        'ng.fit(bags[:4], "model")',
-        'ng.fit(bags, "model", sensitivity=95)',
-        'ng.fit(bags, "model", coverage=90)',
-        'ng.fit(bags, "model", device="gpu")',
-        'ng.fit(bags, "model", finding="tumour")',
-        'ng.fit(bags, "model", test=bags)',
+        'ng.fit("no-such-store", "new")',
+        'ng.fit(np.zeros((5, 8)), "new")',
+        'ng.fit([torch.zeros(3, 8)], "new")',
+        'ng.fit(bags[:4], "new")',
+        'ng.fit(bags, "new", sensitivity=95)',
+        'ng.fit(bags, "new", coverage=90)',
+        'ng.fit(bags, "new", device="gpu")',
+        'ng.fit(bags, "new", finding="tumour")',
+        'ng.fit(bags, "new", test=bags)',
         'ng.fit(bags, "full")',
         "ng.fit(bags)",
     ),
@@ -390,7 +390,7 @@ def _said(call: str, names: dict[str, Any]) -> tuple[str, str]:
         if hasattr(made, "__next__"):
             list(made)
     except Exception as error:
-        return type(error).__name__, str(error)
+        return type(error).__name__, str(error).replace(f"{Path.cwd()}{os.sep}", "")
     return "nothing", "it was accepted"
 
 

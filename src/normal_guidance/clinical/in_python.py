@@ -74,6 +74,8 @@ def fit(
     """
     check_device(device)
     with TemporaryDirectory() as folder:
+        if finding is not None and not isinstance(scans, FeatureStore | str | Path):
+            raise UserError(f"finding is {finding!r}, but scans in memory have one label without a name; leave it out")
         store = _as_store("scans", scans, Path(folder) / "scans")
         train, own_test = training_scans(_of_finding(store, finding))
         if test is not None and own_test is not None:

@@ -197,7 +197,7 @@ def _look(padded: Padded, layout: Layout, name: str) -> bool:
         what = f"has values down to {least:.3g}" if least < 0 else f"adds up to {most:.3g} over the slices of a bag"
         warnings.warn(
             f"{name}: attention {what}, so it does not look like probabilities; for logits or log-attention, pass "
-            "from_logits=True (said once)",
+            "from_logits=True; if it is attention after dropout, switch that dropout off (said once)",
             stacklevel=6,
         )
     return True
@@ -234,7 +234,8 @@ def _layout(values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Length
                 raise UserError(
                     f"{name} has a mask and lengths; give the mask for padded values, lengths for packed ones"
                 )
-            form = "(slices,) or (heads, slices)" if layout.is_packed else f"the layout's {tuple(layout.mask.shape)}"
+            packed = "(slices,) or (heads, slices)" if name == "attention" else "(slices,)"
+            form = packed if layout.is_packed else f"the layout's {tuple(layout.mask.shape)}"
             raise UserError(
                 f"{name} of shape {shape} with lengths adding up to {slices}; give packed {name} {form}, or a mask for "
                 f"padded {name}"

@@ -274,7 +274,9 @@ def as_rows(
     """
     layout = bags if isinstance(bags, Layout) else _layout_of(bags)
     if not isinstance(features, Tensor):
-        raise UserError(f"features: got {type(features).__name__}; a model takes a tensor: torch.as_tensor(features)")
+        raise UserError(
+            f"features: got {type(features).__name__}; a model takes a tensor: torch.as_tensor(features).float()"
+        )
     shape = tuple(features.shape)
     if width is not None and shape[-1] != width:
         raise UserError(
@@ -302,11 +304,13 @@ def as_mask(mask: Array, like: Tensor | None = None) -> Bool[Tensor, "bags longe
         tensor([2, 3])
     """
     tensor = as_tensor(mask, "mask", like)
+    if tensor.ndim != 2:
+        raise UserError(
+            f"mask of shape {tuple(tensor.shape)}; give (bags, longest), True for real slices; lengths are not a mask"
+        )
     if tensor.dtype != torch.bool:
         write = "mask.bool()" if tensor is mask else "mask.astype(bool)"
         raise UserError(f"mask is {tensor.dtype}; it must be boolean, True for real slices: write {write}")
-    if tensor.ndim != 2:
-        raise UserError(f"mask of shape {tuple(tensor.shape)}; give (bags, longest), True for real slices")
     return tensor
 
 

@@ -187,7 +187,7 @@ def near_miss(method: str) -> str:
         >>> near_miss("abmill")
         " (did you mean 'abmil'?)"
     """
-    near = get_close_matches(method.lower().replace("-", "_"), EVERY_METHOD, n=1)
+    near = [] if method in EVERY_METHOD else get_close_matches(method.lower().replace("-", "_"), EVERY_METHOD, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

@@ -209,6 +209,8 @@ def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") ->
         return bags.to("cpu")
     if isinstance(bags, str) or not isinstance(bags, Iterable):
         raise UserError(f"{name}: got {type(bags).__name__} {shorten(repr(bags))}; {GIVE}, or open_store(FOLDER)")
+    if isinstance(bags, Tensor | np.ndarray) and bags.ndim != 3:
+        raise UserError(f"{name}: got one array of shape {tuple(bags.shape)}; {GIVE}, one for each scan")
     scans = list(bags)
     if not scans:
         raise UserError(f"{name}: the list is empty; {GIVE}")
@@ -216,7 +218,10 @@ def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") ->
     if len(named) == len(scans):
         return Bags.pack(named).to("cpu")
     if labelled:
-        raise UserError(f"{len(scans)} scans without labels; give one per scan: y=[0, 1, ...]")
+        raise UserError(
+            f"{name}: {len(scans)} arrays without labels; give Bag(features, label) for each, or labels to "
+            "SliceFinder().fit(scans, y=[0, 1, ...])"
+        )
     return Bags.pack([Bag(_features(number, scan), 0) for number, scan in enumerate(scans)])
 
 
