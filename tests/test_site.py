@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import torch
 
+import normal_guidance
 from normal_guidance import DIVERGENCES, divergence, normal_reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -218,6 +219,13 @@ def test_the_command_reference_has_every_command():
     text = hook.command_reference()
     assert [name for name in get_command(app).commands if f"\n## nguide {name}\n" not in text] == []
     assert "| `--coverage` |" in text
+
+
+def test_every_public_name_is_in_the_reference():
+    shown = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    objects = set(re.findall(r"^::: normal_guidance\.(\S+)$", shown, re.MULTILINE))
+    homes = {f"{home}.{name}" for name, home in normal_guidance._HOME.items()}
+    assert homes - objects == set()
 
 
 # ----------------------------------------------------------------------------------------------------
