@@ -25,9 +25,9 @@ LAYERS = (
     ("errors",),
     ("seals", "typed_json"),
     ("files",),
-    ("folders", "machine", "quantities", "ray_cluster", "source_version", "tensor_files"),
+    ("folders", "machine", "quantities", "ray_cluster", "source_version", "tensor_files", "tracking"),
     ("core",),
-    ("statistics",),
+    ("export", "statistics"),
     ("data", "presentation"),
     ("features", "simulate"),
     ("training",),
@@ -37,7 +37,7 @@ LAYERS = (
     ("cli",),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
-TOP_LEVEL_MAY_IMPORT = {"errors", "core", "data", "training"}
+TOP_LEVEL_MAY_IMPORT = {"errors", "core", "data", "export", "training"}
 # The packages whose third-party imports are limited, and to what (beside the standard library); triton comes with
 # torch, on CUDA alone, and only modules named *_triton import it.
 THIRD_PARTY = {"errors": set(), "core": {"torch", "jaxtyping", "triton"}}
