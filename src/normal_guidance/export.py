@@ -107,6 +107,8 @@ def export_model(
         >>> export_model(build_model("abmil", 16), Path(folder) / "abmil.pt2", metadata={"method": "abmil"}).name
         'abmil.pt2'
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: got {type(model).__name__}; give a torch module, such as train_model(...).model")
     width = _width(model) if features is None else features
     return write_graph(OneScan(model), path, width, OneScan.OUTPUTS, metadata or {})
 
@@ -131,6 +133,8 @@ def write_graph(
         metadata: what the file shall say of itself, beside version, features and the names.
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
     if path.suffix not in (ONNX, PROGRAM):
         raise UserError(f"{path} ends in {path.suffix!r}; name a file that ends in {ONNX} or {PROGRAM}")
     if path.suffix == ONNX:
