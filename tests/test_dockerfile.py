@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from typer.main import get_command
 
-from installed import Environment, outside
+from installed import outside
 from normal_guidance import __version__
 from normal_guidance.cli import app
 
@@ -177,13 +177,8 @@ def test_its_steps_make_an_environment_that_runs_the_node(tmp_path):
     """All but the last stage, whose only command makes a user; 2 GB on the disk."""
     if shutil.which("npm") is None:
         pytest.skip("THE DOCKERFILE IS NOT RUN: npm is not installed")
-    builder = Environment(tmp_path / "builder")  # the Python of the image
-    subprocess.run([builder.python, "-m", "ensurepip", "-q"], check=True, env=outside(), capture_output=True)
-    bin_ = builder.python.parent
-    for name in ("pip", "python"):
-        if not (bin_ / name).exists():
-            (bin_ / name).symlink_to(next(bin_.glob(f"{name}3*")))
-    search = f"{bin_}:{outside()['PATH']}"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "builder"], check=True)  # the Python of the image
+    search = f"{tmp_path / 'builder' / 'bin'}:{outside()['PATH']}"
     root = tmp_path / "image"
     for stage in ("page", "package"):
         run_stage(root, stage, search)

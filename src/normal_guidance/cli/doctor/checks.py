@@ -34,7 +34,7 @@ from normal_guidance.cli.doctor.packages import (
     version_of,
     wrong_packages,
 )
-from normal_guidance.extras import EXTRAS
+from normal_guidance.extras import EXTRAS, PACKAGE
 from normal_guidance.machine import disk, machine_memory, usable_cores
 from normal_guidance.quantities import size_text
 from normal_guidance.source_version import source_version
@@ -343,7 +343,7 @@ def check_viewer(node: str | None) -> Iterator[Check]:
     if built:
         yield Check("viewer's page", "ok", "built")
     elif root is None:
-        again = pip_install("--force-reinstall", "--no-deps", packages.PACKAGE)
+        again = pip_install("--force-reinstall", "--no-deps", PACKAGE)
         yield Check("viewer's page", "missing", "not in this installation", "nguide view", again)
     else:
         yield Check("viewer's page", "missing", "not built", "nguide view", f"make -C {shlex.quote(str(root))} viewer")
