@@ -83,9 +83,12 @@ def _relative(path: Path, docs: Path) -> str:
 
 
 def nav_title(path: Path) -> str:
-    """A page's title as far as its first colon: what stands in the navigation."""
+    """A page's title as far as its first colon, or behind it where the part before is the folder's name."""
     title = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return title[1].partition(": ")[0].replace("`", "") if title else path.stem
+    if title is None:
+        return path.stem
+    before, _, behind = title[1].replace("`", "").partition(": ")
+    return behind[:1].upper() + behind[1:] if before.lower() == path.parent.name.lower() and behind else before
 
 
 # ----------------------------------------------------------------------------------------------------

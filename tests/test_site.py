@@ -189,13 +189,13 @@ def test_a_folder_becomes_navigation(tmp_path):
     for name, text in {
         "index.md": "# I\n[z](z.md)",
         "a.md": "# Long: words",
-        "z.md": "# Z",
+        "z.md": "# T: the end",
         "more/m.md": "# M",
     }.items():
         (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "t" / name).write_text(text)
     (entry,) = hook._expanded({"T": "t/*"}, tmp_path, set())
-    assert entry == {"T": ["t/index.md", {"Z": "t/z.md"}, {"Long": "t/a.md"}, {"More": [{"M": "t/more/m.md"}]}]}
+    assert entry == {"T": ["t/index.md", {"The end": "t/z.md"}, {"Long": "t/a.md"}, {"More": [{"M": "t/more/m.md"}]}]}
     assert hook._expanded({"None": "none/*"}, tmp_path, set()) == []
 
 
