@@ -2,7 +2,6 @@
 
 import http.server
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -139,9 +138,19 @@ def inside(root: Path, text: str) -> str:
     return re.sub(r"(?<![\w.$}])/(?=(?:build|dist|opt|models|var)\b)", f"{root}/", text)
 
 
-def run_stage(root: Path, stage: str, search: str) -> None:
-    """Copy what a stage copies and run what it runs, in order."""
-    here, variables = root, {"PATH": search}
+def copy_from_clone(source: str, target: Path) -> None:
+    """Copy a file or folder, without what .dockerignore leaves out."""
+    if (ROOT / source).is_dir():
+        leave = shutil.ignore_patterns("node_modules", "static", "__pycache__")
+        shutil.copytree(ROOT / source, target, dirs_exist_ok=True, ignore=leave)
+    else:
+        shutil.copy(ROOT / source, target)
+
+
+def run_stage(image: Path, stage: str, search: str) -> None:
+    """Copy what a stage copies and run what it runs, in order, in a folder of its own."""
+    root, variables = image / stage, {"PATH": search}
+    here = root
     for step in (one for one in STEPS if one.stage == stage):
         if step.word == "WORKDIR":
             here = Path(inside(root, step.rest))
@@ -150,16 +159,13 @@ def run_stage(root: Path, stage: str, search: str) -> None:
             name, is_given, value = step.rest.partition("=")
             variables |= {name: value} if is_given else {}
         elif step.word == "COPY":
-            *sources, target = inside(root, step.rest).split()
-            base = root if sources[0].startswith("--from") else ROOT
-            for source in (one for one in sources if not one.startswith("--from")):
-                place = base / source
-                if place.is_dir():
-                    leave = shutil.ignore_patterns("node_modules", "static", "__pycache__")
-                    to = here / target
-                    shutil.copytree(place, to, dirs_exist_ok=True, ignore=None if base == root else leave)
-                else:
-                    shutil.copy(place, here / target)
+            *sources, target = step.rest.split()
+            if sources[0].startswith("--from="):
+                source = Path(inside(image / sources[0].removeprefix("--from="), sources[1]))
+                shutil.copytree(source, here / target, dirs_exist_ok=True)
+            else:
+                for source in sources:
+                    copy_from_clone(source, here / target)
         elif step.word == "RUN":
             done = subprocess.run(
                 ["bash", "-ec", inside(root, step.rest)],
@@ -179,15 +185,16 @@ def test_its_steps_make_an_environment_that_runs_the_node(tmp_path):
         pytest.skip("THE DOCKERFILE IS NOT RUN: npm is not installed")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "builder"], check=True)  # the Python of the image
     search = f"{tmp_path / 'builder' / 'bin'}:{outside()['PATH']}"
-    root = tmp_path / "image"
     for stage in ("page", "package"):
-        run_stage(root, stage, search)
-    nguide = root / "opt/nguide/bin/nguide"
-    said = subprocess.run([nguide, "--version"], capture_output=True, text=True, env=outside(), check=True).stdout
+        run_stage(tmp_path / "image", stage, search)
+    made = tmp_path / "image" / "package" / "opt" / "nguide"
+    nguide = made / "bin" / "nguide"
+    environment = {**outside(), "PYTHONDONTWRITEBYTECODE": "1"}  # as in the image
+    said = subprocess.run([nguide, "--version"], capture_output=True, text=True, env=environment, check=True).stdout
     assert said == f"nguide {__version__}\n"
     words = [nguide, "node", tmp_path / "state", "--model", tmp_path / "none"]
-    said = subprocess.run(words, capture_output=True, text=True, env=outside(), check=False)
+    said = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     assert said.returncode == 2
     assert "extra" not in said.stderr
-    size = sum(file.stat().st_size for file in (root / "opt/nguide").rglob("*") if not file.is_symlink())
-    print(f"environment of the image: {size / 2**20:.0f} MiB; {shlex.quote(str(root))}")
+    size = sum(file.stat().st_size for file in made.rglob("*") if not file.is_symlink())
+    print(f"environment of the image: {size / 2**20:.0f} MiB")

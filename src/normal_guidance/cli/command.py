@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -45,7 +46,7 @@ class Command(TyperCommand):
         endings.begin(name, ctx.params)
         need_extras(f"nguide {name}", *NEEDS.get(name, ()))
         if ctx.params.get("out") is not None and not ctx.params.get("dry_run"):
-            remove_left_drafts_of(ctx.params["out"])
+            remove_left_drafts_of(Path(ctx.params["out"]))  # text in typer before 0.29
         for line in lacking_lines(ctx.params):
             typer.echo(line, err=True)
         with private_files() if name in PRIVATE else nullcontext():
@@ -69,7 +70,7 @@ def lacking_lines(options: Mapping[str, Any]) -> list[str]:
     """Return a line for each store among the options that lacks scans, except for the one that is written."""
     lines = []
     for path in dict.fromkeys(_paths(value for name, value in options.items() if name != "out")):
-        if (path / "store.json").is_file():
+        if os.path.isfile(path / "store.json"):  # any text may stand here; this one never raises
             from normal_guidance.features.store_files import LACKING, read_about
 
             with suppress(UserError):  # the command itself says what is wrong with it
@@ -84,7 +85,7 @@ def lacking_lines(options: Mapping[str, Any]) -> list[str]:
 
 def _paths(values: Iterator[Any]) -> Iterator[Path]:
     for value in values:
-        if isinstance(value, Path):
-            yield value
+        if isinstance(value, str | Path):
+            yield Path(value)
         elif isinstance(value, list | tuple):
             yield from _paths(iter(value))
