@@ -44,6 +44,7 @@ NOT_RUN = {
     "docs/howto/predict.md": 1,
     "docs/howto/scans.md": 5,
     "docs/howto/sequences.md": 3,
+    "docs/howto/share.md": 1,
     "docs/howto/sweep.md": 1,
     "docs/howto/trust.md": 1,
     "docs/howto/viewer.md": 2,

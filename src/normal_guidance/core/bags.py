@@ -405,7 +405,7 @@ def _as_bag(scan: object, number: int) -> Bag:
 
 def _slice_labels_of(bag: Bag) -> Int[Tensor, "slices"]:
     if bag.slice_labels is not None:
-        return bag.slice_labels
+        return bag.slice_labels.long()
     return torch.full((len(bag.features),), UNKNOWN, device=bag.features.device)
 
 
