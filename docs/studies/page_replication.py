@@ -1,7 +1,7 @@
-"""The measurements of docs/replication.md, one function an item; all together take about a minute on two cores.
+"""The measurements of docs/replication, one function an item; all together take about a minute on two cores.
 
-They are drawn from fixed seeds, or read from the published numbers.  Two tables of the page, `selection` and `heads`,
-were computed from the histories and predictions of finished runs, by docs/measured/selection.py of commit 6493fd7.
+They are drawn from fixed seeds, or read from the published numbers.  Two tables, `selection` and `heads`, were
+computed from the histories and predictions of finished runs, by docs/measured/selection.py of commit 6493fd7.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
     your own training loop            ng.NormalGuidance, ng.GuidanceCallback (Lightning)
     the paper's methods               ng.METHODS, ng.build_model, ng.Config, ng.train_model, ng.predict_bags
     many configurations at once       ng.grid, ng.sweep
+    models for other programs         ng.export_model (ONNX, torch.export), ng.push_to_hub, ng.pull_from_hub
     measures and pictures             ng.localization, ng.scan_level, ng.auroc, ng.auprc, ng.figures
 
 The names are imported at first use, so that `nguide --help` does not wait for torch.
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from normal_guidance.lazy_names import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from normal_guidance.clinical.hub import pull_from_hub, push_to_hub
     from normal_guidance.clinical.in_python import fit, predict
     from normal_guidance.core.bags import Bag, Bags, collate
     from normal_guidance.core.guidance import (
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
     from normal_guidance.core.prediction import Prediction
     from normal_guidance.errors import UserError
+    from normal_guidance.export import export_model
     from normal_guidance.features.store import open_store
     from normal_guidance.reports import figures
     from normal_guidance.training.config import Config, grid
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from normal_guidance.training.sweep import sweep
 
 _HOME = {
+    "pull_from_hub": "clinical.hub",
+    "push_to_hub": "clinical.hub",
     "fit": "clinical.in_python",
     "predict": "clinical.in_python",
     "Bag": "core.bags",
@@ -69,6 +74,7 @@ _HOME = {
     "scan_level": "core.metrics",
     "Prediction": "core.prediction",
     "UserError": "errors",
+    "export_model": "export",
     "open_store": "features.store",
     "Config": "training.config",
     "grid": "training.config",
@@ -100,6 +106,7 @@ __all__ = [
     "build_model",
     "collate",
     "divergence",
+    "export_model",
     "figures",
     "fit",
     "grid",
@@ -110,6 +117,8 @@ __all__ = [
     "pack",
     "predict",
     "predict_bags",
+    "pull_from_hub",
+    "push_to_hub",
     "scan_level",
     "sweep",
     "train_model",

@@ -21,7 +21,9 @@ from normal_guidance.cli.describe import describe
 from normal_guidance.cli.doctor.command import doctor
 from normal_guidance.cli.encode import encode
 from normal_guidance.cli.experiment import experiment
+from normal_guidance.cli.export import export
 from normal_guidance.cli.fit import fit
+from normal_guidance.cli.hub import hub_app
 from normal_guidance.cli.index import index
 from normal_guidance.cli.methods import methods
 from normal_guidance.cli.node import node
@@ -97,8 +99,9 @@ def _help(command: Callable[..., None]) -> str:
 
 for command in (
     *(demo, phantom, index, split, audit, describe, encode, fit, methods, sweep, experiment, reproduce),
-    *(trust, bundle, predict, node, view, doctor),
+    *(trust, bundle, export, predict, node, view, doctor),
 ):
     app.command(help=_help(command), cls=Command)(command)
+app.add_typer(hub_app, name="hub")
 app.add_typer(store_app, name="store")
 app.add_typer(weights_app, name="weights")

@@ -38,6 +38,7 @@ IMPORT_FORMATS = ("npz", "npy", "pt", "hdf5", "parquet", "torchmil")
 DTYPES = ("float16", "float32")
 DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
+TRACKERS = ("tensorboard", "mlflow")
 ENGINES = ("auto", "packed", "recorded", "compiled")
 
 Complete = Callable[[str], list[str]]

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json
+from normal_guidance.cli.tracking import check_track, track_runs
 from normal_guidance.cli.training_estimate import DryRun, print_estimates
-from normal_guidance.cli.training_options import COMPUTING, TrainingOptions, methods_option, with_training_options
+from normal_guidance.cli.training_options import (
+    COMPUTING,
+    Track,
+    TrainingOptions,
+    methods_option,
+    with_training_options,
+)
 from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,6 +75,7 @@ def experiment(
             rich_help_panel=COMPUTING,
         ),
     ] = None,
+    track: Track = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -81,6 +89,7 @@ def experiment(
     from normal_guidance.evaluation.stored_features import stored_dataset
     from normal_guidance.features.store import open_store
 
+    check_track(track)
     names = tuple(training.regularized(choose_methods(methods, sensitivity=False)))
     training.check_guidance(names, *["--sensitivity"] * sensitivity)
     data = stored_dataset(stores, [*(split or []), *(splits or [])], dataset)
@@ -94,6 +103,7 @@ def experiment(
         _estimate(plan, console, as_json)
     else:
         run_study(plan, manifest, console, _cluster(ray), as_json)
+        track_runs(track, out, console)
 
 
 class StudyPlan(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.training_options import Device, choose_execution, parse_list
+from normal_guidance.cli.tracking import check_track, track_fits
+from normal_guidance.cli.training_options import Device, Track, choose_execution, parse_list
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.fitting import FittedModel
@@ -43,6 +45,7 @@ def fit(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
     device: Device = None,
+    track: Track = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit a model to stored features and scan labels: folds, penalties and a committee are chosen by themselves.
@@ -60,6 +63,8 @@ def fit(
     from normal_guidance.statistics.calibration import describe
     from normal_guidance.training.fit_committee import make_plan
 
+    check_track(track)
+    asked = {"store": store, "split": split, "sensitivity": sensitivity, "coverage": coverage, "seed": seed}
     opened = open_store(store)
     if split is not None:
         opened = opened.with_parts(split)
@@ -67,7 +72,8 @@ def fit(
     where = choose_execution(device, "auto").device
     if len(names) > 1:
         options = {"sensitivity": sensitivity, "coverage": coverage, "seed": seed, "device": where}
-        _fit_findings(opened, out, names, as_json, **options)
+        models = _fit_findings(opened, out, names, as_json, **options)
+        track_fits(track, out, models, asked, as_json)
         return
     scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
     plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
@@ -88,6 +94,7 @@ def fit(
             device=where,
             watch=tell,
         )
+    track_fits(track, out, {"fit": made}, asked, as_json)
     if as_json:
         print_json(_as_json(out, made))
         return
@@ -114,7 +121,9 @@ def _as_json(out: Path, made: FittedModel) -> dict[str, Any]:
     }
 
 
-def _fit_findings(store: FeatureStore, out: Path, names: list[str], as_json: bool, **options: Any) -> None:
+def _fit_findings(
+    store: FeatureStore, out: Path, names: list[str], as_json: bool, **options: Any
+) -> Mapping[str, FittedModel]:
     """Fit a model of each finding, and print the sentences about each."""
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
     from normal_guidance.clinical.fit_findings import fit_findings
@@ -137,7 +146,7 @@ def _fit_findings(store: FeatureStore, out: Path, names: list[str], as_json: boo
                 "skipped": [{"name": name, "reason": reason} for name, reason in made.skipped.items()],
             }
         )
-        return
+        return made.models
     for name, one in made.models.items():
         intervals = one.measured.intervals.sentences()
         for line in (*one.sentences(), *intervals, *([made.notes[name]] if name in made.notes else [])):
@@ -147,3 +156,4 @@ def _fit_findings(store: FeatureStore, out: Path, names: list[str], as_json: boo
     say(console, f"Report: {out / PAGE}")
     what = "SCAN" if made.bundle.encoder else "FEATURES"
     say(console, f"Next: nguide predict {what} --model {out} -o OUT")
+    return made.models

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.cli.json_output import AsJson, print_json
+from normal_guidance.cli.tracking import check_track, track_runs
 from normal_guidance.cli.training_estimate import DryRun, print_estimates
 from normal_guidance.cli.training_options import (
+    Track,
     TrainingOptions,
     methods_option,
     named_methods,
@@ -57,6 +59,7 @@ def sweep(
         float,
         typer.Option(callback=_above_zero, help="Save it also after so many minutes."),
     ] = 5.0,
+    track: Track = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -66,6 +69,7 @@ def sweep(
     """
     from normal_guidance.cli.progress_bar import make_console, say
 
+    check_track(track)
     execution = training.execution()
     names = training.regularized(parse_methods(methods))
     training.check_guidance(names)
@@ -80,6 +84,7 @@ def sweep(
     given |= {"save_epochs": save_epochs, "save_minutes": save_minutes}
     saving = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
     runs = _run_all(console, out, grids, parts, execution, options=_for_json(given), **saving)
+    track_runs(track, out, console)
     if as_json:
         print_json({"folder": out, "runs": [_run_json(*key, run) for key, run in runs.items()]})
         return

@@ -26,6 +26,7 @@ from normal_guidance.cli.completion import (
     PRECISIONS,
     REGULARIZERS,
     SCHEDULES,
+    TRACKERS,
     one_of,
     some_of,
 )
@@ -46,6 +47,14 @@ COMPUTING = "Computing"
 PROTOCOL = ("batch_size", "optimizer", "weight_decay", "schedule", "class_weights", "patience", "train_above_val")
 """Options of training that are None where they are not given: the command's protocol then has its own value."""
 
+Track = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TRACKER",
+        help="Also write options, curves and final metrics for tensorboard or mlflow; see docs/howto/track.md.",
+        autocompletion=one_of(TRACKERS),
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(

@@ -41,7 +41,7 @@ def matvec(
     matrix: Float[Tensor, "*parts rows columns"], vector: Float[Tensor, "*parts columns"]
 ) -> Float[Tensor, "*parts rows"]:
     """Matrix times vector.  A compiler fuses it with other work on the matrix; without a compiler BLAS does it."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return (matrix * vector[..., None, :]).sum(-1)
     return (matrix.to(vector.dtype) @ vector[..., None]).squeeze(-1)
 
@@ -127,12 +127,20 @@ class Sm(nn.Module):
         kernel = self.kernel()
         if isinstance(layout, SlottedLayout):
             return ragged_smooth(rows, kernel, layout.starts, layout.lengths, layout.longest)
+        if torch.compiler.is_exporting():
+            return self._by_convolution(rows, kernel, layout)
         windows = layout.windows(halo=self.steps)
         matrix = self.band.to(kernel.dtype) @ kernel
         reach, blocks = windows.read.shape
         read = take_rows(rows, windows.read).reshape(reach, blocks * rows.shape[1])
         smooth = (matrix @ read.to(matrix.dtype)).reshape(SMOOTHING_BLOCK * blocks, rows.shape[1])
         return take_rows(smooth, windows.write)
+
+    def _by_convolution(self, rows: Rows, kernel: Float[Tensor, "taps"], layout: Layout) -> Rows:
+        """The rows of one scan smoothed without blocks, whose number would be fixed in an exported graph."""
+        reach = torch.arange(-self.steps, layout.longest + self.steps, device=rows.device)
+        mirrored = take_rows(rows, mirror(reach, layout.lengths)).T[:, None]
+        return F.conv1d(mirrored, kernel.to(rows.dtype)[None, None]).squeeze(1).T
 
     def first_row(self, layout: Layout) -> Float[Tensor, "bags reach"]:
         """Row 0 of the operator: the weights of each bag's first T + 1 rows in its smoothed row 0."""

@@ -75,7 +75,7 @@ class Places:
             alike = layout.log_softmax(torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=device))
             return ScanPlaces(layout, None, layout.lengths.double()[:, None, None], alike)
         farthest = math.ceil(2.0 * self.reach)  # beyond it a window is 0
-        half = min(farthest, layout.longest - 1)
+        half = farthest if torch.compiler.is_exporting() else min(farthest, layout.longest - 1)
         distance = torch.arange(half + 1, device=device, dtype=torch.float64)
         taps = torch.exp(-0.5 * (distance / max(self.reach, 1e-9)) ** FLATNESS)
         whole = 1.0 + 2.0 * sum(math.exp(-0.5 * (d / self.reach) ** FLATNESS) for d in range(1, farthest + 1))
@@ -129,7 +129,7 @@ def smooth(
         return values.sum(1, keepdim=True).expand(-1, longest)
     if len(taps) == 1:
         return values * taps
-    if longest <= DENSE:
+    if not torch.compiler.is_exporting() and longest <= DENSE:
         place = torch.arange(longest, device=values.device)
         distance = (place[:, None] - place).abs()
         kernel = torch.where(distance < len(taps), taps[distance.clamp_max(len(taps) - 1)], 0.0)

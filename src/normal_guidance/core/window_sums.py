@@ -51,6 +51,8 @@ def window_sums(
         >>> window_sums(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.tensor([1.0, 0.5]))
         tensor([[0.5000, 1.0000, 0.5000, 0.0000]])
     """
+    if torch.compiler.is_exporting():
+        return _plain_sums(values, taps)
     if taps.ndim == 2:
         return stacked_sums(values, taps)
     return stacked_sums(values[None], taps[None]).squeeze(0)
@@ -86,6 +88,13 @@ def stacked_tap_gradient(gradient: Tensor, values: Tensor, taps: Tensor) -> Tens
         before, own, behind = by_offset.split([reach, 1, reach])
         into[: reach + 1] = torch.cat([own, before.flip(0) + behind])
     return found
+
+
+def _plain_sums(values: Float[Tensor, "rows longest"], taps: Float[Tensor, "reach"]) -> Float[Tensor, "rows longest"]:
+    """`window_sums` of one configuration without blocks, whose number would be fixed in an exported graph."""
+    reach, longest = len(taps) - 1, values.shape[1]
+    read = torch.arange(longest, device=values.device)[:, None] + torch.arange(2 * reach + 1, device=values.device)
+    return F.pad(values, (reach, reach))[:, read] @ torch.cat([taps[1:].flip(0), taps])
 
 
 def _reach(taps: Tensor, values: Tensor) -> int:

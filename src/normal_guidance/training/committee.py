@@ -17,6 +17,7 @@ Where it was not shown that members tell scans apart, their evidence may be nois
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -82,6 +83,7 @@ class Committee(nn.Module):
     ) -> None:
         super().__init__()
         self.scaling, self.places, self.shown = scaling, tuple(places), shown
+        self._kinds: list[int] = kind.tolist()  # an exported graph depends on them, and cannot read a tensor
         self.register_buffer("kind", kind)
         for name, values in (("weights", weights), ("bias", bias), ("gain", gain), ("sharpness", sharpness)):
             self.register_buffer(name, values.float())
@@ -92,27 +94,30 @@ class Committee(nn.Module):
     def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike) -> Prediction:
         rows, layout = as_rows(features, bags, self.scaling.features)
         scaled = self.scaling(rows)
-        of_logit, of_attention = (
-            own.to(rows.device) for own in shares([self.places[one] for one in self.kind.tolist()])
-        )
+        of_logit, of_attention = (own.to(rows.device) for own in shares(self._places()))
         logit = torch.zeros(layout.bags, dtype=torch.float64, device=rows.device)
         attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
-        together = max(1, AT_ONCE // layout.mask.numel())
+        together = len(self) if torch.compiler.is_exporting() else max(1, AT_ONCE // layout.mask.numel())
         for number, places in enumerate(self.places):
+            members = [member for member, kind in enumerate(self._kinds) if kind == number]
             here = places.of(layout)
-            for own in (self.kind == number).nonzero().squeeze(1).split(together):
+            for own in torch.tensor(members, dtype=torch.int64, device=rows.device).split(together):
                 evidence = layout.pad((scaled @ self.weights[own].T).T)
                 log_a, odds = look(here, here.windows(evidence), self.sharpness[own])
                 logit += (self.gain[own] * odds + self.bias[own]) @ of_logit[own]
                 attention += (log_a.exp() * of_attention[own][:, None]).sum(1)
         if not self.shown:
-            attention = layout.pad(self.prior(layout.lengths)[None].double())[:, 0]
+            attention = _prior(self._places(), layout)
         log_attention = layout.restore(layout.hide(attention.clamp_min(1e-300).log())[:, None])
         return Prediction(logit.float(), layout.restore(attention).float(), log_attention.float())
 
     def prior(self, lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
         """The attention without any evidence: where members expect a finding before they look at the scan."""
-        return prior_attention([self.places[kind] for kind in self.kind.tolist()], lengths.to(self.kind.device))
+        return prior_attention(self._places(), lengths.to(self.kind.device))
+
+    def _places(self) -> list[Places]:
+        """The places that each member looks for."""
+        return [self.places[kind] for kind in self._kinds]
 
     def of(self, members: Sequence[int]) -> Committee:
         """A committee of some of the members."""
@@ -173,8 +178,8 @@ def shares(places: Sequence[Places]) -> tuple[Float64[Tensor, "members"], Float6
         >>> shares([one, one])[0]
         tensor([0.5000, 0.5000], dtype=torch.float64)
     """
-    everywhere = torch.tensor([one.whole_scan for one in places])
-    groups = [group.double() / group.sum() for group in (~everywhere, everywhere) if group.any()]
+    divided = ([one.whole_scan is whole for one in places] for whole in (False, True))
+    groups = [torch.tensor(group, dtype=torch.float64) / sum(group) for group in divided if any(group)]
     return torch.stack(groups).mean(0), groups[0]
 
 
@@ -185,18 +190,17 @@ def prior_attention(places: Sequence[Places], lengths: Int[Tensor, "bags"]) -> F
         >>> prior_attention([Places(0.0, central=False), Places(None, central=False)], torch.tensor([2, 1]))
         tensor([0.5000, 0.5000, 1.0000])
     """
-    of_kind = dict.fromkeys(places, 0.0)
-    for kind, share in zip(places, shares(places)[1].tolist(), strict=True):
-        of_kind[kind] += share
-    found = []
-    for batch in in_batches(lengths, len(lengths)):
-        layout = Layout.packed(lengths[batch])
-        nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=lengths.device)
-        attention = nothing[:, 0]
-        for kind, share in of_kind.items():
-            attention = attention + share * kind.of(layout).attend(nothing)[:, 0].exp()
-        found.append(layout.restore(attention).float())
-    return torch.cat(found)
+    layouts = (Layout.packed(lengths[batch]) for batch in in_batches(lengths, len(lengths)))
+    return torch.cat([layout.restore(_prior(places, layout)).float() for layout in layouts])
+
+
+def _prior(places: Sequence[Places], layout: Layout) -> Float64[Tensor, "bags longest"]:
+    localizing = [one for one in places if not one.whole_scan] or places  # those that `shares` gives a part
+    nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=layout.mask.device)
+    attention = nothing[:, 0]
+    for kind, members in Counter(localizing).items():
+        attention = attention + members / len(localizing) * kind.of(layout).attend(nothing)[:, 0].exp()
+    return attention
 
 
 def look(

@@ -54,6 +54,9 @@ class ACMIL(nn.Module):
         of_scan, of_branches = evidence[:, :1], evidence[:, 1:]
         scores = layout.hide(layout.fold(self.attention(rows)))
         log_a = layout.log_softmax(scores)
+        logit = (log_a.exp().mean(1, keepdim=True) * of_scan).sum(2).squeeze(1) + self.classifier.bias
+        if torch.compiler.is_exporting():  # a deployed model has no loss
+            return as_prediction(logit, log_a, layout)
         chance = layout.fold(uniform(rows, self.epoch, scores.shape[1]))
         hidden = _best(scores.detach(), layout) & (chance < HIDDEN)
         masked = layout.log_softmax(scores.masked_fill(hidden, torch.finfo(scores.dtype).min / 2)).exp()
@@ -62,7 +65,6 @@ class ACMIL(nn.Module):
             "branches": (masked * of_branches).sum(2) + self.branches.bias,
             "similarity": _similarity(log_a.exp()),
         }
-        logit = (log_a.exp().mean(1, keepdim=True) * of_scan).sum(2).squeeze(1) + self.classifier.bias
         return as_prediction(logit, log_a, layout, extra)
 
 

@@ -1,0 +1,227 @@
+"""Models to and from the Hugging Face Hub: the two files of a bundle and a model card, nothing else.
+
+A folder of `nguide fit` also holds predictions that name scans and patients.  They are read for the card's intervals,
+and never copied: what is uploaded is written anew from the bundle and checked for ids and paths.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normal_guidance.clinical.bundle import BUNDLE, WEIGHTS, Bundle, load_bundle, write_bundle
+from normal_guidance.clinical.model_card import CARD, Aurocs, model_card
+from normal_guidance.core.bags import Bags
+from normal_guidance.data.findings import FINDINGS
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.extras import install_command
+from normal_guidance.files import folder_atomically, write_atomically
+from normal_guidance.training.measured_fit import OUT_OF_FOLD, scan_auroc
+from normal_guidance.training.run_folder import PREDICTION_TABLE
+
+PULLED = (CARD, FINDINGS, BUNDLE, WEIGHTS, f"*/{BUNDLE}", f"*/{WEIGHTS}")
+"""The files that are taken from a repository."""
+
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+PATH = re.compile(r"^(/|~|\.{1,2}/|\\|[A-Za-z]:[\\/])")
+"""The beginning of a text that is a path on some machine."""
+
+LEAST_ID = 3
+"""Shorter ids are not looked for: numbers such as 12 stand for something else."""
+
+
+def push_to_hub(
+    folder: str | Path, repository: str, *, private: bool = False, dry_run: str | Path | None = None
+) -> list[str]:
+    """Upload a model with its card, and return the names of the files.
+
+    Args:
+        folder: of `nguide fit`, of a bundle, or of a run.
+        repository: OWNER/NAME; created if it does not exist.
+        private: whether a new repository is private.
+        dry_run: a new folder that gets the files instead; nothing is uploaded.
+
+    Example:
+        >>> push_to_hub("model", "just-a-name")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: repository 'just-a-name' is not OWNER/NAME, such as mylab/head-ct
+    """
+    _check_folder(folder)
+    _check_name(repository)
+    if dry_run is not None:
+        with folder_atomically(dry_run) as draft:
+            return _fill(Path(folder), repository, draft)
+    hub = _hub()
+    with tempfile.TemporaryDirectory() as place:
+        files = _fill(Path(folder), repository, Path(place))
+        try:
+            api = hub.HfApi(library_name="normal-guidance")
+            api.create_repo(repository, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repository, folder_path=place, allow_patterns=files, commit_message="Upload the model"
+            )
+        except (OSError, hub.errors.HfHubHTTPError, hub.errors.LocalTokenNotFoundError) as error:
+            raise UserError(
+                f"{repository} could not be written ({_first_line(error)}); log in with a token that may write: "
+                "hf auth login"
+            ) from error
+    return files
+
+
+def pull_from_hub(repository: str, out: str | Path, revision: str | None = None) -> Bundle:
+    """Download a model into a new folder, check it and load it; files that are not part of a bundle are not taken."""
+    _check_name(repository)
+    hub = _hub()
+    with folder_atomically(out) as draft:
+        try:
+            hub.snapshot_download(repository, revision=revision, local_dir=draft, allow_patterns=list(PULLED))
+        except (OSError, hub.errors.HfHubHTTPError) as error:
+            raise UserError(
+                f"{repository} could not be read ({_first_line(error)}); check its name, and log in if it is private: "
+                "hf auth login"
+            ) from error
+        shutil.rmtree(draft / ".cache", ignore_errors=True)  # the Hub's own notes
+        try:
+            return load_bundle(draft)
+        except UserError as error:
+            raise UserError(f"{repository} is not a model of nguide: {error}") from error
+
+
+def _check_name(repository: str) -> None:
+    if not isinstance(repository, str):
+        raise UserError(f"repository: got {type(repository).__name__}; give OWNER/NAME, such as 'mylab/head-ct'")
+    if re.match(r"\w+://", repository):
+        name = "/".join(repository.split("/")[3:5])
+        raise UserError(f"repository {repository!r} is an address; give OWNER/NAME alone: {name!r}")
+    if not REPOSITORY.fullmatch(repository):
+        raise UserError(f"repository {repository!r} is not OWNER/NAME, such as mylab/head-ct")
+
+
+def _check_folder(folder: object) -> None:
+    if not isinstance(folder, str | Path):
+        raise UserError(
+            f"folder: got {type(folder).__name__}; give the folder of a model, which fit or nguide fit writes"
+        )
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise UserError(f"the Hub needs the package {error.name}; install it: {install_command('hub')}") from error
+    return huggingface_hub
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is uploaded
+# ----------------------------------------------------------------------------------------------------
+
+
+def _fill(folder: Path, repository: str, draft: Path) -> list[str]:
+    """Write the bundle and its card, check them, and name the files."""
+    bundle = load_bundle(folder)
+    shared = replace(without_paths(bundle), further=tuple(map(without_paths, bundle.further)))
+    content = draft / "content"
+    write_bundle(shared, content)
+    for path in content.iterdir():
+        path.rename(draft / path.name)
+    content.rmdir()
+    card = model_card(shared, repository, aurocs_of(folder, bundle))
+    write_atomically(draft / CARD, card.encode())
+    refuse_private(draft, ids_in(folder, bundle))
+    return sorted(path.relative_to(draft).as_posix() for path in draft.rglob("*") if path.is_file())
+
+
+def without_paths(bundle: Bundle) -> Bundle:
+    """The bundle with the last part of the encoder's name alone, where it is a folder of this machine."""
+    if bundle.encoder is None:
+        return bundle
+    name = bundle.encoder.name
+    if not (PATH.match(name) or Path(name.partition("+")[0]).exists() or name.count("/") > 1):
+        return bundle
+    return replace(bundle, encoder=replace(bundle.encoder, name=re.split(r"[\\/]", name.rstrip("\\/"))[-1]))
+
+
+def refuse_private(folder: Path, ids: set[str]) -> None:
+    """Refuse files that hold a path, or the id of a scan or patient that the model was measured on.
+
+    Example:
+        >>> place = Path(tempfile.mkdtemp())
+        >>> _ = (place / "bundle.json").write_text('{"training": {"dataset": "/home/ann/scans"}}')
+        >>> refuse_private(place, set())
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: bundle.json holds '/home/ann/scans' (training.dataset), which looks private;
+        nothing was uploaded
+    """
+    for path in sorted(folder.rglob("*.json")):
+        for place, text in _texts(json.loads(path.read_text())):
+            if PATH.match(text) or text in ids:
+                raise UserError(f"{path.name} holds {text!r} ({place}), which looks private; nothing was uploaded")
+    card = folder / CARD
+    words = set(re.findall(r"[\w.\-]+", card.read_text())) if card.is_file() else set()
+    found = sorted(words & ids)
+    if found:
+        raise UserError(f"{CARD} holds {found[0]!r}, the id of a scan or patient; nothing was uploaded")
+
+
+def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a JSON value, with its place."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _texts(str(name), place)
+            yield from _texts(one, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one, place)
+
+
+def _tables(folder: Path, bundle: Bundle) -> Iterator[tuple[Bundle, Path]]:
+    """The predictions beside the bundles of a folder, where there are any."""
+    for one in bundle.each:
+        own = folder / one.finding.name if bundle.further and one.finding else folder
+        if (own / PREDICTION_TABLE).is_file():
+            yield one, own / PREDICTION_TABLE
+
+
+def ids_in(folder: Path, bundle: Bundle) -> set[str]:
+    """Ids of the scans and patients that a folder's predictions name."""
+    found: set[str] = set()
+    for _, path in _tables(folder, bundle):
+        rows = read_predictions(path, ("scan_id", "patient_id"))
+        found.update(rows["scan_id"].to_pylist() + rows["patient_id"].to_pylist())
+    return {one for one in found if one and len(one) >= LEAST_ID}
+
+
+def aurocs_of(folder: Path, bundle: Bundle) -> dict[str, Aurocs]:
+    """Scan AUROCs with intervals, from a folder's predictions; empty for a bundle alone."""
+    found: dict[str, Aurocs] = {}
+    for one, path in _tables(folder, bundle):
+        own = {}
+        for part in (OUT_OF_FOLD, "val", "test"):
+            rows = read_predictions(path, ("scan_id", "patient_id", "label", "logit"), part=part)
+            labels = torch.tensor(rows["label"].to_numpy()).long()
+            if len(labels.unique()) == 2:
+                ones, ids = torch.ones(len(labels), 1), (rows[name].to_pylist() for name in ("scan_id", "patient_id"))
+                scans = Bags(ones, torch.ones(len(labels)).long(), labels, None, *map(tuple, ids))
+                own["validation" if part == "val" else part] = scan_auroc(
+                    scans, torch.tensor(rows["logit"].to_numpy()).double()
+                )
+        found["" if one.finding is None else one.finding.name] = own
+    return found

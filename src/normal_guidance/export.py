@@ -1,0 +1,326 @@
+"""Models as files for other programs: ONNX (`.onnx`), or PyTorch's own exported program (`.pt2`), without our code.
+
+The graph takes one scan, packed features `(slices, features)` in float32, with any number of slices.  There is no
+batch: scans have different lengths, padding would have to be hidden in every program that calls the graph, and one
+scan is quick.  Memory grows with the square of the slices in TransMIL and its relatives (8 heads) and in the two heads
+beyond the paper (one matrix in float64: 3 GB for 20,000 slices).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jaxtyping
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch._dynamo.exc import UserError as TorchUserError
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from normal_guidance import __version__
+from normal_guidance.core.layout import Layout
+from normal_guidance.core.prediction import Prediction
+from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
+from normal_guidance.files import write_atomically
+
+ONNX, PROGRAM = ".onnx", ".pt2"
+
+METADATA = "metadata.json"
+"""The file in an exported program that holds its metadata."""
+
+TOLERANCE = 1e-4
+"""The most by which an output of a file may differ from its model's: attention relative to its largest value, others to
+1 or, if larger, to their largest value.  Both compute in float32, but sum in other orders."""
+
+LEAST = {"attention": 0.0}
+"""What outputs are measured against at least, if not 1: attention may be small everywhere."""
+
+LENGTHS = (1, 2, 37, 150)
+"""Slices of the random scans on which a written file is compared with its model."""
+
+EXAMPLE = 7
+"""Slices of the scan that is traced; the graph does not depend on it."""
+
+
+class OneScan(nn.Module):
+    """A model of bags as a function of one scan: logit `(1,)`, attention `(slices,)`, log-attention `(heads, slices)`.
+
+    Example:
+        >>> from normal_guidance.core.methods import build_model
+        >>> logit, attention, log_attention = OneScan(build_model("transmil", 16))(torch.randn(5, 16))
+        >>> logit.shape, attention.shape, log_attention.shape
+        (torch.Size([1]), torch.Size([5]), torch.Size([8, 5]))
+    """
+
+    OUTPUTS = ("logit", "attention", "log_attention")
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, features: Float[Tensor, "slices features"]) -> tuple[Tensor, Tensor, Tensor]:
+        found = predict_one(self.model, features)
+        return found.logit, found.attention[0], found.log_attention[0]
+
+
+def predict_one(model: nn.Module, features: Float[Tensor, "slices features"]) -> Prediction:
+    """The prediction for one scan as a padded batch of one, which is traced without reading its length."""
+    slices = features.shape[0]
+    lengths = torch.full((1,), slices, dtype=torch.int64, device=features.device)
+    prediction: Prediction = model(features[None], Layout.padded(lengths, slices))
+    return prediction
+
+
+def export_model(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    features: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a model as ONNX or as an exported program, by the ending of the path, and prove that the file equals it.
+
+    The file takes `features`, `(slices, features)` in float32, and gives `logit`, `attention` and `log_attention`
+    (`OneScan`).  What was written is run on random scans of several lengths beside the model, ONNX by ONNX Runtime.
+
+    Args:
+        model: one of `METHODS` or of your own that takes the same arguments; copied to the CPU, in eval mode, float32.
+        path: a file that ends in `.onnx` or `.pt2`.
+        features: features per slice; without it, those of the model's classifier.
+        metadata: what the file shall say of itself, beside the version.
+
+    Example:
+        >>> from normal_guidance.core.methods import build_model
+        >>> folder = tempfile.mkdtemp()
+        >>> export_model(build_model("abmil", 16), Path(folder) / "abmil.pt2", metadata={"method": "abmil"}).name
+        'abmil.pt2'
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: got {type(model).__name__}; give a torch module, such as train_model(...).model")
+    width = _width(model) if features is None else features
+    return write_graph(OneScan(model), path, width, OneScan.OUTPUTS, metadata or {})
+
+
+def _width(model: nn.Module) -> int:
+    for part, size in (("classifier", "in_features"), ("scaling", "features")):
+        if hasattr(model, part):
+            return int(getattr(getattr(model, part), size))
+    raise UserError(f"{type(model).__name__} does not say how many features a slice has; give them: features=768")
+
+
+def write_graph(
+    graph: nn.Module, path: str | Path, features: int, outputs: Sequence[str], metadata: Mapping[str, str]
+) -> Path:
+    """Write a function of one scan's features, and prove that the file equals it.
+
+    Args:
+        graph: takes `(slices, features)` and returns a tuple of tensors; copied to the CPU, in float32.
+        path: a file that ends in `.onnx` or `.pt2`.
+        features: features per slice.
+        outputs: the names of what it returns.
+        metadata: what the file shall say of itself, beside version, features and the names.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+    if path.suffix not in (ONNX, PROGRAM):
+        raise UserError(f"{path} ends in {path.suffix!r}; name a file that ends in {ONNX} or {PROGRAM}")
+    if path.suffix == ONNX:
+        require_export()
+    about = {"normal_guidance": __version__, "features": str(features), "outputs": ",".join(outputs), **metadata}
+    graph = deepcopy(graph).float().cpu().eval()
+    program = trace(graph, features)
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / path.name
+        if path.suffix == ONNX:
+            _write_onnx(program, draft, outputs, about)
+        else:
+            torch.export.save(program, draft, extra_files={METADATA: json.dumps(about)})
+        prove(draft, graph, features, outputs)
+
+        def copy(file: BinaryIO) -> None:
+            file.write(draft.read_bytes())
+
+        write_atomically(path, copy)
+    return path
+
+
+def trace(graph: nn.Module, features: int) -> ExportedProgram:
+    """The exported program of a function of one scan's features, for any number of slices from 1 on.
+
+    Example:
+        >>> from normal_guidance.core.methods import build_model
+        >>> program = trace(OneScan(build_model("mean", 8)), 8)
+        >>> program.module()(torch.ones(300, 8))[1].sum()
+        tensor(1.0000)
+    """
+    # The values of the example do not matter; a generator of its own leaves the caller's random numbers alone.
+    example = torch.randn(EXAMPLE, features, generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad(), _quiet(), _unchecked():
+            return torch.export.export(graph, (example,), dynamic_shapes={"features": {0: Dim("slices", min=1)}})
+    except (TorchUserError, GuardOnDataDependentSymNode) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{type(graph).__name__} cannot be traced for any number of slices ({reason} ...); write its forward pass "
+            "without Python branches on the slices"
+        ) from error
+
+
+def _write_onnx(program: ExportedProgram, path: Path, outputs: Sequence[str], about: Mapping[str, str]) -> None:
+    with _quiet():
+        made = torch.onnx.export(
+            program,
+            input_names=["features"],
+            output_names=list(outputs),
+            external_data=False,
+            verbose=False,
+        )
+    assert made is not None
+    made.model.metadata_props.update(about)
+    made.save(path, external_data=False)
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """What an exported file says of itself.
+
+    Example:
+        >>> from normal_guidance.core.methods import build_model
+        >>> path = Path(tempfile.mkdtemp()) / "mean.pt2"
+        >>> _ = export_model(build_model("mean", 8), path, metadata={"method": "mean"})
+        >>> read_metadata(path)["method"]
+        'mean'
+    """
+    path = Path(path)
+    if path.suffix == PROGRAM:
+        extra: dict[str, Any] = {METADATA: ""}
+        torch.export.load(path, extra_files=extra)
+        return dict(json.loads(extra[METADATA]))
+    require_export()
+    import onnx
+
+    return {entry.key: entry.value for entry in onnx.load(path, load_external_data=False).metadata_props}
+
+
+Run = Callable[[Tensor], dict[str, Tensor]]
+
+
+def open_graph(path: str | Path) -> Run:
+    """A function from one scan's features to the outputs of an exported file by name, as another program would run it.
+
+    Example:
+        >>> from normal_guidance.core.methods import build_model
+        >>> path = export_model(build_model("mean", 8), Path(tempfile.mkdtemp()) / "mean.pt2")
+        >>> open_graph(path)(torch.ones(4, 8))["attention"]
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
+    path = Path(path)
+    if path.suffix == PROGRAM:
+        module, names = torch.export.load(path).module(), read_metadata(path)["outputs"].split(",")
+
+        def run_program(features: Float[Tensor, "slices features"]) -> dict[str, Tensor]:
+            with torch.no_grad():
+                return dict(zip(names, module(features.float()), strict=True))
+
+        return run_program
+    require_export()
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
+    given = [output.name for output in session.get_outputs()]
+
+    def run_session(features: Float[Tensor, "slices features"]) -> dict[str, Tensor]:
+        found = session.run(None, {"features": features.float().numpy()})
+        return {name: torch.from_numpy(value) for name, value in zip(given, found, strict=True)}
+
+    return run_session
+
+
+def prove(path: Path, graph: nn.Module, features: int, outputs: Sequence[str]) -> float:
+    """The largest difference between a file and its model on random scans; more than `TOLERANCE` is refused."""
+    run, largest = open_graph(path), 0.0
+    generator = torch.Generator().manual_seed(1)
+    for slices in LENGTHS:
+        scan = torch.randn(slices, features, generator=generator)
+        with torch.no_grad():
+            wanted = dict(zip(outputs, graph(scan), strict=True))
+        found = run(scan)
+        for name, value in wanted.items():
+            difference = relative_difference(found[name], value, LEAST.get(name, 1.0))
+            if not difference <= TOLERANCE:
+                raise UserError(
+                    f"the exported {name} of a scan of {slices} slices differs from the model's by {difference:.1e} of "
+                    f"its size; {TOLERANCE:g} is allowed, so {path.name} was not written"
+                )
+            largest = max(largest, difference)
+    return largest
+
+
+def relative_difference(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
+    """The largest difference relative to the largest value or to `least`; what is not finite must be the same in both.
+
+    Example:
+        >>> relative_difference(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 4.0]))
+        0.125
+    """
+    found, wanted = found.detach().double(), wanted.detach().double()
+    finite = wanted.isfinite()
+    if found.shape != wanted.shape or not torch.equal(found[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    found, wanted = found[finite], wanted[finite]
+    largest = wanted.abs().max().clamp_min(max(least, torch.finfo(torch.float32).tiny))
+    return float((found - wanted).abs().max() / largest)
+
+
+def require_export() -> None:
+    """Refuse to go on without the packages that write and run ONNX."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"ONNX needs the package {error.name}; install it: {install_command('export')}, "
+            f"or write a file that ends in {PROGRAM}"
+        ) from error
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    """Without checks of shapes, which tests install: in a traced scan the number of slices is a symbol, not an int."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' notes about torchvision, opsets and files of their own."""
+    noisy = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [one.level for one in noisy]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for one in noisy:
+            one.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for one, level in zip(noisy, levels, strict=True):
+                one.setLevel(level)

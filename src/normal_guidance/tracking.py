@@ -1,0 +1,162 @@
+"""What a training did, for TensorBoard or MLflow: options, curves and final metrics, written once it is complete.
+
+Nothing is written while a model trains, so training is as fast as without.  Each training has an identity; one that
+was written before is not written again, so a command may be started as often as needed.
+
+TensorBoard's events go to the folder `tensorboard` of the output.  MLflow's runs go to the server that
+MLFLOW_TRACKING_URI names, and without it to files in the folder `mlruns` of the output: mlflow-skinny has no database,
+and MLflow keeps its files in maintenance mode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
+from normal_guidance.files import folder_atomically
+
+EXPERIMENT = "normal-guidance"
+"""The experiment of MLflow that runs belong to, unless MLFLOW_EXPERIMENT_NAME names another."""
+
+IDENTITY = "normal_guidance.identity"
+"""The tag that tells runs of MLflow apart."""
+
+AT_ONCE = 1000
+"""Values in one call, which is the most that MLflow takes."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One complete training.
+
+    Args:
+        name: such as ng/1001.
+        options: what was asked for.
+        metrics: final numbers; those that are not finite are left out.
+        curves: numbers by epoch, counted from 1.
+
+    Example:
+        >>> one = Training("ng/1", {"lr": 0.1}, {"test/scan_auroc": 0.8}, {"loss": [0.7, math.nan, 0.5]})
+        >>> one.points("loss")
+        [(1, 0.7), (3, 0.5)]
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """The same for the same training, wherever and whenever it is written."""
+        content = [
+            self.name,
+            dict(self.options),
+            dict(self.metrics),
+            {name: list(c) for name, c in self.curves.items()},
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+    def points(self, curve: str) -> list[tuple[int, float]]:
+        """Epochs and values; epochs without a finite value are left out."""
+        return [(epoch, value) for epoch, value in enumerate(self.curves[curve], start=1) if math.isfinite(value)]
+
+    @property
+    def finite_metrics(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self.metrics.items() if math.isfinite(value)}
+
+
+def track(trainings: Sequence[Training], to: str, out: Path) -> str:
+    """Write trainings that were not written before, and say where they are.
+
+    Args:
+        to: a name in `TRACKERS`.
+        out: the folder of the command's output.
+
+    Example:
+        >>> track([], "wandb", Path("out"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: --track 'wandb' is unknown; choose one of tensorboard, mlflow
+    """
+    check_tracker(to)
+    return TRACKERS[to](trainings, out)
+
+
+def check_tracker(to: str) -> None:
+    """Refuse an unknown tracker, and one whose package is missing, before hours of training."""
+    if to not in TRACKERS:
+        raise UserError(f"--track {to!r} is unknown; choose one of {', '.join(TRACKERS)}")
+    try:
+        if to == "tensorboard":
+            import tensorboard.summary.writer.event_file_writer  # noqa: F401
+        else:
+            import mlflow.tracking  # noqa: F401
+    except ImportError as error:
+        _refuse(to, error)
+
+
+def _refuse(to: str, error: ImportError) -> NoReturn:
+    raise UserError(f"--track {to} needs the package {error.name}; install it: {install_command('track')}") from error
+
+
+def _to_tensorboard(trainings: Sequence[Training], out: Path) -> str:
+    for one in trainings:
+        folder = out / "tensorboard" / one.name / one.identity[:12]
+        if not folder.is_dir():
+            with folder_atomically(folder) as draft:
+                _write_events(one, draft)
+    return f"tensorboard --logdir {out / 'tensorboard'}"
+
+
+def _write_events(one: Training, folder: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(os.fspath(folder)) as writer:
+        for name in one.curves:
+            for epoch, value in one.points(name):
+                writer.add_scalar(name, value, epoch)
+        for name, value in one.finite_metrics.items():
+            writer.add_scalar(f"final/{name}", value, 0)
+        writer.add_text("options", "\n".join(f"    {name}: {value}" for name, value in one.options.items()))
+
+
+def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
+
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    if server is None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow refuses to write files
+    client = MlflowClient(tracking_uri=server or (out / "mlruns").resolve().as_uri())
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    known = client.get_experiment_by_name(name)
+    experiment = client.create_experiment(name) if known is None else known.experiment_id
+    for one in trainings:
+        before = client.search_runs([experiment], filter_string=f"tags.`{IDENTITY}` = '{one.identity}'")
+        if any(run.info.status == "FINISHED" for run in before):
+            continue
+        for run in before:  # killed while it was written
+            client.delete_run(run.info.run_id)
+        run_id = client.create_run(experiment, run_name=one.name, tags={IDENTITY: one.identity}).info.run_id
+        values = [Metric(name, value, 0, 0) for name, value in one.finite_metrics.items()]
+        values += [Metric(name, value, 0, epoch) for name in one.curves for epoch, value in one.points(name)]
+        for first in range(0, len(values), AT_ONCE):
+            client.log_batch(run_id, metrics=values[first : first + AT_ONCE])
+        client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in one.options.items()])
+        client.set_terminated(run_id)
+    return f"MLflow: experiment {name!r} in {server or out / 'mlruns'}"
+
+
+TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {
+    "tensorboard": _to_tensorboard,
+    "mlflow": _to_mlflow,
+}
+"""Where trainings can be written."""

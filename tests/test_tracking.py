@@ -1,0 +1,91 @@
+"""What `--track` writes can be read back by TensorBoard and MLflow, and is written once."""
+
+import math
+import sys
+
+import pytest
+
+from normal_guidance.errors import UserError
+from normal_guidance.evaluation.runs import run_sweep
+from normal_guidance.evaluation.tracked_runs import tracked_runs
+from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.tracking import EXPERIMENT, TRACKERS, Training, track
+from normal_guidance.training.config import Config
+from normal_guidance.training.winners import read_history
+
+ONE = Training("ng/7", {"lr": 0.1}, {"test/scan_auroc": 0.75, "skill": math.nan}, {"loss": [0.5, math.nan, 0.25]})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    scans = [shifted_mean(24, seed, features=4, shift=3.0) for seed in (1, 2, 3)]
+    configs = [Config("ng", lr=lr, epochs=3, batch_size=8, train_above_val=False) for lr in (0.1, 0.01)]
+    run_sweep(folder / "ng" / "0", configs, *scans, options={"store": "somewhere"})
+    return folder
+
+
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {name: [(one.step, one.value) for one in events.Scalars(name)] for name in events.Tags()["scalars"]}, events
+
+
+def client(folder):
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=(folder / "mlruns").resolve().as_uri())
+
+
+def test_a_run_is_read_with_its_winners_curves(runs):
+    (found,) = tracked_runs(runs)
+    history = read_history(runs / "ng" / "0" / "history.parquet").to_pandas()
+    winner = history.loc[history["winner"], "config"].iloc[0]
+    assert found.name == "ng/0"
+    assert found.curves["val_auroc"] == history.loc[history["config"] == winner, "val_auroc"].tolist()
+    assert found.options["lr"] == history.loc[history["config"] == winner, "lr"].iloc[0]
+    assert found.options["asked/store"] == "somewhere"
+    assert 0 <= found.metrics["test/scan_auroc"] <= 1
+
+
+def test_tensorboard_reads_it_and_it_is_written_once(tmp_path):
+    for _ in range(2):  # as a command that is started again
+        track([ONE], "tensorboard", tmp_path)
+    (folder,) = (tmp_path / "tensorboard" / "ng" / "7").iterdir()
+    assert len(list(folder.iterdir())) == 1
+    found, events = scalars(folder)
+    assert found == {"loss": [(1, 0.5), (3, 0.25)], "final/test/scan_auroc": [(0, 0.75)]}
+    assert b"lr: 0.1" in events.Tensors("options/text_summary")[0].tensor_proto.string_val[0]
+
+
+def test_mlflow_reads_it_and_it_is_written_once(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for _ in range(2):
+        track([ONE], "mlflow", tmp_path)
+    reader = client(tmp_path)
+    (run,) = reader.search_runs([reader.get_experiment_by_name(EXPERIMENT).experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "ng/7"
+    assert run.data.params == {"lr": "0.1"}
+    assert run.data.metrics == {"loss": 0.25, "test/scan_auroc": 0.75}
+    assert [(one.step, one.value) for one in reader.get_metric_history(run.info.run_id, "loss")] == [
+        (1, 0.5),
+        (3, 0.25),
+    ]
+
+
+def test_other_results_are_another_training():
+    assert ONE.identity == Training(ONE.name, ONE.options, ONE.metrics, ONE.curves).identity
+    assert ONE.identity != Training(ONE.name, {"lr": 0.2}, ONE.metrics, ONE.curves).identity
+
+
+@pytest.mark.parametrize(
+    ("to", "module"), [("tensorboard", "tensorboard.summary.writer.event_file_writer"), ("mlflow", "mlflow.tracking")]
+)
+def test_a_missing_package_is_named_with_its_extra(to, module, monkeypatch, tmp_path):
+    assert to in TRACKERS
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"--track {to} needs the package .*pip install 'normal-guidance\[track\]'"):
+        track([], to, tmp_path)
