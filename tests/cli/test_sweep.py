@@ -203,7 +203,10 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--methods", "abml"), "method 'abml' cannot be trained; choose one of max, mean, abmil"),
+        (
+            ("--methods", "abml"),
+            "method 'abml' cannot be trained (did you mean 'abmil'?); choose one of max, mean, abmil",
+        ),
         (("--methods", "ng,"), "--methods ng,: '' is empty or given twice"),
         (("--seeds", "0,x"), "--seeds 0,x: 'x' is not a whole number; write 1,2,3"),
         (("--lr", "fast"), "--lr fast: 'fast' is not a number"),

@@ -124,7 +124,10 @@ def test_predictions_come_in_order_whatever_the_batch(sets: tuple[Bags, Bags]) -
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"method": "abml"}, "method 'abml' cannot be trained; choose one of max, mean, abmil"),
+        (
+            {"method": "abml"},
+            r"method 'abml' cannot be trained \(did you mean 'abmil'\?\); choose one of max, mean, abmil",
+        ),
         ({"method": "centered_gaussian"}, "'centered_gaussian' cannot be trained"),
         ({"lr": -0.1}, "lr is -0.1; it must be at least 0"),
         ({"lr": math.nan}, "lr is nan"),

@@ -180,7 +180,7 @@ HALF = [0, 1] * 4
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (fit_features, "8 scans without labels; give one per scan"),
+        (fit_features, r"8 arrays without labels; give Bag\(features, label\) for each"),
         (lambda: fit_features([1] * 8), "8 positive scans of 8 patients and 0 negative ones"),
         (lambda: fit_features([1] * 7), "y has shape .7,. for 8 scans"),
         (lambda: fit_features([0, 2] * 4), "scan 1 has label 2 .4 such scans."),
