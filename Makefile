@@ -10,7 +10,7 @@ export MPLBACKEND := Agg
 export OMP_WAIT_POLICY := passive
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all pytest coverage tools viewer lint types bench fuzz kills constraints clean
+.PHONY: help install demo test test-all pytest coverage tools viewer lint types docs package bench fuzz kills constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict on core/
 	$(BIN)/mypy
 
+docs: $(STAMP) ## build the site to site/, strictly; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the encoding, the metrics, the viewer, the node; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_length.py
@@ -96,6 +99,14 @@ fuzz: $(STAMP) ## 20,000 damaged scans, tables, features and files of ours, and 
 kills: $(STAMP) ## 25 kills of every command that writes, about an hour; exit code 1 if a file differs or is left
 	$(BIN)/python tests/kill_commands.py --kills 25 --seed 1
 
+# The wheel is built from the sdist, so that both are proved to hold what they need.
+package: $(STAMP) viewer ## build wheel and sdist into dist/, check both, print their sizes
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	@cd dist && wc -c *
+
 # To move to newer releases: .venv/bin/pip install --upgrade --upgrade-strategy eager -e ".[dev]", make constraints,
 # make test.  Local version tags (torch's +cpu) are dropped, so that the pin fits the builds for other devices.
 constraints: $(STAMP) ## write what .venv holds to constraints.txt
@@ -108,5 +119,5 @@ constraints: $(STAMP) ## write what .venv holds to constraints.txt
 
 clean: ## remove .venv, caches and outputs
 	rm -rf frontend/node_modules src/normal_guidance/viewer/static
-	rm -rf $(VENV) build dist demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

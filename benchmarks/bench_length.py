@@ -37,8 +37,8 @@ from normal_guidance.training.committee import Committee
 from normal_guidance.training.config import Config
 from normal_guidance.training.engine import PackedEngine
 from normal_guidance.training.evidence_fit import Penalty, fit_evidence
-from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import LASSOS, REACHES, RIDGES
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.scaling import Scaling
 from normal_guidance.training.stacked_model import Stack
 from report import machine, names
@@ -91,7 +91,7 @@ def committee_times(scans: Bags, slices: int) -> tuple[float, float]:
         for name in ("weights", "bias", "gain", "sharpness")
     }
     committee = Committee(scaling, kinds, torch.arange(len(kinds)).repeat_interleave(2 * len(penalties)), **members)
-    return timed(fit), timed(lambda: predict(committee.eval(), scans))
+    return timed(fit), timed(lambda: predict_bags(committee.eval(), scans))
 
 
 def measure_here(method: str, slices: int, features: int, limit: float) -> dict[str, Any]:

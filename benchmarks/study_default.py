@@ -43,8 +43,8 @@ from normal_guidance.features.store import open_store
 from normal_guidance.simulate.semi_synthetic import semi_synthetic
 from normal_guidance.training.config import Config, fitting_batch, grid_of_method
 from normal_guidance.training.execution import Execution
-from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import fit_committee, make_plan
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.selection import Winner
 from normal_guidance.training.sweep import sweep
 from normal_guidance.training.winners import winner_model
@@ -157,7 +157,7 @@ def by_committee(
         "unusual": found.choice.unusual,
         "leader": kind,
     }
-    return predict(found.committee, test), about
+    return predict_bags(found.committee, test), about
 
 
 def by_method(
@@ -174,7 +174,7 @@ def by_method(
     model = winner_model(winner.config, train.width, winner.weights)
     chosen = {name: getattr(winner.config, name) for name in ("lr", "l1", "guidance_weight")}
     about = {**chosen, "epoch": winner.epoch, "val_auroc": winner.val_auroc}
-    return predict(model, test), about
+    return predict_bags(model, test), about
 
 
 def work(folder: str, job: Job, device: str) -> tuple[dict[str, Any], np.ndarray | None]:

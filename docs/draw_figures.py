@@ -1,30 +1,36 @@
 """Draws docs/images/divergences.png and docs/images/heads.png: what guidance does to attention, and to each head's.
 
-The first shows the attention of ABMIL, trained without guidance on the set of `draw_readme_picture.py` with fewer
-features, on one test scan.  The second starts at eight made-up heads and follows guidance alone.
+The first shows the attention of ABMIL, trained without guidance on a semi-synthetic set, on one test scan.  Slices of
+that set are independent, those of a scan are not: neighbours look alike.  So its features are smoothed along the slices
+first (binomial kernel, variance restored), and attention can follow the shape of a lesion.  The second starts at eight
+made-up heads and follows guidance alone.
 
     .venv/bin/python docs/draw_figures.py
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from draw_readme_picture import SHIFT, smoothed
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
+from normal_guidance.core.layers import Sm
 from normal_guidance.presentation.figure_style import save
 from normal_guidance.reports.figures.divergences import plot_divergences, plot_heads
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config
-from normal_guidance.training.fit import fit, predict
+from normal_guidance.training.loop import predict_bags, train_model
 
 IMAGES = Path(__file__).parent / "images"
 
+SHIFT = 1.0
+PASSES = 8
 FEATURES = 32
 SCAN = 2  # of the positive test scans: its attention has several peaks
 
@@ -32,12 +38,23 @@ HEADS, SLICES = 8, 40
 STEPS, STEP = 400, 0.5
 
 
+@torch.no_grad()
+def smoothed(bags: Bags) -> Bags:
+    """Features averaged with their neighbours PASSES times (a binomial kernel), scaled back to unit variance."""
+    features, sm = bags.features, Sm(steps=1)  # one step at alpha = 1/2: half the slice, half its neighbours
+    for _ in range(PASSES):
+        features = sm(features, bags.layout)
+    return replace(bags, features=features / features.std())
+
+
 def abmil_attention() -> tuple[Tensor, Tensor]:
     """What ABMIL attends to in one test scan, and the slices that are positive."""
     train, val, test = (
         smoothed(shifted_mean(n, i, shift=SHIFT, features=FEATURES)) for i, n in ((1, 2000), (2, 500), (3, 400))
     )
-    attention = predict(fit(Config("abmil", lr=0.01, l1=1e-3, epochs=30), train, val).model, test).attention
+    attention = predict_bags(
+        train_model(Config("abmil", lr=0.01, l1=1e-3, epochs=30), train, val).model, test
+    ).attention
     number = int(test.localizable.nonzero().flatten()[SCAN])
     return attention.split(test.lengths.tolist())[number], test[number].slice_labels
 

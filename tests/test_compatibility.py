@@ -22,7 +22,7 @@ from normal_guidance.data.manifest import read_manifest
 from normal_guidance.evaluation.runs import load_run, run_sweep
 from normal_guidance.features.store import open_store
 from normal_guidance.training.config import Config
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.winners import load_winner
 from normal_guidance.viewer.gallery import open_gallery
 from small_bundle import use_tiny
@@ -56,7 +56,7 @@ def test_a_run_rebuilds_the_model_that_made_its_predictions():
     assert (winner.config.method, winner.config.lr, winner.config.epochs) == ("ng", 0.1, 4)
     assert winner.test.localization_auroc == pytest.approx(0.7)
     store = open_store(FILES / "store").part("test")
-    found = predict(load_winner(FILES / "run"), store)
+    found = predict_bags(load_winner(FILES / "run"), store)
     rows = {row["scan_id"]: row for row in read_rows(FILES / "run")}
     for scan, logit in zip(store.scan_ids, found.logit.tolist(), strict=True):
         assert logit == pytest.approx(rows[scan]["logit"], abs=1e-5)

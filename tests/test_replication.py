@@ -1,4 +1,4 @@
-"""docs/replication.md: its tables are what its script measures, and its form is the same for every item."""
+"""docs/replication: its tables are what its script measures, and its form is the same for every item."""
 
 import json
 import re
@@ -14,7 +14,8 @@ from sklearn.metrics import roc_auc_score
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 
-PARTS = ("Paper", "Scripts", "Ours", "Measured")
+PARTS = ("Paper says", "Scripts do", "We do", "The difference is worth")
+STAGES = ("data", "features", "model", "guidance", "training", "selection", "evaluation", "ceilings")
 QUICK = (
     "order",
     "repairs",
@@ -49,8 +50,14 @@ def studies():
 
 
 @pytest.fixture(scope="module")
-def page():
-    return (DOCS / "replication.md").read_text(encoding="utf-8")
+def pages():
+    """Name -> text of every page of the folder."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted((DOCS / "replication").glob("*.md"))}
+
+
+@pytest.fixture(scope="module")
+def whole(pages):
+    return "\n".join(pages.values())
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -75,8 +82,8 @@ def why_different(ours: str, theirs: str) -> str | None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_page_shows_what_is_measured(name, studies, page):
-    assert why_different(studies.measured.SECTIONS[name](), studies.make.written(page)[name]) is None
+def test_the_pages_show_what_is_measured(name, studies, whole):
+    assert why_different(studies.measured.SECTIONS[name](), studies.make.written(whole)[name]) is None
 
 
 def test_the_comparison_can_fail():
@@ -87,37 +94,47 @@ def test_the_comparison_can_fail():
     assert why_different("| 1 | 2 |", "| 1 |") == "the words differ"
 
 
-def test_every_measurement_has_its_place_once(studies, page):
-    names = [name for name, _ in studies.make.BLOCK.findall(page)]
+def test_every_measurement_has_its_place_once(studies, whole):
+    names = [name for name, _ in studies.make.BLOCK.findall(whole)]
     assert sorted(names) == sorted([*studies.measured.SECTIONS, *FROM_HISTORIES])
-    assert page.count("<!-- measured:") == len(names)
+    assert whole.count("<!-- measured:") == len(names)
 
 
 # ----------------------------------------------------------------------------------------------------
-# The page
+# The pages
 # ----------------------------------------------------------------------------------------------------
 
 
 def items(page: str) -> dict[str, str]:
     """Title -> text of every item, up to the next heading."""
-    return dict(re.findall(r"^### ([^\n]+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    return dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
 
 
 def anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def test_every_item_has_its_four_parts(page):
-    assert len(items(page)) > 20
-    for title, text in items(page).items():
-        assert tuple(re.findall(r"^- \*\*(\w+):\*\* \S", text, re.MULTILINE)) == PARTS, title
+def test_every_item_has_its_four_parts(pages):
+    assert sorted(pages) == sorted([*STAGES, "details", "index"])
+    assert sum(len(items(pages[stage])) for stage in STAGES) > 20
+    for stage in STAGES:
+        for title, text in items(pages[stage]).items():
+            assert tuple(re.findall(r"^- \*\*([\w ]+):\*\* \S", text, re.MULTILINE)) == PARTS, title
 
 
-def test_contents_and_links_name_the_items(page):
-    contents = page[page.index("## Contents") : page.index("## Data")]
-    anchors = [anchor(title) for title in items(page)]
-    assert re.findall(r"\]\(#([\w-]+)\)", contents) == anchors
-    assert set(re.findall(r"\]\(#([\w-]+)\)", page)) <= set(anchors)
+def test_the_index_has_a_verdict_for_every_stage(pages):
+    assert tuple(re.findall(r"^\| \[(\w+)\]\(\1\.md\) \| \S", pages["index"], re.MULTILINE)) == STAGES
+
+
+def test_links_between_the_pages_name_their_items(pages):
+    links = [
+        (name, file or f"{name}.md", place)
+        for name, text in pages.items()
+        for file, place in re.findall(r"\]\((\w+\.md)?#([\w-]+)\)", text)
+    ]
+    assert len(links) > 15
+    for name, file, place in links:
+        assert place in map(anchor, items(pages[file.removesuffix(".md")])), f"{name}.md: {file}#{place}"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -125,10 +142,10 @@ def test_contents_and_links_name_the_items(page):
 # ----------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_the_winners_of_the_runs(studies, page):
+def test_the_page_shows_the_winners_of_the_runs(studies, whole):
     """The rule's column, beside the runs that the results page is made of."""
     runs, seen = import_module("page_semi_synthetic").runs("semi-synthetic"), 0
-    for line in studies.make.written(page)["selection"].splitlines()[2:]:
+    for line in studies.make.written(whole)["selection"].splitlines()[2:]:
         method, seed, kept = (cell.strip() for cell in line.split("|")[1:4])
         if (method, int(seed)) not in runs:
             continue

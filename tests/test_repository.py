@@ -1,16 +1,16 @@
-"""The repository keeps its promises: import direction, documents that run, one version, no machine paths."""
+"""The repository keeps its promises: import direction, one tree, one version, no machine paths."""
 
 import ast
+import importlib
 import re
-import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import normal_guidance
+from documents import fenced_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "normal_guidance"
@@ -22,8 +22,8 @@ README = ROOT / "README.md"
 
 # A package may import from itself and from the rows above its own; names in one row are siblings and may not.
 LAYERS = (
-    ("errors",),
-    ("seals", "typed_json"),
+    ("errors", "lazy_names"),
+    ("extras", "seals", "typed_json"),
     ("files",),
     ("folders", "machine", "quantities", "ray_cluster", "source_version", "tensor_files", "tracking"),
     ("core",),
@@ -37,10 +37,12 @@ LAYERS = (
     ("cli",),
 )
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
-TOP_LEVEL_MAY_IMPORT = {"errors", "core", "data", "export", "training"}
+# `import normal_guidance as ng` is the one way in for people: beside the mathematics and training it offers stores
+# (features), fit and predict (clinical) and figures (reports), all of them loaded at first use.
+TOP_LEVEL_MAY_IMPORT = {"errors", "lazy_names", "core", "export", "features", "training", "clinical", "reports"}
 # The packages whose third-party imports are limited, and to what (beside the standard library); triton comes with
 # torch, on CUDA alone, and only modules named *_triton import it.
-THIRD_PARTY = {"errors": set(), "core": {"torch", "jaxtyping", "triton"}}
+THIRD_PARTY = {"errors": set(), "lazy_names": set(), "core": {"torch", "jaxtyping", "triton"}}
 
 
 def imported_names(file: Path, module: str) -> list[tuple[int, str]]:
@@ -136,7 +138,7 @@ def test_the_import_guard_can_fail(tmp_path, file, code, reason):
         ("core/a.py", "from normal_guidance.errors import UserError\nfrom ..errors import UserError"),
         ("training/a.py", "import numpy\nfrom ..features.store import Store\nfrom .config import Config"),
         ("cli/commands.py", "from normal_guidance import __version__\nfrom ..reports import html"),
-        ("__init__.py", "from .core.guidance import NormalGuidance\nfrom normal_guidance.data import bags"),
+        ("__init__.py", "from .core.guidance import NormalGuidance\nfrom normal_guidance.training import sweep"),
     ],
 )
 def test_the_import_guard_lets_good_code_pass(tmp_path, file, code):
@@ -148,10 +150,44 @@ def test_the_import_guard_lets_good_code_pass(tmp_path, file, code):
 
 def test_every_public_name_exists():
     """The top level loads its names lazily, from strings that no parser of imports sees."""
-    for name in getattr(normal_guidance, "__all__", ()):
-        origin = getattr(getattr(normal_guidance, name), "__module__", None) or "normal_guidance.core"
+    for name in normal_guidance.__all__:
+        value = getattr(normal_guidance, name)
+        origin = getattr(value, "__module__", None) or getattr(value, "__name__", "normal_guidance.core")
         assert origin.split(".")[:1] == ["normal_guidance"], name
         assert origin.split(".")[1] in TOP_LEVEL_MAY_IMPORT, name
+
+
+def names_for_type_checkers(file: Path) -> set[str]:
+    """The names that a file imports under ``if TYPE_CHECKING:``."""
+    found = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+    (block,) = (node for node in found if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
+    return {alias.name for line in block.body for alias in line.names}
+
+
+@pytest.mark.parametrize("package", ["normal_guidance", "normal_guidance.clinical", "normal_guidance.reports.figures"])
+def test_lazy_names_are_the_same_for_people_tools_and_type_checkers(package):
+    module = importlib.import_module(package)
+    names = sorted(module.__all__)
+    assert dir(module) == names
+    assert names_for_type_checkers(Path(module.__file__)) == set(names)
+    assert all(getattr(module, name) is not None for name in names)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("NormalGuidence", "did you mean 'NormalGuidance'?"),
+        ("buildModel", "did you mean 'build_model'?"),
+        ("Slicefinder", "did you mean 'SliceFinder'?"),
+        ("xyz", "it has Bag, Bags, Config"),
+    ],
+)
+def test_a_wrong_name_suggests_the_right_one(wrong, hint):
+    with pytest.raises(
+        AttributeError, match=rf"module 'normal_guidance' has no attribute '{wrong}'; {re.escape(hint)}"
+    ):
+        getattr(normal_guidance, wrong)
+    assert not hasattr(normal_guidance, "__path_of_nothing__")
 
 
 def test_the_command_line_starts_without_heavy_imports():
@@ -162,171 +198,18 @@ def test_the_command_line_starts_without_heavy_imports():
 
 
 # ----------------------------------------------------------------------------------------------------
-# Documents run
+# A short README, and the tree in CONTRIBUTING.md
 # ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Block:
-    """One fenced block of a Markdown file; ``line`` is that of its opening fence."""
-
-    language: str
-    line: int
-    source: str
-    not_run: str | None  # the reason in the comment <!-- not run: reason --> just above
+README_WORDS = 700
 
 
-def fenced_blocks(text: str) -> list[Block]:
-    blocks, previous, lines = [], "", iter(enumerate(text.splitlines(), start=1))
-    for number, line in lines:
-        opening = re.match(r"(\s*)(```+|~~~+)\s*([\w+-]*)", line)
-        if opening:
-            indent, fence, language = opening.groups()
-            body = []
-            for _, inner in lines:
-                if inner.strip().startswith(fence) and not inner.strip().strip(fence[0]):
-                    break
-                body.append(inner.removeprefix(indent))
-            reason = re.fullmatch(r"<!--\s*not run:\s*(.+?)\s*-->", previous.strip())
-            blocks.append(Block(language, number, "\n".join(body) + "\n", reason and reason[1]))
-            previous = ""
-        elif line.strip():
-            previous = line
-    return blocks
-
-
-def documents() -> list[Path]:
-    return [README, *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def blocks_of(path: Path, *languages: str) -> list[Block]:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [block for block in fenced_blocks(text) if block.language in languages]
-
-
-def run_blocks(path: Path, blocks: list[Block]) -> None:
-    """Execute the blocks in one namespace; whatever fails is shown with the document's file and line."""
-    namespace = {"__name__": "__main__"}
-    for block in blocks:
-        # Blank lines in front give the code the line numbers that it has in the document.
-        try:
-            exec(compile("\n" * block.line + block.source, str(path), "exec"), namespace)
-        except Exception as error:
-            line = block.line
-            if isinstance(error, SyntaxError) and error.filename == str(path):
-                line = error.lineno or line
-            trace = error.__traceback__
-            while trace is not None:
-                if trace.tb_frame.f_code.co_filename == str(path):
-                    line = trace.tb_lineno
-                trace = trace.tb_next
-            code = path.read_text(encoding="utf-8").splitlines()[line - 1].strip()
-            pytest.fail(f"{path.name}:{line}: {code}\n{type(error).__name__}: {error}")
-
-
-def document_cases() -> list:
-    """One case per document, and one, skipped with its reason, per block that says it is not run."""
-    cases = []
-    for path in documents():
-        name = path.relative_to(ROOT).as_posix()
-        python = blocks_of(path, "python", "py")
-        cases.append(pytest.param(path, [block for block in python if not block.not_run], id=name))
-        for block in python:
-            if block.not_run:
-                mark = pytest.mark.skip(reason=f"{name}:{block.line} is not run: {block.not_run}")
-                cases.append(pytest.param(path, [block], id=f"{name}:{block.line}", marks=mark))
-    return cases
-
-
-@pytest.mark.parametrize(("path", "blocks"), document_cases())
-def test_documents_run(path, blocks, tmp_path, monkeypatch):
-    assert path.exists(), f"{path.name} is missing"
-    monkeypatch.chdir(tmp_path)
-    run_blocks(path, blocks)
-
-
-def test_a_broken_document_names_its_line(tmp_path):
-    path = tmp_path / "page.md"
-    path.write_text("# Page\n\n```python\nx = 1\n```\n\ntext\n\n```python\ny = x\ny.nothing\n```\n")
-    with pytest.raises(pytest.fail.Exception, match=r"page.md:11: y.nothing\nAttributeError"):
-        run_blocks(path, blocks_of(path, "python"))
-
-
-def test_blocks_are_found_with_language_line_and_reason():
-    text = "a\n\n<!-- not run: needs a GPU -->\n\n```python\nf()\n```\n\n```\nplain\n```\n"
-    assert fenced_blocks(text) == [
-        Block("python", 5, "f()\n", "needs a GPU"),
-        Block("", 9, "plain\n", None),
-    ]
-
-
-def make_targets() -> set[str]:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return set(re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE))
-
-
-def shell_commands(path: Path) -> list[tuple[int, list[str]]]:
-    """(line, words) of every simple command in the shell blocks, without prompts and environment."""
-    commands = []
-    for block in blocks_of(path, "bash", "console", "sh", "shell"):
-        source = block.source.replace("\\\n", " ")  # a continued line is one command
-        for offset, line in enumerate(source.splitlines(), start=1):
-            if block.language == "console" and not line.startswith("$ "):
-                continue  # output
-            for part in re.split(r"&&|\|\||[;|]", line.removeprefix("$ ")):
-                words = shlex.split(part, comments=True)
-                while words and re.match(r"\w+=", words[0]):
-                    words = words[1:]
-                if words:
-                    commands.append((block.line + offset, words))
-    return commands
-
-
-def why_unknown(words: list[str]) -> str | None:
-    """What is wrong with a ``make`` or ``nguide`` command; other programs are not judged."""
-    from typer.main import get_command
-
-    from normal_guidance.cli import app
-
-    program, arguments = Path(words[0]).name, words[1:]
-    if program == "make":
-        targets = [word for word in arguments if word[0] != "-" and "=" not in word]
-        unknown = [word for word in targets if word not in make_targets()]
-        return f"no make target {unknown[0]!r}" if unknown else None
-    if program != "nguide":
-        return None
-    command = get_command(app)
-    for word in arguments:
-        if word.startswith("--"):
-            options = {name for option in command.params for name in option.opts + option.secondary_opts}
-            if word.partition("=")[0] not in options | {"--help"}:
-                return f"nguide {command.name} has no option {word!r}"
-        elif hasattr(command, "commands"):
-            if word not in command.commands:
-                return f"no nguide command {word!r}"
-            command = command.commands[word]
-    return None
-
-
-@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_documents_name_real_commands(path):
-    assert path.exists(), f"{path.name} is missing"
-    problems = [(line, why_unknown(words)) for line, words in shell_commands(path)]
-    assert [f"{path.name}:{line}: {reason}" for line, reason in problems if reason] == []
-
-
-def test_the_command_guard_can_fail(tmp_path):
-    path = tmp_path / "page.md"
-    path.write_text(
-        "```bash\nCI=1 make test && make tset  # runs\nmake PYTHON=python3 install\n.venv/bin/nguide dmeo\n"
-        "nguide --verison\nls\n```\n```console\n$ make help\nmake nothing\n$ nguide --version\n```\n"
-    )
-    reasons = [(line, why_unknown(words)) for line, words in shell_commands(path)]
-    assert [reason for reason in reasons if reason[1]] == [
-        (2, "no make target 'tset'"),
-        (4, "no nguide command 'dmeo'"),
-        (5, "nguide nguide has no option '--verison'"),
-    ]
+def test_the_readme_is_short():
+    """What does not fit there has a page of its own in docs/."""
+    text = re.sub(r"<!--.*?-->", "", README.read_text(encoding="utf-8"))  # nobody reads comments there
+    assert len(text.split()) <= README_WORDS
+    assert text.index("```") < 250, "the first code stands on the first screen"
 
 
 def tree_folders(text: str) -> dict[str, str]:
@@ -349,10 +232,9 @@ def tree_folders(text: str) -> dict[str, str]:
     return {}
 
 
-def test_readme_prints_the_tree():
-    assert README.exists(), "README.md is missing"
-    folders = tree_folders(README.read_text(encoding="utf-8"))
-    assert folders, "README.md has no fenced block with the tree under src/normal_guidance/"
+def test_contributing_prints_the_tree():
+    folders = tree_folders((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert folders, "CONTRIBUTING.md has no fenced block with the tree under src/normal_guidance/"
     real = {folder.name for folder in PACKAGE.iterdir() if folder.is_dir() and any(folder.glob("*.py"))}
     assert set(folders) == real
     assert all(folders.values()), "every folder of the tree gets its line"

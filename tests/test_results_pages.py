@@ -27,22 +27,25 @@ def studies():
 
 
 def written(studies, page):
-    """The tables of a page by name."""
-    return studies.make_page.written(studies.make_page.PAGES[page].read_text(encoding="utf-8"))
+    """The tables of a page and its appendices by name."""
+    return studies.make_page.written(text_of(studies, page))
+
+
+def text_of(studies, page):
+    """The page, then its appendices."""
+    return "\n\n".join(file.read_text(encoding="utf-8") for file in studies.make_page.files(page))
 
 
 def cells_of(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize(
-    "page", ["semi-synthetic", "beyond", "phantoms", "fit", "prostatex", "mitbih", "lidc-positions", "field"]
-)
-def test_every_table_has_its_place_once(studies, page):
-    text = studies.make_page.PAGES[page].read_text(encoding="utf-8")
-    names = [name for name, _ in studies.make_page.BLOCK.findall(text)]
-    assert text.count("<!-- measured:") == len(names)
-    assert sorted(names) == sorted(getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS)
+def test_every_table_has_its_place_once(studies):
+    for page in studies.make_page.RESULTS:
+        text = text_of(studies, page)
+        names = [name for name, _ in studies.make_page.BLOCK.findall(text)]
+        assert text.count("<!-- measured:") == len(names), page
+        assert sorted(names) == sorted(getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS), page
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -57,9 +60,11 @@ def test_tables_are_put_where_they_belong(studies):
 
 
 def test_the_command_writes_what_it_is_asked_for(studies, monkeypatch, tmp_path, capsys):
-    page = tmp_path / "phantoms.md"
+    page = tmp_path / "results/appendix/phantoms-differences.md"
+    page.parent.mkdir(parents=True)
     page.write_text("Before.\n\n<!-- measured: twins -->\n\n| old |\n\n<!-- end -->\n\nAfter.\n")
-    monkeypatch.setitem(studies.make_page.PAGES, "phantoms", page)
+    monkeypatch.setattr(studies.make_page, "DOCS", tmp_path)
+    monkeypatch.setattr(studies.page_phantoms, "draw", lambda: None)
     studies.make_page.main(["phantoms", "twins"])
     assert "| old |" in page.read_text()
     studies.make_page.main(["phantoms", "twins", "--write"])
@@ -80,14 +85,14 @@ def test_an_unknown_table_is_refused(studies, capsys):
 # ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["tables", "differences", "measures", "initialisations", "field"])
+@pytest.mark.parametrize("name", ["summary", "tables", "differences", "measures", "initialisations", "field"])
 def test_the_semi_synthetic_page_is_made_of_its_table(studies, name):
     assert written(studies, "semi-synthetic")[name] == studies.page_semi_synthetic.SECTIONS[name]()
 
 
 def test_the_sensitivity_of_the_page_is_that_of_its_run(studies):
-    page = studies.make_page.PAGES["semi-synthetic"].read_text(encoding="utf-8").replace("**", "")
-    rows = [cells_of(line) for line in page[page.index("| Divergence") :].splitlines()[2:]]
+    page = text_of(studies, "semi-synthetic").replace("**", "")
+    rows = [cells_of(line) for line in page[page.index("| Divergence") :].split("\n\n")[0].splitlines()[2:]]
     (row,) = studies.page_semi_synthetic.runs("sensitivity").values()
     winners = json.loads(row["report"])["winners"]
     names = {"forward_kl": "Forward KL", "reverse_kl": "Reverse KL", "squared_error": "Squared error"}
@@ -103,7 +108,7 @@ def test_the_phantoms_page_is_made_of_its_table(studies):
     assert written(studies, "phantoms") == made
 
 
-@pytest.mark.parametrize("name", ["prostatex", "stability"])
+@pytest.mark.parametrize("name", ["summary", "prostatex", "stability"])
 def test_the_page_of_fit_is_made_of_its_table(studies, name):
     assert written(studies, "fit")[name] == studies.page_fit.SECTIONS[name]()
 
@@ -123,7 +128,7 @@ def test_a_method_that_was_not_tested_in_a_layout_has_a_dash(studies):
 @pytest.mark.parametrize(("folder", "runs"), [("semi-synthetic", 15), ("beyond", 12)])
 def test_the_page_beyond_shows_what_each_run_reached(studies, folder, runs):
     """One row a method; those of the paper that are not repeated there have none."""
-    page = studies.make_page.PAGES["beyond"].read_text(encoding="utf-8").replace("**", "")
+    page = text_of(studies, "beyond").replace("**", "")
     (lines,) = [part.splitlines()[2:] for part in page.split("\n\n") if part.startswith("| Method | 1001 |")]
     rows, checked = {title: cells for title, *cells in map(cells_of, lines)}, 0
     for (method, seed), scores in studies.page_semi_synthetic.scores(folder).items():
@@ -137,7 +142,7 @@ def test_the_page_beyond_shows_what_each_run_reached(studies, folder, runs):
     assert checked == runs
 
 
-@pytest.mark.parametrize("name", ["ahead", "unfiltered", "about", "choice", "figure_form", "figure_data"])
+@pytest.mark.parametrize("name", ["ahead", "unfiltered", "about", "choice"])
 def test_the_page_beyond_is_made_of_its_tables(studies, name):
     assert written(studies, "beyond")[name] == studies.page_beyond.SECTIONS[name]()
 
@@ -228,10 +233,34 @@ def test_regret_is_what_a_choice_loses(studies):
         ("lidc-positions", "methods"),
         ("lidc-positions", "seeds"),
         ("field", "summary"),
+        pytest.param("index", "winners", marks=pytest.mark.slow),
+        ("index", "expect"),
+        ("robustness", "bits"),
     ],
 )
-def test_the_pages_of_the_field_are_made_of_their_table(studies, page, name):
+def test_the_other_pages_are_made_of_their_table(studies, page, name):
     assert getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS[name]() == written(studies, page)[name]
+
+
+def test_the_overview_says_what_the_field_says(studies):
+    """The scores of the overview are those of the page of every method, and its leads are their differences."""
+    header, _, *body = map(cells_of, written(studies, "field")["summary"].replace("*", "").splitlines())
+    every = {row[0]: dict(zip(header, row, strict=True)) for row in body}
+    for data, fit, best, lead, guided, abmil, guess, bound in map(
+        cells_of, written(studies, "index")["winners"].splitlines()[2:]
+    ):
+        both = {
+            method: f"{row[f'{data}: localization']} / {row[f'{data}: scan AUROC']}" for method, row in every.items()
+        }
+        value, other = best.removesuffix(")").split(" (")
+        assert (fit, value, guided, abmil) == tuple(
+            both[method] for method in ("nguide fit", other, "ABMIL + Normal Guidance", "ABMIL")
+        )
+        assert bound.replace("-", "- / -", bound == "-") == both["Bayes oracle"]
+        guesses = ("Distance from the middle", "Positions of findings", "Centered Gaussian")
+        assert guess == max(both[one].split(" / ")[0] for one in guesses if not both[one].startswith("-"))
+        difference = float(fit.split(" / ")[0]) - float(value.split(" / ")[0])
+        assert float(lead.strip("*").split(" [")[0]) == pytest.approx(difference, abs=0.0011)
 
 
 def test_a_lambda_that_validation_chose_is_a_row_of_its_own(studies):

@@ -15,10 +15,10 @@ import numpy as np
 from kept_runs import KeptRuns
 from make_page import table
 from matplotlib.figure import Figure
-from page_fit import ALL, LOCALIZATION, SCAN, TITLES, gain
+from page_fit import ALL, CHOSEN, LOCALIZATION, SCAN, gain
 from page_fit import GUESSES as GUESSES_OF_FOLDS
 from page_fit import splits as splits_of_folds
-from removed_heads import title_of
+from page_fit import title as title_of
 
 from normal_guidance.core.methods import CEILING, COMMITTEE, DISTINCT, EVERY_METHOD
 from normal_guidance.evaluation.study import LIDC_POSITIONS, SEMI_SYNTHETIC
@@ -30,9 +30,6 @@ from normal_guidance.statistics.scores import Metric, Scores
 from normal_guidance.statistics.skill import skill
 from normal_guidance.statistics.split_results import SplitResults
 
-CHOSEN = "ng chosen"
-"""Normal Guidance with lambda .1, 1 or 10 by validation; `ng` has lambda 1, as in the paper."""
-
 GUESSES = (*GUESSES_OF_FOLDS, "centered_gaussian")
 """Scores that see a slice's position and nothing else."""
 
@@ -41,15 +38,13 @@ METRICS: tuple[Metric, ...] = (LOCALIZATION, SCAN)
 AXES = {LOCALIZATION: "Localization AUROC", SCAN: "Scan AUROC"}
 
 
-def title(method: str) -> str:
-    """The method's title; that of `nguide fit` is bold in tables."""
-    if method == CHOSEN:
-        return f"{title_of('ng')}, lambda chosen"
-    return TITLES.get(method) or title_of(method, SEMI.name)
-
-
 SEMI = KeptRuns(SEMI_SYNTHETIC.name, SEMI_SYNTHETIC.seeds)
 LIDC = KeptRuns(LIDC_POSITIONS.name, LIDC_POSITIONS.seeds)
+
+
+def title(method: str) -> str:
+    """The method's title; the best possible is the Bayes oracle."""
+    return title_of(method, SEMI.name)
 
 
 def splits(name: str, divisions: int = ALL) -> Sequence[SplitResults]:

@@ -4,8 +4,8 @@
     .venv/bin/python docs/studies/make_page.py phantoms --write      puts them into the page
     .venv/bin/python docs/studies/make_page.py replication clamp     one of them
 
-`PAGES` names the pages.  Each has a module `page_<name>` with `SECTIONS`: the name of a place in the page and the
-function that makes its content.  Only what stands in such places is replaced.
+`PAGES` names the pages and their appendices.  Each has a module `page_<name>` with `SECTIONS`: the name of a place in
+one of its files and the function that makes its content.  Only what stands in such places is replaced.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from normal_guidance.statistics.number_format import NOTHING, digits, p_value, s
 
 DOCS = Path(__file__).resolve().parents[1]
 TABLES, IMAGES = DOCS / "results/tables", DOCS / "images"
+RESULTS = (
+    *("index", "field", "fit", "prostatex", "mitbih", "lidc-positions"),
+    *("semi-synthetic", "beyond", "phantoms", "robustness"),
+)
 PAGES = {
-    "semi-synthetic": DOCS / "results/semi-synthetic.md",
-    "beyond": DOCS / "results/beyond.md",
-    "phantoms": DOCS / "results/phantoms.md",
-    "fit": DOCS / "results/fit.md",
-    "prostatex": DOCS / "results/prostatex.md",
-    "mitbih": DOCS / "results/mitbih.md",
-    "lidc-positions": DOCS / "results/lidc-positions.md",
-    "field": DOCS / "results/field.md",
-    "replication": DOCS / "replication.md",
+    **{name: (f"results/{name}.md", f"results/appendix/{name}-*.md") for name in RESULTS},
+    "replication": ("replication/*.md",),
 }
+"""The files of docs that hold the places of a page: the page itself and its appendices."""
+
 BLOCK = re.compile(r"<!-- measured: (\w+) -->\n\n(.*?)\n\n<!-- end -->", re.DOTALL)
 
 
@@ -57,23 +56,28 @@ def difference(one: Difference | None, *, bold: bool = True) -> str:
 
 
 def written(page: str) -> dict[str, str]:
-    """The tables that a page holds, by the name in the comment before each."""
+    """The tables that a text holds, by the name in the comment before each."""
     return dict(BLOCK.findall(page))
 
 
 def put(page: str, name: str, made: str) -> str:
-    """The page with another table of this name."""
+    """The text with another table of this name."""
     changed = f"<!-- measured: {name} -->\n\n{made}\n\n<!-- end -->"
     return BLOCK.sub(lambda found: changed if found[1] == name else found[0], page)
 
 
-def make(page: Path, sections: Mapping[str, Callable[[], str]], *, write: bool) -> None:
-    """Prints the tables, each as soon as it is made, and puts them into the page if asked."""
+def files(page: str) -> list[Path]:
+    """The page and its appendices."""
+    return [file for pattern in PAGES[page] for file in sorted(DOCS.glob(pattern))]
+
+
+def make(page: str, sections: Mapping[str, Callable[[], str]], *, write: bool) -> None:
+    """Prints the tables, each as soon as it is made, and puts them into the page's files if asked."""
     for name, section in sections.items():
         made = section()
         print(f"## {name}\n\n{made}\n", flush=True)
-        if write:
-            page.write_text(put(page.read_text(encoding="utf-8"), name, made), encoding="utf-8")
+        for file in files(page) if write else []:
+            file.write_text(put(file.read_text(encoding="utf-8"), name, made), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := [name for name in chosen.names if name not in module.SECTIONS]:
         parser.error(f"table {unknown[0]!r} is unknown; choose from {', '.join(module.SECTIONS)}")
     sections = {name: module.SECTIONS[name] for name in chosen.names or module.SECTIONS}
-    make(PAGES[chosen.page], sections, write=chosen.write)
+    make(chosen.page, sections, write=chosen.write)
     if chosen.write and hasattr(module, "draw"):
         module.draw()
 

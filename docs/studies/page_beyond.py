@@ -1,8 +1,9 @@
-"""The tables and figures of docs/results/beyond.md, from docs/results/tables/beyond.parquet and beyond-points.csv.
+"""The tables and figures of docs/results/beyond.md and its appendices.
 
-The first has a row for each job (a sweep), seed and lambda: what validation chose, and what it reached on the test
-scans.  The second says which of them a row of the page shows, along which axis, and what it is compared with.  The two
-tables about Posterior Bells and the paper's methods come from docs/results/tables/semi-synthetic.parquet.
+They are made from docs/results/tables/beyond.parquet and beyond-points.csv.  The first has a row for each job (a
+sweep), seed and lambda: what validation chose, and what it reached on the test scans.  The second says which of them a
+row of a page shows, along which axis, and what it is compared with.  The two tables about Posterior Bells and the
+paper's methods come from docs/results/tables/semi-synthetic.parquet.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -405,15 +406,12 @@ def _folded(text: str, width: int = 17) -> str:
     return "\n".join(lines)
 
 
-FIGURES = {
-    "form": ("beyond-forms.png", plot_forms, "Localization AUROC against scan AUROC of every form"),
-    "data": ("beyond-data.png", plot_data, "Localization and scan AUROC over the variants of the data"),
-}
+FIGURES = {"form": ("beyond-forms.png", plot_forms), "data": ("beyond-data.png", plot_data)}
 
 
 def draw(images: Path = IMAGES) -> None:
     """Writes the figures; `make_page.py --write` does it after the tables."""
-    for axis, (file, plot, _) in FIGURES.items():
+    for axis, (file, plot) in FIGURES.items():
         save(plot(measured(axis)), images / file)
 
 
@@ -424,5 +422,4 @@ SECTIONS: dict[str, Callable[[], str]] = {
     **{axis: lambda axis=axis: axis_table(measured(axis)) for axis in AXES},  # type: ignore[misc]
     "data": lambda: data_tables(measured("data")),
     "choice": choice,
-    **{f"figure_{axis}": partial("![{2}](../images/{0})".format, *own) for axis, own in FIGURES.items()},
 }

@@ -1,6 +1,7 @@
-"""The tables of docs/results/fit.md, from docs/results/tables/fit.parquet (`keep_fit`) and beyond.parquet.
+"""The tables and the figure of docs/results/fit.md and its appendices.
 
-A fold is a split: scores are means over folds, and intervals come from resampled patients.
+They are made from docs/results/tables/fit.parquet (`keep_fit`) and beyond.parquet.  A fold is a split: scores are means
+over folds, and intervals come from resampled patients.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 
 import numpy as np
 from keep import read, results_of
-from make_page import TABLES, table
+from make_page import IMAGES, TABLES, table
+from matplotlib.figure import Figure
 from removed_heads import title_of
 
 from normal_guidance.core.methods import COMMITTEE
+from normal_guidance.presentation.figure_style import WIDTH, method_color, save, styled
 from normal_guidance.simulate.semi_synthetic import VARIANTS
 from normal_guidance.statistics.bootstrap import measure
 from normal_guidance.statistics.differences import Claim, Difference, differences
@@ -31,6 +34,8 @@ ALL = 3
 LOCALIZATION: Metric = "localization_auroc"
 SCAN: Metric = "scan_auroc"
 TITLES = {COMMITTEE: "**nguide fit**", MIDDLE: "Distance from the middle", POSITION_DENSITY: "Positions of findings"}
+CHOSEN = "ng chosen"
+"""Normal Guidance with lambda .1, 1 or 10 by validation; `ng` has lambda 1, as in the paper."""
 GUESSES = (MIDDLE, POSITION_DENSITY)
 METHODS = ("max", "mean", "abmil", "smap", "ng", "evidence", "evidence_ng", "whole_bells", "whole_bells_ng")
 DRAWN = ("abmil", "smap", "ng", "evidence", "whole_bells")
@@ -38,6 +43,13 @@ SETS = {"prostatex": "prostate-70", "head": "head", "chest": "chest", "abdomen":
 """The sets that are divided into folds, by the names of their tables."""
 
 Row = dict[str, Any]
+
+
+def title(method: str, dataset: str = "") -> str:
+    """The method's title; that of `nguide fit` is bold in tables."""
+    if method == CHOSEN:
+        return f"{title_of('ng')}, lambda chosen"
+    return TITLES.get(method) or title_of(method, dataset)
 
 
 @cache
@@ -94,7 +106,7 @@ def of_set(name: str) -> str:
         ["Method", "Localization", "Skill", "Scan AUROC", "nguide fit: localization", "nguide fit: scan AUROC"],
         [
             [
-                TITLES.get(method) or title_of(method),
+                title(method),
                 digits(scores[LOCALIZATION][method]),
                 signed(skill(scores[LOCALIZATION][method], prior)),
                 digits(scores[SCAN][method]) if method in scores[SCAN] else NOTHING,
@@ -174,12 +186,81 @@ def stability() -> str:
         if len(seeds) > 1:
             values = [np.array([scores[metric][method] for scores in seeds]) for metric in (LOCALIZATION, SCAN)]
             cells = [f"{digits(own.mean())} ± {digits(own.std(ddof=1))}" for own in values]
-            lines.append([name, TITLES.get(method) or title_of(method), len(seeds), *cells])
+            lines.append([name, title(method), len(seeds), *cells])
     return table(["Data", "Method", "Seeds", "Localization", "Scan AUROC"], lines)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Summary: what nguide fit has beyond the best single method, Normal Guidance and position
+# ----------------------------------------------------------------------------------------------------
+
+HEADINGS = {
+    "prostatex": "PROSTATEx (MRI)",
+    "ecg": "MIT-BIH (ECG)",
+    "head": "Head phantoms",
+    "chest": "Chest phantoms",
+    "abdomen": "Abdomen phantoms",
+}
+BEST, GUIDED, GUESS = "the best single method", "Normal Guidance", "position alone"
+
+
+@cache
+def gains(name: str) -> tuple[dict[str, Difference], Difference]:
+    """What `nguide fit` has on a set: localization beyond the best single method, guidance and position, and scan AUROC
+    beyond the best single method."""
+    own = splits(name)
+    scores = measure(own)
+    methods = [method for method in own[0].methods if method not in (COMMITTEE, *GUESSES)]
+    best, tells = (max(methods, key=lambda one, of=metric: scores[of][one]) for metric in (LOCALIZATION, SCAN))
+    guess = max(GUESSES, key=lambda one: scores[LOCALIZATION][one])
+    against = {BEST: best, GUIDED: "ng", GUESS: guess}
+    claims = [Claim(COMMITTEE, one, LOCALIZATION) for one in against.values()]
+    *found, scan = differences(own, [*claims, Claim(COMMITTEE, tells, SCAN)])
+    return dict(zip(against, found, strict=True)), scan
+
+
+def summary() -> str:
+    """One row a set that is divided into folds."""
+    lines = []
+    for name, heading in HEADINGS.items():
+        scores = measure(splits(SETS[name]))
+        against, scan = gains(SETS[name])
+        own = " / ".join(digits(scores[metric][COMMITTEE]) for metric in (LOCALIZATION, SCAN))
+        best, last = (f"{gain(one)} ({title(one.against)})" for one in (against[BEST], scan))
+        lines.append([heading, own, best, *(gain(against[other]) for other in (GUIDED, GUESS)), last])
+    beyond = [f"Localization beyond {other}" for other in (BEST, GUIDED, GUESS)]
+    return table(["Data", TITLES[COMMITTEE], *beyond, f"Scan AUROC beyond {BEST}"], lines)
+
+
+@styled
+def figure() -> Figure:
+    """The localization that `nguide fit` has beyond three others, with intervals, one row a set."""
+    drawn = Figure(figsize=(WIDTH, 0.36 * WIDTH), layout="constrained")
+    panel = drawn.subplots()
+    looks = {BEST: (method_color(COMMITTEE), "P"), GUIDED: (method_color("ng"), "o"), GUESS: ("0.45", "s")}
+    for place, name in enumerate(HEADINGS):
+        for shift, (label, one) in zip((-0.22, 0.0, 0.22), gains(SETS[name])[0].items(), strict=True):
+            color, marker = looks[label]
+            panel.plot([one.low, one.high], [place + shift] * 2, color=color, lw=1.6)
+            panel.plot(
+                [one.estimate], [place + shift], color=color, marker=marker, ms=6, ls="", label=f"beyond {label}"
+            )
+    panel.axvline(0, color="black", lw=0.8)
+    panel.set_yticks(range(len(HEADINGS)), list(HEADINGS.values()))
+    panel.invert_yaxis()
+    panel.set_xlabel("Localization AUROC of nguide fit minus that of the other (95 % interval)")
+    handles = {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    drawn.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=3)
+    return drawn
+
+
+def draw() -> None:
+    save(figure(), IMAGES / "fit.png")
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
     **{name: partial(of_set, own) for name, own in SETS.items()},
+    "summary": summary,
     "semi_synthetic": semi_synthetic,
     "stability": stability,
 }

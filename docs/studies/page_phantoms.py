@@ -1,4 +1,4 @@
-"""The tables of docs/results/phantoms.md, from docs/results/tables/phantoms.parquet.
+"""The tables and the figure of docs/results/phantoms.md and its appendices, from docs/results/tables/phantoms.parquet.
 
 A row of that table is a mean over the splits of a layout (`against` is empty) or a tested difference.
 """
@@ -11,10 +11,12 @@ from functools import cache, partial
 from typing import Any
 
 from keep import read
-from make_page import TABLES, difference, table
-from removed_heads import GUIDED, SHOWN, title_of
+from make_page import IMAGES, TABLES, difference, table
+from matplotlib.figure import Figure
+from removed_heads import GUIDED, SHOWN, color_of, title_of
 
 from normal_guidance.core.methods import CEILING
+from normal_guidance.presentation.figure_style import WIDTH, save, styled
 from normal_guidance.statistics.differences import RIVALS, Difference
 from normal_guidance.statistics.number_format import NOTHING, digits
 from normal_guidance.statistics.scores import METRICS, Metric
@@ -77,6 +79,38 @@ STEPS = {
 GAUSSIAN = [(method, "centered_gaussian") for method in HEADS]
 PAIRS = [*STEPS.items(), *GUIDED.items(), *RIVALS.items()]
 CEILINGS = [(method, CEILING) for method in HEADS]
+
+
+@styled
+def figure() -> Figure:
+    """One panel a layout, one row a model: without guidance hollow, with guidance filled; lines for the references."""
+    models = [GUIDED[method] for method in GUIDED if (LAYOUTS[0], LOCALIZATION, method, None) in rows()]
+    pairs = {"abmil": "ng", **{model: f"{model}_ng" for model in models}}
+    drawn = Figure(figsize=(WIDTH, 0.34 * WIDTH), layout="constrained")
+    panels = drawn.subplots(1, len(LAYOUTS), sharey=True, sharex=True)
+    for panel, layout in zip(panels, LAYOUTS, strict=True):
+        for place, (model, guided) in enumerate(pairs.items()):
+            ends = [rows()[layout, LOCALIZATION, method, None]["estimate"] for method in (model, guided)]
+            color = color_of(model)
+            panel.plot(ends, [place, place], color=color, lw=1.6, zorder=1)
+            panel.plot(ends[:1], [place], marker="o", ms=7, mfc="white", mec=color, ls="", label="without guidance")
+            panel.plot(ends[1:], [place], marker="o", ms=7, color=color, ls="", label="with Normal Guidance")
+        for method, dashes, label in (("centered_gaussian", "--", "centred Gaussian"), (CEILING, ":", "slice labels")):
+            panel.axvline(
+                rows()[layout, LOCALIZATION, method, None]["estimate"], color="0.4", ls=dashes, lw=1, label=label
+            )
+        panel.set_title(layout)
+        panel.set_xlabel("Localization AUROC")
+    panels[0].set_yticks(range(len(pairs)), [title_of(model) for model in pairs])
+    panels[0].invert_yaxis()
+    handles = {label: handle for handle, label in zip(*panels[0].get_legend_handles_labels(), strict=True)}
+    drawn.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=4)
+    return drawn
+
+
+def draw() -> None:
+    save(figure(), IMAGES / "phantoms.png")
+
 
 SECTIONS: dict[str, Callable[[], str]] = {
     **{metric: partial(means, metric) for metric in METRICS if metric != "scan_auprc"},

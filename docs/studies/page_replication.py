@@ -1,7 +1,7 @@
-"""The measurements of docs/replication.md, one function an item; all together take about a minute on two cores.
+"""The measurements of docs/replication, one function an item; all together take about a minute on two cores.
 
-They are drawn from fixed seeds, or read from the published numbers.  Two tables of the page, `selection` and `heads`,
-were computed from the histories and predictions of finished runs, by docs/measured/selection.py of commit 6493fd7.
+They are drawn from fixed seeds, or read from the published numbers.  Two tables, `selection` and `heads`, were
+computed from the histories and predictions of finished runs, by docs/measured/selection.py of commit 6493fd7.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from normal_guidance.simulate.semi_synthetic import (
 )
 from normal_guidance.statistics.scores import METRICS, Metric
 from normal_guidance.training.config import L1_STRENGTHS
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.objective import objective
 
 
@@ -100,7 +100,7 @@ class TestSet(NamedTuple):
 @cache
 def test_set(seed: int) -> TestSet:
     bags = semi_synthetic_part(seed, "test")
-    counts = predict(build_model("max"), bags).attention
+    counts = predict_bags(build_model("max"), bags).attention
     small = Bags(bags.features[:, :1].clone(), bags.lengths, bags.labels, bags.slice_labels)
     return TestSet(small, counts)
 

@@ -1,14 +1,17 @@
-"""The tables of docs/results/semi-synthetic.md, from docs/results/tables/semi-synthetic.parquet.
+"""The tables and the figure of docs/results/semi-synthetic.md and its appendices.
 
-The same table holds runs that docs/results/beyond.md compares with them, each under the name of its set.
+They are made from docs/results/tables/semi-synthetic.parquet, which also holds runs that docs/results/beyond.md
+compares with them, each under the name of its set.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import fsum
 from typing import Any
 
+import numpy as np
 from field_tables import SEMI as KEPT
 from field_tables import every_seed
 from make_page import IMAGES, difference, table
@@ -18,12 +21,17 @@ from normal_guidance.core.methods import method_title
 from normal_guidance.evaluation.initialisations import INITIALISATIONS, ORIGINS
 from normal_guidance.evaluation.study import SEMI_SYNTHETIC
 from normal_guidance.presentation.figure_style import save
-from normal_guidance.reports.initialisations import InitialisationTable, initialisation_tables, plot_initialisations
+from normal_guidance.reports.initialisations import (
+    INNER,
+    InitialisationTable,
+    initialisation_tables,
+    plot_initialisations,
+)
 from normal_guidance.reports.localization_table import CAPTION, COLUMNS
 from normal_guidance.reports.study_tables import Results, collect
 from normal_guidance.statistics.differences import Claim, Difference, claims
 from normal_guidance.statistics.differences import differences as test
-from normal_guidance.statistics.number_format import digits
+from normal_guidance.statistics.number_format import NOTHING, digits
 from normal_guidance.statistics.scores import Metric
 
 PAPER = "semi-synthetic"
@@ -56,6 +64,26 @@ def compare(method: str, *sets: str) -> dict[tuple[str, Metric], Difference]:
         if other != method and (metric != "scan_auroc" or other != "centered_gaussian")
     ]
     return {(one.against, one.metric): one for one in test(tested, claimed)}
+
+
+def summary() -> str:
+    """Ours beside the published, and what other initial weights would have shown."""
+    numbers: dict[tuple[str, str], dict[str, Any]] = {
+        (one["table"], one["method"]): one for one in json.loads(collected().json())["tables"]
+    }
+    again = {one.method: one.means for one in _initialisations()[0].rows if one.origin == "chosen"}
+    rows = []
+    for method in dict.fromkeys(method for _, method in numbers):
+        cells = [
+            f"{digits(one[f'{whose}_mean'])} ± {digits(one[f'{whose}_sd'])}" if one[f"{whose}_mean"] else NOTHING
+            for one in (numbers[metric, method] for metric in ("localization_auroc", "scan_auroc"))
+            for whose in ("ours", "published")
+        ]
+        low, middle, high = np.percentile(again[method], INNER) if method in again else (np.nan,) * 3
+        spread = f"{digits(middle)} [{digits(low)}, {digits(high)}]" if method in again else NOTHING
+        rows.append([method_title(method, PAPER), *cells[:2], spread, *cells[2:]])
+    header = ["Method", "Localization, ours", "published", "Median of 8 initial weights [95 % of means]"]
+    return table([*header, "Scan AUROC, ours", "published"], rows)
 
 
 def tables() -> str:
@@ -112,4 +140,4 @@ def _initialisations() -> list[InitialisationTable]:
         return initialisation_tables(folder, PAPER)
 
 
-SECTIONS = {section.__name__: section for section in (tables, differences, measures, initialisations, field)}
+SECTIONS = {section.__name__: section for section in (summary, tables, differences, measures, initialisations, field)}

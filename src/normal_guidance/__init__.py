@@ -1,18 +1,30 @@
 """Find the slices that matter in a 3D medical scan when only the whole scan carries a label.
 
-The public names below are imported at first use, so that `nguide --help` does not wait for torch.
+    import normal_guidance as ng
+
+    a model with nothing to choose    ng.fit, ng.predict (folders, as `nguide fit` and `nguide predict`); ng.SliceFinder
+    scans                             ng.Bag, ng.Bags, ng.open_store, ng.collate
+    your own training loop            ng.NormalGuidance, ng.GuidanceCallback (Lightning)
+    the paper's methods               ng.METHODS, ng.build_model, ng.Config, ng.train_model, ng.predict_bags
+    many configurations at once       ng.grid, ng.sweep
+    models for other programs         ng.export_model (ONNX, torch.export), ng.push_to_hub, ng.pull_from_hub
+    measures and pictures             ng.localization, ng.scan_level, ng.auroc, ng.auprc, ng.figures
+
+The names are imported at first use, so that `nguide --help` does not wait for torch.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from normal_guidance.lazy_names import lazy_names
+
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from normal_guidance.core.bags import Bag, Bags
-    from normal_guidance.core.blocks import block_statistics, find_blocks
+    from normal_guidance.clinical.hub import pull_from_hub, push_to_hub
+    from normal_guidance.clinical.in_python import fit, predict
+    from normal_guidance.core.bags import Bag, Bags, collate
     from normal_guidance.core.guidance import (
         DIVERGENCES,
         NEGATIVES,
@@ -27,13 +39,23 @@ if TYPE_CHECKING:
     from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
     from normal_guidance.core.prediction import Prediction
     from normal_guidance.errors import UserError
+    from normal_guidance.export import export_model
+    from normal_guidance.features.store import open_store
+    from normal_guidance.reports import figures
+    from normal_guidance.training.config import Config, grid
+    from normal_guidance.training.lightning import GuidanceCallback
+    from normal_guidance.training.loop import predict_bags, train_model
     from normal_guidance.training.slice_finder import SliceFinder
+    from normal_guidance.training.sweep import sweep
 
 _HOME = {
+    "pull_from_hub": "clinical.hub",
+    "push_to_hub": "clinical.hub",
+    "fit": "clinical.in_python",
+    "predict": "clinical.in_python",
     "Bag": "core.bags",
     "Bags": "core.bags",
-    "block_statistics": "core.blocks",
-    "find_blocks": "core.blocks",
+    "collate": "core.bags",
     "DIVERGENCES": "core.guidance",
     "NEGATIVES": "core.guidance",
     "LabelGuidance": "core.guidance",
@@ -44,16 +66,26 @@ _HOME = {
     "Layout": "core.layout",
     "pack": "core.layout",
     "unpack": "core.layout",
+    "METHODS": "core.methods",
+    "build_model": "core.methods",
     "auprc": "core.metrics",
     "auroc": "core.metrics",
     "localization": "core.metrics",
     "scan_level": "core.metrics",
-    "METHODS": "core.methods",
     "Prediction": "core.prediction",
-    "build_model": "core.methods",
     "UserError": "errors",
+    "export_model": "export",
+    "open_store": "features.store",
+    "Config": "training.config",
+    "grid": "training.config",
+    "GuidanceCallback": "training.lightning",
+    "predict_bags": "training.loop",
+    "train_model": "training.loop",
     "SliceFinder": "training.slice_finder",
+    "sweep": "training.sweep",
 }
+
+_MODULES = {"figures": "reports.figures"}
 
 __all__ = [
     "DIVERGENCES",
@@ -61,6 +93,8 @@ __all__ = [
     "NEGATIVES",
     "Bag",
     "Bags",
+    "Config",
+    "GuidanceCallback",
     "LabelGuidance",
     "Layout",
     "NormalGuidance",
@@ -69,24 +103,26 @@ __all__ = [
     "UserError",
     "auprc",
     "auroc",
-    "block_statistics",
     "build_model",
+    "collate",
     "divergence",
-    "find_blocks",
+    "export_model",
+    "figures",
+    "fit",
+    "grid",
     "label_reference",
     "localization",
     "normal_reference",
+    "open_store",
     "pack",
+    "predict",
+    "predict_bags",
+    "pull_from_hub",
+    "push_to_hub",
     "scan_level",
+    "sweep",
+    "train_model",
     "unpack",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _HOME, _MODULES)

@@ -32,6 +32,7 @@ from normal_guidance import __version__
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 from normal_guidance.files import write_atomically
 
 ONNX, PROGRAM = ".onnx", ".pt2"
@@ -106,6 +107,8 @@ def export_model(
         >>> export_model(build_model("abmil", 16), Path(folder) / "abmil.pt2", metadata={"method": "abmil"}).name
         'abmil.pt2'
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: got {type(model).__name__}; give a torch module, such as train_model(...).model")
     width = _width(model) if features is None else features
     return write_graph(OneScan(model), path, width, OneScan.OUTPUTS, metadata or {})
 
@@ -130,6 +133,8 @@ def write_graph(
         metadata: what the file shall say of itself, beside version, features and the names.
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
     if path.suffix not in (ONNX, PROGRAM):
         raise UserError(f"{path} ends in {path.suffix!r}; name a file that ends in {ONNX} or {PROGRAM}")
     if path.suffix == ONNX:
@@ -289,7 +294,7 @@ def require_export() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"ONNX needs the package {error.name}; install it: pip install 'normal-guidance[export]', "
+            f"ONNX needs the package {error.name}; install it: {install_command('export')}, "
             f"or write a file that ends in {PROGRAM}"
         ) from error
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 
 ANSWER_SECONDS = 10.0
 """Longest wait for an answer of the cluster; Ray itself would try for minutes."""
@@ -60,7 +61,7 @@ def connected(address: str) -> Iterator[Connection]:
     try:
         import ray
     except ImportError as error:
-        raise UserError("ray is not installed; pip install 'normal-guidance[ray]', or leave out --ray") from error
+        raise UserError(f"ray is not installed; {install_command('ray')}, or leave out --ray") from error
     _check_answers(address)
     ending = signal.getsignal(signal.SIGTERM)
     try:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 from normal_guidance.files import folder_atomically
 
 EXPERIMENT = "normal-guidance"
@@ -103,9 +104,7 @@ def check_tracker(to: str) -> None:
 
 
 def _refuse(to: str, error: ImportError) -> NoReturn:
-    raise UserError(
-        f"--track {to} needs the package {error.name}; install it: pip install 'normal-guidance[track]'"
-    ) from error
+    raise UserError(f"--track {to} needs the package {error.name}; install it: {install_command('track')}") from error
 
 
 def _to_tensorboard(trainings: Sequence[Training], out: Path) -> str:

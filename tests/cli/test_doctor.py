@@ -105,7 +105,7 @@ def test_a_broken_torch_is_told_and_fails(tmp_path, break_torch, found):
 def test_every_package_that_is_needed_is_found_under_its_modules_name():
     """`MODULES` has the exceptions; a new requirement with another name belongs there."""
     needed = packages.requirements()
-    assert set(checks.EXTRAS) == set(needed) - {"", "dev"}
+    assert set(checks.EXTRAS) == set(needed) - {"", "all", "dev", "docs"}
     for extra in ("", *checks.EXTRAS):
         assert needed[extra]
         assert packages.wrong_packages(needed[extra], {}) == {}

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from documents import ROOT, blocks_of, run_python
 from normal_guidance.cli import app
 from normal_guidance.features.store import open_store
 from normal_guidance.training import fit_committee
 from pages import check_page
-from test_repository import ROOT, blocks_of, run_blocks, shell_commands
+from test_documents import shell_commands
 
 PAGE = ROOT / "docs" / "howto" / "sequences.md"
 RECORDS = (*map(str, range(100, 110)), "201", "202")
@@ -46,7 +47,7 @@ def test_the_page_leads_from_beats_to_a_study(tmp_path, monkeypatch):
     monkeypatch.setattr(fit_committee, "make_plan", lambda *of, seed: fit_committee.Plan(folds=2, seed=seed))  # quick
     draw_beats(tmp_path / "beats.npz")
     (block,) = blocks_of(PAGE, "python")
-    run_blocks(PAGE, [block])
+    run_python(PAGE, block, {})
 
     said = {}
     for _, (program, *words) in shell_commands(PAGE):

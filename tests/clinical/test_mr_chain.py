@@ -10,8 +10,9 @@ from pydicom import dcmread
 from pydicom.uid import MRImageStorage
 
 from normal_guidance.clinical.bundle import bundle_run, load_bundle, write_bundle
+from normal_guidance.clinical.in_python import predict
 from normal_guidance.clinical.new_scans import NotPredicted
-from normal_guidance.clinical.predicting import PredictOptions, predict
+from normal_guidance.clinical.predicting import PredictOptions
 from normal_guidance.clinical.result_folder import write_predictions
 from normal_guidance.data.indexing import index
 from normal_guidance.data.manifest import read_manifest

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.core.bags import UNKNOWN, Bag, Bags, collate
 from normal_guidance.core.methods import build_model
 from normal_guidance.errors import UserError
 
@@ -158,11 +161,11 @@ def with_value(tensor: torch.Tensor, index: object, value: float) -> torch.Tenso
         ({"slice_labels": torch.zeros(8, dtype=torch.int64)}, r"slice_labels: 8 for 9 slices"),
         ({"labels": torch.tensor([0, 1])}, r"labels: 2 for 3 scans"),
         ({"labels": torch.tensor([0.0, 0.5, 1.0])}, r"scan 'b' has label 0.5"),
-        ({"labels": [0, 1, 1]}, r"labels: got list; give a tensor"),
-        ({"labels": torch.tensor([[0], [1], [1]])}, r"labels: shape \(3, 1\)"),
+        ({"labels": ["no", "yes", "yes"]}, r"labels: got list .* holds text; give numbers"),
+        ({"labels": torch.tensor([[0], [1], [1]])}, r"labels of shape \(3, 1\); give a vector"),
         ({"lengths": torch.tensor([2.0, 3.0, 4.0])}, r"lengths: torch.float32; expected integers"),
         ({"features": torch.zeros(9, 4, dtype=torch.int64)}, r"features: torch.int64; expected floats"),
-        ({"features": torch.zeros(9)}, r"features: shape \(9,\); expected 2"),
+        ({"features": torch.zeros(9)}, r"features of shape \(9,\); give \(slices, features\)"),
         ({"scan_ids": ("a", "b")}, r"scan_ids: 2 for 3 scans"),
         ({"patient_ids": ("a", "b")}, r"patient_ids: 2 for 3 scans"),
         ({"scan_ids": ("a", "b", "b")}, r"scan 'b' appears more than once"),
@@ -176,15 +179,78 @@ def test_bad_input_names_the_scan(change: dict[str, object], message: str, unche
 
 def test_scans_that_do_not_pack(unchecked: None) -> None:
     even, odd = Bag(torch.zeros(2, 3), 0), Bag(torch.zeros(2, 4), 1, None, "odd")
-    short = Bag(torch.zeros(2, 3), 1, torch.tensor([1]), "short")
     with pytest.raises(UserError, match="no scans to pack"):
         Bags.pack([])
     with pytest.raises(UserError, match=r"scan 'odd': features of shape \(2, 4\)"):
         Bags.pack([even, odd])
+    with pytest.raises(UserError, match=r"bags: got ndarray in the list; give a list of Bag"):
+        Bags.pack([np.zeros((2, 3))])
+
+
+def test_a_bag_that_is_wrong_by_itself_is_refused_when_it_is_made(unchecked: None) -> None:
     with pytest.raises(UserError, match="scan 'short': 1 slice labels for 2 slices"):
-        Bags.pack([even, short])
-    with pytest.raises(UserError, match="scan 'x' has label None"):
-        Bags.pack([Bag(torch.zeros(2, 3), None, None, "x")])
+        Bag(torch.zeros(2, 3), 1, torch.tensor([1]), "short")
+    for label in (None, 2, "1", 0.5, np.array([0, 1]), torch.tensor([1, 1])):
+        with pytest.raises(UserError, match=r"scan 'x' has label .*; labels are 0 or 1"):
+            Bag(torch.zeros(2, 3), label, None, "x")
+    with pytest.raises(UserError, match=r"the scan: features of shape \(3,\); give \(slices, features\)"):
+        Bag(torch.zeros(3), 1)
+    with pytest.raises(UserError, match=r"the scan: features: got DataFrame .* not numbers"):
+        Bag(pd.DataFrame({"a": ["x", "y"]}), 1)
+
+
+def test_arrays_columns_and_lists_are_as_good_as_tensors() -> None:
+    """Every form gives the same tensors; an array turned round, of other bytes or read-only is copied."""
+    rows = np.arange(10.0).reshape(5, 2)
+    frozen = rows.copy()
+    frozen.flags.writeable = False
+    for features in (rows, rows.tolist(), pd.DataFrame(rows), rows[::-1][::-1], rows.astype(">f4"), frozen):
+        for form in (list, np.array, pd.Series, torch.tensor):
+            bags = Bags(features, form([2, 3]), form([0, 1]), form([0, 0, 0, 1, 1]))
+            torch.testing.assert_close(bags.features, torch.arange(10.0).view(5, 2))
+            assert bags.lengths.tolist() == [2, 3]
+            assert bags[1].slice_labels.tolist() == [0, 1, 1]
+    assert Bags(rows.astype(np.float16), [5], [1]).dtype == torch.float16
+    assert Bags(torch.from_numpy(rows), [5], [1]).dtype == torch.float64  # a tensor keeps its dtype
+    assert Bag(rows[::-1], np.int64(1)).features[0, 0] == 8
+    column = pd.Series([0, 1], index=["x", "y"])  # an index that does not count from 0
+    assert Bags(rows, [2, 3], column).labels.tolist() == [0, 1]
+
+
+def test_a_tensor_stays_the_same_object() -> None:
+    features = torch.zeros(5, 2, requires_grad=True)
+    assert Bag(features, 1).features is features
+    assert Bags(features, [5], [1]).features is features
+
+
+def test_collate_makes_batches_of_what_a_dataset_gives() -> None:
+    scans = [(np.ones((2 + number, 3)), number % 2, [0] * (1 + number) + [number % 2]) for number in range(4)]
+    loader = DataLoader(scans, batch_size=2, collate_fn=collate)
+    batches = list(loader)
+    assert [batch.lengths.tolist() for batch in batches] == [[2, 3], [4, 5]]
+    assert batches[0].slice_labels.tolist() == [0, 0, 0, 0, 1]
+    bags = Bags.pack([Bag(*scan, scan_id=f"s{number}") for number, scan in enumerate(scans)])
+    (whole,) = DataLoader(bags, batch_size=4, collate_fn=collate, num_workers=1)  # Bags are a dataset, and travel
+    torch.testing.assert_close(whole.features, bags.features)
+    assert whole.scan_ids == bags.scan_ids
+
+
+def test_collate_takes_a_scan_that_a_sampler_drew_twice() -> None:
+    bag = Bag(torch.ones(2, 3), 1, scan_id="A17", patient_id="P")
+    batch = collate([bag, bag, Bag(torch.ones(1, 3), 0)])
+    assert batch.scan_ids == ("A17", "A17 (2)", "scan-2")
+    assert batch.patient_ids == ("P", "P", "scan-2")
+
+
+def test_collate_says_what_a_dataset_should_give(unchecked: None) -> None:
+    for scans, message in (
+        ([], "the list is empty"),
+        ([torch.zeros(2, 3)], r"scan 0 of the batch: got Tensor; the dataset should give Bag or \(features, label\)"),
+        ([(torch.zeros(2, 3), 0), (torch.zeros(2, 3), 7)], "scan 1 of the batch: the scan has label 7"),
+        ([(torch.zeros(2, 3),)], "got 1 values"),
+    ):
+        with pytest.raises(UserError, match=message):
+            collate(scans)
 
 
 def test_huge_but_finite_features_are_accepted() -> None:

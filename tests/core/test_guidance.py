@@ -1,7 +1,11 @@
 """Guidance against hand calculation, against float64, and in every form of its arguments."""
 
 import math
+import warnings
+from collections.abc import Callable
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -179,7 +183,7 @@ def test_packed_padded_and_one_bag_at_a_time_agree(
 ) -> None:
     counts = torch.tensor(lengths)
     packed = torch.randn(2, sum(lengths), dtype=torch.float64)
-    packed = packed - 4 if from_logits else packed.exp() / 50  # does not sum to one, as a class token's row
+    packed = packed - 4 if from_logits else packed.exp() / 500  # does not sum to one, as a class token's row
     guidance = NormalGuidance(0.7, kind, renormalize=renormalize)
     padded, mask = unpack(packed.T, counts)
     padded = padded.movedim(-1, 1).masked_fill(~mask[:, None], 0.3)  # padding holds anything
@@ -214,13 +218,13 @@ def test_padding_may_lie_anywhere_in_a_mask() -> None:
 
 
 def test_single_head_and_many_heads_have_their_own_shapes() -> None:
-    padded, packed = torch.rand(4, 6), torch.rand(24)
+    padded, packed = torch.rand(4, 6).softmax(-1), torch.rand(24)
     lengths = torch.tensor([6, 6, 6, 6])
     assert normal_reference(padded).shape == (4, 6)
     assert normal_reference(packed, lengths=lengths).shape == (24,)
     assert divergence(padded, padded, "forward_kl").shape == (4,)
     assert divergence(packed, packed, "forward_kl", lengths=lengths).shape == (4,)
-    heads = torch.rand(4, 3, 6)
+    heads = torch.rand(4, 3, 6).softmax(-1)
     assert normal_reference(heads).shape == (4, 3, 6)
     assert divergence(heads, heads, "reverse_kl", torch.ones(4, 6, dtype=torch.bool)).shape == (4, 3)
     assert divergence(torch.rand(3, 24), torch.rand(3, 24), "squared_error", lengths=lengths).shape == (4, 3)
@@ -284,7 +288,9 @@ def test_label_guidance_cannot_be_switched_on_by_accident() -> None:
         LabelGuidance()
     with pytest.raises(UserError, match=r"bags \[1\] are not all 0 or 1; leave unlabelled scans out"):
         label_reference(torch.tensor([[0, 1], [-1, -1]]))
-    with pytest.raises(UserError, match=r"slice_labels of shape \(1, 3\): attention needs \(1, 4\)"):
+    with pytest.raises(
+        UserError, match=r"slice_labels of shape \(1, 3\) for attention of shape \(1, 4\); give \(1, 4\)"
+    ):
         LabelGuidance(uses_slice_labels=True)(torch.rand(1, 4), torch.tensor([[0, 1, 1]]))
     with pytest.raises(UserError, match="reverse_kl is infinite"):
         LabelGuidance(divergence="reverse_kl", uses_slice_labels=True)
@@ -301,7 +307,7 @@ def test_mistakes_are_named(unchecked: None) -> None:
         NormalGuidance()(torch.rand(2, 3), torch.tensor([[True] * 3, [False] * 3]))
     with pytest.raises(UserError, match=r"attention of shape \(0, 3\)"):
         NormalGuidance()(torch.rand(0, 3))
-    with pytest.raises(UserError, match=r"expected the layout's \(2, 3\), and no mask"):
+    with pytest.raises(UserError, match=r"lengths adding up to 6; give packed attention the layout's \(2, 3\)"):
         NormalGuidance()(torch.rand(2, 4), lengths=Layout.padded(torch.tensor([3, 2]), 3))
     with pytest.raises(UserError, match=r"lambda\) is nan"):
         NormalGuidance(math.nan)
@@ -315,6 +321,85 @@ def test_mistakes_are_named(unchecked: None) -> None:
         NormalGuidance()(torch.rand(2, 5), torch.ones(2, 5, dtype=torch.uint8))
     with pytest.raises(UserError, match=r"lengths are torch.float32 of shape \(1,\)"):
         NormalGuidance()(torch.rand(5), lengths=torch.tensor([5.0]))
-    with pytest.raises(UserError, match=r"reference \(1, 3\) and attention \(1, 4\) differ"):
+    with pytest.raises(UserError, match=r"reference of shape \(1, 3\) and attention of shape \(1, 4\) differ"):
         divergence(torch.rand(1, 3), torch.rand(1, 4))
     assert "weight=1.0, divergence='forward_kl', renormalize=True" in repr(NormalGuidance())
+
+
+LOGITS = torch.tensor([[-2.0, 0.0, 3.0], [0.5, 0.1, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (LOGITS, "has values down to -2, .* pass from_logits=True"),
+        (LOGITS.abs(), "adds up to 5 over the slices of a bag"),
+    ],
+    ids=["negative", "more than one"],
+)
+def test_logits_without_from_logits_are_told_once(attention: torch.Tensor, message: str) -> None:
+    guidance = NormalGuidance()
+    with pytest.warns(UserWarning, match=rf"NormalGuidance: attention {message}"):
+        guidance(attention)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guidance(attention)  # said once
+        NormalGuidance()(attention, from_logits=True)
+        NormalGuidance()(attention.softmax(-1))
+        NormalGuidance()(0.5 * attention.softmax(-1))  # a class token keeps the rest
+        padded = torch.tensor([[0.5, 0.5, 9.0]])
+        NormalGuidance()(padded, torch.tensor([[True, True, False]]))  # the padding is not looked at
+
+
+def test_the_look_at_attention_is_left_out_under_vmap() -> None:
+    guidance = NormalGuidance()
+    stacked = torch.stack([LOGITS, LOGITS + 1]).abs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = torch.func.vmap(guidance)(stacked)
+    with pytest.warns(UserWarning, match="does not look like probabilities"):
+        torch.testing.assert_close(got[0], guidance(stacked[0]))
+
+
+def test_nan_names_bag_and_slice() -> None:
+    attention = torch.full((2, 4), 0.25)
+    attention[1, 2] = torch.nan
+    with pytest.raises(UserError, match="attention of bag 1, head 0, slice 2 is NaN; look for NaN in the features"):
+        NormalGuidance()(attention)
+
+
+FORMS = {"tensor": lambda x: x, "array": lambda x: x.numpy(), "list": lambda x: x.tolist()}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_every_form_of_numbers_gives_the_same(form: Callable[[torch.Tensor], object]) -> None:
+    attention = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.4, 0.0]])
+    mask, lengths, labels = torch.tensor([[True] * 3, [True, True, False]]), torch.tensor([3, 2]), torch.tensor([0, 1])
+    packed, guidance = attention[mask], NormalGuidance(negatives="none")
+    want, reference = guidance(attention, mask, labels=labels), normal_reference(attention, mask)
+    torch.testing.assert_close(guidance(attention, form(mask), labels=form(labels)), want)
+    torch.testing.assert_close(guidance(packed, lengths=form(lengths), labels=form(labels)), want)
+    torch.testing.assert_close(guidance.per_bag(form(attention), form(mask), labels=form(labels)).mean(), want)
+    torch.testing.assert_close(normal_reference(form(attention), form(mask)), reference)
+    torch.testing.assert_close(normal_reference(form(packed), lengths=form(lengths)), reference[mask])
+    torch.testing.assert_close(
+        divergence(form(reference), form(attention), mask=form(mask)), divergence(reference, attention, mask=mask)
+    )
+    torch.testing.assert_close(label_reference(form(torch.tensor([[0, 1]]))), torch.tensor([[0.0, 1.0]]))
+    column = pd.Series(packed.numpy(), index=list("abcde"))
+    torch.testing.assert_close(normal_reference(column, lengths=form(lengths)), reference[mask])
+
+
+def test_a_loss_of_an_array_cannot_train(unchecked: None) -> None:
+    with pytest.raises(UserError, match="attention: got ndarray; a loss needs the model's tensor, since no gradient"):
+        NormalGuidance()(np.full((2, 3), 1 / 3))
+    with pytest.raises(UserError, match="attention: got list; a loss needs"):
+        LabelGuidance(uses_slice_labels=True)([[0.5, 0.5]], [[0, 1]])
+
+
+def test_labels_are_zero_or_one() -> None:
+    attention = torch.full((3, 4), 0.25)
+    for labels, shown in (([0, 1, 2], "bag 2 has 2"), ([0.0, 0.5, 1.0], "bag 1 has 0.5"), ([-1, 0, 1], "bag 0 has -1")):
+        with pytest.raises(UserError, match=f"labels: {shown}; labels are 0 or 1"):
+            NormalGuidance()(attention, labels=torch.tensor(labels))
+    assert NormalGuidance()(attention, labels=torch.tensor([True, False, True])).isfinite()

@@ -159,17 +159,20 @@ def test_turned_attention_has_a_turned_reference() -> None:
 @KINDS
 def test_extreme_attention_has_finite_gradients(kind: str) -> None:
     logits = (1e4 * torch.randint(-1, 2, (8, 3, 60))).float().requires_grad_()
-    mask = torch.arange(60) < torch.randint(1, 61, (8, 1))
+    mask = torch.arange(60) < torch.randint(3, 61, (8, 1))
     loss = NormalGuidance(divergence=kind, modes=3)(logits, mask, from_logits=True)
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.isfinite().all()
 
 
-def test_more_modes_than_slices() -> None:
-    torch.testing.assert_close(normal_reference(torch.rand(3, 1), modes=3), torch.ones(3, 1))
+def test_more_modes_than_slices_are_refused() -> None:
     two = torch.tensor([[0.3, 0.7]])
-    torch.testing.assert_close(normal_reference(two, modes=3), two, rtol=0, atol=1e-6)
+    torch.testing.assert_close(normal_reference(two, modes=2), two, rtol=0, atol=1e-6)
+    with pytest.raises(UserError, match="modes is 3, but bag 0 has 2 slices; use fewer modes or leave such short bags"):
+        normal_reference(two, modes=3)
+    with pytest.raises(UserError, match="modes is 3, but bag 1 has 2 slices"):
+        NormalGuidance(modes=3)(torch.full((7,), 0.2), lengths=[5, 2])
 
 
 def test_a_spike_on_a_bell_does_not_get_a_mode_of_no_width() -> None:
@@ -211,6 +214,7 @@ def test_guidance_with_two_modes_makes_attention_two_bells() -> None:
 def test_packed_padded_slotted_and_stacked_agree(
     options: dict[str, object], lengths: list[int], kind: str, renormalize: bool
 ) -> None:
+    lengths = [max(length, options.get("modes", 1)) for length in lengths]
     counts, labels = torch.tensor(lengths), torch.arange(len(lengths)) % 2
     guidance = NormalGuidance(0.7, kind, renormalize=renormalize, **options)
     packed = torch.randn(2, sum(lengths), dtype=torch.float64) - 4
@@ -294,7 +298,7 @@ def test_mistakes_are_named(unchecked: None) -> None:
     with pytest.raises(UserError, match="negatives 'flat' is unknown; choose one of own, uniform, none"):
         NormalGuidance(negatives="flat")
     with pytest.raises(UserError, match=r"NormalGuidance\(negatives='uniform'\) needs to know which bags are negative"):
-        NormalGuidance(negatives="uniform")(torch.rand(2, 3))
+        NormalGuidance(negatives="uniform")(torch.full((2, 3), 1 / 3))
     with pytest.raises(UserError, match=r"labels of shape \(3,\) for 2 bags"):
         NormalGuidance(negatives="none")(torch.rand(2, 3), labels=torch.zeros(3))
     assert repr(NormalGuidance(modes=2, negatives="none")).endswith("renormalize=True, modes=2, negatives='none')")

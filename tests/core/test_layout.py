@@ -125,7 +125,7 @@ def test_a_mask_of_numbers_is_refused(unchecked: None) -> None:
 
 
 def test_rows_that_do_not_fit_their_lengths() -> None:
-    with pytest.raises(UserError, match="add up to 4 slices, but there are 5 rows"):
+    with pytest.raises(UserError, match="add up to 4 slices, but rows have the shape"):
         unpack(torch.zeros(5), torch.tensor([2, 2]))
     with pytest.raises(UserError, match="the whole batch"):
         Layout.packed([])

@@ -402,13 +402,13 @@ def test_mask_must_broadcast(metric: Metric) -> None:
 @BOTH
 @pytest.mark.parametrize(("labels", "wrong"), [([0, 1, 2], "2"), ([0, -1, 1], "-1"), ([0.5, 0.0, 1.0], "0.5")])
 def test_labels_must_be_zero_or_one(metric: Metric, labels: list[float], wrong: str) -> None:
-    with pytest.raises(ValueError, match=f"label {wrong} is neither 0 nor 1: mask it out"):
+    with pytest.raises(ValueError, match=f"labels: {wrong} is neither 0 nor 1; mask it out"):
         metric(torch.zeros(3), torch.tensor(labels))
 
 
 @BOTH
 def test_empty_rows_are_refused(metric: Metric) -> None:
-    with pytest.raises(ValueError, match=r"scores of shape \(2, 0\) are empty: give at least one score"):
+    with pytest.raises(ValueError, match=r"scores of shape \(2, 0\) are empty; give a vector of at least one number"):
         metric(torch.zeros(2, 0), torch.zeros(0))
 
 

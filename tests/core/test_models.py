@@ -14,7 +14,16 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from killing import HANGS
 from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.methods import BEYOND, DISTINCT, EVERY_METHOD, METHODS, NAMED, REMOVED, build_model
+from normal_guidance.core.methods import (
+    BEYOND,
+    DISTINCT,
+    EVERY_METHOD,
+    METHODS,
+    NAMED,
+    REMOVED,
+    build_model,
+    model_options,
+)
 from normal_guidance.core.models import ABMIL, CenteredGaussian, MaxPooling, MeanPooling, TransMIL
 from normal_guidance.errors import UserError
 from normal_guidance.training.config import Config
@@ -268,7 +277,9 @@ def test_l1_leaves_alone_what_makes_the_bells(method: str) -> None:
 
 
 def test_unknown_names_and_sizes_are_named() -> None:
-    with pytest.raises(UserError, match="method 'abml' is unknown; choose one of centered_gaussian, max"):
+    with pytest.raises(
+        UserError, match=r"'abml' is unknown \(did you mean 'abmil'\?\); choose one of centered_gaussian"
+    ):
         build_model("abml")
     for name in REMOVED:
         with pytest.raises(UserError, match=f"method '{name}_ng' was removed; load it with commit 4bbc9f6, or train"):
@@ -277,3 +288,39 @@ def test_unknown_names_and_sizes_are_named() -> None:
         build_model("abmil")(torch.zeros(4, 16), [4])
     with pytest.raises(UserError, match=r"10 features cannot be divided among 8 heads; .*8 or 16"):
         TransMIL(10)
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD)
+def test_a_model_is_built_with_its_options(method: str) -> None:
+    """Defaults are those of a model without options; another number changes the model, and it still runs."""
+    options = model_options(method)
+    torch.manual_seed(0)
+    plain = build_model(method, FEATURES)
+    torch.manual_seed(0)
+    same = build_model(method, FEATURES, **options)
+    shapes = [{name: value.shape for name, value in model.state_dict().items()} for model in (plain, same)]
+    assert shapes[0] == shapes[1]
+    for name, default in options.items():
+        if not isinstance(default, bool):
+            other = build_model(method, FEATURES, **{name: 2})
+            assert other(torch.randn(5, FEATURES), [2, 3]).logit.shape == (2,)
+            sizes = [sum(p.numel() for p in model.parameters()) for model in (other, plain)]
+            assert (
+                sizes[0] != sizes[1] or "trans" in EVERY_METHOD[method].model or method == "smtp"
+            )  # heads share weights
+
+
+def test_options_that_a_method_does_not_have(unchecked: None) -> None:
+    assert build_model("abmil", 8, hidden=64).hidden.out_features == 64
+    for method, options, message in (
+        ("abmil", {"hiden": 64}, r"method 'abmil' has no option 'hiden'; it has hidden; did you mean 'hidden'\?"),
+        ("mean", {"hidden": 64}, "method 'mean' has no option 'hidden'; it has none"),
+        ("transmil", {"smooth": True}, "has no option 'smooth'; it has heads"),
+        ("abmil", {"hidden": 0}, "hidden is 0; give a whole number of at least 1"),
+        ("abmil", {"hidden": "64"}, "hidden is '64'; give a whole number"),
+        ("abmil", {"features": 7.5}, r"features is 7\.5; give a whole number"),
+        ("centered_gaussian", {"published": 1}, "published is 1; give True or False"),
+        (None, {}, "method: got NoneType; give the name of one"),
+    ):
+        with pytest.raises(UserError, match=message):
+            build_model(method, **options)

@@ -56,7 +56,7 @@ def test_clusters_by_hand() -> None:
     assert all(part <= {0, 1, 4} or part <= {2, 3} for part in parts)
     assert inside.sum(0).tolist() == [1] * 5
     many = torch.cat([torch.randn(30, 2) * 0.01, torch.randn(30, 2) * 0.01 + 5])
-    attention = torch.rand(60, dtype=torch.float64)
+    attention = torch.rand(60, dtype=torch.float64).softmax(0)
     inside = cluster(many.double(), Layout.packed([60]))[0]
     want = []
     for row in inside:

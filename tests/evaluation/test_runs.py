@@ -27,7 +27,7 @@ from normal_guidance.statistics.scores import score
 from normal_guidance.training.checkpoint import StateFile
 from normal_guidance.training.config import Config, grid, paper_config
 from normal_guidance.training.execution import Execution
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.winners import load_winner
 
 Sets = tuple[Bags, Bags, Bags]
@@ -89,7 +89,7 @@ def test_scores_and_predictions_are_those_of_the_winners(run: Run, sets: Sets) -
     for winner in run.winners:
         model = load_winner(run.folder, winner.group)
         for part, bags in zip(("val", "test"), sets[1:], strict=True):
-            prediction = predict(model, bags)
+            prediction = predict_bags(model, bags)
             rows = table[(table["group"] == winner.group) & (table["part"] == part)]
             assert rows["scan_id"].tolist() == list(bags.scan_ids)
             assert rows["patient_id"].tolist() == list(bags.patient_ids)
@@ -346,10 +346,10 @@ def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, m
 
     def watched(*arguments: Any) -> Prediction:
         assert current == ["cpu"]
-        return predict(*arguments)
+        return predict_bags(*arguments)
 
     monkeypatch.setattr(runs, "current_device", noting)
-    monkeypatch.setattr(runs, "predict", watched)
+    monkeypatch.setattr(runs, "predict_bags", watched)
     small(tmp_path, sets)
 
 

@@ -28,8 +28,8 @@ from normal_guidance.reports.study_tables import collect
 from normal_guidance.simulate import lidc_positions
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.scores import score
-from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import Plan, fit_committee
+from normal_guidance.training.loop import predict_bags
 from small_study import (
     PROTOCOL,
     make_study,
@@ -267,7 +267,7 @@ def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path: Path, monkeypatch: 
     both = Bags(*(torch.cat([getattr(part, name) for part in (train, val)]) for name in names))
     patients = [*train.patient_ids, *val.patient_ids]
     committee = fit_committee(both, patients, Plan(folds=3, repeats=1, seed=5)).committee
-    want = score(test, (prediction := predict(committee, test)).slice_scores, prediction.logit)
+    want = score(test, (prediction := predict_bags(committee, test)).slice_scores, prediction.logit)
     assert found.scores.localization_auroc == pytest.approx(want.localization_auroc)
     assert found.scores.scan_auroc == pytest.approx(want.scan_auroc)
     assert found.scores.scan_auroc > 0.9

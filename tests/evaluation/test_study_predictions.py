@@ -19,7 +19,7 @@ from normal_guidance.evaluation.supervised import oracle_pooled
 from normal_guidance.reports.experiment_report import evaluate
 from normal_guidance.statistics.localization import localization_measures
 from normal_guidance.statistics.split_results import split_results
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.winners import load_winner
 from small_study import PROTOCOL, make_study, part_of, small_grid, some_scans, without_slice_labels
 
@@ -38,18 +38,18 @@ def test_predictions_are_the_winners_own(small_experiment, answers):
         test = small_experiment.dataset.draw(one.seed, "test")
         assert one.scans.scan_ids == test.scan_ids
         for method in ("mean", "abmil", "ng"):
-            expected = predict(load_winner(small_experiment.folder / method / str(one.seed)), test)
+            expected = predict_bags(load_winner(small_experiment.folder / method / str(one.seed)), test)
             for field, own in zip(expected[:3], one.predictions[method][:3], strict=True):
                 assert torch.equal(field, own)
-        gaussian = predict(CenteredGaussian(), test)
+        gaussian = predict_bags(CenteredGaussian(), test)
         assert torch.allclose(one.predictions["centered_gaussian"].log_attention, gaussian.log_attention.float())
 
 
 def test_the_ceiling_is_both_references(small_experiment, answers):
     for one in answers:
         folder, test = small_experiment.folder, small_experiment.dataset.draw(one.seed, "test")
-        slices = predict(load_winner(folder / "slice_reference" / str(one.seed)), test)
-        scans = predict(load_winner(folder / "scan_reference" / str(one.seed)), oracle_pooled(test, one.seed))
+        slices = predict_bags(load_winner(folder / "slice_reference" / str(one.seed)), test)
+        scans = predict_bags(load_winner(folder / "scan_reference" / str(one.seed)), oracle_pooled(test, one.seed))
         ceiling = one.predictions["ceiling"]
         assert torch.equal(ceiling.log_attention, slices.log_attention)
         assert torch.equal(ceiling.logit, scans.logit)
@@ -74,7 +74,7 @@ def test_every_head_is_read(tmp_path):
     train_study(replace(study, seeds=(1001,)), make_grid=small_grid)
     (one,) = read_study_predictions(study.folder, study.dataset)
     test = study.dataset.draw(1001, "test")
-    expected = predict(load_winner(study.folder / "mhng" / "1001"), test)
+    expected = predict_bags(load_winner(study.folder / "mhng" / "1001"), test)
     assert expected.log_attention.shape == (8, int(test.lengths.sum()))
     assert torch.equal(one.predictions["mhng"].log_attention, expected.log_attention)
 

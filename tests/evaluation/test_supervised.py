@@ -27,7 +27,7 @@ from normal_guidance.features.store import write_store
 from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
 from normal_guidance.statistics.scores import score
 from normal_guidance.training.config import Config, grid, paper_config
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.winners import load_winner
 
 # ----------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_reports_and_predictions_say_what_they_are(references: References, sets:
     assert winner["config"]["receptive_field"] == 12
     table = pq.read_table(references.slices.folder / "predictions.parquet").to_pandas()
     rows = table[table["part"] == "test"]
-    prediction = predict(load_winner(references.slices.folder), sets[2])
+    prediction = predict_bags(load_winner(references.slices.folder), sets[2])
     assert np.concatenate(rows["attention"].tolist()).tolist() == prediction.attention.tolist()
     (logits,) = rows["log_attention"].iloc[0]
     assert logits.tolist() == prediction.slice_scores[: len(logits)].tolist()
@@ -215,7 +215,7 @@ def test_reports_and_predictions_say_what_they_are(references: References, sets:
 @pytest.mark.slow
 def test_the_winner_is_chosen_by_validation_slices(references: References, sets: tuple[Bags, Bags, Bags]) -> None:
     val, (winner,) = sets[1], references.slices.winners
-    logits = predict(load_winner(references.slices.folder), val).slice_scores
+    logits = predict_bags(load_winner(references.slices.folder), val).slice_scores
     assert winner.val_auroc == pytest.approx(roc_auc_score(val.slice_labels, logits), abs=1e-9)
     history = pq.read_table(references.slices.folder / "history.parquet").to_pandas()
     selectable = history[history["train_auroc"] > history["val_auroc"]]

@@ -27,7 +27,7 @@ from normal_guidance.evaluation.trust.intervals import Bootstrap, Estimate, Vari
 from normal_guidance.evaluation.trust.random_weights import untrained_copies
 from normal_guidance.evaluation.trust.verdicts import decide
 from normal_guidance.statistics.slice_ranks import highest_first, moved_round, rank_correlation, ranks
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from small_trust import FEATURES, paper_scans
 
 LENGTHS = torch.tensor([5, 1, 8, 2])
@@ -58,7 +58,7 @@ class Recorder:
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_predictions_are_those_of_predict_in_batches_of_any_size(batch_size):
     bags, model = paper_scans(7), ABMIL(FEATURES)
-    said, expected = predict_scans(model, bags, batch_size=batch_size), predict(model, bags)
+    said, expected = predict_scans(model, bags, batch_size=batch_size), predict_bags(model, bags)
     assert torch.allclose(said.logit, expected.logit.double(), atol=1e-6)
     assert torch.allclose(said.attention, expected.attention.double(), atol=1e-6)
     assert torch.allclose(said.scores, expected.slice_scores.double(), atol=1e-5)

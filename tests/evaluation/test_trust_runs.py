@@ -14,7 +14,7 @@ from normal_guidance.evaluation.trust.trained_run import examine_run
 from normal_guidance.features.store import write_store
 from normal_guidance.files import read_json, write_json
 from normal_guidance.training.config import Config
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.winners import load_winner
 from small_study import some_scans
 from small_trust import CONFIG, make_run
@@ -64,7 +64,7 @@ def test_other_scans_are_tested_with_a_note(trained, tmp_path):
     found = examine_run(run, store=tmp_path / "others")
     assert found.scans == 60
     assert "not the run's own test scans" in found.notes[0]
-    expected = predict(load_winner(trained.run), others).logit
+    expected = predict_bags(load_winner(trained.run), others).logit
     assert found.curves["deletion"].whole_logit.value == pytest.approx(
         (expected / expected.double().std())[others.labels == 1].mean().item(), rel=1e-4
     )

@@ -35,7 +35,7 @@ from normal_guidance.statistics.differences import claims, differences
 from normal_guidance.statistics.localization import localization_measures
 from normal_guidance.statistics.split_results import split_results
 from normal_guidance.training.config import Config, grid
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.winners import load_winner
 from pages import check_page
 from small_study import (
@@ -102,9 +102,10 @@ def test_differences_are_those_of_the_models(small_experiment):
     for seed in small_experiment.seeds:
         test = small_experiment.dataset.draw(seed, "test")
         said = {
-            name: predict(load_winner(small_experiment.folder / name / str(seed)), test) for name in ("abmil", "ng")
+            name: predict_bags(load_winner(small_experiment.folder / name / str(seed)), test)
+            for name in ("abmil", "ng")
         }
-        said["centered_gaussian"] = predict(CenteredGaussian(), test)
+        said["centered_gaussian"] = predict_bags(CenteredGaussian(), test)
         scans = {name: said[name].logit for name in ("abmil", "ng")}
         splits.append(split_results(test, {name: one.slice_scores for name, one in said.items()}, scans))
     wanted = claims(["centered_gaussian", "abmil", "ng"], None)
@@ -138,7 +139,7 @@ def test_measures_are_those_of_the_models(small_experiment):
     assert list(found) == ["centered_gaussian", "mean", "abmil", "ng", "ceiling"]
     for seed in small_experiment.seeds:
         test = small_experiment.dataset.draw(seed, "test")
-        said = predict(load_winner(small_experiment.folder / "ng" / str(seed)), test)
+        said = predict_bags(load_winner(small_experiment.folder / "ng" / str(seed)), test)
         expected = localization_measures(
             said.attention, test.slice_labels, test.lengths, scores=said.log_attention.mean(0)
         )

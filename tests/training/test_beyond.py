@@ -8,7 +8,7 @@ from normal_guidance.core.methods import BEYOND
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.execution import Execution
-from normal_guidance.training.fit import fit
+from normal_guidance.training.loop import train_model
 from normal_guidance.training.stacked_model import Stack, descend
 from normal_guidance.training.sweep import sweep
 
@@ -56,7 +56,7 @@ def test_l1_moves_all_but_what_it_leaves_alone(method: str) -> None:
 def test_strong_l1_leaves_no_evidence_and_the_windows_as_they_were() -> None:
     """With a penalty on width and sharpness, their logarithms would end at 0, so both at 1."""
     train, val = (shifted_mean(64, seed, features=FEATURES) for seed in (1, 2))
-    model = fit(Config("whole_bells", lr=0.1, l1=50.0, epochs=40, batch_size=16), train, val).model
+    model = train_model(Config("whole_bells", lr=0.1, l1=50.0, epochs=40, batch_size=16), train, val).model
     assert model.classifier.weight.abs().max() < 0.2
     assert model.attention.log_sigma.exp().item() == pytest.approx(3.0, abs=0.5)
     assert model.attention.log_beta.exp().item() == pytest.approx(0.25, abs=0.05)
@@ -65,10 +65,10 @@ def test_strong_l1_leaves_no_evidence_and_the_windows_as_they_were() -> None:
 def test_it_learns_where_the_evidence_lies() -> None:
     """A clear signal is localized from scan labels alone, which ABMIL's attention need not do."""
     from normal_guidance.core.metrics import localization
-    from normal_guidance.training.fit import predict
+    from normal_guidance.training.loop import predict_bags
 
     train, val, test = (shifted_mean(256, seed, features=FEATURES, shift=1.0) for seed in (1, 2, 3))
-    model = fit(Config("whole_bells", lr=0.1, l1=1e-3, epochs=15, train_above_val=False), train, val).model
-    scores = predict(model, test).slice_scores
+    model = train_model(Config("whole_bells", lr=0.1, l1=1e-3, epochs=15, train_above_val=False), train, val).model
+    scores = predict_bags(model, test).slice_scores
     assert test.slice_labels is not None
     assert localization(scores, test.slice_labels, test.lengths).auroc.nanmean() > 0.9

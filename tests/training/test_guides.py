@@ -13,7 +13,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config, departures, grid, paper_config
 from normal_guidance.training.execution import Execution
-from normal_guidance.training.fit import fit
+from normal_guidance.training.loop import train_model
 from normal_guidance.training.objective import objective
 from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import sweep
@@ -49,7 +49,7 @@ def test_a_sweep_trains_as_the_plain_loop_does(
     plain = sweep([replace(c, modes=1, negatives="own", warmup=0) for c in configs], train, val)
     assert not torch.allclose(result.history[:, :, 0], plain.history[:, :, 0], rtol=1e-3), "the guide changes nothing"
     for number, config in enumerate(configs):
-        history = fit(config, train, val).history
+        history = train_model(config, train, val).history
         want = [[epoch.loss, epoch.train_auroc, epoch.val_auroc, epoch.val_loss] for epoch in history]
         torch.testing.assert_close(result.history[:, number], torch.tensor(want), rtol=0, atol=1e-6)
 

@@ -16,7 +16,7 @@ from normal_guidance.training.committee import Committee, prior_attention
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.engine import PackedEngine
 from normal_guidance.training.evidence_fit import Penalty, fit_evidence
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.scaling import Scaling
 from normal_guidance.training.stacked_model import Stack
 
@@ -87,10 +87,10 @@ def test_a_committee_in_parts_is_the_same_committee(monkeypatch: pytest.MonkeyPa
     scans, places = shifted_mean(30, seed=1, features=4), (Places(2.0, central=True), Places(None, central=False))
     members = {name: torch.rand(6) for name in ("bias", "gain", "sharpness")} | {"weights": torch.randn(6, 4)}
     made = Committee(Scaling(torch.zeros(4), torch.ones(4)), places, torch.tensor([0, 0, 1, 0, 1, 0]), **members)
-    whole, prior = predict(made, scans), prior_attention(made.places, scans.lengths)
+    whole, prior = predict_bags(made, scans), prior_attention(made.places, scans.lengths)
     monkeypatch.setattr(committee, "AT_ONCE", 1)  # one member at a time
     monkeypatch.setattr(batches, "MOST_PLACES", 150)  # a few scans at a time
-    for one, other in zip(predict(made, scans)[:3], whole[:3], strict=True):
+    for one, other in zip(predict_bags(made, scans)[:3], whole[:3], strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(prior_attention(made.places, scans.lengths), prior)
 

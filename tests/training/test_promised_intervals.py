@@ -9,8 +9,8 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.conformal import IntervalCalibration, calibrate_intervals
-from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import Plan
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.measured_fit import fit_and_measure
 from normal_guidance.training.promised_intervals import (
     Held,
@@ -105,7 +105,7 @@ def test_the_promise_holds_for_whole_committees_and_fresh_scans(monkeypatch: pyt
         fresh = shifted_mean(
             100, seed=1000 + seed, features=4, shift=1.5
         )  # others each time, so that fits are independent
-        attention, calibration = predict(found.fit.committee, fresh).attention, found.intervals.calibration
+        attention, calibration = predict_bags(found.fit.committee, fresh).attention, found.intervals.calibration
         for shorter, values in covered.items():
             own = replace(calibration, threshold=shorter * calibration.threshold)
             test = check_on(replace(found.intervals, calibration=own), fresh, attention).test

@@ -19,7 +19,7 @@ from normal_guidance.training import sweep as sweep_module
 from normal_guidance.training.config import Config, departures, grid, paper_config
 from normal_guidance.training.estimate import estimate_sweep
 from normal_guidance.training.execution import Execution, fitting_chunk
-from normal_guidance.training.fit import fit
+from normal_guidance.training.loop import train_model
 from normal_guidance.training.objective import balanced_weights
 from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import Sweep, sweep
@@ -119,7 +119,7 @@ def test_one_configuration_trains_as_a_loop_of_torch_does(
     want = loop_of_torch(config, train, val)
     plain = loop_of_torch(usual, train, val)
     assert not torch.allclose(want, plain, rtol=1e-4), "the options change nothing, so nothing is tested"
-    history = torch.tensor([[epoch.loss, epoch.val_loss] for epoch in fit(config, train, val).history])
+    history = torch.tensor([[epoch.loss, epoch.val_loss] for epoch in train_model(config, train, val).history])
     torch.testing.assert_close(history, want, rtol=0, atol=1e-6)
     torch.testing.assert_close(losses_of(sweep([config], train, val, EXACT))[:, 0], want, rtol=0, atol=1e-6)
 
@@ -140,7 +140,7 @@ def test_several_configurations_train_as_each_alone_does(
     configs = several(method, **options, **width)
     result = sweep(configs, train, val, replace(EXACT, engine=engine))
     for number, config in enumerate(configs):
-        want = [[e.loss, e.train_auroc, e.val_auroc, e.val_loss] for e in fit(config, train, val).history]
+        want = [[e.loss, e.train_auroc, e.val_auroc, e.val_loss] for e in train_model(config, train, val).history]
         torch.testing.assert_close(result.history[:, number], torch.tensor(want), rtol=0, atol=1e-6)
 
 
@@ -152,7 +152,7 @@ def test_those_that_stay_when_others_leave_keep_their_moments(
     configs = grid(base, lr=[0.3, 0.1, 0.01, 0.001], l1=[0.0])
     result = sweep(configs, train, val, EXACT)
     assert len(result.chunks) > 1, "no configuration was dropped"
-    fits = [fit(config, train, val) for config in configs]
+    fits = [train_model(config, train, val) for config in configs]
     assert result.trained.tolist() == [len(one.history) for one in fits]
     assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
 

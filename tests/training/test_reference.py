@@ -19,7 +19,7 @@ from normal_guidance.training.batches import Scans, draw_orders
 from normal_guidance.training.config import Config, departures, grid, paper_config
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.training.execution import Execution
-from normal_guidance.training.fit import fit
+from normal_guidance.training.loop import train_model
 from normal_guidance.training.run_folder import identity_of
 from normal_guidance.training.stacked_model import Stack
 from normal_guidance.training.sweep import sweep
@@ -136,7 +136,7 @@ def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bag
 @pytest.mark.parametrize("engine", ["packed", "recorded"])
 def test_a_sweep_keeps_what_the_plain_loop_keeps(engine: str, train: Bags, val: Bags) -> None:
     configs = small_grid(epochs=12)
-    fits = [fit(config, train, val) for config in configs]
+    fits = [train_model(config, train, val) for config in configs]
     assert any(one.best for one in fits), "nothing was selected, so nothing was tested"
     result = sweep(configs, train, val, replace(EXACT, engine=engine))
     want = torch.tensor([[[e.loss, e.train_auroc, e.val_auroc, e.val_loss] for e in one.history] for one in fits])

@@ -1,4 +1,4 @@
-"""The sweep gives the same results as the plain loop in `fit`, for every configuration, by either engine."""
+"""The sweep gives the same results as the plain loop in `training.loop`, for every configuration, by either engine."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from normal_guidance.training.batches import Scans, batched, draw_orders, pool_s
 from normal_guidance.training.config import Config, departures, grid, paper_config, sensitivity_grid
 from normal_guidance.training.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.training.execution import Execution
-from normal_guidance.training.fit import Fit, fit, select_epoch
+from normal_guidance.training.loop import TrainedModel, select_epoch, train_model
 from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.selection import Selection, Winner
 from normal_guidance.training.stacked_model import Stack
@@ -39,7 +39,7 @@ QUICK = (
 )
 """What `make test` compares with the plain loop: all methods but TransMIL, a part of MHNG; one streamed."""
 EXACT = Execution(precision="float64")
-PlainLoop = Callable[[tuple[Config, ...]], list[Fit]]
+PlainLoop = Callable[[tuple[Config, ...]], list[TrainedModel]]
 
 
 def scans(n: int, seed: int, **options: object) -> Bags:
@@ -79,7 +79,7 @@ def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, 
 @pytest.fixture(scope="module")
 def plain_loop(train: Bags, val: Bags) -> PlainLoop:
     """The results of the plain loop, computed once for all engines that are compared with it."""
-    return cache(lambda configs: [fit(config, train, val) for config in configs])
+    return cache(lambda configs: [train_model(config, train, val) for config in configs])
 
 
 @pytest.mark.usefixtures("double")
@@ -136,7 +136,7 @@ def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags
 
 
 def sweep_history(result: sweep_module.Sweep, number: int):
-    from normal_guidance.training.fit import Epoch
+    from normal_guidance.training.loop import Epoch
 
     rows = result.history[:, number].tolist()
     return tuple(Epoch(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
@@ -272,7 +272,7 @@ def test_slice_labels_are_not_read(train: Bags, val: Bags) -> None:
 
 def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
     config = Config("abmil", lr=0.1, epochs=60, batch_size=16, patience=5)
-    want: Fit = fit(config, train, val)
+    want: TrainedModel = train_model(config, train, val)
     result = sweep([config], train, val, EXACT)
     assert len(want.history) < 60, "patience did not end it, so nothing was tested"
     assert (~result.history[:, 0, 0].isnan()).sum() == len(want.history)
@@ -359,7 +359,7 @@ def test_a_state_with_other_values_is_refused(change: dict[str, Any], words: str
 @pytest.mark.slow
 def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:
     configs = grid(Config("abmil", epochs=60, batch_size=16, patience=4), lr=[0.3, 0.1, 0.03], l1=[0.01, 0.0])
-    fits = [fit(config, train, val) for config in configs]
+    fits = [train_model(config, train, val) for config in configs]
     assert len({len(one.history) for one in fits}) > 1, "all ended together, so nothing was tested"
     for execution in (EXACT, replace(EXACT, chunk=2)):
         result = sweep(configs, train, val, execution)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.core import TyperCommand
 
 from normal_guidance.cli import endings
 from normal_guidance.errors import UserError
+from normal_guidance.extras import missing_extras
 from normal_guidance.files import private_files, remove_left_drafts_of
 
 PRIVATE = ("predict",)
@@ -20,30 +22,55 @@ PRIVATE = ("predict",)
 Commands on datasets (index, split, encode, ...) follow the umask: research groups share their folders.
 """
 
+NEEDS = {
+    "demo": ("dicom", "encoders", "viewer"),
+    "encode": ("dicom", "encoders"),
+    "index": ("dicom",),
+    "node": ("encoders", "node"),
+    "phantom": ("dicom",),
+    "view": ("viewer",),
+}
+"""The extras without which a command can do nothing; others need one for some options or data, and say so then."""
+
 
 class Command(TyperCommand):
     """A command whose name and options `endings` knows, so that it can say how to go on.
 
-    It removes what a killed command had begun to write into the same output, says once if a store that it reads lacks
-    scans of its index, and keeps the files of `PRIVATE` commands private.
+    It refuses to begin without the extras that it needs, removes what a killed command had begun to write into the same
+    output, says once if a store that it reads lacks scans of its index, and keeps the files of `PRIVATE` commands
+    private.
     """
 
     def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
         name = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
         endings.begin(name, ctx.params)
+        need_extras(f"nguide {name}", *NEEDS.get(name, ()))
         if ctx.params.get("out") is not None and not ctx.params.get("dry_run"):
-            remove_left_drafts_of(ctx.params["out"])
+            remove_left_drafts_of(Path(ctx.params["out"]))  # text in typer before 0.29
         for line in lacking_lines(ctx.params):
             typer.echo(line, err=True)
         with private_files() if name in PRIVATE else nullcontext():
             return super().invoke(ctx)
 
 
+def need_extras(what: str, *extras: str) -> None:
+    """Raise a UserError with the one command that brings all of these extras, if some are not installed."""
+    missing = missing_extras(*extras)
+    if missing:
+        from normal_guidance.cli.doctor.packages import install_package
+
+        named = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        raise UserError(
+            f"{what} needs the extra{'s' if len(missing) > 1 else ''} {named}, not installed here; "
+            f"{install_package(*missing)}"
+        )
+
+
 def lacking_lines(options: Mapping[str, Any]) -> list[str]:
     """Return a line for each store among the options that lacks scans, except for the one that is written."""
     lines = []
     for path in dict.fromkeys(_paths(value for name, value in options.items() if name != "out")):
-        if (path / "store.json").is_file():
+        if os.path.isfile(path / "store.json"):  # any text may stand here; this one never raises
             from normal_guidance.features.store_files import LACKING, read_about
 
             with suppress(UserError):  # the command itself says what is wrong with it
@@ -58,7 +85,7 @@ def lacking_lines(options: Mapping[str, Any]) -> list[str]:
 
 def _paths(values: Iterator[Any]) -> Iterator[Path]:
     for value in values:
-        if isinstance(value, Path):
-            yield value
+        if isinstance(value, str | Path):
+            yield Path(value)
         elif isinstance(value, list | tuple):
             yield from _paths(iter(value))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.cli.command import need_extras
 from normal_guidance.cli.completion import ENCODERS, one_of
 from normal_guidance.cli.json_output import print_json
 from normal_guidance.cli.training_options import COMPUTING, Device, choose_execution, choose_precision
@@ -124,6 +125,7 @@ def predict(
         _refuse_for_features(dicom=dicom, encoder=encoder, weights=weights)
         outcomes = predict_features(places, bundle, options)
     else:
+        need_extras("nguide predict of scans", "dicom", "encoders")
         accepted = bundle.expects.modalities
         found = find_scans(places, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
         others = found.problems.get("", ())

@@ -12,26 +12,31 @@ Example:
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from normal_guidance.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.bundle import Bundle, bundle_run, load_bundle, write_bundle
+    from normal_guidance.clinical.fitting import FittedModel
+    from normal_guidance.clinical.in_python import fit, predict
     from normal_guidance.clinical.new_features import predict_features
     from normal_guidance.clinical.new_scans import NotPredicted, find_scans
-    from normal_guidance.clinical.predicting import PredictOptions, predict, predict_found
+    from normal_guidance.clinical.predicting import PredictOptions, predict_found
     from normal_guidance.clinical.result_folder import prediction_json, write_predictions, write_scan
     from normal_guidance.clinical.scan_prediction import ScanPrediction
 
 _HOME = {
     "Bundle": "bundle",
+    "FittedModel": "fitting",
     "NotPredicted": "new_scans",
     "PredictOptions": "predicting",
     "ScanPrediction": "scan_prediction",
     "bundle_run": "bundle",
     "find_scans": "new_scans",
     "load_bundle": "bundle",
-    "predict": "predicting",
+    "fit": "in_python",
+    "predict": "in_python",
     "predict_features": "new_features",
     "predict_found": "predicting",
     "prediction_json": "result_folder",
@@ -42,11 +47,13 @@ _HOME = {
 
 __all__ = [
     "Bundle",
+    "FittedModel",
     "NotPredicted",
     "PredictOptions",
     "ScanPrediction",
     "bundle_run",
     "find_scans",
+    "fit",
     "load_bundle",
     "predict",
     "predict_features",
@@ -58,7 +65,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

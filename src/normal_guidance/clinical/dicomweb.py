@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from normal_guidance.clinical.new_scans import is_url
 from normal_guidance.errors import UserError, shorten
+from normal_guidance.extras import install_command
 from normal_guidance.files import folder_atomically
 
 try:
@@ -23,7 +24,7 @@ try:
     from dicomweb_client.api import DICOMwebClient
     from pydicom import dcmread
 except ImportError as error:
-    raise UserError(f"DICOMweb needs {error.name}; pip install 'normal-guidance[node]'") from error
+    raise UserError(f"DICOMweb needs {error.name}; {install_command('node')}") from error
 
 TOKEN = "NGUIDE_DICOMWEB_TOKEN"
 """Environment variable of the bearer token."""

@@ -23,6 +23,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.data.findings import FINDINGS
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
+from normal_guidance.extras import install_command
 from normal_guidance.files import folder_atomically, write_atomically
 from normal_guidance.training.measured_fit import OUT_OF_FOLD, scan_auroc
 from normal_guidance.training.run_folder import PREDICTION_TABLE
@@ -55,6 +56,7 @@ def push_to_hub(
         Traceback (most recent call last):
         normal_guidance.errors.UserError: repository 'just-a-name' is not OWNER/NAME, such as mylab/head-ct
     """
+    _check_folder(folder)
     _check_name(repository)
     if dry_run is not None:
         with folder_atomically(dry_run) as draft:
@@ -96,8 +98,20 @@ def pull_from_hub(repository: str, out: str | Path, revision: str | None = None)
 
 
 def _check_name(repository: str) -> None:
+    if not isinstance(repository, str):
+        raise UserError(f"repository: got {type(repository).__name__}; give OWNER/NAME, such as 'mylab/head-ct'")
+    if re.match(r"\w+://", repository):
+        name = "/".join(repository.split("/")[3:5])
+        raise UserError(f"repository {repository!r} is an address; give OWNER/NAME alone: {name!r}")
     if not REPOSITORY.fullmatch(repository):
         raise UserError(f"repository {repository!r} is not OWNER/NAME, such as mylab/head-ct")
+
+
+def _check_folder(folder: object) -> None:
+    if not isinstance(folder, str | Path):
+        raise UserError(
+            f"folder: got {type(folder).__name__}; give the folder of a model, which fit or nguide fit writes"
+        )
 
 
 def _hub() -> Any:
@@ -105,9 +119,7 @@ def _hub() -> Any:
         import huggingface_hub
         import huggingface_hub.errors
     except ImportError as error:
-        raise UserError(
-            f"the Hub needs the package {error.name}; install it: pip install 'normal-guidance[hub]'"
-        ) from error
+        raise UserError(f"the Hub needs the package {error.name}; install it: {install_command('hub')}") from error
     return huggingface_hub
 
 

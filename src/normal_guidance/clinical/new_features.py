@@ -15,7 +15,7 @@ import torch
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.new_scans import RESERVED, NotPredicted
 from normal_guidance.clinical.predicting import DEFAULTS, Outcome, PredictOptions, outcome_of, scores_of
-from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.data.manifest import FEATURES, ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.data.scan_names import MOST_FOLDER_BYTES, folder_name, same_name
@@ -26,18 +26,21 @@ from normal_guidance.features.scan_layouts import Found, FoundScan
 from normal_guidance.features.store import FeatureStore, open_store
 from normal_guidance.features.store_files import is_store
 
+Source = str | Path | Bags | FeatureStore
+"""A feature store, a file of features, a folder of such files, or scans in memory."""
+
 
 def predict_features(
-    paths: str | Path | Sequence[str | Path], bundle: Bundle, options: PredictOptions = DEFAULTS
+    paths: Source | Sequence[Source], bundle: Bundle, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
     """Predict each scan of feature stores and files of features; labels are not read.
 
     Args:
-        paths: stores, files of features, or folders of them.
+        paths: stores, files of features, or folders of them; or scans in memory.
         bundle: the model.
         options: how scans are predicted; there is nothing to force, and no worker.
     """
-    several = [paths] if isinstance(paths, str | Path) else list(paths)
+    several = [paths] if isinstance(paths, Source) else list(paths)
     if bundle.encoder is not None:
         raise UserError(
             f"{several[0]} holds features, but the model takes scans: it was trained on features of the encoder "
@@ -59,11 +62,16 @@ def is_features(path: Path) -> bool:
     return is_store(path) or (path.is_file() and has_suffix(path))
 
 
-def _read_all(paths: Sequence[str | Path]) -> Iterator[FoundScan]:
-    return checked(chain.from_iterable(_read(Path(path)) for path in paths))
+def _read_all(sources: Sequence[Source]) -> Iterator[FoundScan]:
+    return checked(chain.from_iterable(map(_read, sources)))
 
 
-def _read(path: Path) -> Iterator[FoundScan]:
+def _read(source: Source) -> Iterator[FoundScan]:
+    if isinstance(source, FeatureStore):
+        return _of_store(source)
+    if isinstance(source, Bags):
+        return _in_memory(source)
+    path = Path(source)
     if is_store(path):
         return _of_store(open_store(path))
     try:
@@ -79,6 +87,12 @@ def _of_store(store: FeatureStore) -> Iterator[FoundScan]:
     for number, (scan, patient) in enumerate(zip(store.scan_ids, store.patient_ids, strict=True)):
         features = store.rows(torch.tensor([number]))
         yield FoundScan(found, scan, features, patient_id=patient, recipe=store.recipe)
+
+
+def _in_memory(bags: Bags) -> Iterator[FoundScan]:
+    found = Found("memory", (), {})
+    for bag in bags:
+        yield FoundScan(found, str(bag.scan_id), bag.features, patient_id=bag.patient_id)
 
 
 def _outcomes(scans: Iterable[FoundScan], bundle: Bundle, options: PredictOptions) -> Iterator[Outcome]:

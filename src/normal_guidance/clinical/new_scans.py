@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.data.containers import list_files, list_members
-from normal_guidance.data.file_contents import NIFTI, Mask, is_nifti
+from normal_guidance.data.file_contents import CT, NIFTI, Mask, is_nifti
 from normal_guidance.data.findings import Finding, Labels
-from normal_guidance.data.header_reading import CT
-from normal_guidance.data.indexing import read_rows
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import KINDS, Problem, Report
 from normal_guidance.data.scan_names import safe_name, same_name
@@ -110,6 +108,8 @@ def find_scans(
         normal_guidance.errors.UserError: nowhere is not there; give a DICOM folder, a .zip, a .nii or .nii.gz, or a
         folder of such
     """
+    from normal_guidance.data.indexing import read_rows  # only here: predictions from features need no pydicom
+
     root, places = _root_of(paths)
     problems: list[Problem] = []
     source = _NewScans(root, places, problems.append)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.expected_values import why_not_values
-from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem, find_scans
+from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem
 from normal_guidance.clinical.prediction_job import Finished, Score
 from normal_guidance.clinical.scan_prediction import ScanPrediction, attention_per_head
 from normal_guidance.data.manifest import ScanRow
@@ -82,32 +82,6 @@ DEFAULTS = PredictOptions()
 Outcome = ScanPrediction | NotPredicted
 
 
-def predict(
-    paths: str | Path | Sequence[str | Path],
-    bundle: Bundle,
-    *,
-    encoder: Encoder | None = None,
-    options: PredictOptions = DEFAULTS,
-) -> Iterator[Outcome]:
-    """Predict each scan in the paths; first come the scans that cannot be used, with the reason.
-
-    Args:
-        paths: DICOM folders, zip archives, NIfTI files, or folders of such.
-        bundle: the model.
-        encoder: from `bundle.load_encoder`, to load it once for several calls.
-        options: how scans are predicted.
-    """
-    several = [paths] if isinstance(paths, str | Path) else paths
-    found = find_scans(
-        several,
-        workers=options.workers,
-        any_modality=options.force,
-        modalities=bundle.expects.modalities,
-        anonymize=options.anonymize,
-    )
-    return predict_found(found, bundle, encoder, options)
-
-
 Known = Callable[[ScanRow, Path], Finished | None]
 """What an earlier start has predicted for a scan below a folder (`PredictionJob.finished`)."""
 
@@ -119,7 +93,7 @@ def predict_found(
     options: PredictOptions = DEFAULTS,
     known: Known = lambda row, root: None,
 ) -> Iterator[Outcome]:
-    """Predict scans that `find_scans` found, as `predict` does; those that are `known` are not read again."""
+    """Predict each scan that `find_scans` found; those that are `known` are not read again."""
     with Predictor(bundle, encoder, options) as predictor:
         yield from predictor.predict(found, known)
 

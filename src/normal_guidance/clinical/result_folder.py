@@ -50,6 +50,7 @@ from normal_guidance.data.problems import Problem, UnreadableError, read_problem
 from normal_guidance.data.scan_names import folder_name
 from normal_guidance.errors import FULL, UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
+from normal_guidance.extras import install_command
 from normal_guidance.files import folder_atomically, make_folder, read_json, write_atomically, write_json
 from normal_guidance.training.run_folder import PREDICTION_TABLE
 
@@ -270,7 +271,7 @@ def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: 
     try:
         from normal_guidance.clinical.dicom.writer import write_dicom
     except ImportError as error:
-        raise UserError(f"DICOM results need {error.name}; pip install 'normal-guidance[dicom]'") from error
+        raise UserError(f"DICOM results need {error.name}; {install_command('dicom')}") from error
     problems: list[Problem] = []
     try:
         write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)

@@ -10,15 +10,17 @@ Everything is computed from log-attention, in float32 or better, also under mixe
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from normal_guidance.core.layout import Layout
+from normal_guidance.core.arrays import Array, as_tensor
+from normal_guidance.core.layout import Layout, as_mask
 from normal_guidance.core.positions import Positions
 from normal_guidance.core.prediction import Features
 from normal_guidance.errors import UserError
@@ -26,8 +28,11 @@ from normal_guidance.errors import UserError
 Padded = Float[Tensor, "bags heads longest"]
 Values = Float[Tensor, "*shape"]
 Mask = Bool[Tensor, "bags longest"]
-Lengths = Int[Tensor, "bags"] | Layout
+Lengths = Array | Layout
 BagLabels = Shaped[Tensor, "bags"]
+
+MOST_SUM = 1.01
+"""The sum over the slices above which attention is suspected to be logits: bfloat16 rounds sums to .008."""
 
 
 class Given(NamedTuple):
@@ -53,6 +58,7 @@ class AttentionTerm(nn.Module):
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
         self.weight = checked_weight(weight)
+        self._looked = False
 
     def values(self, log_a: Padded, layout: Layout, given: Given) -> Float[Tensor, "bags heads"]:
         """The value of each bag and head, without lambda, from log-attention that is hidden in the padding."""
@@ -61,47 +67,67 @@ class AttentionTerm(nn.Module):
     def forward(
         self,
         attention: Values,
-        mask: Mask | None = None,
+        mask: Array | None = None,
         *,
         lengths: Lengths | None = None,
         from_logits: bool = False,
-        labels: BagLabels | None = None,
-        positions: Positions | None = None,
+        labels: Array | None = None,
+        positions: Array | None = None,
         features: Features | None = None,
     ) -> Float[Tensor, ""]:
         """The loss, a scalar.
 
+        The first call of a term looks at the values of attention: it warns where they look like logits without
+        `from_logits`, and refuses NaN.  Later calls do not, so a GPU waits once at most; compiled code never looks.
+
         Args:
-            attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.
+            attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.  It must
+                be a tensor, because no gradient flows through an array; all others may be arrays or lists too.
             mask: True for real slices; without it all are real.
             lengths: slices per bag, for packed attention; or the bags' `Layout`, made once and used again.
             from_logits: `attention` holds logits before the softmax (or log-attention), more exact than probabilities.
-            labels: 0 or 1 for each bag.
+            labels: 0 or 1 for each bag; other numbers are refused on the CPU, and make the loss NaN elsewhere if it
+                depends on labels.
             positions: places of the slices instead of their numbers (`normal_reference`).
             features: the embeddings of the slices, in the same form as attention.
         """
+        if not isinstance(attention, Tensor):
+            raise UserError(
+                f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
+                "through an array or a list. For the value alone, call per_bag(attention)"
+            )
         given = {"labels": labels, "positions": positions, "features": features}
         return self.weight * self.per_bag(attention, mask, lengths=lengths, from_logits=from_logits, **given).mean()
 
     def per_bag(
         self,
-        attention: Values,
-        mask: Mask | None = None,
+        attention: Array,
+        mask: Array | None = None,
         *,
         lengths: Lengths | None = None,
         from_logits: bool = False,
-        labels: BagLabels | None = None,
-        positions: Positions | None = None,
-        features: Features | None = None,
+        labels: Array | None = None,
+        positions: Array | None = None,
+        features: Array | None = None,
     ) -> Float[Tensor, "bags"] | Float[Tensor, "bags heads"]:
-        """One value per bag (and head), without lambda; arguments as for `forward`."""
-        padded, layout = as_padded(attention, mask, lengths)
-        if self.in_order and mask is not None:
-            padded, layout, features = _moved_to_front(padded, mask, features)
-        with full_precision(attention):
+        """One value per bag (and head), without lambda; arguments as for `forward`, attention in any form."""
+        values = as_tensor(attention, "attention")
+        real = None if mask is None else as_mask(mask, values)
+        padded, layout = as_padded(values, real, lengths)
+        given = Given(
+            None if labels is None else _checked_labels(as_tensor(labels, "labels", values), layout),
+            None if positions is None else as_tensor(positions, "positions", values),
+            None if features is None else as_tensor(features, "features", values),
+        )
+        if not (self._looked or from_logits or torch.compiler.is_compiling()):
+            self._looked = _look(padded, layout, type(self).__name__)
+        if self.in_order and real is not None:
+            padded, layout, moved = _moved_to_front(padded, real, given.features)
+            given = given._replace(features=moved)
+        with full_precision(values):
             log_a = log_attention(padded, layout, from_logits, self.renormalize)
-            values = self.values(log_a, layout, Given(labels, positions, features))
-        return values.squeeze(1) if is_single_head(attention, layout) else values
+            each = self.values(log_a, layout, given)
+        return each.squeeze(1) if is_single_head(values, layout) else each
 
     def extra_repr(self) -> str:
         return f"weight={self.weight}"
@@ -140,11 +166,53 @@ def log_probability(probability: Padded) -> Padded:
     return probability.clamp_min(torch.finfo(probability.dtype).tiny).log()
 
 
-def as_padded(values: Values, mask: Mask | None, lengths: Lengths | None) -> tuple[Padded, Layout]:
-    """Attention in any accepted form as `(bags, heads, longest)`, and its layout."""
-    layout = _layout(values, mask, lengths)
+def as_padded(
+    values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Lengths | None, name: str = "attention"
+) -> tuple[Padded, Layout]:
+    """Attention, or what `name` says, in any accepted form as `(bags, heads, longest)`, and its layout."""
+    layout = _layout(values, mask, lengths, name)
+    values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
     padded = layout.fold(values) if layout.is_packed else values
     return (padded[:, None] if is_single_head(values, layout) else padded), layout
+
+
+def _look(padded: Padded, layout: Layout, name: str) -> bool:
+    """Warn of attention that looks like logits, refuse NaN; whether it could be looked at, as it cannot under `vmap`.
+
+    Sums below one are in order: a class token keeps a share for itself.
+    """
+    with torch.no_grad(), full_precision(padded):
+        real = padded.detach().float().masked_fill(~layout.mask[:, None], 0)
+        try:
+            least, most = real.amin().item(), real.sum(-1).amax().item()
+        except RuntimeError:
+            return False
+        if math.isnan(most):
+            (bag, head, place) = real.isnan().nonzero()[0].tolist()
+            raise UserError(
+                f"attention of bag {bag}, head {head}, slice {place} is NaN; look for NaN in the features or in the "
+                "model's output"
+            )
+    if least < 0 or most > MOST_SUM:
+        what = f"has values down to {least:.3g}" if least < 0 else f"adds up to {most:.3g} over the slices of a bag"
+        warnings.warn(
+            f"{name}: attention {what}, so it does not look like probabilities; for logits or log-attention, pass "
+            "from_logits=True; if it is attention after dropout, switch that dropout off (said once)",
+            stacklevel=6,
+        )
+    return True
+
+
+def _checked_labels(labels: Shaped[Tensor, "..."], layout: Layout) -> BagLabels:
+    if tuple(labels.shape) != (layout.bags,):
+        raise UserError(f"labels of shape {tuple(labels.shape)} for {layout.bags} bags; give one for each bag")
+    # Reading values would make a GPU wait and cannot be compiled, so only the CPU checks them.
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = (labels != 0) & (labels != 1)
+        if wrong.any():
+            bag = int(wrong.nonzero()[0])
+            raise UserError(f"labels: bag {bag} has {labels[bag].item()}; labels are 0 or 1")
+    return labels
 
 
 def _moved_to_front(padded: Padded, mask: Mask, features: Features | None) -> tuple[Padded, Layout, Features | None]:
@@ -155,26 +223,30 @@ def _moved_to_front(padded: Padded, mask: Mask, features: Features | None) -> tu
     return padded.gather(-1, order[:, None].expand_as(padded)), Layout.padded(mask.sum(1), mask.shape[1]), features
 
 
-def _layout(values: Values, mask: Mask | None, lengths: Lengths | None) -> Layout:
+def _layout(values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Lengths | None, name: str) -> Layout:
     shape = tuple(values.shape)
     if lengths is not None:
-        layout = lengths if isinstance(lengths, Layout) else Layout.packed(lengths)
+        layout = lengths if isinstance(lengths, Layout) else Layout.packed(as_tensor(lengths, "lengths", values))
         slices = layout.mask.numel() if layout.sizes is None else sum(layout.sizes)
         fits = values.ndim in (1, 2) and shape[-1] == slices if layout.is_packed else _fits(shape, layout.mask)
         if mask is not None or not fits:
-            form = "(slices,) or (heads, slices)" if layout.is_packed else f"the layout's {tuple(layout.mask.shape)}"
+            if mask is not None:
+                raise UserError(
+                    f"{name} has a mask and lengths; give the mask for padded values, lengths for packed ones"
+                )
+            packed = "(slices,) or (heads, slices)" if name == "attention" else "(slices,)"
+            form = packed if layout.is_packed else f"the layout's {tuple(layout.mask.shape)}"
             raise UserError(
-                f"attention of shape {shape} with lengths adding up to {slices}: expected {form}, and no mask"
+                f"{name} of shape {shape} with lengths adding up to {slices}; give packed {name} {form}, or a mask for "
+                f"padded {name}"
             )
         return layout
     if mask is None and values.ndim in (2, 3):
         mask = torch.ones(shape[0], shape[-1], dtype=torch.bool, device=values.device)
-    if mask is not None and mask.dtype != torch.bool:
-        raise UserError(f"mask is {mask.dtype}; it must be boolean, True for real slices: write mask.bool()")
     if mask is None or 0 in shape or not _fits(shape, mask):
         raise UserError(
-            f"attention of shape {shape} and mask of shape {None if mask is None else tuple(mask.shape)}: expected "
-            "(B, S) or (B, H, S) with a mask (B, S), or packed attention with lengths="
+            f"{name} of shape {shape} and mask of shape {None if mask is None else tuple(mask.shape)}; give (B, S) or "
+            f"(B, H, S) with a mask (B, S), slices last, or packed {name} with lengths="
         )
     # Reading values would make a GPU wait and cannot be compiled, so only the CPU checks them; elsewhere a bag without
     # a real slice adds 0 to the mean.
@@ -189,7 +261,7 @@ def _fits(shape: tuple[int, ...], mask: Mask) -> bool:
     return len(shape) in (2, 3) and (shape[0], shape[-1]) == tuple(mask.shape)
 
 
-def is_single_head(values: Values, layout: Layout) -> bool:
+def is_single_head(values: Shaped[Tensor, "*shape"], layout: Layout) -> bool:
     return values.ndim == (1 if layout.is_packed else 2)
 
 
@@ -199,6 +271,6 @@ def full_precision(values: Tensor) -> torch.autocast:
 
 
 def checked_weight(weight: float) -> float:
-    if not 0 <= weight < math.inf:
-        raise UserError(f"guidance weight (lambda) is {weight}; it must be a finite number >= 0")
+    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise UserError(f"guidance weight (lambda) is {weight!r}; it must be a finite number >= 0")
     return weight

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from normal_guidance.core.arrays import Array, as_tensor
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.packed import find_bags, sum_per_bag
 from normal_guidance.errors import UserError
@@ -24,12 +25,22 @@ CHECK_ROWS = 65_536
 """Rows checked for NaN at a time, which limits memory."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Bag:
     """One scan: features `(slices, features)` in spatial order, its label, and its slice labels if known.
 
+    Numbers may be tensors, numpy arrays, pandas columns or lists; the bag holds tensors.  Features that are not a
+    tensor yet become float32 where they were float64, numpy's default, or whole numbers.
+
+    Args:
+        features: `(slices, features)`.
+        label: 0 or 1.
+        slice_labels: one 0 or 1 per slice.
+        scan_id: a name.
+        patient_id: whose scan it is.
+
     Example:
-        >>> Bag(torch.zeros(3, 8), label=1, slice_labels=torch.tensor([0, 1, 1]), scan_id="A17").features.shape
+        >>> Bag(torch.zeros(3, 8), label=1, slice_labels=[0, 1, 1], scan_id="A17").features.shape
         torch.Size([3, 8])
     """
 
@@ -39,13 +50,58 @@ class Bag:
     scan_id: str | None = None
     patient_id: str | None = None
 
+    def __init__(
+        self,
+        features: Array,
+        label: object,
+        slice_labels: Array | None = None,
+        scan_id: object = None,
+        patient_id: object = None,
+    ) -> None:
+        who = "the scan" if scan_id is None else f"scan {str(scan_id)!r}"
+        rows = _as_features(features, f"{who}: features")
+        labels = None if slice_labels is None else as_tensor(slice_labels, f"{who}: slice_labels", rows)
+        if labels is not None and labels.shape != rows.shape[:1]:
+            raise UserError(f"{who}: {_count(labels)} slice labels for {len(rows)} slices; give one for each slice")
+        fill = object.__setattr__  # only here may a frozen dataclass be changed
+        fill(self, "features", rows)
+        fill(self, "label", _as_label(label, who))
+        fill(self, "slice_labels", labels)
+        fill(self, "scan_id", None if scan_id is None else str(scan_id))
+        fill(self, "patient_id", None if patient_id is None else str(patient_id))
 
-@dataclass(frozen=True, eq=False, repr=False)
+
+def _as_features(values: Array, name: str) -> Float[Tensor, "rows features"]:
+    rows = as_tensor(values, name)
+    if rows is not values and (rows.dtype == torch.float64 or not rows.is_floating_point()):
+        rows = rows.to(torch.get_default_dtype())
+    if rows.ndim != 2:
+        raise UserError(f"{name} of shape {tuple(rows.shape)}; give (slices, features), a row for each slice")
+    if not rows.is_floating_point():
+        raise UserError(f"{name}: {rows.dtype}; expected floats: write features.float()")
+    return rows
+
+
+def _as_label(label: object, who: str) -> int:
+    value = label.item() if hasattr(label, "item") and getattr(label, "size", 1) in (1, torch.Size([])) else label
+    if not isinstance(value, int | float) or value not in (0, 1):
+        raise UserError(f"{who} has label {label!r}; labels are 0 or 1")
+    return int(value)
+
+
+def _count(labels: Tensor) -> str:
+    return str(len(labels)) if labels.ndim == 1 else f"shape {tuple(labels.shape)} of"
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Bags:
     """Many scans, packed: all slices one below the other, and the number of slices of each scan.
 
+    Numbers may be tensors, numpy arrays, pandas columns or lists; the bags hold tensors.  `Bags.pack` makes them of a
+    list of `Bag`, and `collate` of what a `Dataset` gives.
+
     Args:
-        features: `(slices, features)`, finite.
+        features: `(slices, features)`, finite; float64 arrays become float32 tensors, while a tensor keeps its dtype.
         lengths: slices per scan, each at least 1, adding up to all slices.
         labels: one 0 or 1 per scan.
         slice_labels: one 0 or 1 per slice, `UNKNOWN` (-1) for every slice of a scan without slice labels; None if no
@@ -57,7 +113,7 @@ class Bags:
     `localizable`; `repr` counts such scans.
 
     Example:
-        >>> bags = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]), torch.tensor([0, 0, 0, 1, 1]))
+        >>> bags = Bags(torch.randn(5, 8), lengths=[2, 3], labels=[0, 1], slice_labels=[0, 0, 0, 1, 1])
         >>> bags
         Bags(2 scans of 2-3 slices (median 2), 5 slices x 8 features, 1 positive (50.0 %), 1 localizable, 160 B)
         >>> bags[1].slice_labels
@@ -73,20 +129,35 @@ class Bags:
     scan_ids: tuple[str, ...] = ()
     patient_ids: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        features: Array,
+        lengths: Array,
+        labels: Array,
+        slice_labels: Array | None = None,
+        scan_ids: Sequence[str] = (),
+        patient_ids: Sequence[str] = (),
+    ) -> None:
         fill = object.__setattr__  # only here may a frozen dataclass be changed
-        _check_types(self)
-        if not self.scan_ids:
-            fill(self, "scan_ids", tuple(f"scan-{i}" for i in range(len(self.lengths))))
-        if not self.patient_ids:
-            fill(self, "patient_ids", self.scan_ids)
+        rows = _as_features(features, "features")
+        fill(self, "features", rows)
+        fill(self, "lengths", _vector(lengths, "lengths", rows, "scan"))
+        fill(self, "labels", _vector(labels, "labels", rows, "scan"))
+        fill(
+            self, "slice_labels", None if slice_labels is None else _vector(slice_labels, "slice_labels", rows, "slice")
+        )
+        numbered = (f"scan-{i}" for i in range(len(self.lengths)))
+        fill(self, "scan_ids", _ids(scan_ids, "scan_ids") or tuple(numbered))
+        fill(self, "patient_ids", _ids(patient_ids, "patient_ids") or self.scan_ids)
+        if self.lengths.is_floating_point() or self.lengths.dtype == torch.bool:
+            raise UserError(f"lengths: {self.lengths.dtype}; expected integers, the slices of each scan")
         _check_sizes(self)
         _check_labels(self)
+        _check_slice_labels(self)
         fill(self, "labels", self.labels.long())
         fill(self, "lengths", self.lengths.long())
         if self.slice_labels is not None:
             fill(self, "slice_labels", self.slice_labels.long())
-        _check_slice_labels(self)
         _check_finite(self)
 
     @classmethod
@@ -97,19 +168,20 @@ class Bags:
             >>> Bags.pack([Bag(torch.zeros(2, 8), 0), Bag(torch.ones(3, 8), 1)]).lengths
             tensor([2, 3])
         """
+        if not isinstance(bags, Sequence):
+            raise UserError(f"bags: got {type(bags).__name__}; give a list of Bag: Bag(features, label)")
+        wrong = next((bag for bag in bags if not isinstance(bag, Bag)), None)
+        if wrong is not None:
+            raise UserError(f"bags: got {type(wrong).__name__} in the list; give a list of Bag: Bag(features, label)")
         if not bags:
             raise UserError("no scans to pack; give at least one Bag")
         ids = tuple(f"scan-{i}" if bag.scan_id is None else bag.scan_id for i, bag in enumerate(bags))
         for scan, bag in zip(ids, bags, strict=True):
-            if bag.label not in (0, 1):
-                raise UserError(f"scan {scan!r} has label {bag.label}; labels are 0 or 1")
-            if bag.features.ndim != 2 or bag.features.shape[1] != bags[0].features.shape[-1]:
+            if bag.features.shape[1] != bags[0].features.shape[1]:
                 raise UserError(
                     f"scan {scan!r}: features of shape {tuple(bag.features.shape)}, while the first scan has "
                     f"{tuple(bags[0].features.shape)}; every scan needs (slices, features) with the same features"
                 )
-            if bag.slice_labels is not None and len(bag.slice_labels) != len(bag.features):
-                raise UserError(f"scan {scan!r}: {len(bag.slice_labels)} slice labels for {len(bag.features)} slices")
         device = bags[0].features.device
         known = any(bag.slice_labels is not None for bag in bags)
         return cls(
@@ -140,7 +212,9 @@ class Bags:
         every = range(len(self))
         if isinstance(index, slice):
             return self._select(every[index])
-        numbers = torch.as_tensor(index)
+        numbers = as_tensor(index, "scans") if not isinstance(index, int) else torch.tensor(index)
+        if numbers.is_floating_point() or numbers.ndim > 1:
+            raise UserError(f"scans: got {numbers.dtype} of shape {tuple(numbers.shape)}; give numbers of scans")
         if numbers.ndim == 0:
             return self._bag(every[int(numbers)])
         if numbers.dtype == torch.bool:
@@ -176,6 +250,12 @@ class Bags:
             labels=self.labels.to(device),
             slice_labels=None if self.slice_labels is None else self.slice_labels.to(device),
         )
+
+    def pin_memory(self) -> Bags:
+        """A copy in pinned memory, as a `DataLoader` with `pin_memory=True` asks for it."""
+        named = ("features", "lengths", "labels", "slice_labels")
+        tensors = {name: getattr(self, name) for name in named}
+        return self._unchecked(**{name: one if one is None else one.pin_memory() for name, one in tensors.items()})
 
     @property
     def width(self) -> int:
@@ -276,6 +356,53 @@ class Bags:
         return made
 
 
+def collate(scans: Sequence[Bag | Sequence[Any]]) -> Bags:
+    """One batch of what a `Dataset` gives for each scan: the `collate_fn` of a `torch.utils.data.DataLoader`.
+
+    Scans may have any number of slices; nothing is padded.  A scan that a sampler draws twice is in the batch twice,
+    and its second copy is called `A17 (2)`.
+
+    Args:
+        scans: `Bag`, or `(features, label)`, or `(features, label, slice_labels)`, for each scan.
+
+    Example:
+        >>> from torch.utils.data import DataLoader, Dataset
+        >>> class Scans(Dataset):
+        ...     def __len__(self):
+        ...         return 4
+        ...     def __getitem__(self, number):
+        ...         return torch.randn(10 + number, 8), number % 2  # read a file here
+        >>> for batch in DataLoader(Scans(), batch_size=2, collate_fn=collate):
+        ...     print(batch.features.shape, batch.lengths, batch.labels)
+        torch.Size([21, 8]) tensor([10, 11]) tensor([0, 1])
+        torch.Size([25, 8]) tensor([12, 13]) tensor([0, 1])
+    """
+    if isinstance(scans, str) or not isinstance(scans, Sequence):
+        raise UserError(f"scans: got {type(scans).__name__}; give a list of Bag or of (features, label)")
+    if not scans:
+        raise UserError("scans: the list is empty; a batch needs at least one scan")
+    bags = [_as_bag(scan, number) for number, scan in enumerate(scans)]
+    seen: Counter[str] = Counter()
+    for number, bag in enumerate(bags):
+        if bag.scan_id is not None:
+            seen[bag.scan_id] += 1
+            if seen[bag.scan_id] > 1:
+                bags[number] = replace(bag, scan_id=f"{bag.scan_id} ({seen[bag.scan_id]})")
+    return Bags.pack(bags)
+
+
+def _as_bag(scan: object, number: int) -> Bag:
+    if isinstance(scan, Bag):
+        return scan
+    if not isinstance(scan, tuple | list) or not 2 <= len(scan) <= 3:
+        what = f"{len(scan)} values" if isinstance(scan, tuple | list) else type(scan).__name__
+        raise UserError(f"scan {number} of the batch: got {what}; the dataset should give Bag or (features, label)")
+    try:
+        return Bag(*scan)
+    except UserError as error:
+        raise UserError(f"scan {number} of the batch: {error}") from error
+
+
 def _slice_labels_of(bag: Bag) -> Int[Tensor, "slices"]:
     if bag.slice_labels is not None:
         return bag.slice_labels
@@ -286,21 +413,17 @@ def _name(bags: Bags, scan: int) -> str:
     return f"scan {bags.scan_ids[scan]!r}"
 
 
-def _check_types(bags: Bags) -> None:
-    for what, tensor, dimensions in (
-        ("features", bags.features, 2),
-        ("lengths", bags.lengths, 1),
-        ("labels", bags.labels, 1),
-        ("slice_labels", bags.slice_labels, 1),
-    ):
-        if tensor is None and what == "slice_labels":
-            continue
-        if not isinstance(tensor, Tensor):
-            raise UserError(f"{what}: got {type(tensor).__name__}; give a tensor: torch.as_tensor({what})")
-        if tensor.ndim != dimensions:
-            raise UserError(f"{what}: shape {tuple(tensor.shape)}; expected {dimensions} dimension(s)")
-        if tensor.is_floating_point() is not (what == "features") and what != "labels":
-            raise UserError(f"{what}: {tensor.dtype}; expected {'floats' if what == 'features' else 'integers'}")
+def _vector(values: Array, name: str, rows: Tensor, what: str) -> Shaped[Tensor, "values"]:
+    tensor = as_tensor(values, name, rows)
+    if tensor.ndim != 1:
+        raise UserError(f"{name} of shape {tuple(tensor.shape)}; give a vector, one number for each {what}")
+    return tensor
+
+
+def _ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
+    if isinstance(ids, str):
+        raise UserError(f"{name}: got the text {ids!r}; give a list, one for each scan")
+    return tuple(map(str, ids))
 
 
 def _check_sizes(bags: Bags) -> None:
@@ -346,7 +469,7 @@ def _check_slice_labels(bags: Bags) -> None:
             f"{_name(bags, scan)}, slice {position}: label {labels[wrong[0]].item()}; slice labels are 0 or 1, or "
             f"{UNKNOWN} for all slices of a scan without labels"
         )
-    unknown = sum_per_bag(labels == UNKNOWN, bags.lengths)
+    unknown = sum_per_bag(labels == UNKNOWN, bags.lengths.long())
     mixed = ((unknown > 0) & (unknown < bags.lengths)).nonzero().flatten().tolist()
     if mixed:
         raise UserError(

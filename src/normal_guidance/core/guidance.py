@@ -22,15 +22,15 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from normal_guidance.core.arrays import Array, as_tensor
 from normal_guidance.core.attention_term import (
     AttentionTerm,
     BagLabels,
     Given,
     Lengths,
-    Mask,
     Padded,
     Values,
     as_padded,
@@ -40,7 +40,7 @@ from normal_guidance.core.attention_term import (
     log_attention,
     log_probability,
 )
-from normal_guidance.core.layout import Layout
+from normal_guidance.core.layout import Layout, as_mask
 from normal_guidance.core.normals import log_mixture, log_normal
 from normal_guidance.core.positions import Positions, fold_positions
 from normal_guidance.errors import UserError
@@ -88,12 +88,12 @@ NEGATIVES: dict[NegativesName, str] = {
 
 
 def normal_reference(
-    attention: Values,
-    mask: Mask | None = None,
+    attention: Array,
+    mask: Array | None = None,
     *,
     lengths: Lengths | None = None,
     from_logits: bool = False,
-    positions: Positions | None = None,
+    positions: Array | None = None,
     modes: int = 1,
 ) -> Values:
     r"""The normal distribution with the mean and variance of the attended position, renormalised over the slices.
@@ -104,7 +104,8 @@ def normal_reference(
     No gradient flows through it.
 
     Args:
-        attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.
+        attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.  It may be
+            a tensor, an array or a list, and so may the others.
         mask: True for real slices; without it all are real.  The result is 0 where it is False.
         lengths: slices per bag, for packed attention; or the bags' `Layout`, made once and used again.
         from_logits: `attention` holds logits before the softmax (or log-attention), more exact than probabilities.
@@ -120,18 +121,20 @@ def normal_reference(
         >>> normal_reference(torch.tensor([[0.1, 0.4, 0.0, 0.0, 0.4, 0.1]]), modes=2).round(decimals=2)
         tensor([[0.0700, 0.4300, 0.0100, 0.0100, 0.4300, 0.0700]])
     """
-    padded, layout = as_padded(attention, mask, lengths)
-    with torch.no_grad(), full_precision(attention):
+    values = as_tensor(attention, "attention")
+    padded, layout = as_padded(values, None if mask is None else as_mask(mask, values), lengths)
+    places = None if positions is None else as_tensor(positions, "positions", values)
+    with torch.no_grad(), full_precision(values):
         log_a = log_attention(padded, layout, from_logits, renormalize=True)
-        reference = _log_reference(log_a, layout, positions, _checked_modes(modes)).exp()
-    return layout.restore(reference.squeeze(1) if is_single_head(attention, layout) else reference)
+        reference = _log_reference(log_a, layout, places, _checked_modes(modes)).exp()
+    return layout.restore(reference.squeeze(1) if is_single_head(values, layout) else reference)
 
 
 def divergence(
-    reference: Values,
-    attention: Values,
+    reference: Array,
+    attention: Array,
     kind: DivergenceName = "forward_kl",
-    mask: Mask | None = None,
+    mask: Array | None = None,
     *,
     lengths: Lengths | None = None,
     from_logits: bool = False,
@@ -148,14 +151,19 @@ def divergence(
         >>> divergence(normal_reference(uniform), uniform, "forward_kl").round(decimals=3)
         tensor([0.0790])
     """
-    if reference.shape != attention.shape:
-        raise UserError(f"reference {tuple(reference.shape)} and attention {tuple(attention.shape)} differ in shape")
-    padded, layout = as_padded(attention, mask, lengths)
-    with full_precision(attention):
+    given = as_tensor(attention, "attention")
+    wanted, real = as_tensor(reference, "reference", given), None if mask is None else as_mask(mask, given)
+    if wanted.shape != given.shape:
+        raise UserError(
+            f"reference of shape {tuple(wanted.shape)} and attention of shape {tuple(given.shape)} differ; give a "
+            "reference for each head and bag: normal_reference(attention) has its shape"
+        )
+    padded, layout = as_padded(given, real, lengths)
+    with full_precision(given):
         log_a = log_attention(padded, layout, from_logits, renormalize=from_logits)
-        log_r = layout.hide(log_probability(as_padded(reference, mask, lengths)[0]))
+        log_r = layout.hide(log_probability(as_padded(wanted, real, lengths)[0]))
         values = _divergence(log_r, log_a, kind)
-    return values.squeeze(1) if is_single_head(attention, layout) else values
+    return values.squeeze(1) if is_single_head(given, layout) else values
 
 
 class NormalGuidance(AttentionTerm):
@@ -203,21 +211,23 @@ class NormalGuidance(AttentionTerm):
         whole = log_a if self.renormalize else layout.log_softmax(log_a)
         log_r = _log_reference(whole, layout, given.positions, self.modes, self.least_width)
         if self.negatives == "uniform":
-            negative = self._negative(given.labels, layout)
+            negative = self._negative(given.labels)
             log_r = torch.where(negative[:, None, None], layout.log_softmax(torch.zeros_like(log_r)), log_r)
         values = _divergence(log_r, log_a, self.divergence)
         if self.negatives == "none":
-            values = values.masked_fill(self._negative(given.labels, layout)[:, None], 0)
+            values = values.masked_fill(self._negative(given.labels)[:, None], 0)
+        if self.negatives != "own" and given.labels is not None and given.labels.device.type != "cpu":
+            # The CPU has refused other labels; elsewhere the check would wait for the device.
+            wrong = (given.labels != 0) & (given.labels != 1)
+            values = values.masked_fill(wrong[:, None], torch.nan)
         return values
 
-    def _negative(self, labels: BagLabels | None, layout: Layout) -> Bool[Tensor, "bags"]:
+    def _negative(self, labels: BagLabels | None) -> Bool[Tensor, "bags"]:
         if labels is None:
             raise UserError(
                 f"NormalGuidance(negatives={self.negatives!r}) needs to know which bags are negative; pass labels=, "
                 "0 or 1 for each bag"
             )
-        if tuple(labels.shape) != (layout.bags,):
-            raise UserError(f"labels of shape {tuple(labels.shape)} for {layout.bags} bags; give one for each bag")
         return labels == 0
 
     def extra_repr(self) -> str:
@@ -229,19 +239,30 @@ class NormalGuidance(AttentionTerm):
 
 
 def label_reference(
-    slice_labels: Int[Tensor, "bags longest"] | Int[Tensor, "slices"],
-    mask: Mask | None = None,
+    slice_labels: Array,
+    mask: Array | None = None,
     *,
     lengths: Lengths | None = None,
 ) -> Float[Tensor, "bags longest"] | Float[Tensor, "slices"]:
     """The reference of slice labels: uniform over the positive slices, or over all slices of a negative bag (App. F).
+
+    Args:
+        slice_labels: 0 or 1, `(B, S)`, or packed `(N,)` with `lengths`, as a tensor, an array or a list.
+        mask: True for real slices; without it all are real.
+        lengths: slices per bag, for packed labels.
 
     Example:
         >>> label_reference(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0]]))
         tensor([[0.0000, 0.5000, 0.5000, 0.0000],
                 [0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    padded, layout = as_padded(slice_labels.to(torch.get_default_dtype()), mask, lengths)
+    values = as_tensor(slice_labels, "slice_labels").to(torch.get_default_dtype())
+    padded, layout = as_padded(values, None if mask is None else as_mask(mask, values), lengths, "slice_labels")
+    if not is_single_head(values, layout):
+        raise UserError(
+            f"slice_labels of shape {tuple(values.shape)}; give (B, S), or packed (N,) with lengths; labels have no "
+            "heads"
+        )
     labels = padded.squeeze(1)
     wrong = ((labels != 0) & (labels != 1) & layout.mask).any(1)
     if wrong.any():
@@ -290,18 +311,28 @@ class LabelGuidance(nn.Module):
     def forward(
         self,
         attention: Values,
-        slice_labels: Int[Tensor, "bags longest"] | Int[Tensor, "slices"],
-        mask: Mask | None = None,
+        slice_labels: Array,
+        mask: Array | None = None,
         *,
         lengths: Lengths | None = None,
         from_logits: bool = False,
     ) -> Float[Tensor, ""]:
         """The loss, a scalar; `slice_labels` are `(B, S)`, or packed `(N,)` with `lengths`."""
-        slices = tuple(attention.shape[:1] + attention.shape[-1:]) if lengths is None else tuple(attention.shape[-1:])
-        if tuple(slice_labels.shape) != slices:
-            raise UserError(f"slice_labels of shape {tuple(slice_labels.shape)}: attention needs {slices}")
-        padded, layout = as_padded(attention, mask, lengths)
-        reference, _ = as_padded(label_reference(slice_labels, mask, lengths=lengths), mask, lengths)
+        if not isinstance(attention, Tensor):
+            raise UserError(
+                f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
+                "through an array or a list"
+            )
+        real = None if mask is None else as_mask(mask, attention)
+        padded, layout = as_padded(attention, real, lengths)
+        slices = tuple(layout.mask.shape) if lengths is None else tuple(attention.shape[-1:])
+        labels = as_tensor(slice_labels, "slice_labels", attention)
+        if tuple(labels.shape) != slices:
+            raise UserError(
+                f"slice_labels of shape {tuple(labels.shape)} for attention of shape {tuple(attention.shape)}; give "
+                f"{slices}, one for each slice"
+            )
+        reference, _ = as_padded(label_reference(labels, real, lengths=lengths), real, lengths)
         with full_precision(attention):
             log_a = log_attention(padded, layout, from_logits, self.renormalize)
             values = _divergence(layout.hide(log_probability(reference)).expand_as(log_a), log_a, self.divergence)
@@ -314,6 +345,7 @@ def _log_reference(
     """log r from log-attention that sums to one over the slices; a constant to the gradient."""
     if positions is None and modes == 1:
         return log_normal(log_a, layout, least_width)
+    _check_lengths(modes, layout)
     points = None if positions is None else fold_positions(positions, layout)
     return log_mixture(log_a, layout, points, modes, least_width)
 
@@ -331,8 +363,20 @@ def _checked_divergence(kind: str) -> DivergenceName:
 
 def _checked_modes(modes: int) -> int:
     if not isinstance(modes, int) or isinstance(modes, bool) or modes < 1:
-        raise UserError(f"modes is {modes}; it must be a whole number of at least 1")
+        raise UserError(f"modes is {modes!r}; it must be a whole number of at least 1")
     return modes
+
+
+def _check_lengths(modes: int, layout: Layout) -> None:
+    """Refuse more bells than a bag has slices; a GPU's mask is not read, which would wait for it."""
+    if modes == 1 or torch.compiler.is_compiling() or (layout.sizes is None and layout.lengths.device.type != "cpu"):
+        return
+    sizes = layout.lengths.tolist() if layout.sizes is None else layout.sizes
+    short = next((bag for bag, size in enumerate(sizes) if size < modes), None)
+    if short is not None:
+        raise UserError(
+            f"modes is {modes}, but bag {short} has {sizes[short]} slices; use fewer modes or leave such short bags out"
+        )
 
 
 def _checked_negatives(negatives: str) -> NegativesName:
@@ -342,6 +386,6 @@ def _checked_negatives(negatives: str) -> NegativesName:
 
 
 def _checked_width(width: float) -> float:
-    if not 0 <= width < math.inf:
-        raise UserError(f"least_width is {width}; give a standard deviation in slices, 0 or more")
+    if not isinstance(width, int | float) or not 0 <= width < math.inf:
+        raise UserError(f"least_width is {width!r}; give a standard deviation in slices, 0 or more")
     return width

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from normal_guidance.core.arrays import Array, as_tensor
 from normal_guidance.core.packed import bag_of_rows
 from normal_guidance.errors import UserError
 
@@ -58,16 +59,21 @@ class Layout:
     unpad_index: Int[Tensor, "rows"] | None
 
     @classmethod
-    def packed(cls, lengths: Int[Tensor, "bags"] | Sequence[int]) -> Layout:
+    def packed(cls, lengths: Array) -> Layout:
         """The layout of packed rows: the slices of all bags, one bag after the other."""
-        if isinstance(lengths, Tensor) and (lengths.is_floating_point() or lengths.ndim != 1):
-            raise UserError(f"lengths are {lengths.dtype} of shape {tuple(lengths.shape)}; expected integers (bags,)")
-        sizes = tuple(lengths.tolist() if isinstance(lengths, Tensor) else lengths)
+        counts = as_tensor(lengths, "lengths")
+        if counts.numel() and (counts.is_floating_point() or counts.dtype == torch.bool or counts.ndim != 1):
+            raise UserError(
+                f"lengths are {counts.dtype} of shape {tuple(counts.shape)}; give whole numbers (bags,), the slices of "
+                "each bag"
+            )
+        sizes = tuple(counts.tolist())
         if not sizes or min(sizes) < 1:
             empty = [i for i, size in enumerate(sizes) if size < 1]
-            raise UserError(f"every bag needs at least one slice; empty: {empty or 'the whole batch'}")
-        device = lengths.device if isinstance(lengths, Tensor) else torch.device("cpu")
-        counts = torch.as_tensor(sizes, dtype=torch.int64, device=device)
+            raise UserError(
+                f"lengths: every bag needs at least one slice; empty: {empty or 'the whole batch'}; leave those out"
+            )
+        device, counts = counts.device, counts.long()
         rows, longest = sum(sizes), max(sizes)
         starts = counts.cumsum(0) - counts
         place = torch.arange(longest, device=device)
@@ -89,6 +95,7 @@ class Layout:
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "bags longest"]) -> Layout:
         """The padded layout of a boolean mask, True for real slices, which must come first."""
+        mask = as_mask(mask)
         layout = cls.padded(mask.sum(1), mask.shape[1])
         wrong = (layout.mask != mask).any(1) | (layout.lengths == 0)
         if wrong.any():
@@ -266,6 +273,10 @@ def as_rows(
     padding must be finite), or a `Layout` to be used again.  `width` is the model's number of features.
     """
     layout = bags if isinstance(bags, Layout) else _layout_of(bags)
+    if not isinstance(features, Tensor):
+        raise UserError(
+            f"features: got {type(features).__name__}; a model takes a tensor: torch.as_tensor(features).float()"
+        )
     shape = tuple(features.shape)
     if width is not None and shape[-1] != width:
         raise UserError(
@@ -285,9 +296,26 @@ def as_rows(
     return features.reshape(-1, shape[-1]), layout
 
 
-def _layout_of(bags: Tensor | Sequence[int]) -> Layout:
-    if not isinstance(bags, Tensor):
-        bags = torch.as_tensor(bags)
+def as_mask(mask: Array, like: Tensor | None = None) -> Bool[Tensor, "bags longest"]:
+    """A boolean mask in any form, True for real slices; another type is refused, as 0 and 1 may also be lengths.
+
+    Example:
+        >>> as_mask([[True, True, False], [True, True, True]]).sum(1)
+        tensor([2, 3])
+    """
+    tensor = as_tensor(mask, "mask", like)
+    if tensor.ndim != 2:
+        raise UserError(
+            f"mask of shape {tuple(tensor.shape)}; give (bags, longest), True for real slices; lengths are not a mask"
+        )
+    if tensor.dtype != torch.bool:
+        write = "mask.bool()" if tensor is mask else "mask.astype(bool)"
+        raise UserError(f"mask is {tensor.dtype}; it must be boolean, True for real slices: write {write}")
+    return tensor
+
+
+def _layout_of(bags: Array) -> Layout:
+    bags = as_tensor(bags, "bags")
     if bags.dtype == torch.bool and bags.ndim == 2:
         return Layout.from_mask(bags)
     if not bags.is_floating_point() and bags.dtype != torch.bool and bags.ndim == 1:
@@ -298,34 +326,50 @@ def _layout_of(bags: Tensor | Sequence[int]) -> Layout:
     )
 
 
-def pack(
-    padded: Shaped[Tensor, "bags longest *features"], mask: Bool[Tensor, "bags longest"]
-) -> tuple[Shaped[Tensor, "slices *features"], Int[Tensor, "bags"]]:
+def pack(padded: Array, mask: Array) -> tuple[Shaped[Tensor, "slices *features"], Int[Tensor, "bags"]]:
     """Pack padded values: the real slices of all bags one below the other, and the lengths.
+
+    Args:
+        padded: `(bags, longest)`, or with further dimensions behind.
+        mask: `(bags, longest)`, True for real slices.
 
     Example:
         >>> rows, lengths = pack(torch.tensor([[1, 2, 0], [3, 4, 5]]), torch.tensor([[True, True, False], [True] * 3]))
         >>> rows, lengths
         (tensor([1, 2, 3, 4, 5]), tensor([2, 3]))
     """
-    if mask.dtype != torch.bool:
-        raise UserError(f"mask is {mask.dtype}; it must be boolean, True for real slices: write mask.bool()")
-    return padded[mask], mask.sum(1)
+    values = as_tensor(padded, "padded")
+    real = as_mask(mask, values)
+    if values.shape[:2] != real.shape:
+        raise UserError(
+            f"padded values of shape {tuple(values.shape)} and mask of shape {tuple(real.shape)}; both begin with "
+            "(bags, longest)"
+        )
+    return values[real], real.sum(1)
 
 
 def unpack(
-    rows: Shaped[Tensor, "slices *features"], lengths: Int[Tensor, "bags"]
+    rows: Array, lengths: Array
 ) -> tuple[Shaped[Tensor, "bags longest *features"], Bool[Tensor, "bags longest"]]:
     """Pad packed values with zeros, and return the mask too: the exact inverse of `pack`.
+
+    Args:
+        rows: `(slices,)`, or with further dimensions behind.
+        lengths: slices of each bag.
 
     Example:
         >>> unpack(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([2, 3]))[0]
         tensor([[1, 2, 0],
                 [3, 4, 5]])
     """
-    layout = Layout.packed(lengths)
-    if layout.unpad_index is None or len(rows) != len(layout.unpad_index):
-        raise UserError(f"lengths add up to {int(lengths.sum())} slices, but there are {len(rows)} rows")
-    padded = rows.new_zeros(layout.bags * layout.longest, *rows.shape[1:])
-    padded[layout.unpad_index] = rows
-    return padded.view(layout.bags, layout.longest, *rows.shape[1:]), layout.mask
+    values = as_tensor(rows, "rows")
+    layout = Layout.packed(as_tensor(lengths, "lengths", values))
+    if layout.unpad_index is None or values.ndim < 1 or len(values) != len(layout.unpad_index):
+        slices = int(layout.lengths.sum())
+        raise UserError(
+            f"lengths add up to {slices} slices, but rows have the shape {tuple(values.shape)}; give a row for each "
+            "slice of every bag"
+        )
+    padded = values.new_zeros(layout.bags * layout.longest, *values.shape[1:])
+    padded[layout.unpad_index] = values
+    return padded.view(layout.bags, layout.longest, *values.shape[1:]), layout.mask

@@ -33,7 +33,8 @@ class Method:
 
     name: str
     title: str
-    build: Callable[[int], nn.Module]
+    build: Callable[..., nn.Module]
+    """Makes the model of a number of features and, by keyword, the options that it has."""
     regularizer: str | None = None
     """The term that its attention is trained with, a name in `core.regularizers.REGULARIZERS`."""
     model: str = ""

@@ -7,8 +7,11 @@ with trained attention has such a version with any regularizer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 
 from torch import nn
 
@@ -23,24 +26,31 @@ from normal_guidance.core.models import (
     MeanPooling,
     SmAP,
     TransMIL,
-    smtp,
 )
 from normal_guidance.core.prediction import FEATURES
 from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.errors import UserError
 
+
+def _centered_gaussian(features: int, *, published: bool = False) -> CenteredGaussian:
+    return CenteredGaussian(published=published)
+
+
+_PLAIN = partial(TransMIL, smooth=False)
+"""Without the smooth operator, which is a method of its own and not an option."""
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("centered_gaussian", "Centered Gaussian", lambda features: CenteredGaussian(), scores_scans=False),
+        Method("centered_gaussian", "Centered Gaussian", _centered_gaussian, scores_scans=False),
         Method("max", "Max pooling", MaxPooling, pool=lambda rows: rows.amax(0)),
         Method("mean", "Mean pooling", MeanPooling, pool=lambda rows: rows.mean(0)),
         Method("abmil", "ABMIL", ABMIL),
         Method("smap", "ABMIL + Smooth Operator", SmAP),
         Method("ng", "ABMIL + Normal Guidance", ABMIL, GUIDANCE, "abmil"),
-        Method("transmil", "TransMIL", TransMIL),
-        Method("smtp", "TransMIL + Smooth Operator", smtp),
-        Method("mhng", "TransMIL + Multi-Head Normal Guidance", TransMIL, GUIDANCE, "transmil"),
+        Method("transmil", "TransMIL", _PLAIN),
+        Method("smtp", "TransMIL + Smooth Operator", partial(TransMIL, smooth=True)),
+        Method("mhng", "TransMIL + Multi-Head Normal Guidance", _PLAIN, GUIDANCE, "transmil"),
     )
 }
 """The nine methods of the paper, in the order of its tables."""
@@ -55,7 +65,7 @@ BEYOND: dict[str, Method] = {
         Method(
             "evidence",
             "Tied Evidence",
-            EvidenceMIL,
+            partial(EvidenceMIL, bells=False),
             unpenalized=_OF_EVIDENCE,
             when="Use it for findings in several places, anywhere in the scan.",
         ),
@@ -116,17 +126,74 @@ def refuse_removed(method: str) -> None:
         )
 
 
-def build_model(method: str, features: int = FEATURES) -> nn.Module:
-    """A new model of a method, by its name in `EVERY_METHOD`.
+def build_model(method: str, features: int = FEATURES, **options: int | float | bool) -> nn.Module:
+    """A new model of a method, by its name in `METHODS` or in `core.methods.EVERY_METHOD`.
+
+    Args:
+        method: its name, such as "abmil".
+        features: numbers per slice.
+        options: those of the model itself, such as `hidden` of ABMIL; `model_options` lists them.  Configurations and
+            saved models have the defaults.
 
     Example:
         >>> sum(p.numel() for p in build_model("transmil").parameters()) - (768 + 1)  # pooling without classifier
         4742400
+        >>> build_model("abmil", 512, hidden=64).hidden
+        Linear(in_features=512, out_features=64, bias=True)
     """
+    build = _row(method).build
+    _check_whole("features", features)
+    known = model_options(method)
+    for name, value in options.items():
+        if name not in known:
+            near = get_close_matches(name, [*known, "features"], n=1)
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"method {method!r} has no option {name!r}; {has}{hint}")
+        if isinstance(known[name], bool) and not isinstance(value, bool):
+            raise UserError(f"{name} is {value!r}; give True or False")
+        if isinstance(known[name], int) and not isinstance(known[name], bool):
+            _check_whole(name, value)
+        if isinstance(known[name], float) and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise UserError(f"{name} is {value!r}; give a finite number")
+    return build(features, **options)
+
+
+def model_options(method: str) -> dict[str, object]:
+    """The options of a method's model, beside `features`, with their defaults.
+
+    Example:
+        >>> model_options("abmil"), model_options("mhng")
+        ({'hidden': 128}, {'heads': 8})
+    """
+    parameters = signature(_row(method).build).parameters
+    fixed = getattr(_row(method).build, "keywords", {})
+    return {name: one.default for name, one in parameters.items() if name != "features" and name not in fixed}
+
+
+def _row(method: str) -> Method:
+    if not isinstance(method, str):
+        raise UserError(f"method: got {type(method).__name__}; give the name of one, such as 'abmil'")
     refuse_removed(method)
     if method not in EVERY_METHOD:
-        raise UserError(f"method {method!r} is unknown; choose one of {', '.join(NAMED)}")
-    return EVERY_METHOD[method].build(features)
+        raise UserError(f"method {method!r} is unknown{near_miss(method)}; choose one of {', '.join(NAMED)}")
+    return EVERY_METHOD[method]
+
+
+def near_miss(method: str) -> str:
+    """The nearest name of a method, as a question for a message; empty if none is near.
+
+    Example:
+        >>> near_miss("abmill")
+        " (did you mean 'abmil'?)"
+    """
+    near = [] if method in EVERY_METHOD else get_close_matches(method.lower().replace("-", "_"), EVERY_METHOD, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name} is {value!r}; give a whole number of at least 1")
 
 
 CEILING = "ceiling"

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from normal_guidance.core.arrays import Array, as_tensor
 from normal_guidance.core.blocks import count_slices
 from normal_guidance.errors import UserError
 
@@ -30,17 +31,21 @@ PUBLISHED_SD: dict[str, SdKind] = {"localization": "population", "scan": "sample
 
 
 def auroc(
-    scores: Float[Tensor, "*configs n"],
-    labels: Shaped[Tensor, "..."],
-    mask: Bool[Tensor, "..."] | None = None,
+    scores: Array,
+    labels: Array,
+    mask: Array | None = None,
 ) -> Float64[Tensor, "*configs"]:
     r"""Area under the ROC curve of every row; ties count one half.
 
     $\mathrm{AUROC} = \frac{1}{PN} \sum_{p,n} [s_p > s_n] + \tfrac12 [s_p = s_n]$
 
-    `labels` (0 or 1) and `mask` (True counts) broadcast to `scores`. A row with one class only or with a NaN
-    score is NaN. A label outside {0, 1} raises ValueError on the CPU; on a GPU it makes its row NaN, so that
-    nothing waits for the device.
+    Args:
+        scores: `(..., n)`, one row for each configuration, as a tensor, an array or a list; the same for the others.
+        labels: 0 or 1, broadcast to the scores. Another label is refused on the CPU; on a GPU it makes its row NaN, so
+            that nothing waits for the device.
+        mask: True where a score counts, broadcast to the scores.
+
+    A row with one class only or with a NaN score is NaN.
 
     >>> auroc(torch.tensor([[0.1, 0.4, 0.4, 0.9], [0.9, 0.4, 0.4, 0.1]]), torch.tensor([0, 0, 1, 1]))
     tensor([0.8750, 0.1250], dtype=torch.float64)
@@ -49,9 +54,9 @@ def auroc(
 
 
 def auprc(
-    scores: Float[Tensor, "*configs n"],
-    labels: Shaped[Tensor, "..."],
-    mask: Bool[Tensor, "..."] | None = None,
+    scores: Array,
+    labels: Array,
+    mask: Array | None = None,
 ) -> Float64[Tensor, "*configs"]:
     r"""Average precision of every row; equal scores share one threshold.
 
@@ -78,13 +83,17 @@ class ScanLevel:
     auprc: Float64[Tensor, "*configs"]
 
 
-def scan_level(logits: Float[Tensor, "*configs bags"], labels: Shaped[Tensor, "..."]) -> ScanLevel:
+def scan_level(logits: Array, labels: Array) -> ScanLevel:
     """AUROC and AUPRC of scan logits against scan labels, from one sort.
+
+    Args:
+        logits: `(..., bags)`, one row for each configuration; probabilities rank alike.
+        labels: 0 or 1 for each bag.
 
     >>> scan_level(torch.tensor([[-1.0, 0.5, 2.0], [0.0, 1.0, -1.0]]), torch.tensor([0, 1, 1])).auroc
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    ranking = _rank(*_prepare(logits, labels, None))
+    ranking = _rank(*_prepare(logits, labels, None, "logits"))
     return ScanLevel(auroc=_auroc(ranking), auprc=_auprc(ranking))
 
 
@@ -119,26 +128,39 @@ class Localization:
 
 
 def localization(
-    scores: Float[Tensor, "*configs slices"],
-    slice_labels: Shaped[Tensor, "slices"],
-    lengths: Int[Tensor, "bags"],
+    scores: Array,
+    slice_labels: Array,
+    lengths: Array,
 ) -> Localization:
     """AUROC and AUPRC of the slices within each packed bag that has slices of both classes.
 
-    `slice_labels` are 1, 0 or, for all slices of a bag at once, -1 (unknown). Negative bags may be passed too:
-    they are left out, and `all_negative` counts them.
+    Args:
+        scores: `(..., slices)`, attention or its logarithm, one row for each configuration.
+        slice_labels: 1, 0 or, for all slices of a bag at once, -1 (unknown).
+        lengths: slices of each bag. Negative bags may be passed too: they are left out, and `all_negative` counts them.
 
     >>> scores = torch.tensor([0.1, 0.7, 0.2, 0.6, 0.4])
     >>> result = localization(scores, torch.tensor([0, 1, 0, 0, 0]), torch.tensor([3, 2]))
     >>> result.auroc, result.kept, result.all_negative
     (tensor([1.], dtype=torch.float64), tensor([0]), 1)
     """
-    if scores.shape[-1:] != slice_labels.shape:
+    scores = as_tensor(scores, "scores")
+    labels, counted = as_tensor(slice_labels, "slice_labels", scores), as_tensor(lengths, "lengths", scores)
+    if not labels.ndim or scores.shape[-1:] != labels.shape:
         raise UserError(
             f"scores of shape {tuple(scores.shape)} do not fit slice_labels of shape "
-            f"{tuple(slice_labels.shape)}: both need one entry per slice of all bags"
+            f"{tuple(labels.shape)}: both need one entry per slice of all bags"
         )
-    slice_labels, lengths = slice_labels.to(scores.device), lengths.to(scores.device, torch.int64)
+    if counted.is_floating_point() or counted.dtype == torch.bool:
+        raise UserError(f"lengths: {counted.dtype}; give whole numbers, the slices of each bag")
+    return _localization(scores, labels.to(scores.device), counted.to(scores.device, torch.int64))
+
+
+def _localization(
+    scores: Float[Tensor, "*configs slices"] | Int[Tensor, "*configs slices"],
+    slice_labels: Shaped[Tensor, "slices"],
+    lengths: Int64[Tensor, "bags"],
+) -> Localization:
     counts, positive = count_slices(slice_labels, lengths), slice_labels == 1
     kept = counts.mixed.nonzero().squeeze(1)
     starts, lengths = (lengths.cumsum(0) - lengths)[kept], lengths[kept]
@@ -252,20 +274,28 @@ def _auprc(ranking: _Ranking) -> Tensor:
     return area.masked_fill(ranking.undefined, torch.nan)
 
 
-def _prepare(scores: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _prepare(
+    given: Array, given_labels: Array, given_mask: Array | None, name: str = "scores"
+) -> tuple[Tensor, Tensor, Tensor]:
     """Checked scores, and which entries are positive and which are counted, in the scores' shape."""
+    scores = as_tensor(given, name)
+    labels = as_tensor(given_labels, "labels", scores)
+    mask = None if given_mask is None else as_tensor(given_mask, "mask", scores)
     if not scores.ndim or not scores.shape[-1]:
-        raise UserError(f"scores of shape {tuple(scores.shape)} are empty: give at least one score")
+        raise UserError(f"{name} of shape {tuple(scores.shape)} are empty; give a vector of at least one number")
     if not scores.is_floating_point():
         scores = scores.double()
     if mask is not None and mask.dtype != torch.bool:
-        raise UserError(f"mask is {mask.dtype}; it must be boolean, True where a score counts: write mask.bool()")
+        raise UserError(
+            f"mask is {mask.dtype}; it must be boolean, True where a score counts: write mask.bool(), or "
+            "mask.astype(bool) for an array"
+        )
     labels = _expand("labels", labels, scores)
     counted = _expand("mask", scores.new_ones(1, dtype=torch.bool) if mask is None else mask, scores)
     positive = labels == 1
     wrong = counted & ~positive & (labels != 0)
     if wrong.device.type == "cpu" and wrong.any():
-        raise UserError(f"label {labels[wrong][0].item()} is neither 0 nor 1: mask it out or correct it")
+        raise UserError(f"labels: {labels[wrong][0].item()} is neither 0 nor 1; mask it out or correct it")
     # On a GPU the test above would wait for the device, so a wrong label turns its row into NaN instead.
     return scores.masked_fill(wrong, torch.nan), positive, counted
 

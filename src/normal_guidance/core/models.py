@@ -254,8 +254,3 @@ class EvidenceMIL(nn.Module):
         if self.log_gamma is not None:
             evidence = self.log_gamma.exp() * evidence
         return classify(log_a, evidence, self.classifier.bias, layout)
-
-
-def smtp(features: int = FEATURES) -> TransMIL:
-    """TransMIL with the smooth operator after each attention block."""
-    return TransMIL(features, smooth=True)

@@ -75,7 +75,9 @@ def sum_per_bag(values: Shaped[Tensor, "rows"], lengths: Int[Tensor, "bags"]) ->
 def check_lengths(lengths: Int[Tensor, "bags"], values: Shaped[Tensor, "..."], name: str) -> None:
     """Refuse lengths that are not counts of at least 1, or that do not add up to a vector of `values`."""
     if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
-        raise UserError(f"lengths must be a vector of positive slice counts, got {lengths.tolist()}")
+        raise UserError(
+            f"lengths must be a vector of positive slice counts, got {lengths.tolist()}; leave empty bags out"
+        )
     if values.shape != (int(lengths.sum()),):
         raise UserError(
             f"lengths add up to {int(lengths.sum())} slices, but {name} has shape {tuple(values.shape)}: "

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 
 try:
     from pydicom import Dataset as Dataset  # for the modules that build on this one
@@ -30,7 +31,7 @@ try:
     from pydicom.valuerep import EXPLICIT_VR_LENGTH_16 as _KINDS_16
     from pydicom.valuerep import EXPLICIT_VR_LENGTH_32 as _KINDS_32
 except ImportError as error:
-    raise UserError("reading DICOM needs pydicom; pip install 'normal-guidance[dicom]'") from error
+    raise UserError(f"reading DICOM needs pydicom; {install_command('dicom')}") from error
 
 IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
 DEFLATED = "1.2.840.10008.1.2.1.99"

@@ -1,4 +1,7 @@
-"""Results of reading a file other than a header, and which files are NIfTI; modules without pydicom import these."""
+"""Results of reading a file other than a header, which files are NIfTI, and what a file is taken for.
+
+Modules without pydicom import these.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ from typing import NamedTuple
 
 NIFTI = (".nii", ".nii.gz")
 """Endings of NIfTI files."""
+
+CT = ("CT",)
+"""The modality of images that nothing is known about."""
 
 
 class Mask(NamedTuple):

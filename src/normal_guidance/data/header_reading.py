@@ -16,7 +16,7 @@ import numpy as np
 
 from normal_guidance.data.containers import locate
 from normal_guidance.data.dicom_slices import Header, exclusion, read_header
-from normal_guidance.data.file_contents import Mask, Refusal, is_nifti
+from normal_guidance.data.file_contents import CT, Mask, Refusal, is_nifti
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.data.worker_pool import Pool, StartError
 from normal_guidance.data.worker_process import Death, Failure
@@ -33,9 +33,6 @@ PATIENCE = 300.0
 
 MAX_FRAMES = 100_000
 """Most slices in one file; a higher number means damage."""
-
-CT = ("CT",)
-"""The modality of images that nothing is known about."""
 
 
 class HeaderRequest(NamedTuple):

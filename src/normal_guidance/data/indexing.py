@@ -21,10 +21,10 @@ from typing import Any
 
 from normal_guidance import __version__
 from normal_guidance.data.dicom_slices import Header
-from normal_guidance.data.file_contents import Mask, Refusal, is_nifti
+from normal_guidance.data.file_contents import CT, Mask, Refusal, is_nifti
 from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.geometry import Ordered, order_slices
-from normal_guidance.data.header_reading import CT, Found, HeaderRequest, read_all
+from normal_guidance.data.header_reading import Found, HeaderRequest, read_all
 from normal_guidance.data.manifest import MANIFEST, Manifest, ScanRow, write_manifest
 from normal_guidance.data.problems import Problem, summarize, write_problems
 from normal_guidance.data.sources import SOURCES, Candidate, Group, ScanSource, SourceOptions

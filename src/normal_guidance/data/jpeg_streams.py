@@ -13,6 +13,7 @@ from jaxtyping import Integer
 
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _START_2000 = b"\xff\x4f\xff\x51"
@@ -80,7 +81,7 @@ def decode_gdcm(code: bytes, stated: Codestream, syntax: str, *, signed: bool) -
     try:
         import gdcm
     except ImportError as error:
-        raise UserError("JPEG and JPEG-LS need python-gdcm; pip install 'normal-guidance[dicom]'") from error
+        raise UserError(f"JPEG and JPEG-LS need python-gdcm; {install_command('dicom')}") from error
     for quiet in (gdcm.Trace.DebugOff, gdcm.Trace.WarningOff, gdcm.Trace.ErrorOff):
         quiet()
 

@@ -23,12 +23,13 @@ from normal_guidance.data.dicom_files import refusing
 from normal_guidance.data.dicom_slices import Header
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 
 try:
     import nibabel
     from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 except ImportError as error:
-    raise UserError("reading NIfTI needs nibabel; pip install 'normal-guidance[dicom]'") from error
+    raise UserError(f"reading NIfTI needs nibabel; {install_command('dicom')}") from error
 
 EXPANSION = 1100
 """Largest ratio of gzip, about 1032 to 1, with some room: a file that promises more is damaged."""

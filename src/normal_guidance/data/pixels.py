@@ -35,6 +35,7 @@ from normal_guidance.data.dicom_files import (
 from normal_guidance.data.jpeg_streams import Codestream, decode_gdcm, parse_codestream
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 
 PYDICOM = (*NATIVE, "1.2.840.10008.1.2.5")
 """Uncompressed, and RLE lossless."""
@@ -220,7 +221,7 @@ def _decode(image: _Image, content: bytes | memoryview) -> Integer[np.ndarray, "
         return _decode_pydicom(image, content, "pydicom" if image.syntax not in NATIVE else "")
     if image.syntax in OPENJPEG:
         if find_spec("openjpeg") is None:
-            raise UserError("JPEG 2000 needs pylibjpeg-openjpeg; pip install 'normal-guidance[dicom]'")
+            raise UserError(f"JPEG 2000 needs pylibjpeg-openjpeg; {install_command('dicom')}")
         list(_codestreams(image, content))  # runs its checks
         return _decode_pydicom(image, content, "pylibjpeg")
     if image.syntax in GDCM:

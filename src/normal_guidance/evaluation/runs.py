@@ -28,7 +28,7 @@ from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.checkpoint import SAVE_EPOCHS, SAVE_SECONDS, StateFile
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.execution import Execution, current_device
-from normal_guidance.training.fit import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.run_folder import (
     PREDICTION_TABLE,
@@ -192,7 +192,7 @@ def _predictions(
             width = next(iter(parts.values())).width
             model = winner_model(winner.config, width, winner.weights).to(execution.device)
             for part, scans in parts.items():
-                prediction = predict(model, scans).on_host()
+                prediction = predict_bags(model, scans).on_host()
                 made.append((names[group_of(winner.config)], part, scans, prediction))
     return made
 

@@ -56,8 +56,8 @@ from normal_guidance.simulate.semi_synthetic import SEEDS, bayes_scan_scores, ba
 from normal_guidance.statistics.scores import Scores, score
 from normal_guidance.training.config import Config, grid
 from normal_guidance.training.execution import Execution
-from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import fit_committee, make_plan
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.progress import SweepProgress
 from normal_guidance.training.run_folder import PREDICTION_TABLE, identity_of, is_begun
 from normal_guidance.training.stacked_model import initial_model
@@ -429,7 +429,7 @@ def _unswept(study: Study, method: str, seed: int, test: Data) -> Iterator[tuple
         yield CEILING, Prediction(best.scan_scores, best.slice_scores.exp(), best.slice_scores[None])
     else:
         for form, published in {PUBLISHED_FORM: True, LOG_DENSITY: False}.items():
-            yield form, predict(CenteredGaussian(published=published), test)
+            yield form, predict_bags(CenteredGaussian(published=published), test)
 
 
 def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
@@ -443,7 +443,7 @@ def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
     )
     patients = [*first.patient_ids, *second.patient_ids]
     plan = make_plan(both.labels.tolist(), patients, seed=seed)
-    return predict(fit_committee(both, patients, plan, device=study.execution.device).committee, test)
+    return predict_bags(fit_committee(both, patients, plan, device=study.execution.device).committee, test)
 
 
 def _scores(test: Data, prediction: Prediction) -> Scores:

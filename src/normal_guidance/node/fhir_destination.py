@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 from normal_guidance import __version__
 from normal_guidance.clinical.dicomweb import refuse_open_token
 from normal_guidance.errors import UserError, shorten
+from normal_guidance.extras import install_command
 from normal_guidance.node.destinations import About, Accepted, NotSentError
 from normal_guidance.node.result_content import FindingResult, ResultContent, prediction_files, read_content
 
@@ -20,7 +21,7 @@ try:
     import requests
     from fhir.resources.R4B.observation import Observation
 except ImportError as error:
-    raise UserError(f"FHIR needs {error.name}; pip install 'normal-guidance[node]'") from error
+    raise UserError(f"FHIR needs {error.name}; {install_command('node')}") from error
 
 TOKEN = "NGUIDE_FHIR_TOKEN"
 """Environment variable of the bearer token."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from normal_guidance import __version__
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 from normal_guidance.node.addresses import Peer
 from normal_guidance.node.destinations import About, Accepted, Identity, NotSentError
 from normal_guidance.node.result_content import FindingResult, ResultContent, prediction_files, read_content
@@ -26,7 +27,7 @@ try:
     from hl7apy.exceptions import HL7apyException
     from hl7apy.parser import parse_message
 except ImportError as error:
-    raise UserError("HL7 messages need hl7apy; pip install 'normal-guidance[node]'") from error
+    raise UserError(f"HL7 messages need hl7apy; {install_command('node')}") from error
 
 VERSION = "2.5.1"
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from normal_guidance.data.dicom_files import EXPLICIT, IMPLICIT
 from normal_guidance.data.pixels import GDCM, OPENJPEG, PYDICOM
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 from normal_guidance.node.addresses import Callers, plain_address
 from normal_guidance.node.audit import Audit
 from normal_guidance.node.incoming import Incoming, NotTakenError, Received, read_received
@@ -41,7 +42,7 @@ try:
         make_bounded_server,
     )
 except ImportError as error:
-    raise UserError("the node needs pynetdicom; pip install 'normal-guidance[node]'") from error
+    raise UserError(f"the node needs pynetdicom; {install_command('node')}") from error
 
 STORAGE = {
     "CT": "1.2.840.10008.5.1.4.1.1.2",

@@ -100,6 +100,23 @@ class Targets:
         return torch.cat([self.of_slices[number] for number in numbers.tolist()])
 
 
+def check_scans_like(scans: object, name: str) -> None:
+    """Refuse what is not a set of scans, such as a list of arrays.
+
+    Example:
+        >>> check_scans_like([torch.zeros(3, 8)], "train")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: train: got list; give Bags (of a list of Bag: Bags.pack), or
+        open_store(FOLDER)
+    """
+    if not isinstance(scans, Scans):
+        raise UserError(
+            f"{name}: got {type(scans).__name__}; give Bags (of a list of Bag: Bags.pack), or open_store(FOLDER)"
+        )
+    if not len(scans.lengths):
+        raise UserError(f"{name}: there are no scans in it; give at least one")
+
+
 def check_batch_size(scans: int, batch_size: int) -> None:
     """Refuse training scans too few for one whole batch: partial batches are dropped."""
     if scans < batch_size:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
 from normal_guidance.core.method import Method
-from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, refuse_removed
+from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, near_miss, refuse_removed
 from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.core.slice_reference import SliceReference
 from normal_guidance.errors import UserError
@@ -133,16 +133,22 @@ class Config:
     least_width: float = 0.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.method, str):
+            raise UserError(f"method: got {type(self.method).__name__}; give the name of one, such as 'abmil'")
         self._check_reference()
         refuse_removed(self.method)
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
             trainable = ", ".join(name for name, method in NAMED.items() if method.scores_scans)
-            raise UserError(f"method {self.method!r} cannot be trained; choose one of {trainable}")
+            raise UserError(
+                f"method {self.method!r} cannot be trained{near_miss(str(self.method))}; choose one of {trainable}"
+            )
         NormalGuidance(
             self.guidance_weight, self.divergence, negatives=self.negatives
         )  # raises an error for wrong values
         for name, least, most in RANGES:
             value = getattr(self, name)
+            if not isinstance(value, int | float):
+                raise UserError(f"{name} is {value!r}; give a number")
             if not least <= value <= min(most, sys.float_info.max):
                 limits = f"at least {least}, and finite" if math.isinf(most) else f"from {least} to {most}"
                 raise UserError(f"{name} is {value}; it must be {limits}")
@@ -292,6 +298,12 @@ def grid(
         >>> len(grid(Config("ng"))), len(grid(Config("ng"), guidance_weight=[0.1, 1.0, 10.0]))
         (32, 96)
     """
+    if not isinstance(base, Config):
+        raise UserError(f"base: got {type(base).__name__}; give Config(METHOD), such as Config('ng')")
+    given = {"lr": lr, "l1": l1, "guidance_weight": guidance_weight, "divergence": divergence, "seed": seed}
+    for name, values in given.items():
+        if values is not None and (isinstance(values, str) or not isinstance(values, Sequence) or not len(values)):
+            raise UserError(f"{name} is {values!r}; give a list of values, such as [{getattr(base, name)!r}]")
     axes = {
         "divergence": divergence or [base.divergence],
         "guidance_weight": guidance_weight or [base.guidance_weight],
@@ -330,8 +342,13 @@ def sensitivity_grid(
 
 def check_together(configs: Sequence[Config]) -> None:
     """Refuse configurations that cannot be trained together: they may differ in `AXES` only."""
+    if isinstance(configs, Config) or not isinstance(configs, Sequence):
+        raise UserError(f"configs: got {type(configs).__name__}; give a list of Config, such as grid(Config('ng'))")
     if not configs:
-        raise UserError("there is no configuration to train; give at least one")
+        raise UserError("configs: there is no configuration to train; give at least one")
+    wrong = next((one for one in configs if not isinstance(one, Config)), None)
+    if wrong is not None:
+        raise UserError(f"configs: got {type(wrong).__name__} in the list; give a list of Config")
     for field in fields(Config):
         values = {getattr(config, field.name) for config in configs}
         if field.name not in AXES and len(values) > 1:

@@ -29,8 +29,8 @@ from normal_guidance.statistics.skill import (
 )
 from normal_guidance.statistics.split_results import MethodResults, SplitResults
 from normal_guidance.training.batches import LabelledScans
-from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import CommitteeFit, Plan, fit_committee
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.promised_intervals import PromisedIntervals, check_on, check_promise, promise_intervals
 
 OUT_OF_FOLD = "out-of-fold"
@@ -132,7 +132,7 @@ def fit_and_measure(
         raise UserError(f"patient {min(shared)!r} has training and test scans ({len(shared)} such); split again")
     fit = fit_committee(scans, scans.patient_ids, plan, device=device, watch=watch)
     own = Prediction(fit.logits.float(), fit.attention, fit.attention.clamp_min(1e-38).log()[None])
-    tested = None if test is None else predict(fit.committee, test)
+    tested = None if test is None else predict_bags(fit.committee, test)
     operation = choose_operation(
         fit.logits,
         scans.labels,

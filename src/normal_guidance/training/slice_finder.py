@@ -15,10 +15,10 @@ from torch import Tensor
 
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.store import FeatureStore
-from normal_guidance.training.fit import predict
 from normal_guidance.training.fit_committee import Plan, make_plan
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.measured_fit import fit_and_measure
 from normal_guidance.training.scaling import COMPONENTS
 
@@ -109,7 +109,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
             y: scan labels in place of those of the bags; arrays have no others.
             patient_ids: one per scan, in place of those of the bags; a patient's scans share a fold.
         """
-        _check_device(self.device)
+        check_device(self.device)
         scans = _with_labels(bags, y, patient_ids)
         found = fit_and_measure(
             scans, self._plan(scans), sensitivity=self.sensitivity, coverage=self.coverage, device=self.device
@@ -155,7 +155,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         if self.interval_calibration_ is None:
             raise UserError(f"{self._intervals.sentences()[0].removesuffix('.')}; fit the finder to more such scans")
-        scans = _as_scans(bags)
+        scans = as_scans(bags)
         return self.interval_calibration_.interval(self._predict(scans).attention, scans.lengths)
 
     def score(
@@ -170,7 +170,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
 
     def _predict(self, bags: ScansLike) -> Prediction:
         check_is_fitted(self)
-        scans = _as_scans(bags)
+        scans = as_scans(bags)
         if not len(scans):
             raise UserError(f"{scans}: there is nothing to predict; give at least one scan")
         if scans.width != self.n_features_in_:
@@ -178,7 +178,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
                 f"the scans have {scans.width} features per slice, but the finder was fitted to {self.n_features_in_}; "
                 "give features that were made as those of the training scans"
             )
-        return predict(self.committee_, scans)
+        return predict_bags(self.committee_, scans)
 
     def _plan(self, scans: Bags | FeatureStore) -> Plan:
         for name, least in (("folds", 2), ("repeats", 1), ("components", 1), ("seed", 0)):
@@ -194,29 +194,34 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         )
 
 
-def _check_device(device: torch.device | str) -> None:
+def check_device(device: torch.device | str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {str(device)!r} is unknown or not available here; use 'cpu'") from error
 
 
-def _as_scans(bags: ScansLike, *, labelled: bool = False) -> Bags | FeatureStore:
+def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") -> Bags | FeatureStore:
     """The scans in a form with packed features, on the CPU; arrays get the label 0, or are refused."""
     if isinstance(bags, FeatureStore):
         return bags
     if isinstance(bags, Bags):
         return bags.to("cpu")
     if isinstance(bags, str) or not isinstance(bags, Iterable):
-        raise UserError(f"scans: got {type(bags).__name__} {bags!r}; {GIVE}, or open_store(FOLDER)")
+        raise UserError(f"{name}: got {type(bags).__name__} {shorten(repr(bags))}; {GIVE}, or open_store(FOLDER)")
+    if isinstance(bags, Tensor | np.ndarray) and bags.ndim != 3:
+        raise UserError(f"{name}: got one array of shape {tuple(bags.shape)}; {GIVE}, one for each scan")
     scans = list(bags)
     if not scans:
-        raise UserError(f"scans: the list is empty; {GIVE}")
+        raise UserError(f"{name}: the list is empty; {GIVE}")
     named = [scan for scan in scans if isinstance(scan, Bag)]
     if len(named) == len(scans):
         return Bags.pack(named).to("cpu")
     if labelled:
-        raise UserError(f"{len(scans)} scans without labels; give one per scan: y=[0, 1, ...]")
+        raise UserError(
+            f"{name}: {len(scans)} arrays without labels; give Bag(features, label) for each, or labels to "
+            "SliceFinder().fit(scans, y=[0, 1, ...])"
+        )
     return Bags.pack([Bag(_features(number, scan), 0) for number, scan in enumerate(scans)])
 
 
@@ -230,7 +235,7 @@ def _features(number: int, scan: object) -> Float[Tensor, "slices features"]:
 
 def _with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] | None = None) -> Bags | FeatureStore:
     """The scans with their labels, or with other labels and patients."""
-    scans = _as_scans(bags, labelled=y is None)
+    scans = as_scans(bags, labelled=y is None)
     if y is None and patient_ids is None:
         return scans
     packed = scans.bags() if isinstance(scans, FeatureStore) else scans

@@ -4,7 +4,7 @@
                    -> AUROC of all configurations after every epoch -> the best epoch of each, kept on the device
                    -> the best configuration
 
-The results equal those of `training.fit`, one configuration at a time; `tests/training/test_sweep.py` checks this.
+The results equal those of `training.loop`, one configuration at a time; `tests/training/test_sweep.py` checks this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from torch import Tensor
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.errors import UserError
 from normal_guidance.machine import is_out_of_memory
-from normal_guidance.training.batches import Scans, check_batch_size, draw_orders, pool_scans, slice_labels_of
+from normal_guidance.training.batches import (
+    Scans,
+    check_batch_size,
+    check_scans_like,
+    draw_orders,
+    pool_scans,
+    slice_labels_of,
+)
 from normal_guidance.training.config import Config, check_together
 from normal_guidance.training.engine import matrix_precision
 from normal_guidance.training.execution import (
@@ -125,9 +132,19 @@ def sweep(
 
 def check_scans(config: Config, train: Scans, val: Scans) -> None:
     """Refuse scans that no run can be trained on."""
+    check_scans_like(train, "train")
+    check_scans_like(val, "val")
     check_batch_size(len(train.lengths), config.batch_size)
     if train.width != val.width:
         raise UserError(f"training scans have {train.width} features, validation scans {val.width}; encode both alike")
+    if "modes" in config.term_options and (short := int(train.lengths.argmin())) >= 0:
+        slices = int(train.lengths[short])
+        if slices < config.modes:
+            ids = getattr(train, "scan_ids", ())
+            which = f"training scan {ids[short]!r}" if ids else f"training scan {short}"
+            raise UserError(
+                f"modes is {config.modes}, but {which} has {slices} slices; use fewer modes or leave it out"
+            )
     what = "slices" if config.on_slices else "scans"
     for part, scans in (("training", train), ("validation", val)):
         labels = slice_labels_of(scans) if config.on_slices else scans.labels

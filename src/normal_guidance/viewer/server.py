@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 from normal_guidance.viewer.gallery import Gallery, NotHereError
 from normal_guidance.viewer.security import LOOPBACK, Access, App, Guard
 from normal_guidance.viewer.slice_images import CACHE_BYTES, SliceImages, UnreadableSliceError
@@ -33,7 +34,7 @@ try:
 
     from normal_guidance.viewer.connections import BoundedProtocol
 except ImportError as error:
-    raise UserError("the viewer needs fastapi and uvicorn; pip install 'normal-guidance[viewer]'") from error
+    raise UserError(f"the viewer needs fastapi and uvicorn; {install_command('viewer')}") from error
 
 STATIC = Path(__file__).parent / "static"
 """Built from frontend/ by `make viewer`."""

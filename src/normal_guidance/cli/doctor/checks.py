@@ -34,18 +34,10 @@ from normal_guidance.cli.doctor.packages import (
     version_of,
     wrong_packages,
 )
+from normal_guidance.extras import EXTRAS, PACKAGE
 from normal_guidance.machine import disk, machine_memory, usable_cores
 from normal_guidance.quantities import size_text
 from normal_guidance.source_version import source_version
-
-EXTRAS = {
-    "dicom": "scans: nguide phantom, index, encode, predict, and slices in nguide view",
-    "encoders": "features of scans: nguide encode and predict",
-    "ray": "several machines: the option --ray",
-    "viewer": "nguide view",
-    "node": "nguide node",
-}
-"""The purpose of each extra."""
 
 PROBE_SECONDS = 60.0
 """Time limit of an import; a network disk may need some seconds."""
@@ -182,7 +174,7 @@ def check_extra(extra: str, needed: Mapping[str, str]) -> Check:
         f"extra {extra}",
         "missing" if gone else "broken",
         _sentence(wrong),
-        EXTRAS[extra],
+        EXTRAS[extra].purpose,
         install_package(extra),
         details=details,
     )
@@ -351,7 +343,7 @@ def check_viewer(node: str | None) -> Iterator[Check]:
     if built:
         yield Check("viewer's page", "ok", "built")
     elif root is None:
-        again = pip_install("--force-reinstall", "--no-deps", packages.PACKAGE)
+        again = pip_install("--force-reinstall", "--no-deps", PACKAGE)
         yield Check("viewer's page", "missing", "not in this installation", "nguide view", again)
     else:
         yield Check("viewer's page", "missing", "not built", "nguide view", f"make -C {shlex.quote(str(root))} viewer")

@@ -12,12 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "normal-guidance"
+from normal_guidance.extras import PACKAGE
+
 HOME = Path(__file__).parents[2]
 """The folder of the package."""
 
 MODULES = {
     "fhir-resources": "fhir.resources",
+    "mlflow-skinny": "mlflow",
     "pillow": "PIL",
     "pylibjpeg-openjpeg": "openjpeg",
     "python-gdcm": "gdcm",
@@ -143,9 +145,9 @@ def pip_install(*words: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *words])
 
 
-def install_package(extra: str = "") -> str:
-    """Return the command that installs this package with an extra, from the clone where there is one."""
-    wanted = f"[{extra}]" if extra else ""
+def install_package(*extras: str) -> str:
+    """Return the command that installs this package with extras, from the clone where there is one."""
+    wanted = f"[{','.join(extras)}]" if extras else ""
     root = clone()
     if root is None:
         return pip_install(f"{PACKAGE}{wanted}")

@@ -13,8 +13,9 @@
 """
 
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 
 try:
     import highdicom  # noqa: F401
 except ImportError as error:
-    raise UserError("DICOM results need highdicom; pip install 'normal-guidance[dicom]'") from error
+    raise UserError(f"DICOM results need highdicom; {install_command('dicom')}") from error

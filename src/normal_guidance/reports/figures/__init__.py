@@ -7,5 +7,97 @@ training      learning curves; the grid of learning rates and L1 strengths
 comparisons   methods over seeds, sensitivity, differences with their intervals
 deletion      scan scores without the attended slices, or with these alone
 
-Colours, sizes and saving are in `normal_guidance.presentation.figure_style`.
+`normal_guidance.figures` is this package; its names are loaded when they are first used.  Colours, sizes and saving are
+in `normal_guidance.presentation.figure_style`.
+
+Example:
+    >>> import torch
+    >>> from normal_guidance import figures
+    >>> len(figures.plot_divergences(torch.full((20,), 1 / 20)).axes) > 0
+    True
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from normal_guidance.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from normal_guidance.reports.figures.attention import AttendedScan, draw_attention, plot_attention
+    from normal_guidance.reports.figures.comparisons import (
+        ForestRow,
+        MethodValues,
+        SettingValues,
+        draw_differences,
+        draw_methods,
+        draw_sensitivity,
+        plot_differences,
+        plot_methods,
+        plot_sensitivity,
+    )
+    from normal_guidance.reports.figures.datasets import draw_density, plot_density
+    from normal_guidance.reports.figures.deletion import draw_trust, plot_trust
+    from normal_guidance.reports.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads
+    from normal_guidance.reports.figures.training import (
+        draw_grid,
+        draw_learning_curves,
+        plot_grid,
+        plot_learning_curves,
+    )
+
+_HOME = {
+    "AttendedScan": "attention",
+    "draw_attention": "attention",
+    "plot_attention": "attention",
+    "ForestRow": "comparisons",
+    "MethodValues": "comparisons",
+    "SettingValues": "comparisons",
+    "draw_differences": "comparisons",
+    "draw_methods": "comparisons",
+    "draw_sensitivity": "comparisons",
+    "plot_differences": "comparisons",
+    "plot_methods": "comparisons",
+    "plot_sensitivity": "comparisons",
+    "draw_density": "datasets",
+    "plot_density": "datasets",
+    "draw_trust": "deletion",
+    "plot_trust": "deletion",
+    "draw_divergences": "divergences",
+    "draw_heads": "divergences",
+    "plot_divergences": "divergences",
+    "plot_heads": "divergences",
+    "draw_grid": "training",
+    "draw_learning_curves": "training",
+    "plot_grid": "training",
+    "plot_learning_curves": "training",
+}
+
+__all__ = [
+    "AttendedScan",
+    "ForestRow",
+    "MethodValues",
+    "SettingValues",
+    "draw_attention",
+    "draw_density",
+    "draw_differences",
+    "draw_divergences",
+    "draw_grid",
+    "draw_heads",
+    "draw_learning_curves",
+    "draw_methods",
+    "draw_sensitivity",
+    "draw_trust",
+    "plot_attention",
+    "plot_density",
+    "plot_differences",
+    "plot_divergences",
+    "plot_grid",
+    "plot_heads",
+    "plot_learning_curves",
+    "plot_methods",
+    "plot_sensitivity",
+    "plot_trust",
+]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from normal_guidance.errors import UserError
+from normal_guidance.extras import install_command
 from normal_guidance.simulate.phantom.drafts import Draft, Image
 
 try:
@@ -29,7 +30,7 @@ try:
         SecondaryCaptureImageStorage,
     )
 except ImportError as error:
-    raise UserError("phantoms are written with pydicom; pip install 'normal-guidance[dicom]'") from error
+    raise UserError(f"phantoms are written with pydicom; {install_command('dicom')}") from error
 
 COMPRESSIONS = {
     "none": ExplicitVRLittleEndian,
@@ -77,7 +78,7 @@ def _compress_file(path: Path, compression: str) -> None:
     try:
         import gdcm
     except ImportError as error:
-        raise UserError(f"{compression} is written with gdcm; pip install 'normal-guidance[dicom]'") from error
+        raise UserError(f"{compression} is written with gdcm; {install_command('dicom')}") from error
     reader = gdcm.ImageReader()
     reader.SetFileName(str(path))
     change = gdcm.ImageChangeTransferSyntax()

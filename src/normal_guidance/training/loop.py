@@ -20,10 +20,12 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.noise import set_epoch
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.training.batches import Scans, check_batch_size, in_batches, slice_labels_of
+from normal_guidance.errors import UserError
+from normal_guidance.training.batches import Scans, check_scans_like, in_batches, slice_labels_of
 from normal_guidance.training.config import Config
 from normal_guidance.training.objective import balanced_weights, objective
 from normal_guidance.training.stacked_model import BETA_2, initial_model
+from normal_guidance.training.sweep import check_scans
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class TrainedModel:
     """A trained model with the weights of its best epoch, or of the last epoch if none could be selected."""
 
     model: nn.Module
@@ -65,7 +67,9 @@ def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = False) -
     return max(comparable, key=lambda epoch: (epoch.val_auroc, -epoch.val_loss), default=None)
 
 
-def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], None] | None = None) -> Fit:
+def train_model(
+    config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], None] | None = None
+) -> TrainedModel:
     """Train one configuration: clipped gradients, reshuffled batches, last partial batch dropped.
 
     Validation scan labels alone choose the kept epoch (`select_epoch`); for the supervised reference, validation slice
@@ -74,10 +78,12 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> train, val = shifted_mean(64, seed=1, features=8), shifted_mean(32, seed=2, features=8)
-        >>> len(fit(Config("abmil", epochs=2, batch_size=16), train, val).history)
+        >>> len(train_model(Config("abmil", epochs=2, batch_size=16), train, val).history)
         2
     """
-    check_batch_size(len(train), config.batch_size)
+    if not isinstance(config, Config):
+        raise UserError(f"config: got {type(config).__name__}; give Config(METHOD), such as Config('ng')")
+    check_scans(config, train, val)
     model = initial_model(config, train.width).to(train.features)
     optimizer = _optimizer(config, model)
     shuffling = torch.Generator().manual_seed(config.seed)
@@ -87,7 +93,7 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
     risen, peak = 0, -math.inf
     for number in range(1, config.epochs + 1):
         loss, train_auroc = _train_epoch(model, optimizer, train, config, shuffling, number)
-        logits, labels = _scored(config, predict(model, val), val)
+        logits, labels = _scored(config, predict_bags(model, val), val)
         val_loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double()).item()
         epoch = Epoch(number, loss, train_auroc, auroc(logits, labels).item(), val_loss)
         history, before = (*history, epoch), best
@@ -103,7 +109,7 @@ def fit(config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], N
             break
     if best_weights is not None:
         model.load_state_dict(best_weights)
-    return Fit(model, config, history, best)
+    return TrainedModel(model, config, history, best)
 
 
 def _optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -171,16 +177,24 @@ def _scored(config: Config, prediction: Prediction, bags: Bags) -> tuple[Tensor,
 
 
 @torch.no_grad()
-def predict(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Prediction:
+def predict_bags(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Prediction:
     """Packed predictions for all scans in their order, without gradients, on the model's device and in its dtype.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> from normal_guidance.core.methods import build_model
         >>> bags = shifted_mean(5, seed=1, features=8)
-        >>> predict(build_model("mean", 8), bags).logit.shape
+        >>> predict_bags(build_model("mean", 8), bags).logit.shape
         torch.Size([5])
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"model: got {type(model).__name__}; give a torch module, such as train_model(...).model; predict takes "
+            "the folder of a model"
+        )
+    check_scans_like(scans, "scans")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UserError(f"batch_size is {batch_size!r}; give a whole number of at least 1")
     model.eval()
     parts = [_predict_batch(model, scans, batch) for batch in in_batches(scans.lengths, batch_size)]
     return Prediction(

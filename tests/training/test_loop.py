@@ -14,7 +14,7 @@ from normal_guidance.core.methods import BEYOND, build_model
 from normal_guidance.errors import UserError
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config
-from normal_guidance.training.fit import Epoch, fit, predict, select_epoch
+from normal_guidance.training.loop import Epoch, predict_bags, select_epoch, train_model
 from normal_guidance.training.objective import objective
 
 
@@ -42,7 +42,7 @@ def test_objective_is_the_sum_of_its_three_terms() -> None:
 def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[Bags, Bags]) -> None:
     train, val = sets
     config = Config(method, lr=0.1, l1=0.01, epochs=2, batch_size=len(train), seed=5)
-    got = fit(config, train, val)
+    got = train_model(config, train, val)
     torch.manual_seed(5)
     model = build_model(method, 16)
     generator = torch.Generator().manual_seed(5)
@@ -72,11 +72,11 @@ def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[
 def test_the_best_epoch_is_kept(sets: tuple[Bags, Bags]) -> None:
     train, val = sets
     seen: list[Epoch] = []
-    result = fit(Config("abmil", lr=0.1, epochs=12, batch_size=32), train, val, on_epoch=seen.append)
+    result = train_model(Config("abmil", lr=0.1, epochs=12, batch_size=32), train, val, on_epoch=seen.append)
     assert result.history == tuple(seen)
     assert result.best is not None
     assert result.best == select_epoch(result.history)
-    again = fit(Config("abmil", lr=0.1, epochs=result.best.number, batch_size=32), train, val)
+    again = train_model(Config("abmil", lr=0.1, epochs=result.best.number, batch_size=32), train, val)
     for one, other in zip(result.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert result.history[-1].val_auroc > 0.9  # it learns
@@ -103,8 +103,8 @@ def test_select_epoch_takes_the_best_of_all_and_of_equals_the_lowest_loss() -> N
 def test_slice_labels_do_not_enter_training(sets: tuple[Bags, Bags]) -> None:
     train, val = sets
     config = Config("ng", lr=0.1, epochs=2, batch_size=32)
-    with_labels = fit(config, train, val)
-    without = fit(config, replace(train, slice_labels=None), replace(val, slice_labels=None))
+    with_labels = train_model(config, train, val)
+    without = train_model(config, replace(train, slice_labels=None), replace(val, slice_labels=None))
     for one, other in zip(with_labels.model.parameters(), without.model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert with_labels.history == without.history
@@ -113,7 +113,7 @@ def test_slice_labels_do_not_enter_training(sets: tuple[Bags, Bags]) -> None:
 def test_predictions_come_in_order_whatever_the_batch(sets: tuple[Bags, Bags]) -> None:
     _, val = sets
     model = build_model("transmil", 16)
-    whole, parts = predict(model, val, batch_size=64), predict(model, val, batch_size=7)
+    whole, parts = predict_bags(model, val, batch_size=64), predict_bags(model, val, batch_size=7)
     torch.testing.assert_close(whole.logit, parts.logit)
     torch.testing.assert_close(whole.log_attention, parts.log_attention)
     assert not whole.logit.requires_grad
@@ -141,4 +141,4 @@ def test_wrong_configurations_are_named(wrong: dict[str, object], message: str, 
 
 def test_too_few_scans_for_a_batch(sets: tuple[Bags, Bags]) -> None:
     with pytest.raises(UserError, match="128 training scans do not fill one batch of 200"):
-        fit(Config("abmil", batch_size=200), *sets)
+        train_model(Config("abmil", batch_size=200), *sets)

@@ -1,0 +1,176 @@
+"""`ng.fit` and `ng.predict`: what the commands `nguide fit` and `nguide predict` do, from Python.
+
+`fit` writes the folder of a model, `predict` takes it.  For a model that stays in memory there is `SliceFinder`; to
+train one configuration of one method, `train_model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from normal_guidance.clinical.bundle import Bundle, load_bundle
+from normal_guidance.clinical.fit_findings import training_scans
+from normal_guidance.clinical.fitting import FittedModel, fit_model
+from normal_guidance.clinical.new_features import is_features, predict_features
+from normal_guidance.clinical.new_scans import find_scans
+from normal_guidance.clinical.predicting import DEFAULTS, Outcome, PredictOptions, predict_found
+from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.errors import UserError
+from normal_guidance.features.encoders import Encoder
+from normal_guidance.features.store import FeatureStore, open_store, write_store
+from normal_guidance.training.fit_committee import make_plan
+from normal_guidance.training.slice_finder import as_scans, check_device
+
+TrainingScans = Bags | FeatureStore | Sequence[Bag] | str | Path
+"""Scans with labels: in memory, in a feature store, or the folder of one."""
+
+NewScans = str | Path | Bags | FeatureStore | Sequence[str | Path]
+"""Scans to predict: files and folders, or features in memory or in a store."""
+
+
+def fit(
+    scans: TrainingScans,
+    out: str | Path,
+    *,
+    test: TrainingScans | None = None,
+    finding: str | None = None,
+    sensitivity: float | None = None,
+    coverage: float | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    watch: Callable[[float], None] | None = None,
+) -> FittedModel:
+    """Fit a model to features and scan labels, with nothing to choose, and write its folder, as `nguide fit` does.
+
+    `predict` and `nguide predict` take the folder; `report.html` in it says what the model can do.  Labels of slices
+    measure the result and calibrate intervals; they never train.
+
+    Args:
+        scans: `Bags`, a list of `Bag`, a store from `open_store`, or the folder of one.  The scans of a store's part
+            "test" are kept for testing.
+        out: the folder for the model; it must be new or empty.
+        test: other patients' scans, to measure the model on.
+        finding: which finding of a store with several is fitted.
+        sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
+        coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
+            labels.  Without it, .9 if there are enough.
+        seed: of the folds.
+        device: where it is fitted, such as "cuda".
+        watch: called with the share that is done.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
+        >>> train, new = (shifted_mean(40, seed, features=4, shift=2.0) for seed in (1, 2))
+        >>> with TemporaryDirectory() as folder:
+        ...     made = fit(train, f"{folder}/model")
+        ...     probabilities = [one.probability for one in predict(new, f"{folder}/model")]
+        >>> len(probabilities), made.sentences()[0]
+        (40, 'It tells scans apart with an AUROC of ...')
+    """
+    check_device(device)
+    with TemporaryDirectory() as folder:
+        if finding is not None and not isinstance(scans, FeatureStore | str | Path):
+            raise UserError(f"finding is {finding!r}, but scans in memory have one label without a name; leave it out")
+        store = _as_store("scans", scans, Path(folder) / "scans")
+        train, own_test = training_scans(_of_finding(store, finding))
+        if test is not None and own_test is not None:
+            raise UserError(f"store {store.folder} has {len(own_test)} test scans of its own; leave test= out")
+        tested = own_test if test is None else _of_finding(_as_store("test", test, Path(folder) / "test"), finding)
+        return fit_model(
+            train,
+            out,
+            test=tested,
+            plan=make_plan(train.labels.tolist(), train.patient_ids, seed=seed),
+            sensitivity=sensitivity,
+            coverage=coverage,
+            device=device,
+            watch=watch,
+        )
+
+
+def _as_store(name: str, scans: TrainingScans, folder: Path) -> FeatureStore:
+    if isinstance(scans, str | Path):
+        return open_store(scans)
+    found = as_scans(scans, labelled=True, name=name)
+    return found if isinstance(found, FeatureStore) else write_store(folder, found, provenance={})
+
+
+def _of_finding(store: FeatureStore, finding: str | None) -> FeatureStore:
+    if finding is not None:
+        return store.of_finding(finding)
+    if len(store.findings) > 1:
+        names = ", ".join(one.name for one in store.findings)
+        raise UserError(
+            f"store {store.folder} has the findings {names}; choose one: finding={store.findings[0].name!r}, or fit "
+            "all of them with the command nguide fit"
+        )
+    return store
+
+
+def predict(
+    scans: NewScans,
+    model: Bundle | str | Path,
+    *,
+    encoder: Encoder | None = None,
+    options: PredictOptions = DEFAULTS,
+) -> Iterator[Outcome]:
+    """Predict each scan, one after the other, as `nguide predict` does; scans that cannot be used come first.
+
+    Each result is a `ScanPrediction` (probability, attention, key slices, interval) or, with the reason, a
+    `NotPredicted`.  Nothing is written; `normal_guidance.clinical.write_predictions` makes pages and DICOM of them.
+
+    Args:
+        scans: DICOM folders, zip archives, NIfTI files, or folders of such; for a model of your own features, `Bags`,
+            a feature store, or what `nguide store import` takes.
+        model: the folder that `fit`, `nguide fit` or `nguide bundle` wrote, or that of a run; or the `Bundle` of one,
+            loaded once for several calls.
+        encoder: from `Bundle.load_encoder`, to load it once for several calls.
+        options: how scans are predicted.
+
+    Example:
+        >>> predict("new-scans", "nowhere")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: nowhere is neither a bundle (no bundle.json) nor a complete run (no
+        report.json); give the folder of one
+    """
+    bundle = _bundle(model)
+    several = [scans] if isinstance(scans, str | Path | Bags | FeatureStore) else _paths(scans)
+    in_memory = [one for one in several if not isinstance(one, str | Path)]
+    places = [Path(one) for one in several if isinstance(one, str | Path)]
+    if in_memory or bundle.encoder is None or any(map(is_features, places)):
+        return predict_features(several, bundle, options)
+    found = find_scans(
+        places,
+        workers=options.workers,
+        any_modality=options.force,
+        modalities=bundle.expects.modalities,
+        anonymize=options.anonymize,
+    )
+    return predict_found(found, bundle, encoder, options)
+
+
+def _bundle(model: object) -> Bundle:
+    if isinstance(model, Bundle):
+        return model
+    if isinstance(model, str | Path):
+        return load_bundle(model)
+    raise UserError(
+        f"model: got {type(model).__name__}; give the folder that fit or nguide fit wrote. A SliceFinder predicts by "
+        "itself, finder.predict(scans), and a torch module by predict_bags(model, bags)"
+    )
+
+
+def _paths(scans: object) -> list[str | Path]:
+    if not isinstance(scans, Sequence) or not all(isinstance(one, str | Path) for one in scans):
+        what = f"a list of {type(scans[0]).__name__}" if isinstance(scans, Sequence) and scans else type(scans).__name__
+        raise UserError(
+            f"scans: got {what}; give paths, Bags (Bags.pack([...]) of a list of Bag) or open_store(FOLDER)"
+        )
+    if not scans:
+        raise UserError("scans: the list is empty; give at least one path")
+    return list(scans)

@@ -1,0 +1,76 @@
+"""docs/reference/errors.md is what the code says, and every public function has five errors of its own."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "errors_page.py"
+
+
+@pytest.fixture(scope="module")
+def errors_page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("errors_page", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SLOW = {"fit", "predict", "SliceFinder", "GuidanceCallback", "open_store", "train_model", "sweep"}
+"""Functions whose mistakes need a fitted model, files or Lightning."""
+
+
+def test_the_page_is_what_the_quick_functions_say(errors_page: ModuleType, unchecked: None) -> None:
+    """The rows of Python's own errors are left out: a wrapper that checks shapes says them in other words."""
+    (block,) = re.findall(r"```python\n(.*?)```", errors_page.LEAD, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block, names)
+    for name in errors_page.MISTAKES.keys() - SLOW:
+        said = [(call, *errors_page._said(call, names)) for call in errors_page.MISTAKES[name]]
+        rows = errors_page.page({name: [one for one in said if one[1] == "UserError"]}).splitlines()
+        missing = [
+            row for row in rows if row.startswith("| `") and row not in errors_page.PAGE.read_text().splitlines()
+        ]
+        assert not missing, f"python {SCRIPT.name} writes the page again"
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_code_says() -> None:
+    """In a process of its own: here shapes are checked before our own checks are reached."""
+    found = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+def test_every_public_function_is_on_the_page(errors_page: ModuleType) -> None:
+    assert set(errors_page.public_callables()) == set(errors_page.MISTAKES)
+
+
+GOOD = [(f"f({number})", "UserError", f"x is {number}; give 0") for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        (GOOD, []),
+        (GOOD[:4], ["f: 4 different errors; show 5"]),
+        ([*GOOD[:4], ("f(9)", "UserError", GOOD[0][2])], ["f: 4 different errors; show 5"]),
+        ([*GOOD, ("f(9)", "nothing", "it was accepted")], ["f(9): nothing: it was accepted"]),
+        ([*GOOD, ("f(9)", "KeyError", "'x'")], ["f(9): KeyError: 'x'"]),
+        (
+            [*GOOD, ("f(9)", "UserError", "'str' object has no attribute 'type'")],
+            ["f(9): UserError: 'str' object has no attribute 'type'"],
+        ),
+        (
+            [*GOOD, ("f()", "TypeError", "f() missing 1"), ("f(a=1)", "TypeError", "unexpected")],
+            ["f: 2 calls are refused by Python: f(), f(a=1)"],
+        ),
+    ],
+    ids=["good", "too few", "twice the same", "accepted", "another kind", "from inside", "Python's twice"],
+)
+def test_the_guard_of_the_page_can_fail(errors_page: ModuleType, said: list, wrong: list[str]) -> None:
+    assert errors_page.problems({"f": said}, ["f"]) == wrong
+    assert errors_page.problems({}, ["f"]) == ["f: no mistake is shown"]
