@@ -12,7 +12,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from normal_guidance.training.fit import predict
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
@@ -26,6 +25,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.training.loop import predict
 from normal_guidance.training.slice_finder import SliceFinder
 
 NAME = "mylab/head-ct"
