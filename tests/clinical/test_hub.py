@@ -25,7 +25,7 @@ from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
 from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training.loop import predict
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.slice_finder import SliceFinder
 
 NAME = "mylab/head-ct"
@@ -59,7 +59,7 @@ def folder(bundle, tmp_path_factory) -> Path:
         scan_ids=tuple(f"SCAN-{n:03d}" for n in range(40)),
         patient_ids=tuple(f"DOE^JANE-{n}" for n in range(40)),
     )
-    table = prediction_table(scans, predict(bundle.model, scans), part="test")
+    table = prediction_table(scans, predict_bags(bundle.model, scans), part="test")
     write_predictions_table(folder / "predictions.parquet", [table])
     (folder / "report.html").write_text("SCAN-001")
     return folder
