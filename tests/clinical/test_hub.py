@@ -32,7 +32,7 @@ NAME = "mylab/head-ct"
 TRAINING = {
     "dataset": "folder",
     "scans": {"train": 60},
-    "out_of_fold_auroc": 0.8125,
+    "out_of_fold_auroc": 0.82,
     "test": {"scan_auroc": 0.75, "localization_auroc": None},
     "seed": 0,
     "commit": None,
@@ -53,7 +53,7 @@ def bundle() -> Bundle:
 def folder(bundle, tmp_path_factory) -> Path:
     """As `nguide fit` leaves it: with predictions that name scans and patients."""
     folder = write_bundle(bundle, tmp_path_factory.mktemp("fit") / "model")
-    scans = shifted_mean(40, 2, features=4, shift=2.0)
+    scans = shifted_mean(40, 2, features=4, shift=0.3)
     scans = replace(
         scans,
         scan_ids=tuple(f"SCAN-{n:03d}" for n in range(40)),
@@ -132,7 +132,7 @@ def test_the_card_is_made_of_the_bundles_numbers(folder, bundle, tmp_path):
         "60 (train)",
         "CT, axial, slices 4 to 6 mm apart, 20 to 60 slices",
         f"| scan AUROC, test | {auroc['test']} |",
-        "| scan AUROC, out-of-fold | .812 (interval not recorded) |",
+        "| scan AUROC, out-of-fold | .820 (interval not recorded) |",
         f"({counts.found} of {counts.positive})",
         f"nguide hub pull {NAME} -o model",
     ):
