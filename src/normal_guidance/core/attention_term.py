@@ -31,8 +31,9 @@ Mask = Bool[Tensor, "bags longest"]
 Lengths = Array | Layout
 BagLabels = Shaped[Tensor, "bags"]
 
-MOST_SUM = 1.01
-"""The sum over the slices above which attention is suspected to be logits: bfloat16 rounds sums to .008."""
+LEAST_SUM, MOST_SUM = 0.5, 1.01
+"""The sums over the slices beyond which attention is suspected to be logits.  A class token keeps a share for itself,
+so sums below one are in order; bfloat16 rounds sums to .008."""
 
 
 class Given(NamedTuple):
@@ -177,14 +178,12 @@ def as_padded(
 
 
 def _look(padded: Padded, layout: Layout, name: str) -> bool:
-    """Warn of attention that looks like logits, refuse NaN; whether it could be looked at, as it cannot under `vmap`.
-
-    Sums below one are in order: a class token keeps a share for itself.
-    """
+    """Warn of attention that looks like logits, refuse NaN; whether it could be looked at, as it cannot under `vmap`."""
     with torch.no_grad(), full_precision(padded):
         real = padded.detach().float().masked_fill(~layout.mask[:, None], 0)
         try:
-            least, most = real.amin().item(), real.sum(-1).amax().item()
+            sums = real.sum(-1)
+            least, fewest, most = real.amin().item(), sums.amin().item(), sums.amax().item()
         except RuntimeError:
             return False
         if math.isnan(most):
@@ -193,8 +192,9 @@ def _look(padded: Padded, layout: Layout, name: str) -> bool:
                 f"attention of bag {bag}, head {head}, slice {place} is NaN; look for NaN in the features or in the "
                 "model's output"
             )
-    if least < 0 or most > MOST_SUM:
-        what = f"has values down to {least:.3g}" if least < 0 else f"adds up to {most:.3g} over the slices of a bag"
+    if least < 0 or fewest < LEAST_SUM or most > MOST_SUM:
+        total = fewest if fewest < LEAST_SUM else most
+        what = f"has values down to {least:.3g}" if least < 0 else f"adds up to {total:.3g} over the slices of a bag"
         warnings.warn(
             f"{name}: attention {what}, so it does not look like probabilities; for logits or log-attention, pass "
             "from_logits=True; if it is attention after dropout, switch that dropout off (said once)",
