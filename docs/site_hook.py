@@ -32,7 +32,7 @@ GROUPED = {"howto"}
 """Folders whose pages are grouped in the navigation, by the headings of their index."""
 
 BOOST = {
-    **{"security.md": 3, "conformance.md": 3, "howto/node.md": 3, "howto/predict.md": 3},
+    **{"security.md": 10, "conformance.md": 4, "howto/node.md": 4, "howto/predict.md": 4},
     **{"log.md": 0.1, "changelog.md": 0.3, "results/appendix/": 0.3, "replication/": 0.3, "reference/errors.md": 0.3},
 }
 """How far ahead the search puts a page, or the pages of a folder; others have 1."""
