@@ -178,7 +178,7 @@ def as_padded(
 
 
 def _look(padded: Padded, layout: Layout, name: str) -> bool:
-    """Warn of attention that looks like logits, refuse NaN; whether it could be looked at, as it cannot under `vmap`."""
+    """Warn of attention that looks like logits, refuse NaN; whether it could be looked at, which `vmap` forbids."""
     with torch.no_grad(), full_precision(padded):
         real = padded.detach().float().masked_fill(~layout.mask[:, None], 0)
         try:
