@@ -335,9 +335,9 @@ LOGITS = torch.tensor([[-2.0, 0.0, 3.0], [0.5, 0.1, 0.2]])
     [
         (LOGITS, "has values down to -2, .* pass from_logits=True"),
         (LOGITS.abs(), "adds up to 5 over the slices of a bag"),
-        (LOGITS.abs() / 50, "adds up to 0.1 over the slices of a bag"),
+        (LOGITS.abs() / 50, "adds up to 0.016 over the slices of a bag"),
     ],
-    ids=["negative", "more than one", "less than half"],
+    ids=["negative", "more than one", "much less than one"],
 )
 def test_logits_without_from_logits_are_told_once(attention: torch.Tensor, message: str) -> None:
     guidance = NormalGuidance()

@@ -31,7 +31,7 @@ Mask = Bool[Tensor, "bags longest"]
 Lengths = Array | Layout
 BagLabels = Shaped[Tensor, "bags"]
 
-LEAST_SUM, MOST_SUM = 0.5, 1.01
+LEAST_SUM, MOST_SUM = 0.25, 1.01
 """The sums over the slices beyond which attention is suspected to be logits.  A class token keeps a share for itself,
 so sums below one are in order; bfloat16 rounds sums to .008."""
 
