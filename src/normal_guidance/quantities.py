@@ -1,8 +1,18 @@
-"""Sizes and times as people read them."""
+"""Counts, sizes and times as people read them."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+
+
+def count_text(count: int, what: str) -> str:
+    """Return a number of things; a plural ends in s.
+
+    Example:
+        >>> count_text(1, "scan"), count_text(21744, "scan")
+        ('1 scan', '21,744 scans')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def size_text(count: int) -> str:

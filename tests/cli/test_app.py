@@ -62,6 +62,37 @@ def test_unknown_words_fail(arguments):
     assert "no-such" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train"], "nguide fit STORE -o MODEL makes a model; nguide sweep STORE -o RUNS trains methods"),
+        (
+            ["fit", "store", "--epochs", "3"],
+            "No such option: --epochs. nguide fit does not have it; sweep, experiment,",
+        ),
+        (["index", "scans"], "nguide index folder scans --table labels.csv -o INDEX"),
+    ],
+)
+def test_a_word_that_is_not_taken_gets_a_hint(arguments, hint):
+    result = runner.invoke(app, arguments, env={"COLUMNS": "400"})
+    assert result.exit_code == 2
+    assert hint in " ".join(result.stderr.split())
+
+
+def test_a_missing_folder_of_a_known_layout_needs_no_hint():
+    result = runner.invoke(app, ["index", "folder"], env={"COLUMNS": "400"})
+    assert "Missing argument 'ROOT'" in result.stderr
+    assert "labels.csv" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["", "encode", "store", "store show", "weights"])
+def test_flags_have_no_type_in_the_help(command):
+    result = runner.invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert "--help" in result.stdout
+    assert "bool" not in result.stdout.lower()
+
+
 def test_user_error_is_one_line_on_stderr(failing_app):
     result = runner.invoke(failing_app, ["mend"])
     assert result.exit_code == 2

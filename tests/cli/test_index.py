@@ -67,13 +67,13 @@ def test_the_summary_says_what_there_is_and_what_comes_next(chest, tmp_path):
     assert result.exit_code == 0, result.output
     seconds = json.loads((out / "report.json").read_text())["seconds"]
     assert result.output.splitlines() == [
-        f"rsna-pe in {chest}: begins",
+        f"Reading headers in {chest}, layout rsna-pe: begins",
         "2 scans, 9 slices, 2 patients",
-        "1 positive scans (50.0 %), 2 with slice labels",
+        "1 positive scan (50.0 %), 2 with slice labels",
         "No problems",
         f"Manifest: {out}/manifest.parquet ({seconds:g} s)",
-        f"Next: nguide split {out} -o splits, then nguide encode {out} --encoder NAME "
-        "--split splits/split-1001.csv -o STORE",
+        f"Next: nguide split {out} --seeds 1 -o splits, then nguide encode {out} --encoder NAME "
+        "--split splits/split-1.csv -o STORE",
     ]
     assert read_manifest(out).scan_ids == ["se1", "se2"]
 
@@ -99,7 +99,7 @@ def test_problems_are_counted_by_kind(chest, tmp_path):
         ),
         (("rsna-pe", "{root}", "-o", "{out}", "--table", "x.csv"), "rsna-pe has no option --table (given: x.csv)"),
         (("folder", "{root}", "-o", "{out}"), "needs --table FILE"),
-        (("folder", "{root}", "-o", "{out}", "--table", "{root}/train.csv"), "has no column scan_id"),
+        (("folder", "{root}", "-o", "{out}", "--table", "{root}/train.csv"), "has no columns scan_id"),
         (("rsna-at", "{root}", "-o", "{out}", "--labels", "organ"), "choose one of image, patient"),
         (("rsna-pe", "{root}", "-o", "{out}", "--workers", "-1"), "--workers"),
         (("rsna-pe", "{root}"), "--out"),
@@ -111,6 +111,33 @@ def test_mistakes_are_said_without_a_traceback(chest, tmp_path, arguments, messa
     assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_the_share_of_scans_that_are_left_out_is_said_on_stderr(chest, tmp_path):
+    rows = ["here,train/st1,1", "gone,elsewhere/st9,0", "unknown,train/st2,", "word,train/st2,yes", ",train/st2,1"]
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(["scan_id,path,label", *rows]) + "\n")
+    result = invoke("folder", chest, "--table", table, "-o", tmp_path / "out", "--workers", "0")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stderr.split())
+    assert "warning: 4 of the table's 5 scans are left out: 2 of 5 have a row that cannot be used" in said
+    assert "1 of 5 have no files" in said
+    assert "1 of 5 have no label" in said
+    assert f"see {tmp_path / 'out'}/problems.csv" in said
+    assert "1 scan, 4 slices, 1 patient\n" in result.stdout
+    problems = (tmp_path / "out" / "problems.csv").read_text()
+    assert f"{chest}/elsewhere/st9 (paths are relative to the folder ROOT)" in problems
+    table.write_text("scan_id,path,label\nhere,train/st1,1\n")
+    assert not invoke("folder", chest, "--table", table, "-o", tmp_path / "all", "--workers", "0").stderr
+
+
+def test_pictures_are_named_as_what_they_are_not(tmp_path):
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    (tmp_path / "root" / "a" / "0.jpg").write_bytes(b"\xff\xd8\xff\xe0 a picture")
+    (tmp_path / "labels.csv").write_text("scan_id,path,label\na,a,1\n")
+    result = invoke("folder", tmp_path / "root", "--table", tmp_path / "labels.csv", "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "for instance a/0.jpg: no_image, not a DICOM file; give DICOM files or NIfTI (.nii" in result.stderr
 
 
 def test_help_names_every_source():

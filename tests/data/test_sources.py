@@ -722,10 +722,21 @@ def test_folder_rows_that_cannot_be_used_do_not_stop_the_others(folder, cells, k
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("scan_id,label\na,1\n", "has no column path; it has scan_id, label"),
-        ("scan_id,path\na,a\n", "has no column label, nor one of slice_labels, slice_ranges, mask"),
+        (
+            "scan_id,label\na,1\n",
+            r"has no column path \(.*relative to the folder ROOT\); it has scan_id, label; add path",
+        ),
+        ("scan_id,path\na,a\n", r"has no column label \(0 or 1; or one of slice_labels, slice_ranges, mask\)"),
+        (
+            "AccessionNumber,Folder,y\na,a,1\n",
+            r"no columns scan_id \(.*\), path \(.*\), label \(.*\); it has AccessionNumber, Folder, y; rename "
+            "AccessionNumber to scan_id, Folder to path, y to label$",
+        ),
+        ("id,where,label\na,a,1\n", "rename id to scan_id and add path, or rename the columns that hold them"),
         ("scan_id,path,label\n", "has no usable row"),
-        ("scan_id,path,label\na,a,7\n", "has no usable row"),
+        ("scan_id,path,label\na,a,7\n", "has no usable row; row 1: label '7' is neither 0 nor 1; each needs"),
+        ("scan_id,path,label\na,a,Yes\n", "row 1: label 'Yes' is neither 0 nor 1; each needs"),
+        ("scan_id,path,label\na,gone,1\n", r"no such file or folder: .*root/gone \(paths are relative to .*ROOT\)"),
         ("", "cannot be read"),
         ("scan_id,path,label\na,b\n", "cannot be read"),
         ("scan_id,scan_id,path,label\na,b,c,1\n", "column scan_id occurs twice"),
@@ -738,6 +749,15 @@ def test_folder_tables_that_cannot_be_used(folder, text, message):
     with pytest.raises(UserError, match=message):
         index("folder", folder.root, folder.root.parent / "out", table=table)
     assert not (folder.root.parent / "out").exists()
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_folder_tables_of_other_separators_are_read(folder, mark):
+    folder.scan("a")
+    table = folder.root.parent / "labels.csv"
+    table.write_text(f'scan_id{mark}path{mark}slice_ranges\na{mark}a{mark}"0;2-3"\n')
+    made = index("folder", folder.root, folder.root.parent / "out", table=table)
+    assert [slices(row) for row in made.manifest] == [[1, 0, 1, 1]]
 
 
 def test_folder_needs_a_table_of_a_known_kind(folder):
@@ -876,7 +896,7 @@ def test_folder_with_findings(folder):
 @pytest.mark.parametrize(
     ("findings", "message"),
     [
-        ("any,subdural", r"labels.csv has no column subdural; it has scan_id, path, any, label"),
+        ("any,subdural", r"labels.csv has no column subdural \(0 or 1\); it has scan_id, path, any, label"),
         ("any", "has a column label beside the findings, the first of which is the label; add it to --findings"),
         ("any,path", "path is another column of the table"),
     ],

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from normal_guidance.cli import endings
+from normal_guidance.cli.completion import SOURCES
 from normal_guidance.errors import UserError
 from normal_guidance.extras import missing_extras
 from normal_guidance.files import private_files, remove_left_drafts_of
@@ -33,7 +34,32 @@ NEEDS = {
 """The extras without which a command can do nothing; others need one for some options or data, and say so then."""
 
 
-class Command(TyperCommand):
+OTHER_COMMANDS = {
+    "train": "nguide fit STORE -o MODEL makes a model; nguide sweep STORE -o RUNS trains methods over a grid",
+    "import": "nguide store import FILES -o STORE reads features of your own",
+    "show": "nguide store show STORE",
+    "verify": "nguide store verify STORE",
+    "serve": "nguide view shows results in the browser; nguide node answers DICOM",
+}
+"""What to use in place of commands that people try and that do not exist."""
+
+
+class PlainFlags:
+    """Leaves out the type of a flag in the help: it takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
+
+
+class Group(PlainFlags, TyperGroup):
+    """A group of commands."""
+
+
+class Command(PlainFlags, TyperCommand):
     """A command whose name and options `endings` knows, so that it can say how to go on.
 
     It refuses to begin without the extras that it needs, removes what a killed command had begun to write into the same
@@ -41,7 +67,18 @@ class Command(TyperCommand):
     private.
     """
 
-    def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:  # Any: the class differs between releases of typer
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            hint = _hint(ctx, given, error)
+            if hint:
+                said = getattr(error, "message", "").rstrip(".")
+                error.message = f"{said}. {hint}" if said else hint  # type: ignore[attr-defined]
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
         name = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
         endings.begin(name, ctx.params)
         need_extras(f"nguide {name}", *NEEDS.get(name, ()))
@@ -51,6 +88,22 @@ class Command(TyperCommand):
             typer.echo(line, err=True)
         with private_files() if name in PRIVATE else nullcontext():
             return super().invoke(ctx)
+
+
+def _hint(ctx: Any, given: list[str], error: Exception) -> str:
+    """Return what to do about a word that a command does not take, or misses; empty if there is nothing to say."""
+    option = getattr(error, "option_name", None)
+    if option is not None and not getattr(error, "possibilities", None):
+        commands = getattr(ctx.find_root().command, "commands", {})
+        have = [name for name, one in commands.items() if any(option in param.opts for param in one.params)]
+        return f"nguide {ctx.info_name} does not have it; {', '.join(have)} have" if have else ""
+    missing = getattr(getattr(error, "param", None), "name", None)
+    if ctx.info_name == "index" and missing == "root" and given[0] not in SOURCES:
+        return (
+            f"Give the layout first: nguide index folder {given[0]} --table labels.csv -o INDEX, or one of "
+            f"{', '.join(SOURCES)}."
+        )
+    return ""
 
 
 def need_extras(what: str, *extras: str) -> None:

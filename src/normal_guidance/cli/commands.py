@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from normal_guidance import __version__
 from normal_guidance.cli import endings
 from normal_guidance.cli.bundle import bundle
-from normal_guidance.cli.command import Command
+from normal_guidance.cli.command import OTHER_COMMANDS, Command, Group
 from normal_guidance.cli.demo import demo
 from normal_guidance.cli.describe import describe
 from normal_guidance.cli.doctor.command import doctor
@@ -43,8 +42,16 @@ from normal_guidance.machine import keep_freed_memory
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The commands; every known way to end becomes one red line on stderr, without a traceback."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if args and args[0] in OTHER_COMMANDS:
+                error.message = f"No such command {args[0]!r}: {OTHER_COMMANDS[args[0]]}."  # type: ignore[attr-defined]
+            raise
 
     def invoke(self, ctx: Any) -> Any:  # Any: the class differs between releases of typer
         with endings.outermost() as outermost:

@@ -166,6 +166,8 @@ def encode(
     else:
         for line in describe_outcome(outcome):
             say(console, line)
+        if not outcome.failed:
+            say(console, f"Next: nguide fit {outcome.store.folder} -o MODEL")
     if outcome.failed:
         raise typer.Exit(endings.NOT_ALL.code)
 

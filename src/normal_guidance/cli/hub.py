@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from normal_guidance.cli.command import Command
+from normal_guidance.cli.command import Command, Group
 from normal_guidance.cli.json_output import AsJson, print_json
 
 hub_app = typer.Typer(
     help="Share models on the Hugging Face Hub, and fetch them.",
+    cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from normal_guidance.cli.completion import LABELS, SOURCES, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
+from normal_guidance.quantities import count_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +22,15 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 8
 """More processes than this seldom read one disk faster."""
+
+LEFT_OUT = {
+    "label_without_image": "have no files",
+    "image_without_label": "have no label",
+    "bad_row": "have a row that cannot be used",
+    "failed": "have no readable slice",
+    "unsafe_path": "have a path that leads out of ROOT",
+}
+"""Why scans of a table are left out, in words; other kinds of problems are named."""
 
 
 def index(
@@ -81,6 +92,9 @@ def index(
     check_options(source, table, labels, named)
     console = make_console(stderr=as_json)
     made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
+    left_out = describe_left_out(made, out)
+    if left_out:
+        typer.secho(left_out, fg=typer.colors.YELLOW, err=True)
     if as_json:
         print_json(made.report)
         return
@@ -95,7 +109,7 @@ def make_watched(
     from normal_guidance.data.indexing import index as make_index
 
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
-    with _watch(console, f"{source} in {root}") as watch:
+    with _watch(console, f"Reading headers in {root}, layout {source}") as watch:
         return make_index(source, root, out, workers=count, watch=watch, **options)
 
 
@@ -104,8 +118,9 @@ def summary(made: Index, out: Path) -> list[str]:
     counts = made.report["counts"]
     scans, positive, sliced = counts["scans"], counts["positive"], counts["with_slice_labels"]
     lines = [
-        f"{scans:,} scans, {counts['slices']:,} slices, {counts['patients']:,} patients",
-        f"{positive:,} positive scans ({100 * positive / scans:.1f} %), {sliced:,} with slice labels",
+        f"{count_text(scans, 'scan')}, {count_text(counts['slices'], 'slice')}, "
+        f"{count_text(counts['patients'], 'patient')}",
+        f"{count_text(positive, 'positive scan')} ({100 * positive / scans:.1f} %), {sliced:,} with slice labels",
     ]
     if "findings" in counts:
         lines.append(
@@ -118,9 +133,31 @@ def summary(made: Index, out: Path) -> list[str]:
     else:
         lines.append("No problems")
     lines.append(f"Manifest: {out / 'manifest.parquet'} ({made.report['seconds']:g} s)")
-    encode = f"nguide encode {out} --encoder NAME --split splits/split-1001.csv -o STORE"
-    lines.append(f"Next: nguide split {out} -o splits, then {encode}")
+    encode = f"nguide encode {out} --encoder NAME --split splits/split-1.csv -o STORE"
+    lines.append(f"Next: nguide split {out} --seeds 1 -o splits, then {encode}")
     return lines
+
+
+def describe_left_out(made: Index, out: Path) -> str:
+    """Return a warning with the share of a table's scans that are not in the index; empty if all are."""
+    if made.report["source"] != "folder":
+        return ""
+    kept = set(made.manifest.scan_ids)
+    # The last problem of a scan is the one that decided; a row without a scan_id stands for itself.
+    lost = {
+        one.scan_id or one.detail: one
+        for one in made.problems
+        if one.action == "left out" and one.scan_id not in kept and (one.scan_id or one.kind == "bad_row")
+    }
+    if not lost:
+        return ""
+    total, counts = len(kept) + len(lost), Counter(one.kind for one in lost.values())
+    shares = ", ".join(f"{count:,} of {total:,} {LEFT_OUT.get(kind, kind)}" for kind, count in counts.most_common())
+    first = next(iter(lost.values()))
+    return (
+        f"warning: {len(lost):,} of the table's {total:,} scans are left out: {shares}; for instance "
+        f"{first.scan_id or first.file}: {first.detail}; see {out / 'problems.csv'}"
+    )
 
 
 @contextmanager

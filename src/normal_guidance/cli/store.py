@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normal_guidance.cli.command import Command
+from normal_guidance.cli.command import Command, Group
 from normal_guidance.cli.completion import FORMATS, IMPORT_FORMATS, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.errors import UserError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 store_app = typer.Typer(
     help="Show, verify, import and export feature stores.",
+    cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

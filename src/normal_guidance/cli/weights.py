@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from normal_guidance.cli.command import Command
+from normal_guidance.cli.command import Command, Group
 from normal_guidance.cli.completion import ENCODERS, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
 
 
-class _ListByDefault(TyperGroup):
+class _ListByDefault(Group):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: the class differs between releases of typer
         return super().parse_args(ctx, args or ["list"])
 

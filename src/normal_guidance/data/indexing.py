@@ -28,7 +28,7 @@ from normal_guidance.data.header_reading import Found, HeaderRequest, read_all
 from normal_guidance.data.manifest import MANIFEST, Manifest, ScanRow, write_manifest
 from normal_guidance.data.problems import Problem, summarize, write_problems
 from normal_guidance.data.sources import SOURCES, Candidate, Group, ScanSource, SourceOptions
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import folder_atomically, refuse_what_is_there, write_json
 
 PROBLEMS, REPORT = "problems.csv", "report.json"
@@ -174,9 +174,11 @@ def _stated(source: str, options: SourceOptions) -> dict[str, str]:
 def _why(problems: Sequence[Problem]) -> str:
     if not problems:
         return "no file was found"
-    first = min(problems)
+    first = min((one for one in problems if one.kind != "failed"), default=min(problems))  # what failed says no cause
     counts = ", ".join(f"{kind} {count}" for kind, count in summarize(problems).items())
-    return f"problems: {counts}; for instance {(first.file or first.scan_id)[:200]}: {first.kind}, {first.detail[:200]}"
+    place, detail = shorten(first.file or first.scan_id, 200), shorten(first.detail, 400)
+    reads = "; give DICOM files or NIfTI (.nii, .nii.gz)" if first.kind == "no_image" else ""
+    return f"problems: {counts}; for instance {place}: {first.kind}, {detail}{reads}"
 
 
 def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, seconds: float) -> dict[str, Any]:

@@ -21,15 +21,44 @@ from normal_guidance.files import read_parquet
 BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 """Spellings of a 0/1 label."""
 
+PURPOSES = {
+    "scan_id": "a unique name of the scan",
+    "path": "its folder or file, relative to the folder ROOT",
+    "label": "0 or 1",
+    "patient_id": "whose scan it is",
+    "part": "train, val or test",
+}
+"""What the columns are for, in the words of an error."""
 
-def read_table(path: Path, option: str, wanted: Sequence[str], needed: Sequence[str]) -> dict[str, list[str]]:
+OTHER_NAMES = {
+    "scan_id": (
+        *("id", "scan", "scanid", "name", "study", "studyid", "series", "seriesid", "case", "caseid"),
+        *("accession", "accessionnumber", "seriesinstanceuid", "studyinstanceuid", "bagid", "bagname"),
+    ),
+    "path": ("file", "filename", "filepath", "folder", "dir", "directory", "image", "imagepath", "scanpath"),
+    "label": ("y", "target", "class", "diagnosis", "labels", "outcome", "positive"),
+    "patient_id": ("pid", "patient", "patientid", "subject", "subjectid"),
+}
+"""Names that other tables give to our columns, in small letters without spaces, - and _; an error suggests them."""
+
+
+def read_table(
+    path: Path,
+    option: str,
+    wanted: Sequence[str],
+    needed: Sequence[str],
+    instead: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, list[str]]:
     """The wanted columns that a table has, as text; a list becomes its numbers with spaces between.
+
+    A csv file may be separated by commas, semicolons or tabs.
 
     Args:
         path: a .csv or .parquet file.
         option: the option that named it, for the errors.
         wanted: names of columns; others are not read.
         needed: columns without which the table is refused.
+        instead: columns of which one may stand for a needed one.
 
     Example:
         >>> read_table(Path("labels.xls"), "--labels", ["scan_id"], ["scan_id"])
@@ -46,14 +75,51 @@ def read_table(path: Path, option: str, wanted: Sequence[str], needed: Sequence[
         columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _once(table, wanted)}
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{option} {path} cannot be read ({error}); write it again") from error
-    for name in needed:
-        if name not in columns:
-            raise UserError(f"{option} {path} has no column {name}; it has {', '.join(table.column_names)}")
+    there = {*columns, *(name for name, others in (instead or {}).items() if not columns.keys().isdisjoint(others))}
+    missing = [name for name in needed if name not in there]
+    if missing:
+        raise UserError(f"{option} {path} {_lacks(missing, instead or {}, wanted, table.column_names)}")
     return columns
 
 
+def _lacks(
+    missing: Sequence[str], instead: Mapping[str, Sequence[str]], wanted: Sequence[str], there: Sequence[str]
+) -> str:
+    """Say which columns are missing, what they are for, and which columns of the table may be meant.
+
+    Example:
+        >>> _lacks(["scan_id"], {}, ["scan_id", "patient_id"], ["AccessionNumber", "pid"])
+        'has no column scan_id (a unique name of the scan); it has AccessionNumber, pid; rename AccessionNumber to
+        scan_id, pid to patient_id'
+    """
+    told = []
+    for name in missing:
+        purposes = [PURPOSES[name]] if name in PURPOSES else ["0 or 1"]
+        purposes += [f"or one of {', '.join(instead[name])}"] if name in instead else []
+        told.append(f"{name} ({'; '.join(purposes)})")
+    meant: dict[str, str] = {}
+    for name in (name for name in wanted if name not in there):
+        free = (one for one in there if one not in wanted and one not in meant)
+        one = next((one for one in free if re.sub(r"[\s_-]", "", one.lower()) in OTHER_NAMES.get(name, ())), None)
+        if one is not None:
+            meant[one] = name
+    unknown = [name for name in missing if name not in meant.values()]
+    renamed = ", ".join(f"{one} to {name}" for one, name in meant.items())
+    steps = [f"rename {renamed}"] if renamed else []
+    steps += [f"add {', '.join(unknown)}, or rename the columns that hold them"] if unknown else []
+    return (
+        f"has no column{'s' if len(told) > 1 else ''} {', '.join(told)}; it has "
+        f"{shorten(', '.join(there), 300)}; {' and '.join(steps)}"
+    )
+
+
 def read_labels(
-    path: Path, option: str, wanted: Sequence[str], needed: Sequence[str], findings: Sequence[Finding] = ()
+    path: Path,
+    option: str,
+    wanted: Sequence[str],
+    needed: Sequence[str],
+    findings: Sequence[Finding] = (),
+    instead: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, list[str]]:
     """`read_table` for a table with a column for each finding, which is called as the finding is.
 
@@ -61,7 +127,7 @@ def read_labels(
     slice_labels_NAME and slice_ranges_NAME, as which the last two are written.
     """
     if not findings:
-        return read_table(path, option, wanted, needed)
+        return read_table(path, option, wanted, needed, instead)
     names = [one.name for one in findings]
     for name in names:
         if name in wanted and name != "label":
@@ -140,8 +206,14 @@ def _read_parquet(path: Path) -> pa.Table:
 
 
 def _read_csv(path: Path) -> pa.Table:
-    names = csv.open_csv(path).schema.names
-    return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())))
+    with path.open("rb") as file:
+        first = file.readline(100_000)
+    # Spreadsheets of many countries separate by semicolons and call the file .csv.
+    mark = "," if b"," in first else ";" if b";" in first else "\t" if b"\t" in first else ","
+    parsing = csv.ParseOptions(delimiter=mark)
+    names = csv.open_csv(path, parse_options=parsing).schema.names
+    texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    return csv.read_csv(path, parse_options=parsing, convert_options=texts)
 
 
 def _text(value: Any) -> str:

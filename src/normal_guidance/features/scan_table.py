@@ -121,7 +121,10 @@ class ScanTable:
             if self.findings and label is None and slices is None and scan.label is None:
                 raise ValueError(f"{self._first} is empty, but the first finding must be known for every scan")
         except ValueError as error:
-            raise UserError(f"--labels {self.path}, scan {scan.scan_id!r}: {error}; correct the row") from error
+            row_number = list(self.rows).index(scan.scan_id) + 1
+            raise UserError(
+                f"--labels {self.path}, row {row_number}, scan {scan.scan_id!r}: {error}; correct the row"
+            ) from error
         part = row.get("part") or row.get("split") or None
         return {"label": label, "slice_labels": slices, "patient_id": row.get("patient_id") or None, "part": part}
 

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -212,13 +213,14 @@ def check_codecs(found: Found) -> Check:
 
 
 def _families(syntaxes: Sequence[Mapping[str, str]]) -> str:
-    """Return short names, each once.
+    """Return short names, each once, with the number of syntaxes where a name has several.
 
     Example:
         >>> _families([{"name": "JPEG 2000 Image Compression"}, {"name": "JPEG Baseline (Process 1)"}])
         'JPEG 2000, JPEG Baseline'
     """
-    return ", ".join(dict.fromkeys(re.split(r" Image| with|[,(]", one["name"])[0].strip() for one in syntaxes))
+    counts = Counter(re.split(r" Image| with|[,(]", one["name"])[0].strip() for one in syntaxes)
+    return ", ".join(name if count == 1 else f"{name} ({count})" for name, count in counts.items())
 
 
 def check_weights(encoders_ready: bool) -> Iterator[Check]:
@@ -351,12 +353,12 @@ def check_viewer(node: str | None) -> Iterator[Check]:
         return
     least = json.loads((root / "frontend" / "package.json").read_text())["engines"]["node"].lstrip(">=")
     details = {"node": node, "npm": shutil.which("npm")}
-    purpose, fix = "building the viewer's page", f"install Node {least} or newer with npm: https://nodejs.org"
+    purpose, fix = "building the viewer's page", f"install Node.js {least} or newer with npm: https://nodejs.org"
     if node is not None and details["npm"] and numbers_of(node) >= numbers_of(least):
-        yield Check("node", "ok", f"node {node}, npm", details=details)
+        yield Check("Node.js", "ok", f"{node}, npm", details=details)
     else:
         old = "not installed, or without npm" if node is None or not details["npm"] else f"{node} is too old"
-        yield Check("node", "none" if built else "missing", old, purpose, "" if built else fix, details=details)
+        yield Check("Node.js", "none" if built else "missing", old, purpose, "" if built else fix, details=details)
 
 
 def _node_version() -> str | None:

@@ -43,7 +43,7 @@ from normal_guidance.data.sources.interface import (
     patient_of,
 )
 from normal_guidance.data.sources.masks import slices_of_masks
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 
 if TYPE_CHECKING:
     from normal_guidance.data.dicom_slices import Header
@@ -113,7 +113,8 @@ class FolderScans:
             self.report(Problem(row.scan_id, text, "unsafe_path", f"leads out of {self.root}", "left out"))
             return None
         if not there:
-            self.report(Problem(row.scan_id, text, "label_without_image", "no such file or folder", "left out"))
+            detail = f"no such file or folder: {self.root / outer} (paths are relative to the folder ROOT)"
+            self.report(Problem(row.scan_id, text, "label_without_image", detail, "left out"))
             return None
         return place.relative_to(self.root).as_posix() + mark + inner
 
@@ -204,14 +205,19 @@ class FolderScans:
 
 
 def _read_table(path: Path, findings: Sequence[Finding]) -> dict[str, list[str]]:
-    columns = read_labels(path, "--table", COLUMNS, ["scan_id", "path"], findings)
-    if set(columns).isdisjoint({"label", *SLICES}):
-        raise UserError(f"--table {path} has no column label, nor one of {', '.join(SLICES)}; add one")
-    return columns
+    needed = ["scan_id", "path"] if findings else ["scan_id", "path", "label"]  # findings are labels
+    return read_labels(path, "--table", COLUMNS, needed, findings, {"label": SLICES})
 
 
 def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str, _Row]:
     rows: dict[str, _Row] = {}
+    first = ""
+
+    def refuse(scan_id: str, number: int, why: str) -> None:
+        nonlocal first
+        first = first or f"; row {number + 1}: {why}"
+        report(Problem(scan_id, path.name, "bad_row", f"row {number + 1}: {why}", "left out"))
+
     for number in range(len(columns["scan_id"])):
         cells = {name: column[number] for name, column in columns.items()}
         values: dict[str, Any] = {name: cell for name, cell in cells.items() if name in COLUMNS}
@@ -219,9 +225,9 @@ def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str
         scan_id, word = values["scan_id"], values.get("label", "").lower()
         wrong = _wrong_label(cells) or _wrong_modality(values.get("modality", ""))
         if not scan_id or not values["path"]:
-            report(Problem(scan_id, path.name, "bad_row", f"row {number + 1}: scan_id or path is empty", "left out"))
+            refuse(scan_id, number, "scan_id or path is empty")
         elif wrong:
-            report(Problem(scan_id, path.name, "bad_row", f"row {number + 1}: {wrong}", "left out"))
+            refuse(scan_id, number, wrong)
         elif scan_id in rows:
             detail = f"row {number + 1}: scan_id occurs twice"
             report(Problem(scan_id, path.name, "double_scan", detail, "the first row counts"))
@@ -229,7 +235,7 @@ def _rows(path: Path, columns: dict[str, list[str]], report: Report) -> dict[str
             known = {"label": BINARY.get(word), "modality": values.get("modality", "").upper()}
             rows[scan_id] = _Row(**{**values, **known}, further=further)
     if not rows:
-        raise UserError(f"--table {path} has no usable row; it needs scan_id, path and a label that is 0 or 1")
+        raise UserError(f"--table {path} has no usable row{first}; each needs scan_id, path and a label, 0 or 1")
     return rows
 
 
@@ -237,7 +243,7 @@ def _wrong_label(cells: Mapping[str, str]) -> str:
     """The first label of a row that is neither 0 nor 1 nor empty, in words; empty if all are right."""
     for name, cell in cells.items():
         if (name == "label" or name.startswith("label_")) and cell and cell.lower() not in BINARY:
-            return f"{name.replace('_', ' of ', 1)} {cell.lower()!r} is neither 0 nor 1"
+            return f"{name.replace('_', ' of ', 1)} {shorten(cell)!r} is neither 0 nor 1"
     return ""
 
 
