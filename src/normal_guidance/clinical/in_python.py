@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import torch
 
@@ -184,6 +185,6 @@ def _sources(scans: NewScans) -> list[Source]:
     if isinstance(scans, Sequence) and scans and all(isinstance(one, str | Path) for one in scans):
         return list(scans)
     try:
-        return [as_scans(scans)]
+        return [as_scans(cast(ScansLike, scans))]
     except UserError as error:
         raise UserError(f"{error}; scans that are files are given by their paths") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -223,7 +223,8 @@ def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") ->
             "the arrays: SliceFinder().fit(arrays, [0, 1, ...]), fit(arrays, out, labels=[0, 1, ...])"
         )
     in_one = isinstance(bags, Tensor | np.ndarray)
-    return Bags.from_arrays(bags if in_one else scans, [0] * len(scans)).to("cpu")
+    arrays = cast(Iterable[Features], bags if in_one else scans)  # a Bag among arrays is refused there
+    return Bags.from_arrays(arrays, [0] * len(scans)).to("cpu")
 
 
 def with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] | None = None) -> Bags | FeatureStore:
