@@ -20,7 +20,10 @@ def errors_page() -> ModuleType:
     return module
 
 
-SLOW = {"fit", "predict", "SliceFinder", "GuidanceCallback", "open_store", "train_model", "sweep"}
+SLOW = {"fit", "predict", "SliceFinder", "GuidanceCallback", "open_store", "push_to_hub", "pull_from_hub"} | {
+    "train_model",
+    "sweep",
+}
 """Functions whose mistakes need a fitted model, files or Lightning."""
 
 

@@ -107,6 +107,11 @@ def export_model(
         >>> export_model(build_model("abmil", 16), Path(folder) / "abmil.pt2", metadata={"method": "abmil"}).name
         'abmil.pt2'
     """
+    if isinstance(model, str | Path):
+        raise UserError(
+            f"model: got the path {str(model)!r}; give a torch module, such as train_model(...).model. A command "
+            f"exports the folder of a model: nguide export {model} --out {path}"
+        )
     if not isinstance(model, nn.Module):
         raise UserError(f"model: got {type(model).__name__}; give a torch module, such as train_model(...).model")
     width = _width(model) if features is None else features

@@ -105,7 +105,10 @@ def test_each_finding_is_fitted_as_if_it_were_the_only_one(made):
 
 
 def test_a_rare_finding_is_skipped_with_a_sentence(made):
-    why = "2 positive scans of 2 patients and 28 negative ones of 28; at least 3 patients of each are needed"
+    why = (
+        "2 positive scans of 2 patients and 28 negative ones of 28; at least 3 patients of each are needed: add "
+        "labelled scans of other patients"
+    )
     assert f"rare: skipped: {why}" in " ".join(made.fitted.split())
     about = json.loads((made.model / "findings.json").read_text())
     assert [one["name"] for one in about["findings"]] == ["any", "left"]

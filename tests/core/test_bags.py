@@ -217,6 +217,55 @@ def test_arrays_columns_and_lists_are_as_good_as_tensors() -> None:
     assert Bags(rows, [2, 3], column).labels.tolist() == [0, 1]
 
 
+def test_a_list_of_arrays_is_as_good_as_a_list_of_bags() -> None:
+    arrays = [np.ones((2, 3)), torch.ones(4, 3), [[1.0, 2.0, 3.0]]]
+    slices = [None, [0, 1, 0, 0], [0]]
+    bags = Bags.from_arrays(arrays, [0, 1, 0], slice_labels=slices, scan_ids=list("abc"))
+    same = Bags.pack([Bag(*one) for one in zip(arrays, [0, 1, 0], slices, "abc", strict=True)])
+    for field in ("features", "lengths", "labels", "slice_labels"):
+        torch.testing.assert_close(getattr(bags, field), getattr(same, field))
+    assert bags.scan_ids == bags.patient_ids == ("a", "b", "c")
+    assert Bags.from_arrays(np.ones((2, 4, 3)), torch.tensor([0, 1])).lengths.tolist() == [4, 4]
+    assert Bags.from_arrays(iter(arrays), [0, 1, 0], patient_ids=list("PPQ")).patient_ids == ("P", "P", "Q")
+
+
+PADDED = np.ones((2, 4, 3))
+PADDED[1, 3] = 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Bags.from_arrays(PADDED, [0, 1]),
+            r"the last slice of scan 1 is 0 throughout, like padding .*scan\[:n\]",
+        ),
+        (lambda: Bags.from_arrays([PADDED[0]], [0, 1]), "labels: 2 for 1 scans; give one per scan"),
+        (lambda: Bags.from_arrays([PADDED[0]], [0], slice_labels=[]), "slice_labels: 0 for 1 scans"),
+        (lambda: Bags.from_arrays(PADDED[0], [0, 1]), r"one array of shape \(4, 3\); give a list of arrays"),
+        (lambda: Bags.from_arrays([], []), "the list is empty"),
+        (lambda: Bags.from_arrays("store", [0]), "arrays: got str; give a list of arrays"),
+        (lambda: Bags.from_arrays([PADDED[0], "b.npy"], [0, 1]), "scan 'scan-1': features: got str 'b.npy'"),
+        (lambda: Bags([PADDED[0]], [4], [1]), r"got a list of 1 arrays; .* write Bags.from_arrays\(arrays, labels\)"),
+        (
+            lambda: Bags(PADDED, [4, 4], [0, 1]),
+            r"got a ndarray of 2 arrays; .* write Bags.from_arrays\(arrays, labels\)",
+        ),
+        (lambda: Bags([PADDED[0]], [1]), r"got a list of 1 arrays; .* write Bags.from_arrays\(arrays, labels\)"),
+        (lambda: Bags(PADDED[0], [4]), r"got no labels; Bags\(features, lengths, labels\) takes"),
+    ],
+)
+def test_arrays_that_are_no_scans_are_refused(make, message: str, unchecked: None) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_a_model_that_is_given_bags_says_what_it_takes(unchecked: None) -> None:
+    bags = some_bags()
+    with pytest.raises(UserError, match=r"model: got Bags alone; .* model\(bags.features, bags.lengths\)"):
+        build_model("abmil", 4)(bags)
+
+
 def test_labels_are_numbers_or_arrays_of_one() -> None:
     for label in (1, True, 1.0, np.int64(1), np.array(1), np.array([1]), torch.tensor(1), torch.tensor([1.0])):
         assert Bag(torch.zeros(2, 3), label).label == 1

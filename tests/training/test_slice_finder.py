@@ -176,15 +176,19 @@ def fit_features(labels: list[int] | None = None, **options: object) -> SliceFin
 
 HALF = [0, 1] * 4
 
+PADDED = np.ones((8, 3, 2))
+PADDED[3, 2] = 0
+
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (fit_features, r"8 arrays without labels; give Bag\(features, label\) for each"),
+        (fit_features, r"8 arrays without labels; give Bags.from_arrays\(arrays, labels\), or"),
         (lambda: fit_features([1] * 8), "8 positive scans of 8 patients and 0 negative ones"),
-        (lambda: fit_features([1] * 7), "y has shape .7,. for 8 scans"),
+        (lambda: fit_features([1] * 7), "labels of shape .7,. for 8 scans"),
         (lambda: fit_features([0, 2] * 4), "scan 1 has label 2 .4 such scans."),
         (lambda: fit_features(np.array(["yes", "no"] * 4)), "scan 0 has label yes .8 such scans.; labels are 0 or 1"),
+        (lambda: SliceFinder().fit(PADDED, HALF), r"the last slice of scan 3 is 0 throughout, like padding .1 such"),
         (lambda: fit_features(HALF, folds=1), "folds is 1; give at least 2"),
         (lambda: fit_features(HALF, folds=5), "cannot be divided into 5 folds"),
         (lambda: fit_features(HALF, repeats=0), "repeats is 0; give at least 1"),

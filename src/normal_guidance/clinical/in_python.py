@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import torch
 
 from normal_guidance.clinical.bundle import Bundle, load_bundle
 from normal_guidance.clinical.fit_findings import training_scans
 from normal_guidance.clinical.fitting import FittedModel, fit_model
-from normal_guidance.clinical.new_features import is_features, predict_features
+from normal_guidance.clinical.new_features import Source, is_features, predict_features
 from normal_guidance.clinical.new_scans import find_scans
 from normal_guidance.clinical.predicting import DEFAULTS, Outcome, PredictOptions, predict_found
-from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.store import FeatureStore, open_store, write_store
 from normal_guidance.training.fit_committee import make_plan
-from normal_guidance.training.slice_finder import as_scans, check_device
+from normal_guidance.training.slice_finder import Labels, ScansLike, as_scans, check_device, with_labels
 
-TrainingScans = Bags | FeatureStore | Sequence[Bag] | str | Path
-"""Scans with labels: in memory, in a feature store, or the folder of one."""
+TrainingScans = ScansLike | str | Path
+"""Scans to train on: in memory, in a feature store, or the folder of one."""
 
-NewScans = str | Path | Bags | FeatureStore | Sequence[str | Path]
+NewScans = ScansLike | str | Path | Sequence[str | Path]
 """Scans to predict: files and folders, or features in memory or in a store."""
 
 
@@ -36,6 +36,7 @@ def fit(
     scans: TrainingScans,
     out: str | Path,
     *,
+    labels: Labels | None = None,
     test: TrainingScans | None = None,
     finding: str | None = None,
     sensitivity: float | None = None,
@@ -50,10 +51,12 @@ def fit(
     measure the result and calibrate intervals; they never train.
 
     Args:
-        scans: `Bags`, a list of `Bag`, a store from `open_store`, or the folder of one.  The scans of a store's part
-            "test" are kept for testing.
+        scans: `Bags`, a list of `Bag`, a list of arrays `(slices, features)` with `labels`, a store from `open_store`,
+            or the folder of one.  The scans of a store's part "test" are kept for testing.
         out: the folder for the model; it must be new or empty.
-        test: other patients' scans, to measure the model on.
+        labels: one 0 or 1 per scan, for arrays, or in place of the labels of bags.  Each array is then a patient of its
+            own; where patients have several scans, give `Bags.from_arrays(arrays, labels, patient_ids=...)`.
+        test: other patients' scans, to measure the model on; arrays as `Bags.from_arrays(arrays, labels)`.
         finding: which finding of a store with several is fitted.
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
         coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
@@ -66,17 +69,24 @@ def fit(
         >>> from tempfile import TemporaryDirectory
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
         >>> train, new = (shifted_mean(40, seed, features=4, shift=2.0) for seed in (1, 2))
+        >>> arrays = [bag.features.numpy() for bag in train]
         >>> with TemporaryDirectory() as folder:
-        ...     made = fit(train, f"{folder}/model")
+        ...     made = fit(arrays, f"{folder}/model", labels=train.labels)
         ...     probabilities = [one.probability for one in predict(new, f"{folder}/model")]
-        >>> len(probabilities), made.sentences()[0]
-        (40, 'It tells scans apart with an AUROC of ...')
+        ...     again = [one.probability for one in predict(arrays[:3], f"{folder}/model")]
+        >>> len(probabilities), len(again), made.sentences()[0]
+        (40, 3, 'It tells scans apart with an AUROC of ...')
     """
+    if not isinstance(out, str | Path):
+        raise UserError(
+            f'out: got {type(out).__name__}; it is the folder for the model; labels have a name: fit(scans, "model", '
+            "labels=[0, 1, ...])"
+        )
     check_device(device)
     with TemporaryDirectory() as folder:
         if finding is not None and not isinstance(scans, FeatureStore | str | Path):
             raise UserError(f"finding is {finding!r}, but scans in memory have one label without a name; leave it out")
-        store = _as_store("scans", scans, Path(folder) / "scans")
+        store = _as_store("scans", scans, Path(folder) / "scans", labels)
         train, own_test = training_scans(_of_finding(store, finding))
         if test is not None and own_test is not None:
             raise UserError(f"store {store.folder} has {len(own_test)} test scans of its own; leave test= out")
@@ -93,10 +103,13 @@ def fit(
         )
 
 
-def _as_store(name: str, scans: TrainingScans, folder: Path) -> FeatureStore:
+def _as_store(name: str, scans: TrainingScans, folder: Path, labels: Labels | None = None) -> FeatureStore:
+    if labels is not None and isinstance(scans, FeatureStore | str | Path):
+        where = scans.folder if isinstance(scans, FeatureStore) else scans
+        raise UserError(f"labels: the feature store {where} has its own; leave labels= out")
     if isinstance(scans, str | Path):
         return open_store(scans)
-    found = as_scans(scans, labelled=True, name=name)
+    found = as_scans(scans, labelled=True, name=name) if labels is None else with_labels(scans, labels)
     return found if isinstance(found, FeatureStore) else write_store(folder, found, provenance={})
 
 
@@ -126,7 +139,7 @@ def predict(
 
     Args:
         scans: DICOM folders, zip archives, NIfTI files, or folders of such; for a model of your own features, `Bags`,
-            a feature store, or what `nguide store import` takes.
+            a list of arrays `(slices, features)`, a feature store, or what `nguide store import` takes.
         model: the folder that `fit`, `nguide fit` or `nguide bundle` wrote, or that of a run; or the `Bundle` of one,
             loaded once for several calls.
         encoder: from `Bundle.load_encoder`, to load it once for several calls.
@@ -139,7 +152,7 @@ def predict(
         report.json); give the folder of one
     """
     bundle = _bundle(model)
-    several = [scans] if isinstance(scans, str | Path | Bags | FeatureStore) else _paths(scans)
+    several = _sources(scans)
     in_memory = [one for one in several if not isinstance(one, str | Path)]
     places = [Path(one) for one in several if isinstance(one, str | Path)]
     if in_memory or bundle.encoder is None or any(map(is_features, places)):
@@ -165,12 +178,13 @@ def _bundle(model: object) -> Bundle:
     )
 
 
-def _paths(scans: object) -> list[str | Path]:
-    if not isinstance(scans, Sequence) or not all(isinstance(one, str | Path) for one in scans):
-        what = f"a list of {type(scans[0]).__name__}" if isinstance(scans, Sequence) and scans else type(scans).__name__
-        raise UserError(
-            f"scans: got {what}; give paths, Bags (Bags.pack([...]) of a list of Bag) or open_store(FOLDER)"
-        )
-    if not scans:
-        raise UserError("scans: the list is empty; give at least one path")
-    return list(scans)
+def _sources(scans: NewScans) -> list[Source]:
+    """Paths as they are, scans in memory as bags."""
+    if isinstance(scans, str | Path):
+        return [scans]
+    if isinstance(scans, Sequence) and scans and all(isinstance(one, str | Path) for one in scans):
+        return list(scans)
+    try:
+        return [as_scans(cast(ScansLike, scans))]
+    except UserError as error:
+        raise UserError(f"{error}; scans that are files are given by their paths") from error

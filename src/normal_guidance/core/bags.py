@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, overload
@@ -23,6 +23,12 @@ UNKNOWN = -1
 
 CHECK_ROWS = 65_536
 """Rows checked for NaN at a time, which limits memory."""
+
+
+GIVE_PACKED = (
+    "Bags(features, lengths, labels) takes the slices of all scans one below the other; for one array a scan, write "
+    "Bags.from_arrays(arrays, labels)"
+)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -86,7 +92,7 @@ def _as_label(label: object, who: str) -> int:
     single = label.numel() == 1 if isinstance(label, Tensor) else getattr(label, "size", 1) == 1
     value = label.item() if hasattr(label, "item") and single else label
     if not isinstance(value, int | float) or value not in (0, 1):
-        raise UserError(f"{who} has label {label!r}; labels are 0 or 1")
+        raise UserError(f"{who} has label {value!r}; labels are 0 or 1")
     return int(value)
 
 
@@ -98,8 +104,8 @@ def _count(labels: Tensor) -> str:
 class Bags:
     """Many scans, packed: all slices one below the other, and the number of slices of each scan.
 
-    Numbers may be tensors, numpy arrays, pandas columns or lists; the bags hold tensors.  `Bags.pack` makes them of a
-    list of `Bag`, and `collate` of what a `Dataset` gives.
+    Numbers may be tensors, numpy arrays, pandas columns or lists; the bags hold tensors.  `Bags.from_arrays` makes them
+    of a list with one array for each scan, `Bags.pack` of a list of `Bag`, and `collate` of what a `Dataset` gives.
 
     Args:
         features: `(slices, features)`, finite; float64 arrays become float32 tensors, while a tensor keeps its dtype.
@@ -134,12 +140,15 @@ class Bags:
         self,
         features: Array,
         lengths: Array,
-        labels: Array,
+        labels: Array | None = None,
         slice_labels: Array | None = None,
         scan_ids: Sequence[str] = (),
         patient_ids: Sequence[str] = (),
     ) -> None:
         fill = object.__setattr__  # only here may a frozen dataclass be changed
+        _refuse_one_array_a_scan(features)
+        if labels is None:
+            raise UserError(f"Bags: got no labels; {GIVE_PACKED}")
         rows = _as_features(features, "features")
         fill(self, "features", rows)
         fill(self, "lengths", _vector(lengths, "lengths", rows, "scan"))
@@ -160,6 +169,42 @@ class Bags:
         if self.slice_labels is not None:
             fill(self, "slice_labels", self.slice_labels.long())
         _check_finite(self)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Iterable[Array],
+        labels: Array,
+        *,
+        slice_labels: Sequence[Array | None] | None = None,
+        scan_ids: Sequence[str] = (),
+        patient_ids: Sequence[str] = (),
+    ) -> Bags:
+        """The bags of a list with one array `(slices, features)` for each scan.
+
+        An array `(scans, slices, features)` is taken, too, if no scan in it ends with padding.
+
+        Args:
+            arrays: the features of each scan, as tensors, numpy arrays or lists.
+            labels: one 0 or 1 per scan.
+            slice_labels: for each scan one 0 or 1 per slice, or None for a scan without slice labels.
+            scan_ids: unique names; numbered by default.
+            patient_ids: one per scan; by default each scan is its own patient.
+
+        Example:
+            >>> arrays = [torch.randn(2, 8), torch.randn(3, 8)]
+            >>> Bags.from_arrays(arrays, [0, 1], slice_labels=[None, [0, 1, 1]])
+            Bags(2 scans of 2-3 slices (median 2), 5 slices x 8 features, 1 positive (50.0 %), 1 localizable, 160 B)
+        """
+        scans, known = _as_list(arrays), as_tensor(labels, "labels").flatten()
+        names = _ids(scan_ids, "scan_ids") or tuple(f"scan-{number}" for number in range(len(scans)))
+        of_slices = [None] * len(scans) if slice_labels is None else list(slice_labels)
+        patients = _ids(patient_ids, "patient_ids") or names
+        given = {"labels": known, "slice_labels": of_slices, "scan_ids": names, "patient_ids": patients}
+        for name, values in given.items():
+            if len(values) != len(scans):
+                raise UserError(f"{name}: {len(values)} for {len(scans)} scans; give one per scan")
+        return cls.pack([Bag(*scan) for scan in zip(scans, known, of_slices, names, patients, strict=True)])
 
     @classmethod
     def pack(cls, bags: Sequence[Bag]) -> Bags:
@@ -402,6 +447,45 @@ def _as_bag(scan: object, number: int) -> Bag:
         return Bag(*scan)
     except UserError as error:
         raise UserError(f"scan {number} of the batch: {error}") from error
+
+
+def looks_padded(rows: Float[Tensor, "slices features"]) -> bool:
+    """Whether the last slice is 0 throughout, as padding is and no encoder's output.
+
+    Example:
+        >>> looks_padded(torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
+        True
+    """
+    return not bool(rows[-1:].nan_to_num().any())
+
+
+def _as_list(arrays: Iterable[Array]) -> list[Array]:
+    """One array for each scan, of a list or of an array with one more axis."""
+    if isinstance(arrays, str | bytes | Mapping | Bags) or not isinstance(arrays, Iterable):
+        raise UserError(f"arrays: got {type(arrays).__name__}; give a list of arrays (slices, features), one a scan")
+    axes = getattr(arrays, "ndim", None)
+    if axes is not None and axes != 3:
+        raise UserError(
+            f"arrays: got one array of shape {tuple(getattr(arrays, 'shape', ()))}; give a list of arrays (slices, "
+            "features), one a scan"
+        )
+    scans = list(arrays)
+    if not scans:
+        raise UserError("arrays: the list is empty; give one array (slices, features) for each scan")
+    padded = [number for number, scan in enumerate(scans) if axes == 3 and looks_padded(as_tensor(scan, "arrays"))]
+    if padded:
+        raise UserError(
+            f"arrays: the last slice of scan {padded[0]} is 0 throughout, like padding ({len(padded)} such scans); "
+            "give each scan without it: [scan[:n] for scan, n in zip(arrays, lengths)]"
+        )
+    return scans
+
+
+def _refuse_one_array_a_scan(features: object) -> None:
+    first = features[0] if isinstance(features, list | tuple) and features else None
+    if getattr(first, "ndim", 1) > 1 or getattr(features, "ndim", 2) == 3:
+        what = f"{type(features).__name__} of {len(features)} arrays"  # type: ignore[arg-type]
+        raise UserError(f"features: got a {what}; {GIVE_PACKED}")
 
 
 def _slice_labels_of(bag: Bag) -> Int[Tensor, "slices"]:

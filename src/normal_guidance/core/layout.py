@@ -264,7 +264,7 @@ def take_rows(rows: Float[Tensor, "rows features"], index: Int[Tensor, "*shape"]
 
 def as_rows(
     features: Float[Tensor, "slices features"] | Float[Tensor, "bags longest features"],
-    bags: Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int],
+    bags: Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int] | None,
     width: int | None = None,
 ) -> tuple[Float[Tensor, "rows features"], Layout]:
     """The rows and the layout of bags in any form.
@@ -272,6 +272,11 @@ def as_rows(
     `bags` holds integer lengths (packed features), or is a boolean mask (padded features, True for real slices; the
     padding must be finite), or a `Layout` to be used again.  `width` is the model's number of features.
     """
+    if bags is None:
+        raise UserError(
+            f"model: got {type(features).__name__} alone; a model takes features and the slices of each scan: "
+            "model(bags.features, bags.lengths), or model(padded, mask)"
+        )
     layout = bags if isinstance(bags, Layout) else _layout_of(bags)
     if not isinstance(features, Tensor):
         raise UserError(

@@ -130,20 +130,27 @@ class Localization:
 def localization(
     scores: Array,
     slice_labels: Array,
-    lengths: Array,
+    lengths: Array | None = None,
 ) -> Localization:
     """AUROC and AUPRC of the slices within each packed bag that has slices of both classes.
 
     Args:
         scores: `(..., slices)`, attention or its logarithm, one row for each configuration.
         slice_labels: 1, 0 or, for all slices of a bag at once, -1 (unknown).
-        lengths: slices of each bag. Negative bags may be passed too: they are left out, and `all_negative` counts them.
+        lengths: slices of each bag, which must be given. Negative bags may be passed too: they are left out, and
+            `all_negative` counts them.
 
     >>> scores = torch.tensor([0.1, 0.7, 0.2, 0.6, 0.4])
     >>> result = localization(scores, torch.tensor([0, 1, 0, 0, 0]), torch.tensor([3, 2]))
     >>> result.auroc, result.kept, result.all_negative
     (tensor([1.], dtype=torch.float64), tensor([0]), 1)
     """
+    if lengths is None:
+        raise UserError(
+            "lengths: none are given; they are the slices of each bag, such as [40, 35], and scores and slice_labels "
+            "hold the slices of all bags one after the other. For lists with one tensor a bag, write "
+            "localization(torch.cat(scores), torch.cat(slice_labels), [len(one) for one in scores])"
+        )
     scores = as_tensor(scores, "scores")
     labels, counted = as_tensor(slice_labels, "slice_labels", scores), as_tensor(lengths, "lengths", scores)
     if not labels.ndim or scores.shape[-1:] != labels.shape:

@@ -53,7 +53,7 @@ class CenteredGaussian(nn.Module):
         super().__init__()
         self.published = published
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags)
         place = torch.arange(layout.longest, device=rows.device, dtype=torch.float64)
         size = layout.lengths[:, None].double()
@@ -80,7 +80,7 @@ class MeanPooling(nn.Module):
         super().__init__()
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
         return attend_and_classify(torch.zeros_like(evidence), evidence, self.classifier.bias, layout)
@@ -100,7 +100,7 @@ class MaxPooling(nn.Module):
         super().__init__()
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         maximum, argmax = _bag_maximum(rows, layout)
         maximum = maximum.to(self.classifier.weight.dtype)
@@ -140,7 +140,7 @@ class ABMIL(nn.Module):
         self.score = nn.Linear(hidden, 1)
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         scores = hidden_scores(self.hidden, self.score.weight[0], rows, layout) + self.score.bias
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
@@ -166,7 +166,7 @@ class SmAP(nn.Module):
         self.score = SpectralLinear(hidden, 1)
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         width = self.hidden.out_features
         unused = self.classifier.weight.new_zeros(-(width + 1) % 4, rows.shape[1])  # matrix units load 4 at a time
@@ -208,7 +208,7 @@ class TransMIL(nn.Module):
         self.sm2 = Sm() if smooth else None
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         tokens = layout.with_class_token()
         mixed = self.block1(self.class_token, rows, layout, tokens)
@@ -247,7 +247,7 @@ class EvidenceMIL(nn.Module):
         self.attention = WindowAttention(bells=bells)
         self.log_gamma = nn.Parameter(torch.zeros(())) if bells else None  # more evidence, more logit
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)
         log_a = self.attention(layout.fold(evidence), layout)

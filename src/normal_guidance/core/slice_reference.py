@@ -44,7 +44,7 @@ class SliceReference(nn.Module):
         self.convolution = nn.Conv1d(features, features, receptive_field, groups=features)
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         weight, bias = self.classifier.weight[0], self.convolution.bias
         assert bias is not None

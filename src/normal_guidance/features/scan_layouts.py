@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.bags import UNKNOWN, looks_padded
 from normal_guidance.data.label_tables import BINARY
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.feature_files import Fields
@@ -222,7 +222,7 @@ def _padded(values: Fields) -> Iterator[dict[str, Any]]:
         raise ValueError(f"slice_labels has the shape {of_slices.shape}, not {(scans, longest)}")
     for number in range(scans):
         keep, own = masks[number], _features(features[number])
-        if values.keys().isdisjoint({"mask", "lengths"}) and not own[-1].nan_to_num().any():
+        if values.keys().isdisjoint({"mask", "lengths"}) and looks_padded(own):
             raise ValueError(
                 f"the last slice of scan {number} is 0 throughout, like padding; add mask (True for a slice) or lengths"
             )

@@ -133,15 +133,16 @@ def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 
         >>> make_plan([0, 0, 1], ["A", "B", "C"])
         Traceback (most recent call last):
         normal_guidance.errors.UserError: 1 positive scans of 1 patients and 2 negative ones of 2; at least 3 patients
-        of each are needed
+        of each are needed: add labelled scans of other patients
     """
     patients = [{patient for patient, label in zip(patient_ids, labels, strict=True) if label == one} for one in (1, 0)]
     least = min(map(len, patients))
     if least < LEAST:
-        positive = sum(labels)
+        positive, named = sum(labels), len(set(patient_ids)) < len(labels)
         raise UserError(
             f"{positive} positive scans of {len(patients[0])} patients and {len(labels) - positive} negative ones of "
-            f"{len(patients[1])}; at least {LEAST} patients of each are needed"
+            f"{len(patients[1])}; at least {LEAST} patients of each are needed: add labelled scans of other patients"
+            f"{', or correct the patient ids, which scans share' if named else ''}"
         )
     return Plan(min(FOLDS, least), max(1, min(REPEATS, round(ENOUGH / len(labels)))), seed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
             patient_ids: one per scan, in place of those of the bags; a patient's scans share a fold.
         """
         check_device(self.device)
-        scans = _with_labels(bags, y, patient_ids)
+        scans = with_labels(bags, y, patient_ids)
         found = fit_and_measure(
             scans, self._plan(scans), sensitivity=self.sensitivity, coverage=self.coverage, device=self.device
         )
@@ -165,7 +165,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
     ) -> float:
         """Accuracy, as scikit-learn's classifiers have it; scan AUROC is `roc_auc_score` of `decision_function`."""
         check_is_fitted(self)
-        scans = _with_labels(bags, y)
+        scans = with_labels(bags, y)
         return float((self.predict(scans) == scans.labels.numpy()).mean())
 
     def _predict(self, bags: ScansLike) -> Prediction:
@@ -219,21 +219,15 @@ def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") ->
         return Bags.pack(named).to("cpu")
     if labelled:
         raise UserError(
-            f"{name}: {len(scans)} arrays without labels; give Bag(features, label) for each, or labels to "
-            "SliceFinder().fit(scans, y=[0, 1, ...])"
+            f"{name}: {len(scans)} arrays without labels; give Bags.from_arrays(arrays, labels), or the labels beside "
+            "the arrays: SliceFinder().fit(arrays, [0, 1, ...]), fit(arrays, out, labels=[0, 1, ...])"
         )
-    return Bags.pack([Bag(_features(number, scan), 0) for number, scan in enumerate(scans)])
+    in_one = isinstance(bags, Tensor | np.ndarray)
+    arrays = cast(Iterable[Features], bags if in_one else scans)  # a Bag among arrays is refused there
+    return Bags.from_arrays(arrays, [0] * len(scans)).to("cpu")
 
 
-def _features(number: int, scan: object) -> Float[Tensor, "slices features"]:
-    if not isinstance(scan, Tensor | np.ndarray) or scan.ndim != 2:
-        what = f"shape {tuple(scan.shape)}" if isinstance(scan, Tensor | np.ndarray) else type(scan).__name__
-        raise UserError(f"scan {number}: {what}; {GIVE}")
-    rows = torch.as_tensor(scan).cpu()
-    return rows if rows.is_floating_point() else rows.float()
-
-
-def _with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] | None = None) -> Bags | FeatureStore:
+def with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] | None = None) -> Bags | FeatureStore:
     """The scans with their labels, or with other labels and patients."""
     scans = as_scans(bags, labelled=y is None)
     if y is None and patient_ids is None:
@@ -252,7 +246,7 @@ def _with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] |
 def _labels(y: Labels, scans: int) -> Int64[Tensor, "scans"]:
     values = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if values.shape != (scans,):
-        raise UserError(f"y has shape {values.shape} for {scans} scans; give one label per scan")
+        raise UserError(f"labels of shape {values.shape} for {scans} scans; give one label per scan")
     wrong = np.flatnonzero(~np.isin(values, (0, 1)))
     if len(wrong):
         raise UserError(f"scan {wrong[0]} has label {values[wrong[0]]} ({len(wrong)} such scans); labels are 0 or 1")

@@ -47,7 +47,7 @@ class ACMIL(nn.Module):
         self.classifier = nn.Linear(features, 1)
         self.epoch = Epoch()
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         weights = torch.cat([self.classifier.weight, self.branches.weight])
         evidence = layout.pad((rows @ weights.to(rows.dtype).mT).to(weights.dtype).mT)

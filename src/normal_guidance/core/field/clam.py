@@ -42,7 +42,7 @@ class CLAM(nn.Module):
         self.instances = nn.Linear(features, 4)  # outside and inside, of the negative and of the positive class
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         scores = self.attention(rows)[0]
         evidence = rows @ self.classifier.weight[0].to(rows.dtype)

@@ -34,7 +34,7 @@ class DSMIL(nn.Module):
         self.instance = nn.Linear(features, 1)
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         weights = torch.cat([self.instance.weight, self.classifier.weight]).to(rows.dtype)
         of_slice, evidence = (rows @ weights.mT).unbind(1)

@@ -33,7 +33,7 @@ class MADMIL(nn.Module):
         self.heads = nn.ModuleList([GatedScores(width, hidden) for width in widths])
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         parts = rows.split(self.widths, dim=1)
         scores = torch.cat([head(part) for head, part in zip(self.heads, parts, strict=True)])

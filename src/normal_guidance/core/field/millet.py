@@ -35,7 +35,7 @@ class Millet(nn.Module):
         self.score = nn.Linear(hidden, 1)
         self.classifier = nn.Linear(features, 1)
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         scores = hidden_scores(self.hidden, self.score.weight[0], rows, layout) + self.score.bias
         evidence = rows @ self.classifier.weight[0].to(rows.dtype) + self.classifier.bias

@@ -46,7 +46,7 @@ class ProbSmooth(nn.Module):
         self.classifier = nn.Linear(features, 1)
         self.epoch = Epoch()
 
-    def forward(self, features: Features, bags: BagsLike) -> Prediction:
+    def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
         inner = torch.tanh(linear(self.hidden, rows)).to(self.score.weight.dtype)
         mean, log_variance = linear(self.score, inner).unbind(1)
