@@ -103,9 +103,8 @@ class Results:
         """The configuration that validation chose in every run, as a table."""
         rows = [one.cells(one.setting if self.method else method_title(one.method)) for one in self.chosen]
         header = ("Setting" if self.method else "Method", *CHOSEN_HEADER)
-        if all(one.published is None for one in self.chosen):
-            header, rows = header[: -len(Choice._fields)], [row[: -len(Choice._fields)] for row in rows]
-        return Grid("What validation chose", "", header, rows)
+        shown = len(header) if any(one.published for one in self.chosen) else len(header) - len(Choice._fields)
+        return Grid("What validation chose", "", header[:shown], [row[:shown] for row in rows])
 
     def latex(self) -> str:
         r"""The tables for `\input`; software, machines and notes stand above them as comments."""
