@@ -99,6 +99,7 @@ def test_new_scans_are_of_other_patients_and_told_beside_the_truth(done: Done) -
         predicted = json.loads((done.out / "predicted" / scan.scan_id / "prediction.json").read_text())
         assert f"probability {predicted['probability']:.2f}, {'positive' if predicted['positive'] else 'neg'}" in told
         positive = [place for place, label in enumerate(scan.slice_labels.split(), start=1) if label == "1"]
+        assert f": {'right' if bool(predicted['positive']) == bool(positive) else 'wrong'}; key slices" in told
         assert ("no hemorrhage" in told) == (not positive)
         if positive:
             assert f"slices {positive[0]} to " in told or f"slices {positive[0]}\n" in told

@@ -437,3 +437,11 @@ def test_student_as_in_scipy(freedom, tolerance):
         assert student_p(-t, freedom) == student_p(t, freedom)
     for level in (0.5, 0.9, 0.99):
         assert student_p(student_quantile(level, freedom), freedom) == pytest.approx(1 - level, abs=1e-12)
+
+
+def test_an_interval_without_zero_that_shows_nothing_is_explained() -> None:
+    found = Difference("ng", "abmil", "scan_auroc", 0.196, 0.01, 0.383, 0.044, 0.132, 1, 40, 40)
+    said = "; p is corrected for the number of comparisons, the interval is not"
+    assert found.words({}).endswith(f"+.196 [.010, .383], p = .132 (Holm){said}")
+    assert said not in replace(found, low=-0.01).words({})
+    assert said not in replace(found, p_adjusted=0.01).words({})

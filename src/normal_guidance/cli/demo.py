@@ -226,7 +226,8 @@ def _new_scans(out: Path) -> Iterator[str]:
         if line["state"] != "predicted":
             continue  # the command has printed why
         drawn = [place for place, label in enumerate(truth[line["scan_id"]], start=1) if label]
-        side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
+        right = "right" if bool(line["positive"]) == bool(drawn) else "wrong"
+        side = {None: "", 0: f", negative: {right}", 1: f", positive: {right}"}[line["positive"]]
         where = f"the interval, slices {line['interval_first']} to {line['interval_last']}, {line['interval_meaning']}"
         yield f"- {line['scan_id']}, {line['slices']} slices: " + (
             f"a hemorrhage in slices {_ranges(drawn)}" if drawn else "no hemorrhage"

@@ -98,15 +98,15 @@ def over_seeds(values: Sequence[float], kind: SdKind) -> MeanSd:
 
 
 def mean_sd(number: MeanSd | None) -> str:
-    """The text that the paper would print, or "-" where there is no number.
+    """The text that the paper would print, without an sd for one seed, or "-" where there is no number.
 
     Example:
         >>> mean_sd(MeanSd(0.689, 0.0151, "population")), mean_sd(over_seeds([0.689], "population")), mean_sd(None)
-        ('.689 ± .015', '.689 ± -', '-')
+        ('.689 ± .015', '.689', '-')
     """
     if number is None or math.isnan(number.mean):
         return NOTHING
-    return f"{digits(number.mean)} ± {digits(number.sd)}"
+    return digits(number.mean) if math.isnan(number.sd) else f"{digits(number.mean)} ± {digits(number.sd)}"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -172,7 +172,8 @@ class PaperTables:
     def _grid(self, metric: Metric, column: Sequence[Comparison]) -> Grid:
         header = ["Method", "Ours"]
         cells = [[self._label(row), mean_sd(cell.ours)] for row, cell in zip(self.rows, column, strict=True)]
-        caption = f"{self._sd_note(metric, column)} over {_count_seeds(self.seeds)}."
+        spread = f"{self._sd_note(metric, column)} over " if len(self.seeds) > 1 else "From "
+        caption = f"{spread}{_count_seeds(self.seeds)}."
         if any(cell.published for cell in column):
             header += ["Published", "Difference", "Inside 2 sd"]
             caption = f"{caption} {RULE}"
@@ -225,7 +226,7 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
         ...
         | Method                  |        Ours |   Published | Difference | Inside 2 sd |
         |:------------------------|------------:|------------:|-----------:|------------:|
-        | ABMIL (1 of 2 seeds)    |    .860 ± - | .558 ± .086 |      +.302 |          no |
+        | ABMIL (1 of 2 seeds)    |        .860 | .558 ± .086 |      +.302 |          no |
         | ABMIL + Normal Guidance | .870 ± .010 | .866 ± .005 |      +.004 |         yes |
         ...
     """
@@ -318,10 +319,10 @@ class SensitivityTable:
             header += ["Published"] * beside
             for shown, row in zip(rows, self.rows, strict=True):
                 shown += [mean_sd(row.cells[i].ours), *([mean_sd(row.cells[i].published)] * beside)]
-        caption = (
-            f"{EVERY_METHOD[self.method].title}, mean ± sd over {_count_seeds(self.seeds)}: population sd for "
-            "localization, sample sd for scans. The best of ours is bold."
-        )
+        seeds = f"from {_count_seeds(self.seeds)}"
+        if len(self.seeds) > 1:
+            seeds = f"mean ± sd over {_count_seeds(self.seeds)}: population sd for localization, sample sd for scans"
+        caption = f"{EVERY_METHOD[self.method].title}, {seeds}. The best of ours is bold."
         return Grid(f"Sensitivity to divergence and λ, {self.dataset}", caption, header, rows, frozenset(bold))
 
 

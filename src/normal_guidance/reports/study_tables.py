@@ -102,7 +102,9 @@ class Results:
     def chosen_grid(self) -> Grid:
         """The configuration that validation chose in every run, as a table."""
         rows = [one.cells(one.setting if self.method else method_title(one.method)) for one in self.chosen]
-        return Grid("What validation chose", "", ("Setting" if self.method else "Method", *CHOSEN_HEADER), rows)
+        header = ("Setting" if self.method else "Method", *CHOSEN_HEADER)
+        shown = len(header) if any(one.published for one in self.chosen) else len(header) - len(Choice._fields)
+        return Grid("What validation chose", "", header[:shown], [row[:shown] for row in rows])
 
     def latex(self) -> str:
         r"""The tables for `\input`; software, machines and notes stand above them as comments."""
@@ -168,8 +170,10 @@ def collect(folder: str | Path, dataset: str) -> Results:
     if references := reference_scores(found):
         by_method[CEILING] = references
     table = paper_tables(by_method, dataset) if by_method else None
+    printed = table is not None and any(cell.published for row in table.rows for cell in row.cells)
+    what = "the paper's tables, reproduced" if printed else "the methods beside each other"
     return Results(
-        title=f"{dataset.capitalize()}: the paper's tables, reproduced",
+        title=f"{dataset.capitalize()}: {what}",
         dataset=dataset,
         method=None,
         table=table,

@@ -101,7 +101,8 @@ class MeasuredFit:
             finding: the name of what it finds, if it has one.
         """
         own = self.test or self.out_of_fold
-        model, said = f"The model of {finding}" if finding else "This model", []
+        model = f"The model of {finding}" if finding else "This model"
+        said: list[str] = []
         if not own.scans.shown:
             found = own.scans
             numbers = f"scan AUROC {digits(found.value)} {interval(found.low, found.high)}"
