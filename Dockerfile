@@ -3,7 +3,8 @@
 #
 #   PIP_INDEX_URL  your own mirror of Python packages, if any
 #   EXTRAS         what the image can do besides training and predicting from features
-#   TORCH_INDEX    the index of torch's builds for CPUs; without it, pip takes the build with CUDA, which is gigabytes larger
+#   TORCH_INDEX    the address behind --index-url in the command for CPUs on torch's installation page; without it, pip takes the
+#                  build with CUDA, which is gigabytes larger
 ARG PYTHON=3.11
 
 # The viewer's page.
@@ -33,7 +34,9 @@ RUN grep -v '^triton==' constraints.txt > /dist/constraints.txt \
 
 FROM python:${PYTHON}-slim
 RUN useradd --uid 10001 --no-create-home --home-dir /var/lib/nguide nguide \
- && install -d -o nguide -g nguide -m 700 /var/lib/nguide /models
+ && install -d -o nguide -g nguide -m 700 /var/lib/nguide \
+ && install -d -o nguide -g nguide -m 755 /models \
+ && install -d -o nguide -g nguide -m 1777 /models/cache
 COPY --from=package /opt/nguide /opt/nguide
 ENV PATH=/opt/nguide/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -43,12 +46,15 @@ ENV PATH=/opt/nguide/bin:$PATH \
     NGUIDE_CACHE=/models/cache
 USER nguide
 WORKDIR /var/lib/nguide
-# The model with node.toml and the encoder's weights; the node's queue, files and audit log.
+# The model with node.toml and the encoder's weights, which any user may use (docker run --user); the node's queue, files and audit log,
+# which are patients' data.
 VOLUME ["/models", "/var/lib/nguide"]
 # DICOM; the status page, /status.json and /health.
 EXPOSE 11112 8112
+# Prints what /health says, also where it is 503; `docker inspect` shows it.  The opener knows no proxy.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8112/health', timeout=8)"]
+    CMD ["python", "-c", "import urllib.request as u; o = u.OpenerDirector(); o.add_handler(u.HTTPHandler()); \
+r = o.open('http://127.0.0.1:8112/health', timeout=8); print(r.read().decode()); raise SystemExit(r.status != 200)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["nguide"]
 CMD ["node", "/var/lib/nguide", "--settings", "/models/node.toml"]

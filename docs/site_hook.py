@@ -28,6 +28,18 @@ ROOT_PAGES = {
 }
 """Files at the root that are shown as pages, and the page's name in docs/."""
 
+GROUPED = {"howto"}
+"""Folders whose pages are grouped in the navigation, by the headings of their index."""
+
+BOOST = {
+    **{"security.md": 10, "conformance.md": 4, "howto/node.md": 4, "howto/predict.md": 4},
+    **{"log.md": 0.1, "changelog.md": 0.3, "results/appendix/": 0.3, "replication/": 0.3, "reference/errors.md": 0.3},
+}
+"""How far ahead the search puts a page, or the pages of a folder; others have 1."""
+
+LONG_HEADINGS = {"log.md", "reference/errors.md"}
+"""Pages whose headings are sentences, of which a list beside the page would be as long as the page."""
+
 COMMANDS_MARK = "<!-- the commands of nguide -->"
 """The line of a page that is replaced by the reference of every command."""
 
@@ -63,14 +75,20 @@ def _expanded(item: Any, docs: Path, named: set[str]) -> list[Any]:
 
 
 def _pages(docs: Path, folder: Path, named: set[str]) -> list[Any]:
-    """All pages of a folder that nav does not name: the index, what it links to in its order, the rest, subfolders."""
+    """All pages of a folder that nav does not name: the index, what it links to in its order, the rest, subfolders.
+
+    Pages that an index of `GROUPED` links to below a heading are a group with the heading's name.
+    """
     pages = {path.name: path for path in sorted(folder.glob("*.md"))}
     index = pages.pop("index.md", None) or pages.pop("README.md", None)
-    links = re.findall(r"\]\(([\w.-]+\.md)", index.read_text(encoding="utf-8")) if index else []
-    ordered = [pages[name] for name in [*dict.fromkeys(name for name in links if name in pages)]]
-    ordered += [path for path in pages.values() if path not in ordered]
     entries: list[Any] = [_relative(index, docs)] if index else []
-    entries += [{nav_title(path): _relative(path, docs)} for path in ordered]
+    sections = re.split(r"^## (.+)$", index.read_text(encoding="utf-8") if index else "", flags=re.MULTILINE)
+    for heading, text in zip(["", *sections[1::2]], sections[::2], strict=True):
+        links = dict.fromkeys(re.findall(r"\]\(([\w.-]+\.md)", text))
+        linked = [pages.pop(name) for name in links if name in pages]
+        own: list[Any] = [{nav_title(path): _relative(path, docs)} for path in linked]
+        entries += [{heading: own}] if heading and own and folder.name in GROUPED else own
+    entries += [{nav_title(path): _relative(path, docs)} for path in pages.values()]
     if folder != docs:
         for inner in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []:
             below = _pages(docs, inner, named)
@@ -107,6 +125,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     name = page.file.src_uri
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]  # not in the file itself, where GitHub would show it
+    elif name in LONG_HEADINGS:
+        page.meta["hide"] = ["toc"]
+    for place, boost in BOOST.items():
+        if name.startswith(place):
+            page.meta["search"] = {"boost": boost}
     source = {shown: root for root, shown in ROOT_PAGES.items()}.get(name, f"docs/{name}")
     known = {file.src_uri for file in files if not file.inclusion.is_excluded()}
     if COMMANDS_MARK in markdown:

@@ -108,6 +108,7 @@ def test_its_health_check_follows_the_node(answer, code):
         def do_GET(self):
             self.send_response(answer if self.path == "/health" else 404)
             self.end_headers()
+            self.wfile.write(b'{"ok": true or false}')
 
         def log_message(self, *_):
             pass
@@ -126,6 +127,7 @@ def test_its_health_check_follows_the_node(answer, code):
         if answer is not None:
             server.shutdown()
     assert result.returncode == code
+    assert (answer is None) != (result.stdout == b'{"ok": true or false}\n'), "docker inspect shows what /health says"
 
 
 # ----------------------------------------------------------------------------------------------------

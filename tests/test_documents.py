@@ -37,7 +37,7 @@ PREPARED = {
 NOT_RUN = {
     "docs/get-started.md": 3,
     "docs/howto/command-line.md": 1,
-    "docs/howto/docker.md": 5,
+    "docs/howto/docker.md": 6,
     "docs/howto/experiment.md": 1,
     "docs/howto/fit.md": 2,
     "docs/howto/node.md": 2,
@@ -47,6 +47,7 @@ NOT_RUN = {
     "docs/howto/share.md": 1,
     "docs/howto/sweep.md": 1,
     "docs/howto/trust.md": 1,
+    "docs/howto/update.md": 2,
     "docs/howto/viewer.md": 2,
     "docs/results/phantoms.md": 1,
 }

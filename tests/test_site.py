@@ -199,6 +199,19 @@ def test_a_folder_becomes_navigation(tmp_path):
     assert hook._expanded({"None": "none/*"}, tmp_path, set()) == []
 
 
+def test_headings_of_an_index_group_the_navigation(tmp_path):
+    (tmp_path / "howto").mkdir()
+    for name, text in {"index.md": "# H\n## G\n[b](b.md)\n## E\nno page", "a.md": "# A", "b.md": "# B"}.items():
+        (tmp_path / "howto" / name).write_text(text)
+    (entry,) = hook._expanded({"H": "howto/*"}, tmp_path, set())
+    assert entry == {"H": ["howto/index.md", {"G": [{"B": "howto/b.md"}]}, {"A": "howto/a.md"}]}
+
+
+def test_pages_that_are_hidden_or_found_first_exist():
+    places = [*hook.BOOST, *hook.LONG_HEADINGS]
+    assert [one for one in places if one not in hook.ROOT_PAGES.values() and not (ROOT / "docs" / one).exists()] == []
+
+
 def test_a_formula_is_drawn_or_refused():
     drawn = hook.formula_svg(r"\frac1P \sum_j r_j \tfrac12", "inline")
     assert drawn.startswith('<svg class="formula-inline" role="img"')

@@ -30,7 +30,7 @@ SHOWN = {COMMITTEE: "P", "ng": "o", "abmil": "o", "smap": "o", "whole_bells": "D
 
 @styled
 def figure() -> Figure:
-    """One panel a metric, one row a set, one mark a method; lines for position alone and the best possible."""
+    """One panel a metric, one row a set, one mark a method; lines for the best guess by position and the best possible."""
     drawn = Figure(figsize=(WIDTH, 0.4 * WIDTH), layout="constrained")
     panels = drawn.subplots(1, 2, sharey=True)
     for panel, metric in zip(panels, METRICS, strict=True):
@@ -52,7 +52,7 @@ def figure() -> Figure:
                     size, look["zorder"] = (10, 4) if method == COMMITTEE else (7, 3)
                     panel.plot(*where, ms=size, ls="", label=title(method).replace("**", ""), **look)
             if guesses := [values[guess] for guess in GUESSES if guess in values]:
-                panel.plot([max(guesses)], [place], marker="|", ms=18, color="0.45", ls="", label="position alone")
+                panel.plot([max(guesses)], [place], marker="|", ms=18, color="0.45", ls="", label="best guess by position")
         panel.set_xlabel(AXES[metric])
         panel.grid(axis="x", color="0.93", lw=0.7)
         panel.set_axisbelow(True)

@@ -201,7 +201,7 @@ HEADINGS = {
     "chest": "Chest phantoms",
     "abdomen": "Abdomen phantoms",
 }
-BEST, GUIDED, GUESS = "the best single method", "Normal Guidance", "position alone"
+BEST, GUIDED, GUESS = "the best single method", "Normal Guidance", "the best guess by position"
 
 
 @cache

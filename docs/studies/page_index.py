@@ -22,7 +22,7 @@ def best_other(name: str) -> Measured:
 
 
 def winners() -> str:
-    """One row a set: `nguide fit`, the best other method, Normal Guidance, ABMIL, position alone, the best possible."""
+    """One row a set: `nguide fit`, the best other method, Normal Guidance, ABMIL, the best guess, the best possible."""
     rows = []
     for name, heading in SETS.items():
         known = {one.method: one for one in measured(name)}
@@ -34,7 +34,7 @@ def winners() -> str:
         bound = _both(known.get(CEILING))
         rows.append([heading, _both(known[COMMITTEE]), best, lead, *cells, digits(guess.value[LOCALIZATION]), bound])
     header = ["Data", title(COMMITTEE), "Best other method", "Lead of nguide fit in localization"]
-    return table([*header, title("ng"), title("abmil"), "Position alone", "Best possible"], rows)
+    return table([*header, title("ng"), title("abmil"), "Best guess by position", "Best possible"], rows)
 
 
 def expect() -> str:

@@ -395,10 +395,13 @@ ODD = (
 @needs_dciodvfy
 @pytest.mark.parametrize("anonymize", [False, True])
 def test_results_warn_of_what_was_forced_or_left_out(scans, strip, tmp_path, anonymize):
-    files = write(*scans["single"], strip, tmp_path / "out", problems=ODD, anonymize=anonymize)
+    unproven = "This model was not shown to find slices better than their position does (skill .260 [-.350, .880])."
+    odd = {"problems": ODD, "model_cautions": (unproven,)}
+    files = write(*scans["single"], strip, tmp_path / "out", anonymize=anonymize, **odd)
     cautions = [
         "CAUTION: Forced: it has 2 slices, the shortest training scan 20.",
         "CAUTION: Two slices at the same position: left out.",
+        f"CAUTION: {unproven}",
     ]
     read = {name: pydicom.dcmread(path) for name, path in files.items()}
     for name, one in read.items():

@@ -16,6 +16,7 @@ from normal_guidance.cli import app
 from normal_guidance.clinical.bundle import bundle_run, load_bundle
 from normal_guidance.clinical.fit_figures import PredictedScans, plot_scans
 from normal_guidance.clinical.fitting import FittedModel, fit_model
+from normal_guidance.clinical.model_card import model_card
 from normal_guidance.clinical.predicting import score
 from normal_guidance.core.bags import Bags
 from normal_guidance.errors import UserError
@@ -27,7 +28,7 @@ from normal_guidance.statistics.calibration import FEW, Calibration, Operation, 
 from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.statistics.number_format import digits, signed
 from normal_guidance.training.fit_committee import Plan
-from normal_guidance.training.measured_fit import OUT_OF_FOLD
+from normal_guidance.training.measured_fit import OUT_OF_FOLD, ScanAuroc, scan_auroc
 from normal_guidance.viewer.prediction_folders import find_splits
 
 QUICK = Plan(folds=3)
@@ -76,6 +77,30 @@ def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> No
     assert tells.startswith("It tells scans apart with an AUROC of ")
     assert finds.startswith("It finds slices better than their position")
     assert made[1].test.skill.auroc > 0.9
+    assert made[1].bundle.cautions == ()
+    assert "cautions" not in read_json(made[0] / "bundle.json")  # models of earlier versions keep their fingerprints
+
+
+def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
+    """Newcombe's method 5, beside a search over a grid; with one patient of a class there is no interval."""
+
+    def found(positive: int, negative: int) -> ScanAuroc:
+        labels = torch.tensor([1] * positive + [0] * negative)
+        scans = Bags(torch.zeros(len(labels), 1), torch.ones_like(labels), labels)
+        return scan_auroc(scans, labels.double())
+
+    theta = torch.linspace(0.01, 0.99, 99_001, dtype=torch.float64)
+    for m, n in ((4, 3), (20, 30)):
+        others = (m + n) / 2 - 1
+        variance = (
+            theta * (1 - theta) * (1 + others * (1 - theta) / (2 - theta) + others * theta / (1 + theta)) / (m * n)
+        )
+        low = theta[((1 - theta) - 1.959964 * variance.sqrt()).abs().argmin()].item()
+        assert (found(m, n).value, found(m, n).high) == (1.0, 1.0)
+        assert found(m, n).low == pytest.approx(low, abs=1e-4)
+    assert str(found(4, 3)) == "1.000 [0.540, 1.000]"
+    assert str(found(1, 9)) == "1.000 [too few scans for an interval]"
+    assert not found(1, 9).shown
 
 
 @pytest.mark.parametrize(
@@ -110,6 +135,14 @@ def test_noise_is_told_as_noise(tmp_path: Path) -> None:
     assert "differences between the curves may be chance" in page
     assert "not shown to be better than position" in page
     assert "no scans were kept aside for a test" in page
+    model, (apart, slices) = load_bundle(tmp_path / "model"), load_bundle(tmp_path / "model").cautions
+    assert apart.startswith("This model was not shown to tell scans apart (scan AUROC .")
+    assert slices.startswith("This model was not shown to find slices better than their position does (skill ")
+    assert predict_new(tmp_path / "model", tmp_path / "new")["cautions"] == [apart, slices]
+    assert f"- {apart}\n- {slices}\n" in model_card(model, "a/b")
+    copied = CliRunner().invoke(app, ["bundle", str(tmp_path / "model"), "-o", str(tmp_path / "copy")])
+    assert copied.exit_code == 0, copied.output
+    assert load_bundle(tmp_path / "copy").cautions == model.cautions
 
 
 def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:

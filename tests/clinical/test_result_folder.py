@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from types import ModuleType
 
@@ -247,19 +248,23 @@ def test_the_strip_on_disk_is_a_picture(one, tmp_path):
 FORCED = Problem("a", "", "unsuitable", "it has 2 slices; the model takes 10 or more", "predicted because of --force")
 DOUBLE = Problem("a", "a/3.dcm", "duplicate", "same position as a/2.dcm", "left out")
 HARMLESS = Problem("a", "a/notes.txt", "no_image", "not a DICOM file", "left out")
-WARNED = ("Forced: it has 2 slices; the model takes 10 or more.", "Two slices at the same position: left out.")
+WARNED = (
+    "Forced: it has 2 slices; the model takes 10 or more.",
+    "Two slices at the same position: left out.",
+    "This model was not shown to tell scans apart (scan AUROC .540 [.310, .770]); see the model's report.",
+)
 
 
 def test_cautions_are_on_every_result(one, bundle, tmp_path):
-    """A reader of any one of them must learn that the scan was forced, or that slices were left out."""
-    odd = replace(one, problems=(FORCED, DOUBLE, HARMLESS))
+    """A reader of any one of them must learn what was forced or left out, and what the model was not shown to do."""
+    odd = replace(one, problems=(FORCED, DOUBLE, HARMLESS), model_cautions=WARNED[2:])
     assert odd.cautions == WARNED
     (written,) = write_predictions([odd], bundle, tmp_path / "out")
     assert json.loads((written.folder / "prediction.json").read_text())["cautions"] == list(WARNED)
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["scans"][0]["cautions"] == " ".join(WARNED)
     assert lines(tmp_path / "out" / "summary.csv")[0]["cautions"] == " ".join(WARNED)
     page = (written.folder / "report.html").read_text()
-    for sentence in WARNED:
+    for sentence in map(escape, WARNED):
         assert page.index("<h1>") < page.index(sentence) < page.index("Probability ")  # above the result
         assert sentence in (tmp_path / "out" / "index.html").read_text()
         assert f"CAUTION: {WARNED[0]}" in describe(written, bundle)[0]

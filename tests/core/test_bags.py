@@ -217,6 +217,12 @@ def test_arrays_columns_and_lists_are_as_good_as_tensors() -> None:
     assert Bags(rows, [2, 3], column).labels.tolist() == [0, 1]
 
 
+def test_labels_are_numbers_or_arrays_of_one() -> None:
+    for label in (1, True, 1.0, np.int64(1), np.array(1), np.array([1]), torch.tensor(1), torch.tensor([1.0])):
+        assert Bag(torch.zeros(2, 3), label).label == 1
+        assert collate([(torch.zeros(2, 3), label)]).labels.tolist() == [1]
+
+
 def test_a_tensor_stays_the_same_object() -> None:
     features = torch.zeros(5, 2, requires_grad=True)
     assert Bag(features, 1).features is features

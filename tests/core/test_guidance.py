@@ -335,9 +335,9 @@ LOGITS = torch.tensor([[-2.0, 0.0, 3.0], [0.5, 0.1, 0.2]])
     [
         (LOGITS, "has values down to -2, .* pass from_logits=True"),
         (LOGITS.abs(), "adds up to 5 over the slices of a bag"),
-        (LOGITS.abs() / 50, "adds up to 0.1 over the slices of a bag"),
+        (LOGITS.abs() / 50, "adds up to 0.016 over the slices of a bag"),
     ],
-    ids=["negative", "more than one", "less than half"],
+    ids=["negative", "more than one", "much less than one"],
 )
 def test_logits_without_from_logits_are_told_once(attention: torch.Tensor, message: str) -> None:
     guidance = NormalGuidance()
@@ -368,6 +368,41 @@ def test_nan_names_bag_and_slice() -> None:
     attention[1, 2] = torch.nan
     with pytest.raises(UserError, match="attention of bag 1, head 0, slice 2 is NaN; look for NaN in the features"):
         NormalGuidance()(attention)
+
+
+def test_slices_in_the_wrong_axis_are_refused() -> None:
+    """Attention (B, S, 1) reads as heads over one slice, where every term is 0; real scans of one slice are taken."""
+    attention = torch.rand(3, 5).softmax(-1)
+    with pytest.raises(UserError, match=r"\(3, 5, 1\) adds up to 1 over its second axis.*pass attention.squeeze\(-1\)"):
+        NormalGuidance()(attention[:, :, None])
+    with pytest.raises(UserError, match=r"\(5, 1\) adds up to 1 over its first axis.*pass attention.T"):
+        NormalGuidance()(attention[0, :, None])
+    with pytest.warns(
+        UserWarning, match=r"\(3, 5, 1\) has one slice in every bag; if its second axis .* \(said once\)"
+    ):
+        NormalGuidance()(attention.log()[:, :, None], from_logits=True)
+    for shape in ((3, 1), (1, 1), (3, 5, 1), (1, 1, 1)):
+        assert NormalGuidance()(torch.ones(shape)) == 0
+    assert NormalGuidance()(torch.ones(3), lengths=[1, 1, 1]) == 0
+    halves = torch.full((1, 2, 1), 0.5)  # two heads whose class token keeps half: the mask says that there is one slice
+    assert NormalGuidance()(halves, torch.ones(1, 1, dtype=torch.bool)) == 0
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_an_inverted_mask_is_told_once(from_logits: bool) -> None:
+    mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    logits = torch.randn(2, 4).masked_fill(~mask, -torch.inf)
+    guidance, attention = NormalGuidance(), logits if from_logits else logits.softmax(-1)
+    with pytest.warns(
+        UserWarning, match="of bag 0 lies outside its mask.*is the mask inverted.*True marks real slices"
+    ):
+        guidance(attention, ~mask, from_logits=from_logits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guidance(attention, ~mask, from_logits=from_logits)  # said once
+        NormalGuidance()(attention, mask, from_logits=from_logits)
+    with pytest.raises(UserError, match=r"bags \[0\] have no real slice; .* write ~mask if True marks padding"):
+        NormalGuidance()(attention, ~torch.tensor([[True] * 4, [True, True, False, False]]))
 
 
 FORMS = {"tensor": lambda x: x, "array": lambda x: x.numpy(), "list": lambda x: x.tolist()}

@@ -79,6 +79,12 @@ def test_weights_are_found_in_our_cache_then_in_torchvisions(tmp_path, known):
     assert fetch_weights(NAME, offline=True) == ours
 
 
+def test_a_cache_that_cannot_be_looked_into_counts_as_empty(tmp_path, known, monkeypatch):
+    theirs = put(tmp_path / "torch/hub/checkpoints/net.pth")
+    monkeypatch.setenv("NGUIDE_CACHE", str(tmp_path / ("long" * 100)))  # an error for root, too
+    assert find_weights(NAME) == theirs
+
+
 def test_imported_weights_are_found(tmp_path, known):
     file = put(tmp_path / "downloads/whatever.pth")
     target = import_weights(NAME, file)

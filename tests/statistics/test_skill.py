@@ -18,6 +18,7 @@ from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import (
     PositionDensity,
     best_prior,
+    mean_auroc,
     measure_skill,
     patient_specific,
     position_density,
@@ -193,7 +194,7 @@ def test_by_hand() -> None:
     labels, lengths = torch.tensor([0, 1, 0, 0, 0, 0, 1, 0]), torch.tensor([4, 4])
     found = patient_specific(torch.tensor([0.1, 0.7, 0.1, 0.1, 0.1, 0.1, 0.7, 0.1]), labels, lengths)
     assert (found.own, found.others) == (1.0, pytest.approx(1 / 3))
-    assert (found.low, found.high) == (found.difference, found.difference)
+    assert str(found).startswith("patient-specific +.667 [too few scans for an interval]")  # two scans that are alike
     # Two slices laid over four: 0, .25, .75, 1; four over two: the middle of each half.
     labels = torch.tensor([0, 0, 0, 1, 1, 0])
     found = patient_specific(torch.tensor([1.0, 2.0, 3.0, 4.0, 9.0, 8.0]), labels, torch.tensor([4, 2]))
@@ -266,6 +267,16 @@ def test_with_too_few_patients_the_interval_is_unknown(measure) -> None:
     nobody = measure(torch.rand(4), torch.tensor([0, 0, -1, -1]), torch.tensor([2, 2]))
     assert (nobody.scans, nobody.all_negative, nobody.unlabelled) == (0, 1, 1)
     assert str(nobody).endswith("(0 scans)")
+
+
+def test_intervals_stay_within_what_is_possible() -> None:
+    """Of two scans, one is perfect and one nearly so: their t interval alone would reach far beyond 1."""
+    labels, lengths = torch.tensor([1, 0, 0, 0, 0, 0, 1, 0]), torch.tensor([4, 4])
+    scores = torch.tensor([0.9, 0.1, 0.2, 0.3, 0.3, 0.4, 0.35, 0.1])
+    for measure, least in ((mean_auroc, 0.0), (patient_specific, -1.0)):
+        found = measure(scores, labels, lengths)
+        assert (found.low, found.high) == (least, 1.0)
+    assert measure_skill(scores, labels, lengths).high == 1.0
 
 
 def test_patients_not_scans_are_resampled() -> None:

@@ -1,5 +1,6 @@
 """A scan of 20,000 slices among short ones: every method trains and predicts it in little memory."""
 
+import re
 import subprocess
 import sys
 
@@ -70,7 +71,7 @@ def test_a_long_scan_trains_in_little_memory(method: str) -> None:
 
 
 def test_a_kernel_of_slices_by_slices_would_not_fit() -> None:
-    assert "not enough memory" in run_limited("kernel").stderr
+    assert re.search("not enough memory|allocate memory", run_limited("kernel").stderr)
 
 
 def test_batches_are_bounded_by_their_padding() -> None:

@@ -248,6 +248,17 @@ def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(manifest, 
     assert [warning["flag"] for warning in gallery.scan(0, 0)["warnings"]][4:] == ["note", "note"]
 
 
+def test_what_the_model_was_not_shown_to_do_is_a_warning_of_every_scan(manifest, tmp_path):
+    row, told = rows_of(manifest)[0], "This model was not shown to tell scans apart."
+    write_predictions(tmp_path, [row])
+    gap = problem("gap", "kept", "10 mm, usually 5 mm: 1 missing")
+    of_scan = "Slices are missing: the step between two neighbours is larger than the usual one."
+    write_result(tmp_path, row["scan_id"], problems=[gap], cautions=[of_scan, told])
+    gallery = open_gallery(tmp_path)
+    assert [warning["text"] for warning in gallery.scan(0, 0)["warnings"]] == [of_scan, told]
+    assert gallery.scans(0)[0]["flags"] == ["incomplete", "doubtful"]
+
+
 def test_a_scan_whose_result_is_gone_is_flagged(manifest, tmp_path):
     one, other = rows_of(manifest)[:2]
     write_predictions(tmp_path, [one, other])

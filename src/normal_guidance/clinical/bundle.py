@@ -78,6 +78,8 @@ class Bundle:
         training: dataset, numbers of scans, scores, seed, commit, date; for people to read.
         intervals: makes intervals that contain the finding with a known probability; None without slice labels.
         finding: what it finds; None where it has no name.
+        cautions: sentences about what the model was not shown to do (`MeasuredFit.cautions`); each of its results says
+            them.  Empty for the model of a run and for one of an earlier version, where nothing was recorded.
         further: models of other findings, of the same features; scans are encoded once for all.
     """
 
@@ -93,6 +95,7 @@ class Bundle:
     training: Mapping[str, Any]
     intervals: IntervalCalibration | None = None
     finding: Finding | None = None
+    cautions: tuple[str, ...] = ()
     further: tuple[Bundle, ...] = ()
 
     @property
@@ -145,6 +148,7 @@ class Bundle:
             "intervals": None if self.intervals is None else self.intervals.to_dict(),
             "training": dict(self.training),
             **({} if self.finding is None else {"finding": self.finding.as_json()}),
+            **({"cautions": list(self.cautions)} if self.cautions else {}),  # else older models keep their fingerprints
         }
 
     def encoding(self) -> tuple[EncoderId, Preprocessing]:
@@ -427,6 +431,7 @@ def _read(folder: Path) -> Bundle:
             training=content["training"],
             intervals=None if known.intervals is None else IntervalCalibration.from_dict(known.intervals),
             finding=known.finding,
+            cautions=known.cautions,
         )
     except ContentError as error:
         raise UserError(f"{path} is damaged: {error}; copy it again, or {AGAIN}") from error
@@ -494,6 +499,7 @@ class _Content:
     committee: dict[str, Any] | None = None
     intervals: dict[str, Any] | None = None
     finding: Finding | None = None
+    cautions: tuple[str, ...] = ()
 
 
 def _model(config: Config | None, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:

@@ -27,7 +27,7 @@ from normal_guidance.presentation import html
 from normal_guidance.presentation.html import Section
 from normal_guidance.statistics.calibration import check_sensitivity
 from normal_guidance.statistics.conformal import check_coverage
-from normal_guidance.statistics.number_format import digits, signed
+from normal_guidance.statistics.number_format import digits, interval, signed
 from normal_guidance.training.fit_committee import make_plan
 from normal_guidance.training.measured_fit import Measured
 
@@ -175,7 +175,7 @@ def _row(finding: Finding, model: FittedModel) -> list[str]:
         finding.code or "",
         "test scans" if model.test else "scans out of fold",
         f"{own.positive} and {own.negative}",
-        f"{digits(own.scans.value)} [{digits(own.scans.low)}, {digits(own.scans.high)}]",
+        f"{digits(own.scans.value)} {interval(own.scans.low, own.scans.high)}",
         *_slices(own),
     ]
     link = f"<a href='{finding.name}/{PAGE}'>{escape(finding.name)}</a>"
@@ -186,4 +186,4 @@ def _slices(own: Measured) -> tuple[str, str]:
     if own.skill is None or own.localization is None:
         return "no slice labels", ""
     found = own.skill
-    return str(own.localization), f"{signed(found.skill)} [{digits(found.low)}, {digits(found.high)}]"
+    return str(own.localization), f"{signed(found.skill)} {interval(found.low, found.high)}"

@@ -22,7 +22,7 @@ from normal_guidance.presentation.figure_style import save
 from normal_guidance.presentation.html import Section
 from normal_guidance.presentation.text_tables import Grid
 from normal_guidance.statistics.calibration import Calibration, describe
-from normal_guidance.statistics.number_format import NOTHING, digits, signed
+from normal_guidance.statistics.number_format import digits, interval, signed
 from normal_guidance.training.batches import LabelledScans
 from normal_guidance.training.fit_committee import CLEARLY, CommitteeFit, Kind, Setting
 from normal_guidance.training.measured_fit import Measured, MeasuredFit
@@ -97,8 +97,7 @@ def _column(own: Measured) -> dict[str, str]:
 
 
 def _between(value: float, low: float, high: float, *, sign: bool = False) -> str:
-    ends = NOTHING if low != low else f"{digits(low)}, {digits(high)}"
-    return f"{signed(value) if sign else digits(value)} [{ends}]"
+    return f"{signed(value) if sign else digits(value)} {interval(low, high)}"
 
 
 def _meanings(own: Measured) -> list[str]:

@@ -10,7 +10,7 @@ Out of fold means: by the members of the committee that were not trained on the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -85,6 +85,8 @@ def fit_model(
         training = _training(scans, test, found)
         calibrated = found.intervals.calibration
         bundle = make_bundle(None, found.fit.committee, features, found.operation, training, calibrated)
+        named = "" if bundle.finding is None else bundle.finding.name
+        bundle = replace(bundle, cautions=found.cautions(named))
         tables = [
             _table(some, prediction, found, part)
             for part, some, prediction in ((OUT_OF_FOLD, scans, found.predicted), ("test", test, found.tested))

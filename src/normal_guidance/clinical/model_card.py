@@ -142,7 +142,7 @@ def _limits(bundle: Bundle) -> list[str]:
     return [
         "It may not have been tested on scans of other hospitals: test it on your own before use.",
         "Scans of another kind than those above are refused by `nguide predict`; other programs do not check.",
-        *dict.fromkeys(notes),
+        *dict.fromkeys((*(text for one in bundle.each for text in one.cautions), *notes)),
     ]
 
 

@@ -70,7 +70,7 @@ def scan_page(
         Section("Scan", [_scan(prediction, anonymize)]),
         Section("Model", _models(bundle)),
     ]
-    lead = [caution(READ_FIRST, prediction.cautions), *_results(prediction), paragraph(CAUTION, note=True)]
+    lead = [caution(READ_FIRST, prediction.every_caution), *_results(prediction), paragraph(CAUTION, note=True)]
     return page(f"Scan {prediction.row.scan_id}", lead, sections)
 
 

@@ -259,6 +259,7 @@ def outcome_of(
         coverage=coverage,
         problems=problems,
         finding=bundle.finding,
+        model_cautions=bundle.cautions,
         model=bundle.identity,
         further=tuple(further),
     )

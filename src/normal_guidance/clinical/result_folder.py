@@ -76,7 +76,7 @@ NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict
 """The reason in anonymous results: the full one may quote the headers."""
 
 OF_A_FINDING = (
-    *("sought", "method", "logit", "probability", "threshold", "positive"),
+    *("sought", "cautions", "method", "logit", "probability", "threshold", "positive"),
     *("key_slices", "interval", "attention", "head_attention"),
 )
 OF_A_MODEL = ("identity", "operation", "intervals", "training")
@@ -118,7 +118,7 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     format               1
     scan_id, patient_id  the patient's is null in anonymous results
     sought               what was looked for, in words
-    cautions             sentences that a reader must know before trusting the result
+    cautions             sentences that a reader must know before trusting the result, of the scan and of the model
     method               a name in `METHODS`
     logit, probability   the model's own, and calibrated
     threshold, positive  null where no threshold was chosen
@@ -144,7 +144,7 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
         "scan_id": row.scan_id,
         "patient_id": None if anonymize else row.patient_id,
         "sought": prediction.sought,
-        "cautions": list(prediction.cautions),
+        "cautions": list(prediction.every_caution),
         "method": prediction.method,
         "logit": prediction.logit,
         "probability": prediction.probability,

@@ -48,6 +48,7 @@ class ScanPrediction:
         problems: everything that was odd about the scan.
         finding: what was looked for; None where it has no name.
         model: which model it is of.
+        model_cautions: what that model was not shown to do (`Bundle.cautions`).
         further: the predictions for other findings of the same scan.
     """
 
@@ -65,6 +66,7 @@ class ScanPrediction:
     problems: tuple[Problem, ...] = ()
     finding: Finding | None = None
     model: ModelIdentity | None = None
+    model_cautions: tuple[str, ...] = ()
     further: tuple[ScanPrediction, ...] = ()
 
     @property
@@ -109,8 +111,13 @@ class ScanPrediction:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What a reader must know before trusting the result; see `data.cautions`."""
-        return tuple(one.text for one in cautions(self.problems))
+        """What a reader must know before trusting the result of this finding: of the scan, then of the model."""
+        return (*(one.text for one in cautions(self.problems)), *self.model_cautions)
+
+    @property
+    def every_caution(self) -> tuple[str, ...]:
+        """The cautions of all findings, each once."""
+        return tuple(dict.fromkeys(text for one in self.each for text in one.cautions))
 
     @property
     def body_part(self) -> str:

@@ -31,9 +31,12 @@ Mask = Bool[Tensor, "bags longest"]
 Lengths = Array | Layout
 BagLabels = Shaped[Tensor, "bags"]
 
-LEAST_SUM, MOST_SUM = 0.5, 1.01
+LEAST_SUM, MOST_SUM = 0.25, 1.01
 """The sums over the slices beyond which attention is suspected to be logits.  A class token keeps a share for itself,
 so sums below one are in order; bfloat16 rounds sums to .008."""
+
+LEAST_LOGIT = -1e4
+"""Logits below it are those that a model hides from its softmax; float16 reaches -65,504."""
 
 
 class Given(NamedTuple):
@@ -79,7 +82,8 @@ class AttentionTerm(nn.Module):
         """The loss, a scalar.
 
         The first call of a term looks at the values of attention: it warns where they look like logits without
-        `from_logits`, and refuses NaN.  Later calls do not, so a GPU waits once at most; compiled code never looks.
+        `from_logits`, or the mask inverted, and refuses NaN and slices that are not last.  Later calls do not, so a GPU
+        waits once at most; compiled code never looks.
 
         Args:
             attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.  It must
@@ -120,8 +124,9 @@ class AttentionTerm(nn.Module):
             None if positions is None else as_tensor(positions, "positions", values),
             None if features is None else as_tensor(features, "features", values),
         )
-        if not (self._looked or from_logits or torch.compiler.is_compiling()):
-            self._looked = _look(padded, layout, type(self).__name__)
+        if not (self._looked or torch.compiler.is_compiling()):
+            shape = tuple(values.shape) if mask is None and lengths is None else None
+            self._looked = _look(padded, layout, type(self).__name__, from_logits, shape)
         if self.in_order and real is not None:
             padded, layout, moved = _moved_to_front(padded, real, given.features)
             given = given._replace(features=moved)
@@ -177,30 +182,84 @@ def as_padded(
     return (padded[:, None] if is_single_head(values, layout) else padded), layout
 
 
-def _look(padded: Padded, layout: Layout, name: str) -> bool:
-    """Warn of attention that looks like logits, refuse NaN; whether it could be looked at, as it cannot under `vmap`."""
+def _look(padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None) -> bool:
+    """Warn of attention that looks wrong, refuse what surely is; False if it cannot be looked at, as under `vmap`.
+
+    Args:
+        padded: attention.
+        layout: of the bags.
+        name: of the term.
+        from_logits: it holds logits.
+        unmasked: the shape that the caller gave without a mask and lengths.
+    """
     with torch.no_grad(), full_precision(padded):
-        real = padded.detach().float().masked_fill(~layout.mask[:, None], 0)
+        given = padded.detach().float()
         try:
-            sums = real.sum(-1)
-            least, fewest, most = real.amin().item(), sums.amin().item(), sums.amax().item()
+            doubts = [] if unmasked is None else [_doubt_about_axes(given, unmasked, from_logits)]
+            doubts += [] if layout.is_packed else [_doubt_about_mask(given, layout, from_logits)]
+            doubts += [] if from_logits else [_doubt_about_values(given, layout)]
         except RuntimeError:
             return False
-        if math.isnan(most):
-            (bag, head, place) = real.isnan().nonzero()[0].tolist()
-            raise UserError(
-                f"attention of bag {bag}, head {head}, slice {place} is NaN; look for NaN in the features or in the "
-                "model's output"
-            )
-    if least < 0 or fewest < LEAST_SUM or most > MOST_SUM:
-        total = fewest if fewest < LEAST_SUM else most
-        what = f"has values down to {least:.3g}" if least < 0 else f"adds up to {total:.3g} over the slices of a bag"
-        warnings.warn(
-            f"{name}: attention {what}, so it does not look like probabilities; for logits or log-attention, pass "
-            "from_logits=True; if it is attention after dropout, switch that dropout off (said once)",
-            stacklevel=6,
-        )
+    doubt = next(filter(None, doubts), "")
+    if doubt:
+        warnings.warn(f"{name}: attention {doubt} (said once)", stacklevel=6)
     return True
+
+
+def _doubt_about_axes(given: Padded, shape: tuple[int, ...], from_logits: bool) -> str:
+    """Attention `(B, S, 1)` or `(S, 1)` reads as scans of one slice, which no term changes."""
+    if shape[-1] != 1 or shape[-2] == 1:
+        return ""
+    squeezed = "attention.squeeze(-1)" if len(shape) == 3 else "attention.T"
+    if from_logits:
+        many = f"of shape {shape} has one slice in every bag; if its second axis holds the slices, pass {squeezed}"
+        return many if len(shape) == 3 else ""
+    sums = given.sum(1 if len(shape) == 3 else 0)
+    # Attention over a single slice is 1, so only slices in the wrong axis add up to 1 there.
+    if not ((sums - 1).abs() <= MOST_SUM - 1).all().item():
+        return ""
+    axis = "second" if len(shape) == 3 else "first"
+    raise UserError(
+        f"attention of shape {shape} adds up to 1 over its {axis} axis, so that axis holds the slices; slices come "
+        f"last: pass {squeezed}"
+    )
+
+
+def _doubt_about_mask(given: Padded, layout: Layout, from_logits: bool) -> str:
+    real = layout.mask[:, None]
+    if from_logits:
+        inside, outside = (given.masked_fill(hidden, -torch.inf).amax(-1) for hidden in (~real, real))
+        swapped = (inside < LEAST_LOGIT) & (outside > LEAST_LOGIT)
+    else:
+        inside, outside = (given.masked_fill(hidden, 0).abs().sum(-1) for hidden in (~real, real))
+        swapped = (inside < MOST_SUM - 1) & (outside > LEAST_SUM)
+    if not swapped.any().item():
+        return ""
+    bag = swapped.any(-1).nonzero()[0].item()
+    return (
+        f"of bag {bag} lies outside its mask, on slices marked False; is the mask inverted? True marks real slices: "
+        "write ~mask"
+    )
+
+
+def _doubt_about_values(given: Padded, layout: Layout) -> str:
+    real = given.masked_fill(~layout.mask[:, None], 0)
+    sums = real.sum(-1)
+    least, fewest, most = torch.stack([real.amin(), sums.amin(), sums.amax()]).tolist()
+    if math.isnan(most):
+        (bag, head, place) = real.isnan().nonzero()[0].tolist()
+        raise UserError(
+            f"attention of bag {bag}, head {head}, slice {place} is NaN; look for NaN in the features or in the "
+            "model's output"
+        )
+    if least >= 0 and fewest >= LEAST_SUM and most <= MOST_SUM:
+        return ""
+    total = fewest if fewest < LEAST_SUM else most
+    what = f"has values down to {least:.3g}" if least < 0 else f"adds up to {total:.3g} over the slices of a bag"
+    return (
+        f"{what}, so it does not look like probabilities; for logits or log-attention, pass from_logits=True; if it is "
+        "attention after dropout, switch that dropout off"
+    )
 
 
 def _checked_labels(labels: Shaped[Tensor, "..."], layout: Layout) -> BagLabels:
@@ -252,7 +311,9 @@ def _layout(values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Length
     # a real slice adds 0 to the mean.
     if mask.device.type == "cpu" and not torch.compiler.is_compiling() and not mask.any(1).all():
         empty = (~mask.any(1)).nonzero().flatten().tolist()
-        raise UserError(f"mask: bags {empty} have no real slice; leave empty bags out")
+        raise UserError(
+            f"mask: bags {empty} have no real slice; leave empty bags out, or write ~mask if True marks padding in it"
+        )
     # Slice numbers count real slices only, so the padding may be anywhere.
     return Layout(lengths=mask.sum(1), mask=mask, sizes=None, pad_index=None, unpad_index=None)
 

@@ -34,7 +34,7 @@ class Bag:
 
     Args:
         features: `(slices, features)`.
-        label: 0 or 1.
+        label: 0 or 1, as a number or as a tensor or an array of one.
         slice_labels: one 0 or 1 per slice.
         scan_id: a name.
         patient_id: whose scan it is.
@@ -83,7 +83,8 @@ def _as_features(values: Array, name: str) -> Float[Tensor, "rows features"]:
 
 
 def _as_label(label: object, who: str) -> int:
-    value = label.item() if hasattr(label, "item") and getattr(label, "size", 1) in (1, torch.Size([])) else label
+    single = label.numel() == 1 if isinstance(label, Tensor) else getattr(label, "size", 1) == 1
+    value = label.item() if hasattr(label, "item") and single else label
     if not isinstance(value, int | float) or value not in (0, 1):
         raise UserError(f"{who} has label {label!r}; labels are 0 or 1")
     return int(value)

@@ -1,7 +1,7 @@
 """What a reader must know before trusting a result: what was forced, left out, double or incomplete.
 
-Pages, strips, DICOM results, messages and the viewer all say these sentences.  They hold no names of files, ids or
-values of headers.
+What a model was not shown to do is a caution too, of every scan (`clinical.bundle.Bundle.cautions`).  Pages, strips,
+DICOM results, messages and the viewer all say these sentences.  They hold no names of files, ids or values of headers.
 """
 
 from __future__ import annotations

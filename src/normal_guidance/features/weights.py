@@ -137,13 +137,15 @@ def cache_folder() -> Path:
 def find_weights(name: str) -> Path | None:
     """The file of an encoder's weights on this machine, unchecked, or None.
 
-    The search begins in our cache and continues in torchvision's cache or in the package.
+    The search begins in our cache and continues in torchvision's cache or in the package.  A folder that this user may
+    not look into, as another user's cache in a container, counts as empty.
 
     Example:
         >>> find_weights("efficientnet-lite0").name
         'efficientnet-lite0-57934424.pth'
     """
-    return next((place for place in _places(known_weights(name)) if place.is_file()), None)
+    places = _places(known_weights(name))
+    return next((place for place in places if os.access(place, os.R_OK) and place.is_file()), None)
 
 
 def fetch_weights(name: str, *, offline: bool = False) -> Path:

@@ -15,7 +15,7 @@ from normal_guidance.presentation.text_tables import LATEX_HEAD, Grid, as_csv, a
 from normal_guidance.reports.figures.comparisons import ForestRow
 from normal_guidance.reports.paper_tables import TITLES
 from normal_guidance.statistics.differences import LEVEL, Difference
-from normal_guidance.statistics.number_format import digits, p_value, signed, yes_no
+from normal_guidance.statistics.number_format import interval, p_value, signed, yes_no
 from normal_guidance.statistics.scores import METRICS, Metric
 from normal_guidance.typed_json import ContentError, read_as
 
@@ -23,8 +23,9 @@ METHOD = (
     f"Differences are averaged over the splits. Intervals ({100 * LEVEL:g} %) and p-values come from the bootstrap "
     "over patients, paired between methods; p-values of scan AUROC come from DeLong's test, for patients with several "
     "scans and in several splits. Shown: the p-value, adjusted by Holm for all differences in this metric, is below "
-    f"{1 - LEVEL:.2g}. The statistics are about these trained models on other patients; they do not cover other "
-    "initial weights. Centered Gaussian is scored by its log-density."
+    f"{1 - LEVEL:.2g}. Intervals are not corrected for the number of comparisons. The statistics are about these "
+    "trained models on other patients; they do not cover other initial weights. Centered Gaussian is scored by its "
+    "log-density."
 )
 
 
@@ -103,7 +104,7 @@ class Differences:
             self.titles[one.method],
             self.titles[one.against],
             signed(one.estimate),
-            f"[{digits(one.low)}, {digits(one.high)}]" if tested else "-",
+            interval(one.low, one.high) if tested else "-",
             p_value(one.p_adjusted).removeprefix("p ").removeprefix("= ") if tested else "-",
             yes_no(one.shown) if tested else "-",
             f"{one.scans:,}",

@@ -22,7 +22,7 @@ from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, EVERY_MET
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
 from normal_guidance.statistics.delong import delong, in_standard_errors
-from normal_guidance.statistics.number_format import digits, p_value, signed
+from normal_guidance.statistics.number_format import interval, p_value, signed
 from normal_guidance.statistics.scores import METRICS, Metric
 from normal_guidance.statistics.split_results import Patients, SplitResults, patients_of
 
@@ -103,6 +103,10 @@ def _have(pair: tuple[str, str], metric: Metric) -> bool:
 # ----------------------------------------------------------------------------------------------------
 
 
+CORRECTED = "p is corrected for the number of comparisons, the interval is not"
+"""Why an interval without 0 need not show a difference."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """One metric of `method` minus that of `against`, averaged over the splits, with interval and p-value.
@@ -149,11 +153,10 @@ class Difference:
         does, by, metric = _SENTENCES[self.metric]
         if math.isnan(self.p):
             return f"{method} and {against} cannot be compared in {metric}: too few patients ({self.patients})"
-        numbers = (
-            f"{signed(self.estimate)} [{digits(self.low)}, {digits(self.high)}], {p_value(self.p_adjusted)} (Holm)"
-        )
+        numbers = f"{signed(self.estimate)} {interval(self.low, self.high)}, {p_value(self.p_adjusted)} (Holm)"
         if not self.shown:
-            return f"No difference between {method} and {against} in {metric} was shown: {numbers}"
+            corrected = "" if self.low <= 0 <= self.high else f"; {CORRECTED}"
+            return f"No difference between {method} and {against} in {metric} was shown: {numbers}{corrected}"
         return f"{method} {does} {'better' if self.estimate > 0 else 'worse'} than {against}{by}: {numbers}"
 
 
@@ -222,7 +225,7 @@ def _difference(
     if freedom > 0 and math.isfinite(estimate) and len(defined) >= max(2, MIN_DEFINED * len(drawn)):
         error = float(defined.std(ddof=1))
         reach = student_quantile(level, freedom) * error
-        low, high = estimate - reach, estimate + reach
+        low, high = max(-1.0, estimate - reach), min(1.0, estimate + reach)
         if claim.metric == "scan_auroc":
             error = delong(splits, claim.method, claim.against).standard_error
         p = student_p(in_standard_errors(estimate, error), freedom)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 NOTHING = "-"
 """The text for a missing number."""
@@ -37,6 +38,21 @@ def signed(difference: float | None) -> str:
     """
     text = digits(difference)
     return text if text[0] == "-" or text == digits(0.0) else f"+{text}"
+
+
+TOO_FEW = "too few scans for an interval"
+"""Stands in the brackets of an interval that could not be made."""
+
+
+def interval(low: float, high: float, number: Callable[[float], str] = digits) -> str:
+    """The ends of an interval in brackets, or why there are none.
+
+    Example:
+        >>> interval(0.031, 0.2), interval(math.nan, math.nan)
+        ('[.031, .200]', '[too few scans for an interval]')
+    """
+    known = math.isfinite(low) and math.isfinite(high)
+    return f"[{number(low)}, {number(high)}]" if known else f"[{TOO_FEW}]"
 
 
 def yes_no(answer: bool | None) -> str:

@@ -30,7 +30,7 @@ from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.bootstrap import DRAWS, resample
 from normal_guidance.statistics.differences import BASELINE, LEVEL, ROUNDING, student_quantile
-from normal_guidance.statistics.number_format import digits, signed
+from normal_guidance.statistics.number_format import digits, interval, signed
 from normal_guidance.statistics.packed_scans import PackedScans
 from normal_guidance.statistics.slice_ranks import ranks
 from normal_guidance.statistics.split_results import MethodResults, SplitResults
@@ -51,6 +51,9 @@ POSITION_DENSITY = "position_density"
 OTHERS = 100
 """The most other scans that a scan is compared with. If their AUROCs vary by .2, their mean is known to .02, and that
 of 100 scans to .002."""
+
+ALIKE = 10
+"""Patients from which on a spread of 0 is believed, and the interval has no width."""
 
 MAX_CELLS = 2**22
 """The most slices scored by others' attention at a time, which limits memory."""
@@ -183,7 +186,7 @@ class MeanAuroc(_Measured):
     auroc: float
 
     def __str__(self) -> str:
-        return f"{digits(self.auroc)} [{digits(self.low)}, {digits(self.high)}]"
+        return f"{digits(self.auroc)} {interval(self.low, self.high)}"
 
 
 def mean_auroc(
@@ -210,7 +213,7 @@ def mean_auroc(
     patients = _patients(patient_ids, len(lengths), found.kept)
     drawn = _resampled({"own": found.auroc}, patients, draws, seed)
     value = found.mean_auroc.item()
-    return MeanAuroc(auroc=value, **_measured(value, drawn["own"], found, patients, level))
+    return MeanAuroc(auroc=value, **_measured(value, drawn["own"], found, patients, level, least=0.0))
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -251,7 +254,7 @@ class Skill(_Measured):
 
     def __str__(self) -> str:
         return (
-            f"skill {signed(self.skill)} [{digits(self.low)}, {digits(self.high)}]: AUROC {digits(self.auroc)}, "
+            f"skill {signed(self.skill)} {interval(self.low, self.high)}: AUROC {digits(self.auroc)}, "
             f"{self.prior} {digits(self.prior_auroc)} ({self.scans} scans)"
         )
 
@@ -297,7 +300,7 @@ def measure_skill(
         auroc=auroc,
         prior_auroc=prior.mean_auroc,
         skill=value,
-        **_measured(value, skills, found, patients, level),
+        **_measured(value, skills, found, patients, level, least=-math.inf),
     )
 
 
@@ -324,7 +327,7 @@ class PatientSpecific(_Measured):
 
     def __str__(self) -> str:
         return (
-            f"patient-specific {signed(self.difference)} [{digits(self.low)}, {digits(self.high)}]: "
+            f"patient-specific {signed(self.difference)} {interval(self.low, self.high)}: "
             f"own AUROC {digits(self.own)}, others' {digits(self.others)} ({self.scans} scans)"
         )
 
@@ -361,7 +364,7 @@ def patient_specific(
     Example:
         >>> labels, lengths = torch.tensor([0, 1, 0, 0, 0, 0, 1, 0]), torch.tensor([4, 4])
         >>> print(patient_specific(torch.tensor([0.1, 0.7, 0.1, 0.1, 0.1, 0.1, 0.7, 0.1]), labels, lengths))
-        patient-specific +.667 [.667, .667]: own AUROC 1.000, others' .333 (2 scans)
+        patient-specific +.667 [too few scans for an interval]: own AUROC 1.000, others' .333 (2 scans)
     """
     _check_level(level)
     if others < 1:
@@ -379,7 +382,7 @@ def patient_specific(
         own=found.mean_auroc.item(),
         others=by_others.mean().item(),
         difference=difference,
-        **_measured(difference, drawn["own"] - drawn["others"], found, patients, level),
+        **_measured(difference, drawn["own"] - drawn["others"], found, patients, level, least=-1.0),
     )
 
 
@@ -448,13 +451,13 @@ def _resampled(
 
 
 def _measured(
-    estimate: float, drawn: np.ndarray, found: Localization, patients: Sequence[str], level: float
+    estimate: float, drawn: np.ndarray, found: Localization, patients: Sequence[str], level: float, *, least: float
 ) -> dict[str, Any]:
-    """The fields of `_Measured`."""
+    """The fields of `_Measured`, for a measure between `least` and 1."""
     low, high = _interval(estimate, drawn, len({*patients}), level)
     return {
-        "low": low,
-        "high": high,
+        "low": max(low, least),  # of NaN and a number, max and min give the first, NaN
+        "high": min(high, 1.0),
         "scans": len(found.kept),
         "patients": len({*patients}),
         "unlabelled": found.unlabelled,
@@ -465,10 +468,16 @@ def _measured(
 
 
 def _interval(estimate: float, drawn: np.ndarray, patients: int, level: float) -> tuple[float, float]:
-    """The t interval around an estimate; NaN for fewer than two patients, or where a draw is undefined."""
+    """The t interval around an estimate.
+
+    NaN for fewer than two patients, where a draw is undefined, and for fewer than `ALIKE` patients who are all the
+    same: their spread of 0 says that they are few, not that the number is exact.
+    """
     if patients < 2 or not math.isfinite(estimate) or not np.isfinite(drawn).all():
         return math.nan, math.nan
     error = float(drawn.std(ddof=1))
+    if error <= ROUNDING and patients < ALIKE:
+        return math.nan, math.nan
     reach = student_quantile(level, patients - 1) * error if error > ROUNDING else 0.0
     return estimate - reach, estimate + reach
 

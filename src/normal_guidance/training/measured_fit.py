@@ -18,7 +18,8 @@ from normal_guidance.core.methods import COMMITTEE
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.calibration import FEW, Operation, check_sensitivity, choose_operation
-from normal_guidance.statistics.delong import delong
+from normal_guidance.statistics.delong import delong, separated_low
+from normal_guidance.statistics.number_format import digits, interval
 from normal_guidance.statistics.skill import (
     MeanAuroc,
     PatientSpecific,
@@ -36,17 +37,23 @@ from normal_guidance.training.promised_intervals import PromisedIntervals, check
 OUT_OF_FOLD = "out-of-fold"
 """What the training scans are called where the model is measured on them."""
 
+THREE = "{:.3f}".format
+"""Numbers in sentences."""
+
 
 @dataclass(frozen=True)
 class ScanAuroc:
-    """A scan AUROC with its interval (DeLong, patients as units)."""
+    """A scan AUROC with its interval (DeLong, patients as units; `separated_low` for an AUROC of 1).
+
+    The interval is NaN where one class has a single patient.
+    """
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.value:.3f} {interval(self.low, self.high, THREE)}"
 
     @property
     def shown(self) -> bool:
@@ -86,6 +93,24 @@ class MeasuredFit:
     tested: Prediction | None
     test: Measured | None
     intervals: PromisedIntervals
+
+    def cautions(self, finding: str = "") -> tuple[str, ...]:
+        """What it was not shown to do, for whoever reads a result of the model; nothing of what was not measured.
+
+        Args:
+            finding: the name of what it finds, if it has one.
+        """
+        own = self.test or self.out_of_fold
+        model, said = f"The model of {finding}" if finding else "This model", []
+        if not own.scans.shown:
+            found = own.scans
+            numbers = f"scan AUROC {digits(found.value)} {interval(found.low, found.high)}"
+            said.append(f"{model} was not shown to tell scans apart ({numbers}); see the model's report.")
+        if own.skill is not None and not own.finds:
+            numbers = f"skill {digits(own.skill.skill)} {interval(own.skill.low, own.skill.high)}"
+            what = "find slices better than their position does"
+            said.append(f"{model} was not shown to {what} ({numbers}); see the model's report.")
+        return tuple(said)
 
     def sentences(self) -> list[str]:
         """Three sentences: does it tell scans apart, does it find the slices, can it be trusted."""
@@ -176,8 +201,15 @@ def scan_auroc(scans: LabelledScans, logits: Float[Tensor, "scans"]) -> ScanAuro
     results = {name: MethodResults(nothing, nothing, values) for name, values in scores.items()}
     split = SplitResults(scans.scan_ids, scans.patient_ids, scans.labels.numpy().astype(np.int64), results)
     found = delong([split], COMMITTEE, "chance")
-    low, high = found.interval()
-    return ScanAuroc(0.5 + found.difference, max(0.0, 0.5 + low), min(1.0, 0.5 + high))
+    value, (low, high) = 0.5 + found.difference, found.interval()
+    if found.standard_error == 0 and value in (0.0, 1.0):
+        end = separated_low(*(len(_patients_with(scans, label)) for label in (1, 0)))
+        return ScanAuroc(value, end if value else 0.0, 1.0 if value else 1 - end)
+    return ScanAuroc(value, max(0.5 + low, 0.0), min(0.5 + high, 1.0))
+
+
+def _patients_with(scans: LabelledScans, label: int) -> set[str]:
+    return {patient for patient, own in zip(scans.patient_ids, scans.labels.tolist(), strict=True) if own == label}
 
 
 def _tells_apart(own: Measured, where: str) -> str:
@@ -192,9 +224,9 @@ def _finds_slices(own: Measured) -> str:
         return "Whether it finds the slices is unknown: no scan has labels for some of its slices; label 30 to know."
     found = own.skill
     text = f"localization AUROC {found.auroc:.3f}, by position alone {found.prior_auroc:.3f}"
-    interval = f"skill {found.skill:.3f} [{found.low:.3f}, {found.high:.3f}], {found.scans} scans"
+    ends = f"skill {found.skill:.3f} {interval(found.low, found.high, THREE)}, {found.scans} scans"
     shown = "finds" if own.finds else "is not shown to find"
-    return f"It {shown} slices better than their position in the scan does: {text} ({interval})."
+    return f"It {shown} slices better than their position in the scan does: {text} ({ends})."
 
 
 def _trusted(own: Measured, fit: CommitteeFit) -> str:

@@ -290,7 +290,7 @@ class Gallery:
         result = self._results.get(self._scans[scan].scan_id)
         if result is None:
             return [NO_RESULT] if self._is_predicted else []
-        return warnings(result.problems)
+        return warnings(result.problems, result.of_model)
 
     def _positive(self, source: PredictionFolder, scan: int) -> bool | None:
         result = self._results.get(self._scans[scan].scan_id)

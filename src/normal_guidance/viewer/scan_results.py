@@ -58,6 +58,8 @@ class ScanResult:
     problems: tuple[Problem, ...]
     description: str
     """SeriesDescription; empty where it is unknown."""
+    of_model: tuple[str, ...] = ()
+    """Cautions about the model."""
 
     def of(self, finding: str) -> Called:
         """The result for a finding; without a name, that for the only one."""
@@ -71,11 +73,15 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
         return None
     about = read_json(path, AGAIN)
     try:
+        problems = tuple(map(_problem, about.get("problems", [])))
+        of_scan = {one.text for one in cautions(problems)}
+        told = read_as(tuple[str, ...], about.get("cautions", []), "cautions")
         return ScanResult(
             first=_called(about),
             findings={read_as(str, one["name"], "name"): _called(one) for one in about.get("findings", [])},
-            problems=tuple(map(_problem, about.get("problems", []))),
+            problems=problems,
             description=str(about.get("source", {}).get("series_description") or ""),
+            of_model=tuple(text for text in told if text not in of_scan),
         )
     except (*NOT_OURS, ContentError) as error:
         raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
@@ -116,8 +122,8 @@ def flags(found: Iterable[Caution]) -> list[str]:
     return list(dict.fromkeys(one.flag for one in found if one.flag != NOTE))
 
 
-def warnings(problems: Sequence[Problem]) -> list[Caution]:
-    """The cautions of a scan, the gravest first, then what was odd and changes nothing, as notes.
+def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[Caution]:
+    """The cautions of a scan, the gravest first, those of the model, then what was odd and changes nothing, as notes.
 
     Example:
         >>> odd = [Problem("A", "", "gap", "10 mm", "kept"), Problem("A", "", "tilt", "12 degrees", "kept")]
@@ -126,4 +132,4 @@ def warnings(problems: Sequence[Problem]) -> list[Caution]:
         'Note: 12 degrees (kept).']
     """
     notes = [Caution(NOTE, f"Note: {one.detail} ({one.action}).") for one in problems if one.kind in HARMLESS]
-    return [*cautions(problems), *dict.fromkeys(notes)]
+    return [*cautions(problems), *(Caution(DOUBTFUL, text) for text in of_model), *dict.fromkeys(notes)]

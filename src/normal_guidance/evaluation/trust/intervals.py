@@ -14,7 +14,7 @@ from torch import Tensor
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.bootstrap import measure, multiplicities, resample
 from normal_guidance.statistics.differences import LEVEL, MIN_DEFINED, ROUNDING, student_quantile
-from normal_guidance.statistics.number_format import digits
+from normal_guidance.statistics.number_format import digits, interval
 from normal_guidance.statistics.split_results import MethodResults, NamedScans, Patients, SplitResults, patients_of
 
 DRAWS = 500
@@ -40,7 +40,7 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{digits(self.value)} [{digits(self.low)}, {digits(self.high)}]"
+        return f"{digits(self.value)} {interval(self.low, self.high)}"
 
     def as_json(self) -> dict[str, float]:
         return {"value": self.value, "low": self.low, "high": self.high}

@@ -24,7 +24,7 @@ from normal_guidance.presentation.figure_style import (
     save,
     styled,
 )
-from normal_guidance.statistics.number_format import digits, signed
+from normal_guidance.statistics.number_format import interval, signed
 
 SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"
 """Their names in legends."""
@@ -208,7 +208,7 @@ class ForestRow:
             >>> print(ForestRow("NG - ABMIL", 0.135, 0.09, 0.18, True))
             +.135 [.090, .180]
         """
-        return f"{signed(self.estimate)} [{digits(self.low)}, {digits(self.high)}]"
+        return f"{signed(self.estimate)} {interval(self.low, self.high)}"
 
 
 def draw_differences(rows: Sequence[ForestRow], path: Path, *, metric: str = "localization AUROC") -> Path:
