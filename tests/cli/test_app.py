@@ -93,6 +93,16 @@ def test_flags_have_no_type_in_the_help(command):
     assert "bool" not in result.stdout.lower()
 
 
+def test_fit_refuses_what_is_not_a_store_before_its_slow_imports():
+    code = (
+        "import sys; from typer.testing import CliRunner; from normal_guidance.cli.commands import app; "
+        "said = CliRunner().invoke(app, ['fit', 'nowhere', '-o', 'new']).stderr; "
+        "print('not a feature store' in said, 'torch' in sys.modules, 'pandas' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "True False False\n"
+
+
 def test_user_error_is_one_line_on_stderr(failing_app):
     result = runner.invoke(failing_app, ["mend"])
     assert result.exit_code == 2

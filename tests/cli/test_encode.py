@@ -111,7 +111,9 @@ def test_a_scan_that_is_mended_is_taken_up_and_until_then_readers_are_told(index
     assert (told.stderr.count(line), told.exit_code) == (1, 0)
     write_slice(tmp_path / "scans" / "s1" / "1.dcm", np.full((8, 8), 40))
     assert "4 scans of 2-4 slices" in run(*command)
-    assert f"{tmp_path / 'store'} is complete already; nothing was done" in run(*command)
+    again = run(*command)
+    assert f"{tmp_path / 'store'} is complete already; nothing was done" in again
+    assert f"Next: nguide fit {tmp_path / 'store'} -o MODEL" in again
     assert CliRunner().invoke(nguide, ["store", "show", str(tmp_path / "store")]).stderr == ""
     run(*command[:-1], tmp_path / "whole")
     names = sorted(file.name for file in (tmp_path / "whole").iterdir())

@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
-from normal_guidance.data.manifest import ScanRow, write_manifest
+from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
+from normal_guidance.data.splits import read_parts, split_scans
+from normal_guidance.errors import UserError
 from normal_guidance.files import read_json
 
 run = CliRunner()
@@ -57,6 +59,27 @@ def test_wrong_options_and_no_index(index: Path, tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert "error:" in result.output
     assert not (tmp_path / "s").exists(), "a mistake leaves nothing behind"
+
+
+def test_too_few_patients_are_counted_in_our_own_words() -> None:
+    with pytest.raises(
+        UserError, match=r"^1 positive and 0 negative patients are too few to be split so that .*; add"
+    ) as e:
+        split_scans(["a", "b"], ["P", "P"], [1, 1], seed=1)
+    assert "test_size" not in str(e.value)
+
+
+def test_a_split_that_is_not_there_is_told_from_those_that_are(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "splits" / "split-1.csv").write_text("scan_id,part\n")
+    manifest = read_manifest(index)
+    with pytest.raises(
+        UserError, match=r"--split .*splits/split-7.csv is not a file; .*splits holds split-1.csv; give"
+    ):
+        read_parts(tmp_path / "splits" / "split-7.csv", manifest)
+    with pytest.raises(UserError, match=r"holds no .csv or .parquet; make a table with nguide split"):
+        read_parts(tmp_path / "empty" / "split-7.csv", manifest)
 
 
 def test_describe_prints_tables_and_writes_files(index: Path, tmp_path: Path) -> None:

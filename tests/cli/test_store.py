@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -58,5 +59,9 @@ def test_export_and_import(store, tmp_path, form):
 
 def test_mistakes_are_named(store, tmp_path):
     assert "is not a feature store" in run("show", tmp_path, code=2)
+    np.savez(tmp_path / "all.npz", x=np.ones((2, 3)))
+    assert f"import it: nguide store import {tmp_path / 'all.npz'} -o STORE" in run(
+        "show", tmp_path / "all.npz", code=2
+    )
     assert "format 'xls' is unknown" in run("export", store.folder, "-f", "xls", "-o", tmp_path / "x", code=2)
     assert "does not exist" in run("import", tmp_path / "nowhere", "-f", "npz", "-o", tmp_path / "x", code=2)

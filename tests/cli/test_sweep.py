@@ -277,6 +277,8 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:
     assert "is not a feature store" in sweep(tmp_path / "nowhere", "--out", tmp_path / "out", code=2)
+    wrong = sweep(tmp_path / "nowhere", "--methods", "abmill", "--out", tmp_path / "out", code=2)
+    assert "method 'abmill' is unknown (did you mean 'abmil'?); nguide methods lists them" in wrong
 
 
 def test_a_folder_must_be_named(store: Path) -> None:

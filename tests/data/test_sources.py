@@ -732,7 +732,7 @@ def test_folder_rows_that_cannot_be_used_do_not_stop_the_others(folder, cells, k
             r"no columns scan_id \(.*\), path \(.*\), label \(.*\); it has AccessionNumber, Folder, y; rename "
             "AccessionNumber to scan_id, Folder to path, y to label$",
         ),
-        ("id,where,label\na,a,1\n", "rename id to scan_id and add path, or rename the columns that hold them"),
+        ("id,where,label\na,a,1\n", "rename id to scan_id and add path, or rename what the table calls otherwise"),
         ("scan_id,path,label\n", "has no usable row"),
         ("scan_id,path,label\na,a,7\n", "has no usable row; row 1: label '7' is neither 0 nor 1; each needs"),
         ("scan_id,path,label\na,a,Yes\n", "row 1: label 'Yes' is neither 0 nor 1; each needs"),

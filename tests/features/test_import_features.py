@@ -257,12 +257,12 @@ def test_missing_patients_and_rows_without_features_are_warnings(tmp_path):
         ("scan_id,label\nA,0\nB,1\nB,1\n", r"t.csv, row 3: scan_id 'B' occurs twice"),
         ("scan_id,label\nA,0\n,1\n", r"t.csv, row 2: scan_id '' is empty"),
         ("scan_id,label\nA,1\nB,1\nC,1\n", r"scan 'A' has another label than in --labels .* \(0 and 1\)"),
-        ("scan_id,label\nA,x\nB,1\nC,1\n", r"t.csv, scan 'A': label 'x' is neither 0 nor 1"),
-        ("scan_id,slice_labels\nA,0 0 0\nB,\nC,\n", r"t.csv, scan 'A': 3 slice labels for 2 slices"),
+        ("scan_id,label\nA,x\nB,1\nC,1\n", r"t.csv, row 1, scan 'A': label 'x' is neither 0 nor 1"),
+        ("scan_id,slice_labels\nA,0 0 0\nB,\nC,\n", r"t.csv, row 1, scan 'A': 3 slice labels for 2 slices"),
         ("scan_id,slice_labels\nA,0 1\nB,\nC,\n", r"scan 'A' is labelled negative but has 1 positive slices"),
         ("scan_id,part\nA,dev\nB,\nC,\n", r"part 'dev' is unknown; choose one of train, val, test"),
         ("scan_id\nA\n", r"has only the column scan_id"),
-        ("id,label\nA,0\n", r"has no column scan_id; it has id, label"),
+        ("id,label\nA,0\n", r"has no column scan_id \(a .*\); it has id, label; rename id to scan_id$"),
         ("scan_id,part,split\nA,val,val\n", r"has the columns part and split"),
     ],
 )
@@ -306,6 +306,18 @@ GOOD = {"x": PACKED, "lengths": LENGTHS, "y": LABELS, "ids": IDS}
         ({"slice_labels": [0, 1]}, r"2 slice labels for 9 slices"),
         ({"lengths": np.zeros(10**6, int)}, r"lengths has 1,000,000 values for 9 slices"),
         ({"x": PACKED.astype(int)}, r"features are int64 of shape \(9, 5\), not \(slices, features\) of floats"),
+        (
+            {"x": None, "lengths": None, "y": None, "ids": None, "A": PACKED.astype(int)},
+            r"found A; the array 'A' is int64 of shape \(9, 5\), not \(slices, features\) of floats",
+        ),
+        (
+            {"x": None, "lengths": None, "y": None, "ids": None, "A": PACKED[None]},
+            r"found A; the array 'A' is float32 of shape \(1, 9, 5\), not \(slices, features\)",
+        ),
+        (
+            {"x": np.array([PACKED, PACKED[:2]], object)},
+            r"write one array for each scan, or the slices of all .* lengths",
+        ),
         ({"x": PACKED[0]}, r"features are float32 of shape \(5,\)"),
         ({"x": PADDED[None]}, r"features are float32 of shape \(1, 3, 4, 5\)"),
         ({"x": PADDED, "lengths": [2, 5, 3]}, r"lengths are not 3 numbers up to 4"),
@@ -335,7 +347,7 @@ def test_scans_of_two_widths(tmp_path):
     (tmp_path / "in").mkdir()
     for width in (3, 4):
         np.savez(tmp_path / "in" / f"{width}.npz", x=np.ones((2, width), np.float32), y=1)
-    with pytest.raises(UserError, match="scan '4' has 4 features, but scan '3' has 3"):
+    with pytest.raises(UserError, match=r"scan '4' has 4 features, but scan '3' has 3; .*transposed"):
         import_store(tmp_path / "in", tmp_path / "store")
 
 
@@ -605,8 +617,8 @@ def test_a_store_without_findings_does_not_mention_them(tmp_path):
     ("row", "message"),
     [
         ("B,1,x,0", "t.csv, scan 'B', finding epidural: label 'x' is neither 0 nor 1; correct the row"),
-        ("B,x,0,0", "t.csv, scan 'B': any 'x' is neither 0 nor 1; correct the row"),
-        ("B,,0,0", "t.csv, scan 'B': any is empty, but the first finding must be known for every scan"),
+        ("B,x,0,0", "t.csv, row 2, scan 'B': any 'x' is neither 0 nor 1; correct the row"),
+        ("B,,0,0", "t.csv, row 2, scan 'B': any is empty, but the first finding must be known for every scan"),
     ],
 )
 def test_wrong_labels_of_findings_are_refused(tmp_path, row, message):
@@ -615,7 +627,9 @@ def test_wrong_labels_of_findings_are_refused(tmp_path, row, message):
 
 
 def test_findings_need_a_table_with_their_columns(tmp_path):
-    with pytest.raises(UserError, match="has no column subdural; it has scan_id, any, epidural"):
+    with pytest.raises(
+        UserError, match=r"has no column subdural \(0 or 1\); it has scan_id, any, epidural; add subdural"
+    ):
         import_findings(tmp_path, "scan_id,any,epidural\nA,0,0\n")
     with pytest.raises(UserError, match="--findings names columns of the table of labels; give it: --labels TABLE"):
         import_store(tmp_path / "in.npz", tmp_path / "store", findings=FINDINGS)

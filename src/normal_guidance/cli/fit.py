@@ -55,6 +55,9 @@ def fit(
     never train. A store with several findings gives a folder with a model for each, which nguide predict takes as a
     whole.
     """
+    from normal_guidance.features.store_place import check_store
+
+    check_store(store)  # before the imports below, which take seconds
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
     from normal_guidance.clinical.fit_findings import training_scans
     from normal_guidance.clinical.fit_page import PAGE

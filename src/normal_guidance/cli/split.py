@@ -54,7 +54,7 @@ def _listed(folder: Path) -> Manifest | FeatureStore:
     """Return the scans of an index or of a store: both have ids, patients and labels."""
     from normal_guidance.data.manifest import read_manifest
     from normal_guidance.features.store import open_store
-    from normal_guidance.features.store_files import is_store
+    from normal_guidance.features.store_place import is_store
 
     if is_store(folder):
         return open_store(folder)

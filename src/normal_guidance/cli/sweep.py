@@ -164,7 +164,13 @@ def parse_methods(text: str) -> list[str]:
         >>> len(parse_methods("all"))
         8
     """
-    return named_methods(text, keep=lambda method: method.scores_scans)
+    from normal_guidance.core.methods import EVERY_METHOD, near_miss
+
+    names = named_methods(text, keep=lambda method: method.scores_scans)
+    for name in names:
+        if name not in EVERY_METHOD:
+            raise UserError(f"method {name!r} is unknown{near_miss(name)}; nguide methods lists them")
+    return names
 
 
 def open_parts(folder: Path, split: Path | None) -> tuple[FeatureStore, FeatureStore, FeatureStore | None]:

@@ -24,7 +24,7 @@ from normal_guidance.features.feature_files import has_suffix
 from normal_guidance.features.import_features import checked, read_scans
 from normal_guidance.features.scan_layouts import Found, FoundScan
 from normal_guidance.features.store import FeatureStore, open_store
-from normal_guidance.features.store_files import is_store
+from normal_guidance.features.store_place import is_store
 
 Source = str | Path | Bags | FeatureStore
 """A feature store, a file of features, a folder of such files, or scans in memory."""

@@ -106,7 +106,10 @@ def check_array(file: io.BufferedIOBase | IO[bytes], size: int, stored: int) -> 
         raise ValueError(f"npy version {version[0]}.{version[1]} is not read; write it with np.save")
     shape, _, dtype = readers[version](file)
     if dtype.hasobject:
-        raise ValueError("Object arrays could run code; write numbers and text instead, such as array.astype(str)")
+        raise ValueError(
+            "Object arrays could run code; write numbers and text instead, such as array.astype(str); for scans of "
+            "different lengths write one array for each scan, or the slices of all scans and lengths"
+        )
     if any(length < 0 for length in shape):
         raise ValueError(f"the header declares the shape {shape}")
     declared, there = math.prod(shape) * dtype.itemsize, size - file.tell()

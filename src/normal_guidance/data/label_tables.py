@@ -106,7 +106,7 @@ def _lacks(
     unknown = [name for name in missing if name not in meant.values()]
     renamed = ", ".join(f"{one} to {name}" for one, name in meant.items())
     steps = [f"rename {renamed}"] if renamed else []
-    steps += [f"add {', '.join(unknown)}, or rename the columns that hold them"] if unknown else []
+    steps += [f"add {', '.join(unknown)}, or rename what the table calls otherwise"] if unknown else []
     return (
         f"has no column{'s' if len(told) > 1 else ''} {', '.join(told)}; it has "
         f"{shorten(', '.join(there), 300)}; {' and '.join(steps)}"

@@ -171,13 +171,12 @@ def _draw(patients: Sequence[str], label_of: Mapping[str, int], share: float, se
     from sklearn.model_selection import train_test_split
 
     labels = [label_of[patient] for patient in patients]
+    counts = f"{sum(labels)} positive and {len(labels) - sum(labels)} negative patients"
     try:
         rest, drawn = train_test_split(list(patients), test_size=share, random_state=seed, stratify=labels)
     except ValueError as error:
-        positive = sum(labels)
         raise UserError(
-            f"{positive} positive and {len(labels) - positive} negative patients cannot be split so that every part "
-            f"has both ({error}); add patients"
+            f"{counts} are too few to be split so that training, validation and test each have both; add patients"
         ) from error
     return rest, drawn
 
@@ -219,6 +218,8 @@ def read_parts(path: Path, scans: Scans) -> dict[str, str]:
     """
     if path.suffix not in (".csv", ".parquet"):
         raise UserError(f"{path} is not a .csv or .parquet file; give one with the columns scan_id and part")
+    if not path.is_file():
+        raise UserError(f"--split {path} is not a file; {_there(path.parent)}")
     if path.suffix == ".parquet":
         columns = read_table(path, "--split", PartRow._fields, PartRow._fields)
         rows: Sequence[PartRow] = [PartRow(*pair) for pair in zip(columns["scan_id"], columns["part"], strict=True)]
@@ -237,6 +238,21 @@ def read_parts(path: Path, scans: Scans) -> dict[str, str]:
             raise UserError(f"{path} has scan {shorten(row.scan_id)!r} more than once; give each scan once")
         part_of[row.scan_id] = row.part
     return part_of
+
+
+def _there(folder: Path) -> str:
+    """Say which tables a folder holds.
+
+    Example:
+        >>> _there(Path("no-such-folder"))
+        'no-such-folder is not a folder; make a table with nguide split'
+    """
+    if not folder.is_dir():
+        return f"{folder} is not a folder; make a table with nguide split"
+    tables = sorted(one.name for one in folder.iterdir() if one.suffix in (".csv", ".parquet"))
+    if not tables:
+        return f"{folder} holds no .csv or .parquet; make a table with nguide split"
+    return f"{folder} holds {shorten(', '.join(tables), 300)}; give one with the columns scan_id and part"
 
 
 # ----------------------------------------------------------------------------------------------------

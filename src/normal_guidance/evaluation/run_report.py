@@ -12,7 +12,8 @@ from normal_guidance.data.findings import Finding
 from normal_guidance.data.manifest import MANIFEST
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import read_predictions
-from normal_guidance.features.store_files import DtypeName, is_store
+from normal_guidance.features.store_files import DtypeName
+from normal_guidance.features.store_place import is_store
 from normal_guidance.files import read_json
 from normal_guidance.statistics.scores import Scores
 from normal_guidance.training.config import Config

@@ -24,7 +24,7 @@ from normal_guidance.features.feature_files import KINDS, has_suffix, kind_of, o
 from normal_guidance.features.scan_layouts import KEYS, FoundScan, scans_of
 from normal_guidance.features.scan_table import ScanTable
 from normal_guidance.features.store import FeatureStore, write_store
-from normal_guidance.features.store_files import is_store
+from normal_guidance.features.store_place import is_store
 from normal_guidance.files import read_json_as
 from normal_guidance.typed_json import parse_json
 

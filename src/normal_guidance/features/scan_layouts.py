@@ -142,7 +142,7 @@ def _named(fields: Fields, where: str, depth: int) -> Iterator[FoundScan]:
         elif _dimensions(value) == 2 and _is_float(value):
             yield from scans_of({"features": value, **dict(getattr(value, "attrs", {}))}, here, key, depth + 1)
         elif _dimensions(value):
-            raise _no_features(fields, where)
+            raise _no_features(fields, where, key)
         else:
             continue
         seen = True
@@ -150,12 +150,13 @@ def _named(fields: Fields, where: str, depth: int) -> Iterator[FoundScan]:
         raise _no_features(fields, where)
 
 
-def _no_features(fields: Fields, where: str) -> UserError:
+def _no_features(fields: Fields, where: str, odd: str | None = None) -> UserError:
     shown = [key for _, key in zip(range(20), fields, strict=False)]
     more = ", ..." if len(fields) > len(shown) else ""
+    kind = "" if odd is None else f"; {_not_features(fields[odd], f'the array {odd!r} is')}"
     return UserError(
         f"{where} has no features: looked for {', '.join(KEYS['features'])}; found {', '.join(shown) or 'nothing'}"
-        f"{more}; rename the key of the features"
+        f"{more}{kind}; rename the key of the features"
     )
 
 
@@ -364,10 +365,10 @@ def _features(value: Any) -> Float[Tensor, "slices features"]:
     return torch.from_numpy(np.array(array, array.dtype.newbyteorder("=")))
 
 
-def _not_features(array: Any) -> ValueError:
+def _not_features(array: Any, what: str = "features are") -> ValueError:
     kind, shape = str(getattr(array, "dtype", type(array).__name__)), tuple(getattr(array, "shape", ()))
     return ValueError(
-        f"features are {kind.removeprefix('torch.')} of shape {shape}, not (slices, features) of floats, nor (scans, "
+        f"{what} {kind.removeprefix('torch.')} of shape {shape}, not (slices, features) of floats, nor (scans, "
         "slices, features)"
     )
 

@@ -458,7 +458,7 @@ def _check_same_format(first: _FeatureFormat, other: _FeatureFormat) -> None:
     if other.features != first.features:
         raise UserError(
             f"scan {other.scan!r} has {other.features} features, but scan {first.scan!r} has {first.features}; encode "
-            "all scans with the same encoder"
+            "all scans with the same encoder, and give arrays as (slices, features): are they transposed?"
         )
     if other.dtype != first.dtype:
         raise UserError(

@@ -44,12 +44,10 @@ from normal_guidance.data.manifest import PARTS
 from normal_guidance.data.typed_tables import read_columns, refuse_rows
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.scan_kind import scans_behind
+from normal_guidance.features.store_place import ABOUT, check_store
 from normal_guidance.files import read_json, sync, write_json, write_parquet
 from normal_guidance.tensor_files import DTYPE_NAMES
 from normal_guidance.typed_json import Between, ContentError, read_as
-
-ABOUT = "store.json"
-"""The file that makes a folder a feature store."""
 
 FORMAT = 2
 """Version of the layout on disk."""
@@ -132,16 +130,10 @@ def write_about(folder: Path, about: About) -> None:
     write_json(folder / ABOUT, fields)
 
 
-def is_store(folder: Path) -> bool:
-    """Whether a folder is a feature store."""
-    return (folder / ABOUT).is_file()
-
-
 def read_about(folder: Path) -> About:
     """Reads store.json and checks that this version can read the store."""
+    check_store(folder)
     path = folder / ABOUT
-    if not is_store(folder):
-        raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")
     fields = read_json(path, AGAIN)
     version = fields.get("format")
     if isinstance(version, int) and version not in FORMATS:

@@ -1,0 +1,38 @@
+"""Whether a folder is a feature store: the question that commands ask before they import anything slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from normal_guidance.errors import UserError
+
+ABOUT = "store.json"
+"""The file that makes a folder a feature store."""
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a folder is a feature store.
+
+    Example:
+        >>> is_store(Path("no-such-folder"))
+        False
+    """
+    return (folder / ABOUT).is_file()
+
+
+def check_store(folder: Path) -> None:
+    """Refuse what is not a feature store.
+
+    Example:
+        >>> check_store(Path("no-such-folder"))
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: no-such-folder is not a feature store: store.json is missing; give a folder
+        made by nguide encode
+    """
+    if folder.is_file():
+        raise UserError(
+            f"{folder} is a file, not a feature store; if it holds features, import it: nguide store import {folder} "
+            "-o STORE"
+        )
+    if not is_store(folder):
+        raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")
