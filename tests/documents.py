@@ -31,6 +31,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "docs" / "tutorials"
+PHOTOGRAPHED = {"read-a-report": "model/report.html", "hospital-node": "status.html"}
+"""Tutorials whose picture is a photograph of a page that they leave."""
 
 PYTHON = ("python", "py")
 SHELL = ("bash", "console", "sh", "shell")

@@ -1,4 +1,4 @@
-"""The summary and the figure of docs/results/field.md: method by dataset."""
+"""The tables and the figure of docs/results/field.md: method by dataset."""
 
 from __future__ import annotations
 
@@ -69,35 +69,30 @@ def draw() -> None:
     save(figure(), IMAGES / "field.png")
 
 
-def summary() -> str:
-    """Localization and scan AUROC of every method on every set; the best of a column is bold.
+def scores(metric: Metric) -> str:
+    """One score of every method on every set; the best of a column is bold.
 
     A star marks methods that have predicted the first division alone.
     """
-    columns = [(name, metric) for name in SETS for metric in (LOCALIZATION, SCAN)]
-    scores = {name: measure(splits(name)) for name in SETS}
-    first = {name: measure(splits(name, 1)) for name in SETS}
-    own = {(name, metric): scores[name].get(metric, {}) for name, metric in columns}
+    own = {name: measure(splits(name)).get(metric, {}) for name in SETS}
+    first = {name: measure(splits(name, 1)).get(metric, {}) for name in SETS}
     best = {
-        column: max(values[method] for method in ORDER if method in values and method not in (*GUESSES, CEILING))
-        for column, values in own.items()
+        name: max(values[method] for method in ORDER if method in values and method not in (*GUESSES, CEILING))
+        for name, values in own.items()
     }
 
-    def cell(method: str, column: tuple[str, Metric]) -> str:
-        name, metric = column
-        if method not in own[column]:
-            alone = first[name].get(metric, {}).get(method)
+    def cell(method: str, name: str) -> str:
+        if method not in own[name]:
+            alone = first[name].get(method)
             return NOTHING if alone is None else f"{digits(alone)}*"
-        value = own[column][method]
-        return f"**{digits(value)}**" if value == best[column] else digits(value)
+        value = own[name][method]
+        return f"**{digits(value)}**" if value == best[name] else digits(value)
 
-    rows = [
-        [title(method), *(cell(method, column) for column in columns)]
-        for method in ORDER
-        if any(cell(method, column) != NOTHING for column in columns)
-    ]
-    names = [f"{SETS[name]}: {'localization' if metric == LOCALIZATION else 'scan AUROC'}" for name, metric in columns]
-    return table(["Method", *names], rows)
+    rows = [[title(method), *(cell(method, name) for name in SETS)] for method in ORDER]
+    return table(["Method", *SETS.values()], [row for row in rows if set(row[1:]) != {NOTHING}])
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"summary": summary}
+SECTIONS: dict[str, Callable[[], str]] = {
+    "localization": lambda: scores(LOCALIZATION),
+    "scans": lambda: scores(SCAN),
+}
