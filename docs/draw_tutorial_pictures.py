@@ -64,7 +64,13 @@ def photograph(page: Path, picture: Path, numbered: bool) -> None:
         )
     subprocess.run(
         [
-            *("chromium", "--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={MOST_WIDTH},{MOST_HEIGHT}"),
+            *(
+                "chromium",
+                "--headless",
+                "--no-sandbox",
+                "--hide-scrollbars",
+                f"--window-size={MOST_WIDTH},{MOST_HEIGHT}",
+            ),
             *(f"--screenshot={picture}", page.as_uri()),
         ],
         check=True,
