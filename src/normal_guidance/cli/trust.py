@@ -42,7 +42,11 @@ def trust(
         ),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="Scans to test on: test, or val for a run; a model of nguide fit was trained on val.", autocompletion=one_of(PARTS))
+        str,
+        typer.Option(
+            help="Scans to test on: test, or val for a run; a model of nguide fit was trained on val.",
+            autocompletion=one_of(PARTS),
+        ),
     ] = "test",
     group: Annotated[str, typer.Option(help="Name of the winner, where the run has several.")] = "",
     by: Annotated[
