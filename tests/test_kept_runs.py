@@ -131,6 +131,7 @@ def test_the_tables_are_small(keep):
         "fit.parquet",
         "lidc-positions.parquet",
         "phantoms.parquet",
+        "robustness-bits.csv",
         "semi-synthetic.parquet",
     ]
     assert all(file.stat().st_size < 1_000_000 for file in files)

@@ -186,7 +186,7 @@ def test_scans_that_were_moved_are_found(index, tmp_path):
         (["--field", "nan", "--normalize", "0,1"], "--field nan: give"),
         (["--field", "inf", "--normalize", "0,1"], "--field inf: give"),
         (["--field", "abc", "--normalize", "0,1"], "--field abc: give"),
-        (["--split", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["--split", "nowhere.csv"], "--split nowhere.csv is not a file; "),
         (["--device", "tpu", "--normalize", "0,1"], "--device tpu is unknown"),
         (["--precision", "int4", "--normalize", "0,1"], "--precision int4 is unknown"),
         ([], "name the training scans (--split FILE), or give the numbers (--normalize MEAN,SD)"),

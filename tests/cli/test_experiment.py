@@ -132,7 +132,7 @@ def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_p
     [
         ("nowhere", "nowhere is not a feature store: store.json is missing; give a folder made by nguide encode"),
         ("STORE", "STORE has no scan in part 'train'; give --split FILE, a table with the columns scan_id and part"),
-        ("STORE --split nowhere.csv", "nowhere.csv cannot be read "),
+        ("STORE --split nowhere.csv", "--split nowhere.csv is not a file; "),
         ("STORE --split nowhere", "nowhere is not a .csv or .parquet file; give one with the columns scan_id and"),
         ("STORE --split BOTH", "BOTH holds no split (.csv, .parquet); make some with nguide split"),
         ("STORE STORE STORE --split SPLITS", "3 stores and 2 splits; give one store for all splits, or one for each"),

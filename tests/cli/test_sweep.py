@@ -205,7 +205,7 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
     [
         (
             ("--methods", "abml"),
-            "method 'abml' cannot be trained (did you mean 'abmil'?); choose one of max, mean, abmil",
+            "method 'abml' is unknown (did you mean 'abmil'?); nguide methods lists them",
         ),
         (("--methods", "ng,"), "--methods ng,: '' is empty or given twice"),
         (("--seeds", "0,x"), "--seeds 0,x: 'x' is not a whole number; write 1,2,3"),
@@ -219,7 +219,7 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
         (("--device", "cpu:1"), "--device cpu:1: this machine or torch has none; use cpu"),
         (("--precision", "int4"), "--precision int4 is unknown; choose one of auto"),
         (("--precision", "bf16"), "precision bf16 is for CUDA"),
-        (("--split", "nowhere.csv"), "nowhere.csv cannot be read"),
+        (("--split", "nowhere.csv"), "--split nowhere.csv is not a file; "),
         (("--save-minutes", "0"), "--save-minutes is 0; it must be above 0"),
         (("--save-minutes", "nan"), "--save-minutes is nan; it must be above 0"),
         (("--batch-size", "1000"), "48 training scans do not fill one batch of 1000"),

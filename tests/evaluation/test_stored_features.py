@@ -113,7 +113,12 @@ def test_negative_slices_alone_locate_nothing(tmp_path):
         (["store"], ["splits/split-1001.csv", "splits"], None, "split-1001.csv is given twice; give each split once"),
         (["store", "store"], [], None, "chest is given twice; give each split once"),
         (["store"], ["empty"], None, r"empty holds no split \(.csv, .parquet\); make some with nguide split"),
-        (["store"], ["nowhere.csv"], None, "nowhere.csv cannot be read .*; give a table with the columns scan_id and"),
+        (
+            ["store"],
+            ["nowhere.csv"],
+            None,
+            "nowhere.csv is not a file; .* holds all-train.csv, leaky.csv, short.csv; give one",
+        ),
         (["store"], ["splits.txt"], None, "splits.txt is not a .csv or .parquet file; give one with"),
         (["store"], ["short.csv"], None, "short.csv: scan '.*' is in the store, but has no part"),
         (["store"], ["all-train.csv"], None, "all-train.csv has no scan in part 'val'; give --split FILE"),

@@ -259,7 +259,7 @@ def test_a_number_that_no_scan_has_is_no_number():
     found = bootstrap.estimate(bootstrap.mean(torch.full((60,), torch.nan).double()))
     assert not found.known
     assert decide(found) == "cannot be told"
-    assert str(found) == "- [-, -]"
+    assert str(found) == "- [too few scans for an interval]"
 
 
 @pytest.mark.parametrize(
