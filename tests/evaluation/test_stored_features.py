@@ -117,7 +117,7 @@ def test_negative_slices_alone_locate_nothing(tmp_path):
             ["store"],
             ["nowhere.csv"],
             None,
-            "nowhere.csv is not a file; .* holds all-train.csv, leaky.csv, short.csv; give one",
+            "nowhere.csv is not a file; .* holds all-train.csv, leaky.csv, short",
         ),
         (["store"], ["splits.txt"], None, "splits.txt is not a .csv or .parquet file; give one with"),
         (["store"], ["short.csv"], None, "short.csv: scan '.*' is in the store, but has no part"),
