@@ -160,8 +160,9 @@ def main() -> None:
     print(f"{len(found.kept)} positive scans: nguide fit {mean_over_folds(found.auroc, folds[found.kept]):.3f},")
     print(f"position alone {mean_over_folds(guess.auroc, folds[found.kept]):.3f};")
     print(f"scan AUROC {torch.stack(of_fold).mean():.3f}; slice AUROC is above, equal to, below that of position in")
-    print(*((found.auroc > guess.auroc).sum().item(), (found.auroc == guess.auroc).sum().item()))
-    order = (found.auroc - guess.auroc).argsort(stable=True)
+    gain = found.auroc - guess.auroc
+    print(*(int(one.sum()) for one in (gain > 0, gain == 0, gain < 0)), "scans")
+    order = gain.argsort(stable=True)
     picked = [order[round(percentile / 100 * (len(order) - 1))] for percentile in PERCENTILES]
     values = [(found.auroc[place].item(), guess.auroc[place].item()) for place in picked]
     shown = [found.kept[place].item() for place in picked]
