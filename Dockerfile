@@ -25,11 +25,9 @@ COPY --from=page /build/src/normal_guidance/viewer/static/ src/normal_guidance/v
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 ARG EXTRAS=node,encoders
 ARG TORCH_INDEX=
-# Torch with CUDA names its own triton, so that the pin of the tests' triton must not bind it.
-RUN grep -v '^triton==' constraints.txt > /dist/constraints.txt \
- && python -m venv /opt/nguide \
+RUN python -m venv /opt/nguide \
  && PIP_EXTRA_INDEX_URL="${TORCH_INDEX}" /opt/nguide/bin/python -m pip install --no-cache-dir --no-compile \
-    -c /dist/constraints.txt "$(ls /dist/*.whl)[${EXTRAS}]" \
+    -c constraints.txt "$(ls /dist/*.whl)[${EXTRAS}]" \
  && /opt/nguide/bin/python -m pip uninstall --yes --quiet setuptools pip
 
 FROM python:${PYTHON}-slim
