@@ -30,7 +30,8 @@ def test_a_list_of_arrays_is_stacked():
 def test_a_list_of_tensors_keeps_its_gradient():
     weight = torch.ones(2, requires_grad=True)
     as_tensor([weight, weight], "values").sum().backward()
-    assert weight.grad is not None and weight.grad.tolist() == [2.0, 2.0]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("values", [[[1, 2], [3]], [np.ones(2), np.ones(3)], [torch.ones(2), 1.0]])

@@ -317,7 +317,8 @@ def test_huge_but_finite_features_are_accepted() -> None:
 def test_lists_of_single_numbers_of_numpy_and_torch_are_numbers() -> None:
     zero_one = list(np.array([0, 1]))
     bags = Bags(torch.zeros(5, 8), [np.int64(2), np.int64(3)], zero_one)
-    assert bags.lengths.tolist() == [2, 3] and bags.labels.tolist() == [0, 1]
+    assert bags.lengths.tolist() == [2, 3]
+    assert bags.labels.tolist() == [0, 1]
     assert bags[zero_one].scan_ids == bags.scan_ids
     made = Bags.from_arrays([np.zeros((2, 8))] * 2, [torch.tensor(0), np.array(1)])
     assert made.labels.tolist() == [0, 1]
@@ -325,7 +326,7 @@ def test_lists_of_single_numbers_of_numpy_and_torch_are_numbers() -> None:
 
 @pytest.mark.parametrize("labels", [[0.7, 1.9], [np.nan, 0], [2, 0], [0.5, 1]])
 def test_slice_labels_are_not_rounded(labels: list[float]) -> None:
-    with pytest.raises(UserError, match="scan 'A', slice 0: label .*; slice labels are 0 or 1"):
+    with pytest.raises(UserError, match=r"scan 'A', slice 0: label .*; slice labels are 0 or 1"):
         Bag(np.zeros((2, 8)), 1, labels, scan_id="A")
     with pytest.raises(UserError, match="slice 0: label"):
         Bags.from_arrays([np.zeros((2, 8))], [1], slice_labels=[labels])

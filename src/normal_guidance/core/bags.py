@@ -178,8 +178,8 @@ class Bags:
             self, "slice_labels", None if slice_labels is None else _vector(slice_labels, "slice_labels", rows, "slice")
         )
         numbered = (f"scan-{i}" for i in range(len(self.lengths)))
-        fill(self, "scan_ids", _ids(scan_ids, "scan_ids") or tuple(numbered))
-        fill(self, "patient_ids", _ids(patient_ids, "patient_ids") or self.scan_ids)
+        fill(self, "scan_ids", checked_ids(scan_ids, "scan_ids") or tuple(numbered))
+        fill(self, "patient_ids", checked_ids(patient_ids, "patient_ids") or self.scan_ids)
         if len(self.lengths) and (self.lengths.is_floating_point() or self.lengths.dtype == torch.bool):
             raise UserError(f"lengths: {self.lengths.dtype}; expected integers, the slices of each scan")
         _check_sizes(self)
@@ -218,11 +218,13 @@ class Bags:
             Bags(2 scans of 2-3 slices (median 2), 5 slices x 8 features, 1 positive (50.0 %), 1 localizable, 160 B)
         """
         scans, known = _as_list(arrays), as_tensor(labels, "labels").flatten()
-        names = _ids(scan_ids, "scan_ids") or tuple(f"scan-{number}" for number in range(len(scans)))
+        names = checked_ids(scan_ids, "scan_ids") or tuple(f"scan-{number}" for number in range(len(scans)))
         if not isinstance(slice_labels, Iterable | None):
-            raise UserError(f"slice_labels: got {type(slice_labels).__name__}; give a list with one vector for each scan")
+            raise UserError(
+                f"slice_labels: got {type(slice_labels).__name__}; give a list with one vector for each scan"
+            )
         of_slices = [None] * len(scans) if slice_labels is None else list(slice_labels)
-        patients = _ids(patient_ids, "patient_ids") or names
+        patients = checked_ids(patient_ids, "patient_ids") or names
         given = {"labels": known, "slice_labels": of_slices, "scan_ids": names, "patient_ids": patients}
         for name, values in given.items():
             if len(values) != len(scans):
@@ -537,7 +539,8 @@ def _vector(values: Array, name: str, rows: Tensor, what: str) -> Shaped[Tensor,
     return tensor
 
 
-def _ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
+def checked_ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
+    """The ids as texts; what is not a list of them is refused."""
     if isinstance(ids, str):
         raise UserError(f"{name}: got the text {ids!r}; give a list, one for each scan")
     if not isinstance(ids, Iterable):
