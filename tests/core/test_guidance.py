@@ -373,9 +373,7 @@ def test_nan_names_bag_and_slice() -> None:
 def test_slices_in_the_wrong_axis_are_warned_of() -> None:
     """Attention (B, S, 1) reads as heads over one slice, where every term is 0; real scans of one slice are taken."""
     attention = torch.rand(3, 5).softmax(-1)
-    with pytest.warns(
-        UserWarning, match=r"\(3, 5, 1\) adds up to 1 over its second axis.*pass attention.squeeze\(-1\)"
-    ):
+    with pytest.warns(UserWarning, match=r"\(3, 5, 1\) adds up to 1 over its second axis.*attention.squeeze\(-1\)"):
         NormalGuidance()(attention[:, :, None])
     with pytest.warns(UserWarning, match=r"\(5, 1\) adds up to 1 over its first axis.*pass attention.T"):
         NormalGuidance()(attention[0, :, None])
@@ -459,7 +457,7 @@ def test_nan_is_refused_in_logits_and_by_label_guidance() -> None:
 
 
 def test_label_guidance_warns_of_logits() -> None:
-    with pytest.warns(UserWarning, match="LabelGuidance: attention .* pass from_logits=True"):
+    with pytest.warns(UserWarning, match=r"LabelGuidance: attention .* pass from_logits=True"):
         LabelGuidance(uses_slice_labels=True)(torch.tensor([[-9.0, 5.0]]), torch.tensor([[0, 1]]))
 
 

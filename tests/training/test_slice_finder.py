@@ -242,9 +242,9 @@ def test_options_of_wrong_kinds_are_refused(train: Bags, option, message, unchec
 
 
 def test_labels_and_patients_of_wrong_kinds_are_refused(train: Bags, unchecked: None):
-    with pytest.raises(UserError, match="labels: .* holds text"):
+    with pytest.raises(UserError, match=r"labels: .* holds text"):
         SliceFinder(**QUICK).fit(train, ["0", "1"] * 10)
-    with pytest.raises(UserError, match="labels: .* rows differ in length"):
+    with pytest.raises(UserError, match=r"labels: .* rows differ in length"):
         SliceFinder(**QUICK).fit(train, [[0], [1, 0]])
     with pytest.raises(UserError, match="patient_ids: got the text"):
         SliceFinder(**QUICK).fit(train, patient_ids="A" * 45)
@@ -267,5 +267,5 @@ def test_fit_takes_the_patients_of_arrays(train: Bags, tmp_path):
     made = normal_guidance.fit(arrays, tmp_path / "model", labels=train.labels, patient_ids=patients)
     folds = made.fit.folds[0].tolist()
     assert folds[:44:2] == folds[1:44:2]
-    with pytest.raises(UserError, match="patient_ids: the feature store .* has its own"):
+    with pytest.raises(UserError, match=r"patient_ids: the feature store .* has its own"):
         normal_guidance.fit(tmp_path, tmp_path / "new", patient_ids=patients)

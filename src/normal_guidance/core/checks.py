@@ -31,7 +31,7 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def checked_whole(name: str, value: object, least: int = 1, most: float = math.inf) -> int:
+def checked_whole(name: str, value: object, least: int = 1, most: float | int = math.inf) -> int:
     """Return a whole number of a range as Python's own, and refuse others.
 
     Example:

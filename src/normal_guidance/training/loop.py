@@ -196,7 +196,7 @@ def _scored(config: Config, prediction: Prediction, bags: Bags) -> tuple[Tensor,
 
 @torch.no_grad()
 def predict_bags(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Prediction:
-    """Packed predictions for all scans in their order, without gradients and dropout, on the model's device, in its dtype.
+    """Packed predictions for all scans in their order, without gradients or dropout, on the model's device and dtype.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
