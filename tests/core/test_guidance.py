@@ -444,7 +444,7 @@ def test_labels_are_zero_or_one() -> None:
 
 def test_numbers_of_numpy_are_numbers_and_true_is_not_one(unchecked: None) -> None:
     assert NormalGuidance(np.float32(0.5), modes=np.int64(2), least_width=np.float32(1.0)).modes == 2
-    with pytest.raises(UserError, match="lambda. is True"):
+    with pytest.raises(UserError, match=r"lambda. is True"):
         NormalGuidance(True)
 
 
