@@ -6,7 +6,7 @@
     scans                             ng.Bag, ng.Bags, ng.open_store, ng.collate
     your own training loop            ng.NormalGuidance, ng.GuidanceCallback (Lightning)
     the paper's methods               ng.METHODS, ng.build_model, ng.Config, ng.train_model, ng.predict_bags
-    many configurations at once       ng.grid, ng.sweep
+    many configurations at once       ng.grid, ng.sweep, ng.Execution
     models for other programs         ng.export_model (ONNX, torch.export), ng.push_to_hub, ng.pull_from_hub
     measures and pictures             ng.localization, ng.scan_level, ng.auroc, ng.auprc, ng.figures
 
@@ -24,6 +24,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from normal_guidance.clinical.hub import pull_from_hub, push_to_hub
     from normal_guidance.clinical.in_python import fit, predict
+    from normal_guidance.clinical.predicting import PredictOptions
     from normal_guidance.core.bags import Bag, Bags, collate
     from normal_guidance.core.guidance import (
         DIVERGENCES,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from normal_guidance.features.store import open_store
     from normal_guidance.reports import figures
     from normal_guidance.training.config import Config, grid
+    from normal_guidance.training.execution import Execution
     from normal_guidance.training.lightning import GuidanceCallback
     from normal_guidance.training.loop import predict_bags, train_model
     from normal_guidance.training.slice_finder import SliceFinder
@@ -53,6 +55,7 @@ _HOME = {
     "push_to_hub": "clinical.hub",
     "fit": "clinical.in_python",
     "predict": "clinical.in_python",
+    "PredictOptions": "clinical.predicting",
     "Bag": "core.bags",
     "Bags": "core.bags",
     "collate": "core.bags",
@@ -78,6 +81,7 @@ _HOME = {
     "open_store": "features.store",
     "Config": "training.config",
     "grid": "training.config",
+    "Execution": "training.execution",
     "GuidanceCallback": "training.lightning",
     "predict_bags": "training.loop",
     "train_model": "training.loop",
@@ -94,10 +98,12 @@ __all__ = [
     "Bag",
     "Bags",
     "Config",
+    "Execution",
     "GuidanceCallback",
     "LabelGuidance",
     "Layout",
     "NormalGuidance",
+    "PredictOptions",
     "Prediction",
     "SliceFinder",
     "UserError",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+LARGEST_SEED = 2**31 - 1
+"""The largest seed of folds: scikit-learn takes less than 2**32, and each repeat has the next one."""
+
 
 def count_text(count: int, what: str) -> str:
     """Return a number of things; a plural ends in s.

@@ -312,3 +312,46 @@ def test_huge_but_finite_features_are_accepted() -> None:
     Bags(torch.full((4, 3), 3e38), torch.tensor([4]), torch.tensor([0]))
     with pytest.raises(UserError, match="batch size is 0"):
         next(some_bags().batches(0))
+
+
+def test_lists_of_single_numbers_of_numpy_and_torch_are_numbers() -> None:
+    zero_one = list(np.array([0, 1]))
+    bags = Bags(torch.zeros(5, 8), [np.int64(2), np.int64(3)], zero_one)
+    assert bags.lengths.tolist() == [2, 3]
+    assert bags.labels.tolist() == [0, 1]
+    assert bags[zero_one].scan_ids == bags.scan_ids
+    made = Bags.from_arrays([np.zeros((2, 8))] * 2, [torch.tensor(0), np.array(1)])
+    assert made.labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("labels", [[0.7, 1.9], [np.nan, 0], [2, 0], [0.5, 1]])
+def test_slice_labels_are_not_rounded(labels: list[float]) -> None:
+    with pytest.raises(UserError, match=r"scan 'A', slice 0: label .*; slice labels are 0 or 1"):
+        Bag(np.zeros((2, 8)), 1, labels, scan_id="A")
+    with pytest.raises(UserError, match="slice 0: label"):
+        Bags.from_arrays([np.zeros((2, 8))], [1], slice_labels=[labels])
+    with pytest.raises(UserError, match="slice 0: label"):
+        collate([(np.zeros((2, 8)), 1, labels)])
+    assert Bag(np.zeros((2, 8)), 1, [0.0, 1.0]).slice_labels.dtype == torch.int64
+
+
+def test_an_empty_choice_is_no_scans() -> None:
+    assert len(some_bags()[[]]) == len(Bags(torch.zeros(0, 8), [], [])) == 0
+
+
+def test_a_scan_drawn_twice_is_still_one_patients() -> None:
+    bag = Bag(torch.zeros(1, 2), 1, scan_id="A")
+    assert collate([bag, bag]).patient_ids == ("A", "A")
+    assert collate([replace(bag, patient_id="P")] * 2).patient_ids == ("P", "P")
+
+
+@pytest.mark.parametrize("number", [100, -4])
+def test_a_scan_that_is_not_there_is_named(number: int) -> None:
+    for index in (number, [0, number]):
+        with pytest.raises(IndexError, match=f"scan {number} is asked for, but there are 3 scans, counted from 0"):
+            some_bags()[index]
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(UserError, match="device 'gpu' is unknown or not available here"):
+        some_bags().to("gpu")

@@ -370,12 +370,12 @@ def test_nan_names_bag_and_slice() -> None:
         NormalGuidance()(attention)
 
 
-def test_slices_in_the_wrong_axis_are_refused() -> None:
+def test_slices_in_the_wrong_axis_are_warned_of() -> None:
     """Attention (B, S, 1) reads as heads over one slice, where every term is 0; real scans of one slice are taken."""
     attention = torch.rand(3, 5).softmax(-1)
-    with pytest.raises(UserError, match=r"\(3, 5, 1\) adds up to 1 over its second axis.*pass attention.squeeze\(-1\)"):
+    with pytest.warns(UserWarning, match=r"\(3, 5, 1\) adds up to 1 over its second axis.*attention.squeeze\(-1\)"):
         NormalGuidance()(attention[:, :, None])
-    with pytest.raises(UserError, match=r"\(5, 1\) adds up to 1 over its first axis.*pass attention.T"):
+    with pytest.warns(UserWarning, match=r"\(5, 1\) adds up to 1 over its first axis.*pass attention.T"):
         NormalGuidance()(attention[0, :, None])
     with pytest.warns(
         UserWarning, match=r"\(3, 5, 1\) has one slice in every bag; if its second axis .* \(said once\)"
@@ -440,3 +440,27 @@ def test_labels_are_zero_or_one() -> None:
         with pytest.raises(UserError, match=f"labels: {shown}; labels are 0 or 1"):
             NormalGuidance()(attention, labels=torch.tensor(labels))
     assert NormalGuidance()(attention, labels=torch.tensor([True, False, True])).isfinite()
+
+
+def test_numbers_of_numpy_are_numbers_and_true_is_not_one(unchecked: None) -> None:
+    assert NormalGuidance(np.float32(0.5), modes=np.int64(2), least_width=np.float32(1.0)).modes == 2
+    with pytest.raises(UserError, match=r"lambda. is True"):
+        NormalGuidance(True)
+
+
+def test_nan_is_refused_in_logits_and_by_label_guidance() -> None:
+    nan = torch.full((1, 2), torch.nan)
+    with pytest.raises(UserError, match="slice 0 is NaN"):
+        NormalGuidance()(nan, from_logits=True)
+    with pytest.raises(UserError, match="slice 0 is NaN"):
+        LabelGuidance(uses_slice_labels=True)(nan, torch.zeros(1, 2))
+
+
+def test_label_guidance_warns_of_logits() -> None:
+    with pytest.warns(UserWarning, match=r"LabelGuidance: attention .* pass from_logits=True"):
+        LabelGuidance(uses_slice_labels=True)(torch.tensor([[-9.0, 5.0]]), torch.tensor([[0, 1]]))
+
+
+def test_scans_of_one_slice_are_only_warned_of() -> None:
+    with pytest.warns(UserWarning, match="adds up to 1 over its first axis"):
+        assert NormalGuidance(renormalize=False)(torch.tensor([[0.5], [0.5]])).isfinite()

@@ -291,7 +291,7 @@ def test_mixed_precision_changes_nothing() -> None:
 
 def test_mistakes_are_named(unchecked: None) -> None:
     for modes in (0, 1.5, True):
-        with pytest.raises(UserError, match=f"modes is {modes}; it must be a whole number of at least 1"):
+        with pytest.raises(UserError, match=f"modes is {modes}; give a whole number of at least 1"):
             NormalGuidance(modes=modes)
     with pytest.raises(UserError, match="modes is 0"):
         normal_reference(torch.rand(1, 3), modes=0)

@@ -442,3 +442,10 @@ def test_whole_numbers_are_scores_too_but_no_masks(metric: Metric, unchecked: No
     assert metric(scores, labels).item() == pytest.approx(SKLEARN[metric](labels, scores))
     with pytest.raises(UserError, match=r"mask is torch.int64; .* write mask.bool\(\)"):
         metric(scores, labels, torch.tensor([1, 1, 1, 0]))
+
+
+def test_lists_of_single_numbers_and_empty_lists_are_read():
+    assert auroc([0.1, 0.9], list(np.array([0, 1]))).item() == 1.0
+    assert localization([0.1, 0.9], [0, 1], [np.int64(2)]).auroc.tolist() == [1.0]
+    with pytest.raises(UserError, match="lengths add up to 0 slices"):
+        localization([0.1, 0.9], [0, 1], [])

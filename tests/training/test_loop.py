@@ -1,8 +1,10 @@
 """Training follows the protocol: loss, optimizer and choice of the epoch, without the slice labels."""
 
+import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.methods import BEYOND, build_model
 from normal_guidance.errors import UserError
+from normal_guidance.features.store import write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.config import Config
 from normal_guidance.training.loop import Epoch, predict_bags, select_epoch, train_model
@@ -145,3 +148,31 @@ def test_wrong_configurations_are_named(wrong: dict[str, object], message: str, 
 def test_too_few_scans_for_a_batch(sets: tuple[Bags, Bags]) -> None:
     with pytest.raises(UserError, match="128 training scans do not fill one batch of 200"):
         train_model(Config("abmil", batch_size=200), *sets)
+
+
+def test_a_prediction_leaves_every_part_of_the_model_in_its_mode():
+    model = nn.Sequential(build_model("abmil", 4), nn.Dropout()).train()
+    model[1].eval()
+    bags = shifted_mean(4, seed=1, features=4)
+    predict_bags(model[0], bags)
+    assert [part.training for part in (model, model[0], model[0].hidden, model[1])] == [True, True, True, False]
+    config = Config("abmil", epochs=1, batch_size=4)
+    assert not train_model(
+        config, shifted_mean(8, seed=1, features=4), shifted_mean(8, seed=2, features=4)
+    ).model.training
+
+
+def test_a_store_is_trained_on_like_its_bags(tmp_path):
+    train, val = shifted_mean(16, seed=1, features=4), shifted_mean(16, seed=2, features=4)
+    stores = [write_store(tmp_path / str(number), bags, provenance={}) for number, bags in enumerate((train, val))]
+    config = Config("abmil", epochs=2, batch_size=8)
+    assert train_model(config, *stores).history == train_model(config, train, val).history
+
+
+def test_numbers_of_numpy_make_the_same_configuration(unchecked: None):
+    made = Config("ng", lr=np.float64(0.1), seed=np.int64(1), batch_size=np.int64(8), patience=np.int64(3))
+    assert made == Config("ng", lr=0.1, seed=1, batch_size=8, patience=3)
+    json.dumps(made.as_json())
+    assert build_model("abmil", np.int64(8), hidden=np.int64(4)).hidden.in_features == 8
+    with pytest.raises(UserError, match="lr is True; give a number"):
+        Config("ng", lr=True)

@@ -19,6 +19,7 @@ from normal_guidance.features.store import write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.statistics.calibration import choose_operation
 from normal_guidance.statistics.conformal import calibrate_intervals
+from normal_guidance.training import measured_fit
 from normal_guidance.training.fit_committee import Plan, fit_committee
 from normal_guidance.training.slice_finder import SliceFinder
 
@@ -218,3 +219,53 @@ def test_bad_new_scans_are_refused_in_one_line(new: Bags, finder: SliceFinder):
         with pytest.raises(UserError, match=message) as caught:
             finder.predict(scans)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"folds": 2.5}, "folds is 2.5; give a whole number of at least 2"),
+        ({"folds": "a"}, "folds is 'a'"),
+        ({"repeats": 1.5}, "repeats is 1.5"),
+        ({"components": 2.5}, "components is 2.5"),
+        ({"seed": -1}, "seed is -1; give a whole number from 0 to 2147483647"),
+        ({"seed": 2**40}, "seed is 1099511627776; give a whole number from 0"),
+        ({"seed": None}, "seed is None"),
+        ({"sensitivity": "a"}, "sensitivity is 'a'; give a share"),
+        ({"coverage": "a"}, "coverage is 'a'; give a number"),
+        ({"device": ["cpu"]}, "is unknown or not available here"),
+    ],
+)
+def test_options_of_wrong_kinds_are_refused(train: Bags, option, message, unchecked: None):
+    with pytest.raises(UserError, match=message):
+        SliceFinder(**(QUICK | option)).fit(train)
+
+
+def test_labels_and_patients_of_wrong_kinds_are_refused(train: Bags, unchecked: None):
+    with pytest.raises(UserError, match=r"labels: .* holds text"):
+        SliceFinder(**QUICK).fit(train, ["0", "1"] * 10)
+    with pytest.raises(UserError, match=r"labels: .* rows differ in length"):
+        SliceFinder(**QUICK).fit(train, [[0], [1, 0]])
+    with pytest.raises(UserError, match="patient_ids: got the text"):
+        SliceFinder(**QUICK).fit(train, patient_ids="A" * 45)
+
+
+def test_a_committee_without_lengths_says_what_is_missing(finder: SliceFinder, new: Bags):
+    with pytest.raises(UserError, match="a model takes features and the slices of each scan"):
+        finder.committee_(new.features)
+
+
+def test_test_scans_of_another_width_are_refused_before_the_fit(train: Bags, monkeypatch):
+    monkeypatch.setattr(measured_fit, "fit_committee", lambda *_, **__: pytest.fail("it was fitted first"))
+    other = replace(shifted_mean(9, seed=3, features=2), patient_ids=tuple(f"other-{n}" for n in range(9)))
+    with pytest.raises(UserError, match="test scans have 2 features, training scans 4; encode both alike"):
+        measured_fit.fit_and_measure(train, test=other)
+
+
+def test_fit_takes_the_patients_of_arrays(train: Bags, tmp_path):
+    arrays, patients = [bag.features.numpy() for bag in train], [f"P{n // 2}" for n in range(len(train))]
+    made = normal_guidance.fit(arrays, tmp_path / "model", labels=train.labels, patient_ids=patients)
+    folds = made.fit.folds[0].tolist()
+    assert folds[:44:2] == folds[1:44:2]
+    with pytest.raises(UserError, match=r"patient_ids: the feature store .* has its own"):
+        normal_guidance.fit(tmp_path, tmp_path / "new", patient_ids=patients)

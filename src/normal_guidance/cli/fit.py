@@ -12,6 +12,7 @@ import typer
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.tracking import check_track, track_fits
 from normal_guidance.cli.training_options import Device, Track, choose_execution, parse_list
+from normal_guidance.quantities import LARGEST_SEED
 
 if TYPE_CHECKING:
     from normal_guidance.clinical.fitting import FittedModel
@@ -43,7 +44,7 @@ def fit(
         str | None,
         typer.Option(help="Findings to fit, of a store that has several: any,epidural. Default: all of them."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the folds.")] = 0,
     device: Device = None,
     track: Track = None,
     as_json: AsJson = False,

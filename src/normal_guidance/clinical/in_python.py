@@ -19,11 +19,12 @@ from normal_guidance.clinical.fitting import FittedModel, fit_model
 from normal_guidance.clinical.new_features import Source, is_features, predict_features
 from normal_guidance.clinical.new_scans import find_scans
 from normal_guidance.clinical.predicting import DEFAULTS, Outcome, PredictOptions, predict_found
+from normal_guidance.core.checks import check_device
 from normal_guidance.errors import UserError
 from normal_guidance.features.encoders import Encoder
 from normal_guidance.features.store import FeatureStore, open_store, write_store
 from normal_guidance.training.fit_committee import make_plan
-from normal_guidance.training.slice_finder import Labels, ScansLike, as_scans, check_device, with_labels
+from normal_guidance.training.slice_finder import Labels, ScansLike, as_scans, with_labels
 
 TrainingScans = ScansLike | str | Path
 """Scans to train on: in memory, in a feature store, or the folder of one."""
@@ -37,6 +38,7 @@ def fit(
     out: str | Path,
     *,
     labels: Labels | None = None,
+    patient_ids: Sequence[str] | None = None,
     test: TrainingScans | None = None,
     finding: str | None = None,
     sensitivity: float | None = None,
@@ -54,8 +56,9 @@ def fit(
         scans: `Bags`, a list of `Bag`, a list of arrays `(slices, features)` with `labels`, a store from `open_store`,
             or the folder of one.  The scans of a store's part "test" are kept for testing.
         out: the folder for the model; it must be new or empty.
-        labels: one 0 or 1 per scan, for arrays, or in place of the labels of bags.  Each array is then a patient of its
-            own; where patients have several scans, give `Bags.from_arrays(arrays, labels, patient_ids=...)`.
+        labels: one 0 or 1 per scan, for arrays, or in place of the labels of bags.
+        patient_ids: one per scan, for arrays, or in place of those of the bags; a patient's scans share a fold.
+            Without it, each array is a patient of its own.
         test: other patients' scans, to measure the model on; arrays as `Bags.from_arrays(arrays, labels)`.
         finding: which finding of a store with several is fitted.
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
@@ -86,7 +89,7 @@ def fit(
     with TemporaryDirectory() as folder:
         if finding is not None and not isinstance(scans, FeatureStore | str | Path):
             raise UserError(f"finding is {finding!r}, but scans in memory have one label without a name; leave it out")
-        store = _as_store("scans", scans, Path(folder) / "scans", labels)
+        store = _as_store("scans", scans, Path(folder) / "scans", labels, patient_ids)
         train, own_test = training_scans(_of_finding(store, finding))
         if test is not None and own_test is not None:
             raise UserError(f"store {store.folder} has {len(own_test)} test scans of its own; leave test= out")
@@ -103,13 +106,22 @@ def fit(
         )
 
 
-def _as_store(name: str, scans: TrainingScans, folder: Path, labels: Labels | None = None) -> FeatureStore:
-    if labels is not None and isinstance(scans, FeatureStore | str | Path):
-        where = scans.folder if isinstance(scans, FeatureStore) else scans
-        raise UserError(f"labels: the feature store {where} has its own; leave labels= out")
+def _as_store(
+    name: str,
+    scans: TrainingScans,
+    folder: Path,
+    labels: Labels | None = None,
+    patient_ids: Sequence[str] | None = None,
+) -> FeatureStore:
+    for what, given in (("labels", labels), ("patient_ids", patient_ids)):
+        if given is not None and isinstance(scans, FeatureStore | str | Path):
+            where = scans.folder if isinstance(scans, FeatureStore) else scans
+            raise UserError(f"{what}: the feature store {where} has its own; leave {what}= out")
     if isinstance(scans, str | Path):
         return open_store(scans)
-    found = as_scans(scans, labelled=True, name=name) if labels is None else with_labels(scans, labels)
+    found = as_scans(scans, labelled=labels is None, name=name)
+    if labels is not None or patient_ids is not None:
+        found = with_labels(found, labels, patient_ids)
     return found if isinstance(found, FeatureStore) else write_store(folder, found, provenance={})
 
 
@@ -151,6 +163,8 @@ def predict(
         normal_guidance.errors.UserError: nowhere is neither a bundle (no bundle.json) nor a complete run (no
         report.json); give the folder of one
     """
+    if not isinstance(options, PredictOptions):
+        raise UserError(f"options: got {type(options).__name__}; give PredictOptions(), or leave it out")
     bundle = _bundle(model)
     several = _sources(scans)
     in_memory = [one for one in several if not isinstance(one, str | Path)]

@@ -43,17 +43,34 @@ def as_tensor(values: object, name: str, like: Tensor | None = None) -> Tensor:
     if values is None or isinstance(values, str | bytes | dict | set) or not isinstance(values, HasArray | Sequence):
         raise UserError(f"{name}: got {_shown(values)}; give numbers in a tensor, an array or a list")
     try:
-        tensor = torch.as_tensor(_contiguous(values))
+        tensor = _read(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{name}: got {_shown(values)}, {_why(values)}") from error
     return tensor if like is None else tensor.to(like.device)
 
 
-def _contiguous(values: object) -> object:
-    """The values in a form that torch takes: it refuses arrays that are turned round, and warns of read-only ones."""
-    if not isinstance(values, HasArray):
-        return [_contiguous(one) if isinstance(one, HasArray) else one for one in values]  # type: ignore[attr-defined]
-    array = values.__array__()
+def _read(values: object) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, HasArray):
+        return torch.as_tensor(_usable(values.__array__()))
+    if not isinstance(values, Sequence):
+        return torch.as_tensor(values)
+    if any(_has_rows(one) for one in values):
+        return torch.stack([_read(one) for one in values])
+    # Torch takes numpy's numbers in a list, but no arrays without an axis; indexed with (), both are numbers.
+    return torch.as_tensor([one[()] if hasattr(one, "__array__") else one for one in values])
+
+
+def _has_rows(one: object) -> bool:
+    """Whether an entry of a list is read on its own: tensors, whose gradient stays, and whatever may have an axis."""
+    if hasattr(one, "__array__"):
+        return isinstance(one, Tensor) or getattr(one, "ndim", 1) > 0
+    return isinstance(one, Sequence) and not isinstance(one, str | bytes)
+
+
+def _usable(array: Any) -> Any:
+    """The array in a form that torch takes: it refuses arrays that are turned round, and warns of read-only ones."""
     if any(stride < 0 for stride in array.strides) or not array.flags.writeable or not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array

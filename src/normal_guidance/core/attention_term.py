@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
 from normal_guidance.core.arrays import Array, as_tensor
+from normal_guidance.core.checks import is_number
 from normal_guidance.core.layout import Layout, as_mask
 from normal_guidance.core.positions import Positions
 from normal_guidance.core.prediction import Features
@@ -82,8 +83,8 @@ class AttentionTerm(nn.Module):
         """The loss, a scalar.
 
         The first call of a term looks at the values of attention: it warns where they look like logits without
-        `from_logits`, or the mask inverted, and refuses NaN and slices that are not last.  Later calls do not, so a GPU
-        waits once at most; compiled code never looks.
+        `from_logits`, the mask inverted, or slices not last, and refuses NaN.  Later calls do not, so a GPU waits once
+        at most; compiled code never looks.
 
         Args:
             attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.  It must
@@ -126,7 +127,7 @@ class AttentionTerm(nn.Module):
         )
         if not (self._looked or torch.compiler.is_compiling()):
             shape = tuple(values.shape) if mask is None and lengths is None else None
-            self._looked = _look(padded, layout, type(self).__name__, from_logits, shape)
+            self._looked = look(padded, layout, type(self).__name__, from_logits, shape)
         if self.in_order and real is not None:
             padded, layout, moved = _moved_to_front(padded, real, given.features)
             given = given._replace(features=moved)
@@ -182,7 +183,7 @@ def as_padded(
     return (padded[:, None] if is_single_head(values, layout) else padded), layout
 
 
-def _look(padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None) -> bool:
+def look(padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None) -> bool:
     """Warn of attention that looks wrong, refuse what surely is; False if it cannot be looked at, as under `vmap`.
 
     Args:
@@ -197,7 +198,9 @@ def _look(padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked
         try:
             doubts = [] if unmasked is None else [_doubt_about_axes(given, unmasked, from_logits)]
             doubts += [] if layout.is_packed else [_doubt_about_mask(given, layout, from_logits)]
-            doubts += [] if from_logits else [_doubt_about_values(given, layout)]
+            real = given.masked_fill(~layout.mask[:, None], 0)
+            _refuse_nan(real)
+            doubts += [] if from_logits else [_doubt_about_values(real)]
         except RuntimeError:
             return False
     doubt = next(filter(None, doubts), "")
@@ -219,10 +222,7 @@ def _doubt_about_axes(given: Padded, shape: tuple[int, ...], from_logits: bool) 
     if not ((sums - 1).abs() <= MOST_SUM - 1).all().item():
         return ""
     axis = "second" if len(shape) == 3 else "first"
-    raise UserError(
-        f"attention of shape {shape} adds up to 1 over its {axis} axis, so that axis holds the slices; slices come "
-        f"last: pass {squeezed}"
-    )
+    return f"of shape {shape} adds up to 1 over its {axis} axis; if that axis holds the slices, pass {squeezed}"
 
 
 def _doubt_about_mask(given: Padded, layout: Layout, from_logits: bool) -> str:
@@ -242,16 +242,19 @@ def _doubt_about_mask(given: Padded, layout: Layout, from_logits: bool) -> str:
     )
 
 
-def _doubt_about_values(given: Padded, layout: Layout) -> str:
-    real = given.masked_fill(~layout.mask[:, None], 0)
-    sums = real.sum(-1)
-    least, fewest, most = torch.stack([real.amin(), sums.amin(), sums.amax()]).tolist()
-    if math.isnan(most):
-        (bag, head, place) = real.isnan().nonzero()[0].tolist()
+def _refuse_nan(real: Padded) -> None:
+    found = real.isnan().nonzero()
+    if len(found):
+        bag, head, place = found[0].tolist()
         raise UserError(
             f"attention of bag {bag}, head {head}, slice {place} is NaN; look for NaN in the features or in the "
             "model's output"
         )
+
+
+def _doubt_about_values(real: Padded) -> str:
+    sums = real.sum(-1)
+    least, fewest, most = torch.stack([real.amin(), sums.amin(), sums.amax()]).tolist()
     if least >= 0 and fewest >= LEAST_SUM and most <= MOST_SUM:
         return ""
     total = fewest if fewest < LEAST_SUM else most
@@ -279,7 +282,11 @@ def _moved_to_front(padded: Padded, mask: Mask, features: Features | None) -> tu
     order = mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     if features is not None:
         features = features.gather(1, order[:, :, None].expand_as(features))
-    return padded.gather(-1, order[:, None].expand_as(padded)), Layout.padded(mask.sum(1), mask.shape[1]), features
+    return (
+        padded.gather(-1, order[:, None].expand_as(padded)),
+        Layout.padded_unchecked(mask.sum(1), mask.shape[1]),
+        features,
+    )
 
 
 def _layout(values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Lengths | None, name: str) -> Layout:
@@ -332,6 +339,6 @@ def full_precision(values: Tensor) -> torch.autocast:
 
 
 def checked_weight(weight: float) -> float:
-    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+    if not is_number(weight) or not 0 <= weight < math.inf:
         raise UserError(f"guidance weight (lambda) is {weight!r}; it must be a finite number >= 0")
-    return weight
+    return weight if isinstance(weight, int) else float(weight)

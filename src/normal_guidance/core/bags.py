@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from normal_guidance.core.arrays import Array, as_tensor
+from normal_guidance.core.checks import check_device
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.packed import find_bags, sum_per_bag
 from normal_guidance.errors import UserError
@@ -66,9 +67,7 @@ class Bag:
     ) -> None:
         who = "the scan" if scan_id is None else f"scan {str(scan_id)!r}"
         rows = _as_features(features, f"{who}: features")
-        labels = None if slice_labels is None else as_tensor(slice_labels, f"{who}: slice_labels", rows)
-        if labels is not None and labels.shape != rows.shape[:1]:
-            raise UserError(f"{who}: {_count(labels)} slice labels for {len(rows)} slices; give one for each slice")
+        labels = None if slice_labels is None else _as_slice_labels(slice_labels, rows, who)
         fill = object.__setattr__  # only here may a frozen dataclass be changed
         fill(self, "features", rows)
         fill(self, "label", _as_label(label, who))
@@ -86,6 +85,28 @@ def _as_features(values: Array, name: str) -> Float[Tensor, "rows features"]:
     if not rows.is_floating_point():
         raise UserError(f"{name}: {rows.dtype}; expected floats: write features.float()")
     return rows
+
+
+def _as_slice_labels(values: Array, rows: Tensor, who: str) -> Int[Tensor, "slices"]:
+    labels = as_tensor(values, f"{who}: slice_labels", rows)
+    if labels.shape != rows.shape[:1]:
+        raise UserError(f"{who}: {_count(labels)} slice labels for {len(rows)} slices; give one for each slice")
+    wrong = _wrong_slice_labels(labels)
+    if len(wrong):
+        row = int(wrong[0])
+        raise UserError(f"{who}, {_wrong_slice_label(labels, row, row)}")
+    return labels.long()
+
+
+def _wrong_slice_labels(labels: Shaped[Tensor, "slices"]) -> Int[Tensor, "wrong"]:
+    return ((labels != 0) & (labels != 1) & (labels != UNKNOWN)).nonzero().flatten()
+
+
+def _wrong_slice_label(labels: Shaped[Tensor, "slices"], row: int, position: int) -> str:
+    return (
+        f"slice {position}: label {labels[row].item()}; slice labels are 0 or 1, or {UNKNOWN} for all slices of a scan "
+        "without labels"
+    )
 
 
 def _as_label(label: object, who: str) -> int:
@@ -157,9 +178,9 @@ class Bags:
             self, "slice_labels", None if slice_labels is None else _vector(slice_labels, "slice_labels", rows, "slice")
         )
         numbered = (f"scan-{i}" for i in range(len(self.lengths)))
-        fill(self, "scan_ids", _ids(scan_ids, "scan_ids") or tuple(numbered))
-        fill(self, "patient_ids", _ids(patient_ids, "patient_ids") or self.scan_ids)
-        if self.lengths.is_floating_point() or self.lengths.dtype == torch.bool:
+        fill(self, "scan_ids", checked_ids(scan_ids, "scan_ids") or tuple(numbered))
+        fill(self, "patient_ids", checked_ids(patient_ids, "patient_ids") or self.scan_ids)
+        if len(self.lengths) and (self.lengths.is_floating_point() or self.lengths.dtype == torch.bool):
             raise UserError(f"lengths: {self.lengths.dtype}; expected integers, the slices of each scan")
         _check_sizes(self)
         _check_labels(self)
@@ -197,9 +218,13 @@ class Bags:
             Bags(2 scans of 2-3 slices (median 2), 5 slices x 8 features, 1 positive (50.0 %), 1 localizable, 160 B)
         """
         scans, known = _as_list(arrays), as_tensor(labels, "labels").flatten()
-        names = _ids(scan_ids, "scan_ids") or tuple(f"scan-{number}" for number in range(len(scans)))
+        names = checked_ids(scan_ids, "scan_ids") or tuple(f"scan-{number}" for number in range(len(scans)))
+        if not isinstance(slice_labels, Iterable | None):
+            raise UserError(
+                f"slice_labels: got {type(slice_labels).__name__}; give a list with one vector for each scan"
+            )
         of_slices = [None] * len(scans) if slice_labels is None else list(slice_labels)
-        patients = _ids(patient_ids, "patient_ids") or names
+        patients = checked_ids(patient_ids, "patient_ids") or names
         given = {"labels": known, "slice_labels": of_slices, "scan_ids": names, "patient_ids": patients}
         for name, values in given.items():
             if len(values) != len(scans):
@@ -251,23 +276,30 @@ class Bags:
     @overload
     def __getitem__(self, index: int) -> Bag: ...
     @overload
-    def __getitem__(self, index: slice | Sequence[int] | Shaped[Tensor, "chosen"]) -> Bags: ...
+    def __getitem__(self, index: slice | Array) -> Bags: ...
 
-    def __getitem__(self, index: int | slice | Sequence[int] | Shaped[Tensor, "chosen"]) -> Bag | Bags:
+    def __getitem__(self, index: int | slice | Array) -> Bag | Bags:
         """One scan by number; several as `Bags` by slice, or by a list, array or tensor of numbers or booleans."""
-        every = range(len(self))
         if isinstance(index, slice):
-            return self._select(every[index])
+            return self._select(range(len(self))[index])
         numbers = as_tensor(index, "scans") if not isinstance(index, int) else torch.tensor(index)
-        if numbers.is_floating_point() or numbers.ndim > 1:
+        if (numbers.numel() and numbers.is_floating_point()) or numbers.ndim > 1:
             raise UserError(f"scans: got {numbers.dtype} of shape {tuple(numbers.shape)}; give numbers of scans")
         if numbers.ndim == 0:
-            return self._bag(every[int(numbers)])
+            return self._bag(*self._places([int(numbers)]))
         if numbers.dtype == torch.bool:
             if len(numbers) != len(self):
                 raise UserError(f"a boolean choice of {len(numbers)} for {len(self)} scans; give one per scan")
             numbers = numbers.nonzero().flatten()
-        return self._select([every[int(number)] for number in numbers])
+        return self._select(self._places(numbers.tolist()))
+
+    def _places(self, numbers: Sequence[int]) -> list[int]:
+        """The numbers of scans, those counted from the end turned into those from the start."""
+        beyond = [number for number in numbers if not -len(self) <= number < len(self)]
+        if beyond:
+            # Not a UserError: Python's sequences end with this error.
+            raise IndexError(f"scan {int(beyond[0])} is asked for, but there are {len(self)} scans, counted from 0")
+        return [int(number) % len(self) for number in numbers]
 
     def __iter__(self) -> Iterator[Bag]:
         return (self[i] for i in range(len(self)))
@@ -290,6 +322,7 @@ class Bags:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Bags:
         """A copy with its tensors on `device`, and its features (not its labels) in `dtype`."""
+        check_device(device)
         return self._unchecked(
             features=self.features.to(device=device, dtype=dtype),
             lengths=self.lengths.to(device),
@@ -433,7 +466,8 @@ def collate(scans: Sequence[Bag | Sequence[Any]]) -> Bags:
         if bag.scan_id is not None:
             seen[bag.scan_id] += 1
             if seen[bag.scan_id] > 1:
-                bags[number] = replace(bag, scan_id=f"{bag.scan_id} ({seen[bag.scan_id]})")
+                own = bag.scan_id if bag.patient_id is None else bag.patient_id
+                bags[number] = replace(bag, scan_id=f"{bag.scan_id} ({seen[bag.scan_id]})", patient_id=own)
     return Bags.pack(bags)
 
 
@@ -490,7 +524,7 @@ def _refuse_one_array_a_scan(features: object) -> None:
 
 def _slice_labels_of(bag: Bag) -> Int[Tensor, "slices"]:
     if bag.slice_labels is not None:
-        return bag.slice_labels.long()
+        return bag.slice_labels
     return torch.full((len(bag.features),), UNKNOWN, device=bag.features.device)
 
 
@@ -505,9 +539,12 @@ def _vector(values: Array, name: str, rows: Tensor, what: str) -> Shaped[Tensor,
     return tensor
 
 
-def _ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
+def checked_ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
+    """The ids as texts; what is not a list of them is refused."""
     if isinstance(ids, str):
         raise UserError(f"{name}: got the text {ids!r}; give a list, one for each scan")
+    if not isinstance(ids, Iterable):
+        raise UserError(f"{name}: got {type(ids).__name__} {ids!r}; give a list, one for each scan, or leave it out")
     return tuple(map(str, ids))
 
 
@@ -547,13 +584,11 @@ def _check_slice_labels(bags: Bags) -> None:
     labels = bags.slice_labels
     if labels is None:
         return
-    wrong = ((labels != 0) & (labels != 1) & (labels != UNKNOWN)).nonzero().flatten().tolist()
-    if wrong:
-        scan, position = _locate(bags, wrong[0])
-        raise UserError(
-            f"{_name(bags, scan)}, slice {position}: label {labels[wrong[0]].item()}; slice labels are 0 or 1, or "
-            f"{UNKNOWN} for all slices of a scan without labels"
-        )
+    wrong = _wrong_slice_labels(labels)
+    if len(wrong):
+        row = int(wrong[0])
+        scan, position = _locate(bags, row)
+        raise UserError(f"{_name(bags, scan)}, {_wrong_slice_label(labels, row, position)}")
     unknown = sum_per_bag(labels == UNKNOWN, bags.lengths.long())
     mixed = ((unknown > 0) & (unknown < bags.lengths)).nonzero().flatten().tolist()
     if mixed:

@@ -39,7 +39,9 @@ from normal_guidance.core.attention_term import (
     is_single_head,
     log_attention,
     log_probability,
+    look,
 )
+from normal_guidance.core.checks import checked_whole, is_number
 from normal_guidance.core.layout import Layout, as_mask
 from normal_guidance.core.normals import log_mixture, log_normal
 from normal_guidance.core.positions import Positions, fold_positions
@@ -307,6 +309,7 @@ class LabelGuidance(nn.Module):
         self.weight = checked_weight(weight)
         self.divergence = _checked_divergence(divergence)
         self.renormalize = renormalize
+        self._looked = False
 
     def forward(
         self,
@@ -317,7 +320,10 @@ class LabelGuidance(nn.Module):
         lengths: Lengths | None = None,
         from_logits: bool = False,
     ) -> Float[Tensor, ""]:
-        """The loss, a scalar; `slice_labels` are `(B, S)`, or packed `(N,)` with `lengths`."""
+        """The loss, a scalar; `slice_labels` are `(B, S)`, or packed `(N,)` with `lengths`.
+
+        The first call looks at attention as `NormalGuidance` does.
+        """
         if not isinstance(attention, Tensor):
             raise UserError(
                 f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
@@ -332,6 +338,8 @@ class LabelGuidance(nn.Module):
                 f"slice_labels of shape {tuple(labels.shape)} for attention of shape {tuple(attention.shape)}; give "
                 f"{slices}, one for each slice"
             )
+        if not (self._looked or torch.compiler.is_compiling()):
+            self._looked = look(padded, layout, "LabelGuidance", from_logits, unmasked=None)
         reference, _ = as_padded(label_reference(labels, real, lengths=lengths), real, lengths)
         with full_precision(attention):
             log_a = log_attention(padded, layout, from_logits, self.renormalize)
@@ -356,15 +364,13 @@ def _divergence(log_r: Padded, log_a: Padded, kind: str) -> Float[Tensor, "bags 
 
 
 def _checked_divergence(kind: str) -> DivergenceName:
-    if kind not in DIVERGENCES:
+    if not isinstance(kind, str) or kind not in DIVERGENCES:
         raise UserError(f"divergence {kind!r} is unknown; choose one of {', '.join(DIVERGENCES)}")
     return kind
 
 
 def _checked_modes(modes: int) -> int:
-    if not isinstance(modes, int) or isinstance(modes, bool) or modes < 1:
-        raise UserError(f"modes is {modes!r}; it must be a whole number of at least 1")
-    return modes
+    return checked_whole("modes", modes)
 
 
 def _check_lengths(modes: int, layout: Layout) -> None:
@@ -380,12 +386,12 @@ def _check_lengths(modes: int, layout: Layout) -> None:
 
 
 def _checked_negatives(negatives: str) -> NegativesName:
-    if negatives not in NEGATIVES:
+    if not isinstance(negatives, str) or negatives not in NEGATIVES:
         raise UserError(f"negatives {negatives!r} is unknown; choose one of {', '.join(NEGATIVES)}")
     return negatives
 
 
 def _checked_width(width: float) -> float:
-    if not isinstance(width, int | float) or not 0 <= width < math.inf:
+    if not is_number(width) or not 0 <= width < math.inf:
         raise UserError(f"least_width is {width!r}; give a standard deviation in slices, 0 or more")
-    return width
+    return float(width)

@@ -61,12 +61,7 @@ class Layout:
     @classmethod
     def packed(cls, lengths: Array) -> Layout:
         """The layout of packed rows: the slices of all bags, one bag after the other."""
-        counts = as_tensor(lengths, "lengths")
-        if counts.numel() and (counts.is_floating_point() or counts.dtype == torch.bool or counts.ndim != 1):
-            raise UserError(
-                f"lengths are {counts.dtype} of shape {tuple(counts.shape)}; give whole numbers (bags,), the slices of "
-                "each bag"
-            )
+        counts = _whole_numbers(lengths)
         sizes = tuple(counts.tolist())
         if not sizes or min(sizes) < 1:
             empty = [i for i, size in enumerate(sizes) if size < 1]
@@ -87,8 +82,20 @@ class Layout:
         )
 
     @classmethod
-    def padded(cls, lengths: Int[Tensor, "bags"], longest: int) -> Layout:
-        """The layout of `bags x longest` padded rows; a bag's real slices come first.  Does not wait for the GPU."""
+    def padded(cls, lengths: Array, longest: int) -> Layout:
+        """The layout of `bags x longest` padded rows; a bag's real slices come first.
+
+        Lengths are compared with `longest` on the CPU only: it does not wait for the GPU, and compiled code never
+        looks.
+        """
+        counts = _whole_numbers(lengths)
+        if counts.device.type == "cpu" and not torch.compiler.is_compiling():
+            _check_fits(counts, longest)
+        return cls.padded_unchecked(counts, longest)
+
+    @classmethod
+    def padded_unchecked(cls, lengths: Int[Tensor, "bags"], longest: int) -> Layout:
+        """The same without a look at the lengths, also where `vmap` hides them."""
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         return cls(lengths=lengths, mask=mask, sizes=None, pad_index=None, unpad_index=None)
 
@@ -96,7 +103,7 @@ class Layout:
     def from_mask(cls, mask: Bool[Tensor, "bags longest"]) -> Layout:
         """The padded layout of a boolean mask, True for real slices, which must come first."""
         mask = as_mask(mask)
-        layout = cls.padded(mask.sum(1), mask.shape[1])
+        layout = cls.padded_unchecked(mask.sum(1), mask.shape[1])
         wrong = (layout.mask != mask).any(1) | (layout.lengths == 0)
         if wrong.any():
             raise UserError(
@@ -157,7 +164,7 @@ class Layout:
     def with_class_token(self) -> Layout:
         """The layout with one more row, the class token, before each bag's slices."""
         if self.sizes is None:
-            return Layout.padded(self.lengths + 1, self.longest + 1)
+            return Layout.padded_unchecked(self.lengths + 1, self.longest + 1)
         tokens = Layout.packed([size + 1 for size in self.sizes])
         return tokens.to(self.lengths.device)
 
@@ -242,6 +249,25 @@ class Layout:
         )
 
 
+def _whole_numbers(lengths: Array) -> Shaped[Tensor, "bags"]:
+    counts = as_tensor(lengths, "lengths")
+    if counts.numel() and (counts.is_floating_point() or counts.dtype == torch.bool or counts.ndim != 1):
+        raise UserError(
+            f"lengths are {counts.dtype} of shape {tuple(counts.shape)}; give whole numbers (bags,), the slices of "
+            "each bag"
+        )
+    return counts
+
+
+def _check_fits(counts: Shaped[Tensor, "bags"], longest: int) -> None:
+    wrong = ((counts < 1) | (counts > longest)).nonzero().flatten().tolist()
+    if wrong:
+        raise UserError(
+            f"lengths: bag {wrong[0]} has {int(counts[wrong[0]])} slices; give 1 to {longest}, the padded length, or "
+            "pad further"
+        )
+
+
 def mirror(position: Int[Tensor, "*shape"], length: Int[Tensor, "*or_one"]) -> Int[Tensor, "*shape"]:
     """Reflect positions outside [0, length) at the end slices, as often as needed: -1 -> 1, length -> length - 2.
 
@@ -283,6 +309,11 @@ def as_rows(
             f"features: got {type(features).__name__}; a model takes a tensor: torch.as_tensor(features).float()"
         )
     shape = tuple(features.shape)
+    if not shape:
+        raise UserError(
+            "features: got a single number; give (slices, features) with lengths, or (bags, longest, features) with a "
+            "mask"
+        )
     if width is not None and shape[-1] != width:
         raise UserError(
             f"features of shape {shape} are {shape[-1]} wide, but the model takes {width}; "
@@ -314,8 +345,11 @@ def as_mask(mask: Array, like: Tensor | None = None) -> Bool[Tensor, "bags longe
             f"mask of shape {tuple(tensor.shape)}; give (bags, longest), True for real slices; lengths are not a mask"
         )
     if tensor.dtype != torch.bool:
-        write = "mask.bool()" if tensor is mask else "mask.astype(bool)"
-        raise UserError(f"mask is {tensor.dtype}; it must be boolean, True for real slices: write {write}")
+        if isinstance(mask, Tensor):
+            write = "write mask.bool()"
+        else:
+            write = "write mask.astype(bool)" if hasattr(mask, "astype") else "give True and False"
+        raise UserError(f"mask is {tensor.dtype}; it must be boolean, True for real slices: {write}")
     return tensor
 
 

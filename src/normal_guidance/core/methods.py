@@ -16,6 +16,7 @@ from inspect import signature
 from torch import nn
 
 from normal_guidance.core import field
+from normal_guidance.core.checks import checked_whole, is_number, is_whole
 from normal_guidance.core.discovery import one_per_file
 from normal_guidance.core.method import GUIDANCE, Method
 from normal_guidance.core.models import (
@@ -142,7 +143,7 @@ def build_model(method: str, features: int = FEATURES, **options: int | float | 
         Linear(in_features=512, out_features=64, bias=True)
     """
     build = _row(method).build
-    _check_whole("features", features)
+    features = checked_whole("features", features)
     known = model_options(method)
     for name, value in options.items():
         if name not in known:
@@ -152,9 +153,9 @@ def build_model(method: str, features: int = FEATURES, **options: int | float | 
             raise UserError(f"method {method!r} has no option {name!r}; {has}{hint}")
         if isinstance(known[name], bool) and not isinstance(value, bool):
             raise UserError(f"{name} is {value!r}; give True or False")
-        if isinstance(known[name], int) and not isinstance(known[name], bool):
-            _check_whole(name, value)
-        if isinstance(known[name], float) and not (isinstance(value, int | float) and math.isfinite(value)):
+        if is_whole(known[name]):
+            options[name] = checked_whole(name, value)
+        if isinstance(known[name], float) and not (is_number(value) and math.isfinite(value)):
             raise UserError(f"{name} is {value!r}; give a finite number")
     return build(features, **options)
 
@@ -189,11 +190,6 @@ def near_miss(method: str) -> str:
     """
     near = [] if method in EVERY_METHOD else get_close_matches(method.lower().replace("-", "_"), EVERY_METHOD, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _check_whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name} is {value!r}; give a whole number of at least 1")
 
 
 CEILING = "ceiling"

@@ -158,7 +158,7 @@ def localization(
             f"scores of shape {tuple(scores.shape)} do not fit slice_labels of shape "
             f"{tuple(labels.shape)}: both need one entry per slice of all bags"
         )
-    if counted.is_floating_point() or counted.dtype == torch.bool:
+    if counted.numel() and (counted.is_floating_point() or counted.dtype == torch.bool):
         raise UserError(f"lengths: {counted.dtype}; give whole numbers, the slices of each bag")
     return _localization(scores, labels.to(scores.device), counted.to(scores.device, torch.int64))
 

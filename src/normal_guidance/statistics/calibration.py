@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from normal_guidance.core.checks import is_number
 from normal_guidance.core.metrics import auroc
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.platt import fit_line
@@ -166,8 +167,8 @@ def check_sensitivity(sensitivity: float | None) -> None:
         Traceback (most recent call last):
         normal_guidance.errors.UserError: sensitivity is 95.0; give a share above 0 and at most 1, for instance 0.95
     """
-    if sensitivity is not None and not 0 < sensitivity <= 1:
-        raise UserError(f"sensitivity is {sensitivity}; give a share above 0 and at most 1, for instance 0.95")
+    if sensitivity is not None and not (is_number(sensitivity) and 0 < sensitivity <= 1):
+        raise UserError(f"sensitivity is {sensitivity!r}; give a share above 0 and at most 1, for instance 0.95")
 
 
 def _a(word: str) -> str:

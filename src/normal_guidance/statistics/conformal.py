@@ -39,6 +39,7 @@ from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.core.blocks import count_slices
+from normal_guidance.core.checks import is_number
 from normal_guidance.core.packed import check_lengths, running_sum
 from normal_guidance.errors import UserError
 from normal_guidance.statistics.packed_scans import UNITS, PackedScans, whole_numbers
@@ -214,8 +215,8 @@ def check_coverage(coverage: float) -> None:
         normal_guidance.errors.UserError: coverage is 90.0; give a number between 0 and 1, such as .9 for 90 % of the
         scans
     """
-    if not 0 < coverage < 1:
-        raise UserError(f"coverage is {coverage}; give a number between 0 and 1, such as .9 for 90 % of the scans")
+    if not (is_number(coverage) and 0 < coverage < 1):
+        raise UserError(f"coverage is {coverage!r}; give a number between 0 and 1, such as .9 for 90 % of the scans")
 
 
 def _too_few(scans: int, coverage: float) -> str:

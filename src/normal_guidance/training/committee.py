@@ -91,7 +91,7 @@ class Committee(nn.Module):
     def __len__(self) -> int:
         return len(self.kind)
 
-    def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike) -> Prediction:
+    def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.scaling.features)
         scaled = self.scaling(rows)
         of_logit, of_attention = (own.to(rows.device) for own in shares(self._places()))

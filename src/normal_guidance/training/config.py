@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from normal_guidance.core.attention_term import AttentionTerm
+from normal_guidance.core.checks import checked_whole, is_number, is_whole
 from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
 from normal_guidance.core.method import Method
 from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, near_miss, refuse_removed
@@ -140,35 +141,35 @@ class Config:
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
             trainable = ", ".join(name for name, method in NAMED.items() if method.scores_scans)
             raise UserError(
-                f"method {self.method!r} cannot be trained{near_miss(str(self.method))}; choose one of {trainable}"
+                f"method {self.method!r} cannot be trained{near_miss(self.method)}; choose one of {trainable}"
             )
         NormalGuidance(
             self.guidance_weight, self.divergence, negatives=self.negatives
         )  # raises an error for wrong values
         for name, least, most in RANGES:
             value = getattr(self, name)
-            if not isinstance(value, int | float):
+            if not is_number(value):
                 raise UserError(f"{name} is {value!r}; give a number")
             if not least <= value <= min(most, sys.float_info.max):
                 limits = f"at least {least}, and finite" if math.isinf(most) else f"from {least} to {most}"
                 raise UserError(f"{name} is {value}; it must be {limits}")
-            if isinstance(least, int) and not _is_whole(value):
+            if isinstance(least, int) and not is_whole(value):
                 raise UserError(f"{name} is {value}; it must be a whole number")
-            if isinstance(least, float):
-                object.__setattr__(self, name, float(value))  # 1 and 1.0 are the same configuration
+            # 1 and 1.0 are the same configuration; numpy's numbers could not be saved.
+            object.__setattr__(self, name, type(least)(value))
         for name, known in CHOICES:
-            if getattr(self, name) not in known:
+            if not any(getattr(self, name) == one for one in known):
                 choices = ", ".join(map(str, known))
                 raise UserError(f"{name} {getattr(self, name)!r} is unknown; choose one of {choices}")
         if self.optimizer == "adamw" and self.momentum == 1.0:
             raise UserError("momentum is 1.0; of adamw it is beta_1, which must be below 1")
-        if self.patience is not None and not (_is_whole(self.patience) and self.patience >= 1):
-            raise UserError(f"patience is {self.patience}; give a whole number of epochs, at least 1")
+        if self.patience is not None:
+            object.__setattr__(self, "patience", checked_whole("patience", self.patience))
 
     def _check_reference(self) -> None:
         """Check that two fields together ask for slice labels, so that one typing error cannot."""
         width = self.receptive_field
-        if self.on_slices and not (_is_whole(width) and width is not None and width >= 1):
+        if self.on_slices and not (is_whole(width) and width >= 1):
             raise UserError(
                 f"receptive_field is {width}; give {SLICE_REFERENCE} the mean length of the training scans' positive "
                 "blocks, a whole number of at least 1"
@@ -279,10 +280,6 @@ def fitting_batch(scans: int) -> int:
     return max(1, min(size, scans))
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def grid(
     base: Config,
     *,
@@ -302,7 +299,8 @@ def grid(
         raise UserError(f"base: got {type(base).__name__}; give Config(METHOD), such as Config('ng')")
     given = {"lr": lr, "l1": l1, "guidance_weight": guidance_weight, "divergence": divergence, "seed": seed}
     for name, values in given.items():
-        if values is not None and (isinstance(values, str) or not isinstance(values, Sequence) or not len(values)):
+        left_out = values is None and name not in ("lr", "l1")
+        if not left_out and (isinstance(values, str) or not isinstance(values, Sequence) or not len(values)):
             raise UserError(f"{name} is {values!r}; give a list of values, such as [{getattr(base, name)!r}]")
     axes = {
         "divergence": divergence or [base.divergence],

@@ -20,9 +20,11 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.checks import checked_whole
 from normal_guidance.core.places import Places
 from normal_guidance.data.splits import fold_scans
 from normal_guidance.errors import UserError
+from normal_guidance.quantities import LARGEST_SEED
 from normal_guidance.statistics.delong import in_standard_errors
 from normal_guidance.training.batches import LOADING_BATCH, Scans
 from normal_guidance.training.committee import Committee, prior_attention, shares
@@ -135,6 +137,7 @@ def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 
         normal_guidance.errors.UserError: 1 positive scans of 1 patients and 2 negative ones of 2; at least 3 patients
         of each are needed: add labelled scans of other patients
     """
+    seed = checked_whole("seed", seed, 0, LARGEST_SEED)
     patients = [{patient for patient, label in zip(patient_ids, labels, strict=True) if label == one} for one in (1, 0)]
     least = min(map(len, patients))
     if least < LEAST:

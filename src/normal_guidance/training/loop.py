@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +17,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from normal_guidance.core.bags import UNKNOWN, Bags
+from normal_guidance.core.checks import checked_whole
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.noise import set_epoch
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError
+from normal_guidance.features.store import FeatureStore
 from normal_guidance.training.batches import Scans, check_scans_like, in_batches, slice_labels_of
 from normal_guidance.training.config import Config
 from normal_guidance.training.objective import balanced_weights, objective
@@ -68,9 +71,15 @@ def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = False) -
 
 
 def train_model(
-    config: Config, train: Bags, val: Bags, *, on_epoch: Callable[[Epoch], None] | None = None
+    config: Config,
+    train: Bags | FeatureStore,
+    val: Bags | FeatureStore,
+    *,
+    on_epoch: Callable[[Epoch], None] | None = None,
 ) -> TrainedModel:
-    """Train one configuration: clipped gradients, reshuffled batches, last partial batch dropped.
+    """Train one configuration: clipped gradients, reshuffled batches, last partial batch dropped; the model is on eval.
+
+    The features of a store are loaded into memory; `sweep` reads them from the disk.
 
     Validation scan labels alone choose the kept epoch (`select_epoch`); for the supervised reference, validation slice
     labels do.
@@ -84,6 +93,7 @@ def train_model(
     if not isinstance(config, Config):
         raise UserError(f"config: got {type(config).__name__}; give Config(METHOD), such as Config('ng')")
     check_scans(config, train, val)
+    train, val = _in_memory(train, "train"), _in_memory(val, "val")
     model = initial_model(config, train.width).to(train.features)
     optimizer = _optimizer(config, model)
     shuffling = torch.Generator().manual_seed(config.seed)
@@ -109,7 +119,15 @@ def train_model(
             break
     if best_weights is not None:
         model.load_state_dict(best_weights)
-    return TrainedModel(model, config, history, best)
+    return TrainedModel(model.eval(), config, history, best)
+
+
+def _in_memory(scans: Bags | FeatureStore, name: str) -> Bags:
+    if isinstance(scans, FeatureStore):
+        return scans.bags()
+    if not isinstance(scans, Bags):
+        raise UserError(f"{name}: got {type(scans).__name__}; give Bags, or open_store(FOLDER)")
+    return scans
 
 
 def _optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -178,7 +196,7 @@ def _scored(config: Config, prediction: Prediction, bags: Bags) -> tuple[Tensor,
 
 @torch.no_grad()
 def predict_bags(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Prediction:
-    """Packed predictions for all scans in their order, without gradients, on the model's device and in its dtype.
+    """Packed predictions for all scans in their order, without gradients or dropout, on the model's device and dtype.
 
     Example:
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
@@ -193,15 +211,26 @@ def predict_bags(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Pr
             "the folder of a model"
         )
     check_scans_like(scans, "scans")
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise UserError(f"batch_size is {batch_size!r}; give a whole number of at least 1")
-    model.eval()
-    parts = [_predict_batch(model, scans, batch) for batch in in_batches(scans.lengths, batch_size)]
+    batch_size = checked_whole("batch_size", batch_size)
+    with _on_eval(model):
+        parts = [_predict_batch(model, scans, batch) for batch in in_batches(scans.lengths, batch_size)]
     return Prediction(
         logit=torch.cat([part.logit for part in parts]),
         attention=torch.cat([part.attention for part in parts]),
         log_attention=torch.cat([part.log_attention for part in parts], dim=-1),
     )
+
+
+@contextmanager
+def _on_eval(model: nn.Module) -> Iterator[None]:
+    """Switch dropout and the like off, and afterwards each part of the model back to what it was."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
 
 
 def _predict_batch(model: nn.Module, scans: Scans, batch: Int[Tensor, "chosen"]) -> Prediction:

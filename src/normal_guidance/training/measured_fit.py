@@ -156,6 +156,8 @@ def fit_and_measure(
     check_promise(coverage, scans)
     if test is not None and (shared := {*scans.patient_ids} & {*test.patient_ids}):
         raise UserError(f"patient {min(shared)!r} has training and test scans ({len(shared)} such); split again")
+    if test is not None and test.width != scans.width:
+        raise UserError(f"test scans have {test.width} features, training scans {scans.width}; encode both alike")
     fit = fit_committee(scans, scans.patient_ids, plan, device=device, watch=watch)
     own = Prediction(fit.logits.float(), fit.attention, fit.attention.clamp_min(1e-38).log()[None])
     tested = None if test is None else predict_bags(fit.committee, test)

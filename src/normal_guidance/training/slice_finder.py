@@ -13,7 +13,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.core.arrays import as_tensor
+from normal_guidance.core.bags import Bag, Bags, checked_ids
+from normal_guidance.core.checks import check_device, checked_whole
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.features.store import FeatureStore
@@ -181,24 +183,12 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         return predict_bags(self.committee_, scans)
 
     def _plan(self, scans: Bags | FeatureStore) -> Plan:
-        for name, least in (("folds", 2), ("repeats", 1), ("components", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name} is {value}; give at least {least}")
-        usual = make_plan(scans.labels.tolist(), scans.patient_ids, seed=self.seed)
-        return replace(
-            usual,
-            folds=usual.folds if self.folds is None else self.folds,
-            repeats=usual.repeats if self.repeats is None else self.repeats,
-            components=self.components,
-        )
-
-
-def check_device(device: torch.device | str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {str(device)!r} is unknown or not available here; use 'cpu'") from error
+        chosen = {
+            name: checked_whole(name, getattr(self, name), least)
+            for name, least in (("folds", 2), ("repeats", 1), ("components", 1))
+            if getattr(self, name) is not None or name == "components"
+        }
+        return replace(make_plan(scans.labels.tolist(), scans.patient_ids, seed=self.seed), **chosen)
 
 
 def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") -> Bags | FeatureStore:
@@ -239,15 +229,16 @@ def with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] | 
         packed,
         labels=labels,
         slice_labels=packed.slice_labels if torch.equal(labels, packed.labels) else None,
-        patient_ids=packed.patient_ids if patient_ids is None else tuple(map(str, patient_ids)),
+        patient_ids=packed.patient_ids if patient_ids is None else checked_ids(patient_ids, "patient_ids"),
     )
 
 
 def _labels(y: Labels, scans: int) -> Int64[Tensor, "scans"]:
-    values = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    values = as_tensor(y, "labels").cpu()
     if values.shape != (scans,):
-        raise UserError(f"labels of shape {values.shape} for {scans} scans; give one label per scan")
-    wrong = np.flatnonzero(~np.isin(values, (0, 1)))
-    if len(wrong):
-        raise UserError(f"scan {wrong[0]} has label {values[wrong[0]]} ({len(wrong)} such scans); labels are 0 or 1")
-    return torch.from_numpy(values.astype(np.int64))
+        raise UserError(f"labels of shape {tuple(values.shape)} for {scans} scans; give one label per scan")
+    wrong = ((values != 0) & (values != 1)).nonzero().flatten().tolist()
+    if wrong:
+        value = values[wrong[0]].item()
+        raise UserError(f"scan {wrong[0]} has label {value!r} ({len(wrong)} such scans); labels are 0 or 1")
+    return values.long()

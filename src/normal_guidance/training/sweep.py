@@ -100,6 +100,10 @@ def sweep(
         torch.Size([2, 32, 4])
     """
     check_together(configs)
+    if not isinstance(execution, Execution | None):
+        raise UserError(
+            f"execution: got {type(execution).__name__}; give Execution(device={execution!r}), or leave it out"
+        )
     execution = execution or Execution()
     check_scans(configs[0], train, val)
     pool = configs[0].spec.pool
@@ -137,7 +141,8 @@ def check_scans(config: Config, train: Scans, val: Scans) -> None:
     check_batch_size(len(train.lengths), config.batch_size)
     if train.width != val.width:
         raise UserError(f"training scans have {train.width} features, validation scans {val.width}; encode both alike")
-    if "modes" in config.term_options and (short := int(train.lengths.argmin())) >= 0:
+    if "modes" in config.term_options:
+        short = int(train.lengths.argmin())
         slices = int(train.lengths[short])
         if slices < config.modes:
             ids = getattr(train, "scan_ids", ())
