@@ -173,6 +173,26 @@ def test_lazy_names_are_the_same_for_people_tools_and_type_checkers(package):
     assert all(getattr(module, name) is not None for name in names)
 
 
+WITHOUT_LIGHTNING = """
+import sys
+sys.modules["lightning"] = None
+from normal_guidance import *
+import normal_guidance
+assert "GuidanceCallback" not in dir(normal_guidance)
+print(Bags.__name__)
+normal_guidance.GuidanceCallback
+"""
+
+
+def test_without_lightning_all_other_names_are_imported_and_the_callback_says_how_to_install_it():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_LIGHTNING], capture_output=True, text=True)
+    assert run.stdout == "Bags\n"
+    said = (
+        "UserError: GuidanceCallback needs the package lightning; install it: pip install 'normal-guidance[lightning]'"
+    )
+    assert run.stderr.splitlines()[-1].endswith(said)
+
+
 @pytest.mark.parametrize(
     ("wrong", "hint"),
     [
