@@ -187,9 +187,7 @@ normal_guidance.GuidanceCallback
 def test_without_lightning_all_other_names_are_imported_and_the_callback_says_how_to_install_it():
     run = subprocess.run([sys.executable, "-c", WITHOUT_LIGHTNING], capture_output=True, text=True)
     assert run.stdout == "Bags\n"
-    said = (
-        "UserError: GuidanceCallback needs the package lightning; install it: pip install 'normal-guidance[lightning]'"
-    )
+    said = "UserError: GuidanceCallback needs lightning; install it: pip install 'normal-guidance[lightning]'"
     assert run.stderr.splitlines()[-1].endswith(said)
 
 

@@ -20,9 +20,7 @@ try:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback
 except ImportError as error:
-    raise UserError(
-        f"GuidanceCallback needs the package {error.name}; install it: {install_command('lightning')}"
-    ) from error
+    raise UserError(f"GuidanceCallback needs lightning; install it: {install_command('lightning')}") from error
 
 FindAttention = Callable[[tuple[Any, ...], Any], Mapping[str, Any]]
 """Maps the inputs and the output of a module to the arguments of the guidance: attention, mask or lengths."""
