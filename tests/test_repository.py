@@ -39,10 +39,11 @@ LAYERS = (
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 # `import normal_guidance as ng` is the one way in for people: beside the mathematics and training it offers stores
 # (features), fit and predict (clinical) and figures (reports), all of them loaded at first use.
-TOP_LEVEL_MAY_IMPORT = {"errors", "lazy_names", "core", "export", "features", "training", "clinical", "reports"}
+TOP_LEVEL_MAY_IMPORT = {"errors", "extras", "lazy_names", "core", "export"}
+TOP_LEVEL_MAY_IMPORT |= {"features", "training", "clinical", "reports"}
 # The packages whose third-party imports are limited, and to what (beside the standard library); triton comes with
 # torch, on CUDA alone, and only modules named *_triton import it.
-THIRD_PARTY = {"errors": set(), "lazy_names": set(), "core": {"torch", "jaxtyping", "triton"}}
+THIRD_PARTY = {"errors": set(), "extras": set(), "lazy_names": set(), "core": {"torch", "jaxtyping", "triton"}}
 
 
 def imported_names(file: Path, module: str) -> list[tuple[int, str]]:

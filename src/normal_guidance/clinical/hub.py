@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,10 @@ def _check_name(repository: str) -> None:
     if not REPOSITORY.fullmatch(repository):
         raise UserError(f"repository {repository!r} is not OWNER/NAME, such as mylab/head-ct")
     with suppress(ImportError):  # a dry run needs no Hub
-        from huggingface_hub.utils import HFValidationError, validate_repo_id
-
+        names = import_module("huggingface_hub.utils")
         try:
-            validate_repo_id(repository)
-        except HFValidationError as error:
+            names.validate_repo_id(repository)
+        except names.HFValidationError as error:
             raise UserError(
                 f"repository {repository!r} is not a name that the Hub takes ({_first_line(error)}); choose another"
             ) from error
