@@ -19,6 +19,7 @@ from normal_guidance.export import (
     trace,
     write_graph,
 )
+from normal_guidance.export import _unchecked as unchecked
 
 # Guidance and other terms are losses: their methods are the same modules.
 MODELS = tuple(dict.fromkeys(EVERY_METHOD[name].model for name in DISTINCT))
@@ -129,6 +130,45 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UserError, match=r"pip install 'normal-guidance\[export\]'"):
         export_model(model_of("mean"), tmp_path / "model.onnx")
+
+
+class Own(torch.nn.Module):
+    """A model of another make, which returns what it is told to."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.output, self.classifier = output, torch.nn.Sequential(torch.nn.Linear(4, 1))
+
+    def forward(self, features, bags):
+        return self.output(self.classifier(features))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (Own(torch.sigmoid), {}, "Own does not say how many features a slice has; give them"),
+        (Own(torch.sigmoid), {"features": 4}, "Own returned Tensor; give a model that takes"),
+        (Own(lambda rows: (rows, rows)), {"features": 4}, "Own returned tuple; give a model that takes"),
+        (torch.nn.Linear(8, 1), {"features": 8}, r"Linear does not take a scan of 8 features a slice .* as those of"),
+        ("mean", {"features": 4}, "features is 4, but [A-Za-z]+ takes 16 a slice; leave features out"),
+        ("mean", {"features": "8"}, "features is '8'; give the whole number"),
+        ("mean", {"features": -1}, "features is -1; give the whole number"),
+        ("mean", {"metadata": {"epochs": 5}}, "metadata 'epochs' is 5; give names and values as text, such as '5'"),
+        ("mean", {"metadata": {"outputs": "a,b"}}, "metadata has 'outputs', which the file says of itself"),
+        ("mean", {"metadata": {5: "epochs"}}, "metadata 5 is 'epochs'; give names and values as text"),
+    ],
+)
+def test_what_cannot_be_exported_is_named(model, options, message, tmp_path):
+    model = model_of(model) if isinstance(model, str) else model
+    with unchecked(), pytest.raises(UserError, match=message):  # as in production: no checks of types
+        export_model(model, tmp_path / "model.pt2", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_not_a_file(tmp_path):
+    (tmp_path / "dir.pt2").mkdir()
+    with pytest.raises(UserError, match=r"dir.pt2 is a folder; name a file in it, such as .*model.pt2"):
+        export_model(model_of("mean"), tmp_path / "dir.pt2")
 
 
 def test_differences_are_seen():

@@ -39,10 +39,11 @@ LAYERS = (
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 # `import normal_guidance as ng` is the one way in for people: beside the mathematics and training it offers stores
 # (features), fit and predict (clinical) and figures (reports), all of them loaded at first use.
-TOP_LEVEL_MAY_IMPORT = {"errors", "lazy_names", "core", "export", "features", "training", "clinical", "reports"}
+TOP_LEVEL_MAY_IMPORT = {"errors", "extras", "lazy_names", "core", "export"}
+TOP_LEVEL_MAY_IMPORT |= {"features", "training", "clinical", "reports"}
 # The packages whose third-party imports are limited, and to what (beside the standard library); triton comes with
 # torch, on CUDA alone, and only modules named *_triton import it.
-THIRD_PARTY = {"errors": set(), "lazy_names": set(), "core": {"torch", "jaxtyping", "triton"}}
+THIRD_PARTY = {"errors": set(), "extras": set(), "lazy_names": set(), "core": {"torch", "jaxtyping", "triton"}}
 
 
 def imported_names(file: Path, module: str) -> list[tuple[int, str]]:
@@ -171,6 +172,24 @@ def test_lazy_names_are_the_same_for_people_tools_and_type_checkers(package):
     assert dir(module) == names
     assert names_for_type_checkers(Path(module.__file__)) == set(names)
     assert all(getattr(module, name) is not None for name in names)
+
+
+WITHOUT_LIGHTNING = """
+import sys
+sys.modules["lightning"] = None
+from normal_guidance import *
+import normal_guidance
+assert "GuidanceCallback" not in dir(normal_guidance)
+print(Bags.__name__)
+normal_guidance.GuidanceCallback
+"""
+
+
+def test_without_lightning_all_other_names_are_imported_and_the_callback_says_how_to_install_it():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_LIGHTNING], capture_output=True, text=True)
+    assert run.stdout == "Bags\n"
+    said = "UserError: GuidanceCallback needs lightning; install it: pip install 'normal-guidance[lightning]'"
+    assert run.stderr.splitlines()[-1].endswith(said)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """What `--track` writes can be read back by TensorBoard and MLflow, and is written once."""
 
 import math
+import os
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from normal_guidance.cli import app
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.runs import run_sweep
 from normal_guidance.evaluation.tracked_runs import tracked_runs
+from normal_guidance.features.store import write_store
 from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.tracking import EXPERIMENT, TRACKERS, Training, track
+from normal_guidance.tracking import EXPERIMENT, TRACKERS, Training, check_tracker, track
 from normal_guidance.training.config import Config
 from normal_guidance.training.winners import read_history
 
@@ -89,3 +93,34 @@ def test_a_missing_package_is_named_with_its_extra(to, module, monkeypatch, tmp_
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"--track {to} needs the package .*pip install 'normal-guidance\[track\]'"):
         track([], to, tmp_path)
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "foo://x"])
+def test_a_server_that_cannot_be_reached_is_named_before_training(uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(UserError, match=f"--track mlflow: {uri} cannot be written to .*; start that server"):
+        check_tracker("mlflow")
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+
+def test_a_server_that_goes_away_is_named_after_training(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(UserError, match=r"http://127.0.0.1:9 cannot be written to"):
+        track([ONE], "mlflow", tmp_path)
+
+
+def test_fit_prints_its_results_before_they_are_tracked(tmp_path, monkeypatch):
+    write_store(tmp_path / "store", shifted_mean(24, 1, features=4, shift=3.0), provenance={})
+
+    def away(*_):
+        raise UserError("the server is away")
+
+    monkeypatch.setattr("normal_guidance.clinical.fitting.fit_model", lambda *_, **__: "the model")
+    monkeypatch.setattr("normal_guidance.cli.fit._print_model", lambda _, made, __: print(made))
+    monkeypatch.setattr("normal_guidance.cli.fit.track_fits", away)
+    arguments = ["fit", str(tmp_path / "store"), "-o", str(tmp_path / "model"), "--track", "tensorboard"]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 2
+    assert found.stdout.splitlines()[-1] == "the model"
+    assert "the server is away" in found.stderr

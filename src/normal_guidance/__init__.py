@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from normal_guidance.extras import missing_extras
 from normal_guidance.lazy_names import lazy_names
 
 __version__ = "0.2.0"
@@ -131,4 +132,7 @@ __all__ = [
     "unpack",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME, _MODULES)
+if missing_extras("lightning"):
+    __all__.remove("GuidanceCallback")  # for `import *` and dir(); the name itself says how to install lightning
+
+__getattr__, __dir__ = lazy_names(__name__, _HOME, _MODULES, {*_HOME, *_MODULES} - {*__all__})

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jaxtyping
 import torch
@@ -31,11 +31,14 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from normal_guidance import __version__
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.extras import install_command
 from normal_guidance.files import write_atomically
 
 ONNX, PROGRAM = ".onnx", ".pt2"
+
+OWN = ("normal_guidance", "features", "outputs")
+"""Names in the metadata of a file that a caller cannot give."""
 
 METADATA = "metadata.json"
 """The file in an exported program that holds its metadata."""
@@ -79,7 +82,12 @@ def predict_one(model: nn.Module, features: Float[Tensor, "slices features"]) ->
     """The prediction for one scan as a padded batch of one, which is traced without reading its length."""
     slices = features.shape[0]
     lengths = torch.full((1,), slices, dtype=torch.int64, device=features.device)
-    prediction: Prediction = model(features[None], Layout.padded(lengths, slices))
+    prediction = model(features[None], Layout.padded(lengths, slices))
+    if not isinstance(prediction, Prediction):
+        raise UserError(
+            f"{type(model).__name__} returned {type(prediction).__name__}; give a model that takes (features, bags) "
+            "and returns a Prediction, as those of build_model do"
+        )
     return prediction
 
 
@@ -114,15 +122,41 @@ def export_model(
         )
     if not isinstance(model, nn.Module):
         raise UserError(f"model: got {type(model).__name__}; give a torch module, such as train_model(...).model")
-    width = _width(model) if features is None else features
+    known = _width(model)
+    width = known if features is None else features
+    if width is None:
+        raise UserError(f"{type(model).__name__} does not say how many features a slice has; give them: features=768")
+    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+        raise UserError(f"features is {width!r}; give the whole number of features per slice, such as features=768")
+    if known not in (None, width):
+        raise UserError(f"features is {width}, but {type(model).__name__} takes {known} a slice; leave features out")
+    _try(model, width)
     return write_graph(OneScan(model), path, width, OneScan.OUTPUTS, metadata or {})
 
 
-def _width(model: nn.Module) -> int:
+def _width(model: nn.Module) -> int | None:
+    """The features per slice of a model that says them."""
     for part, size in (("classifier", "in_features"), ("scaling", "features")):
-        if hasattr(model, part):
-            return int(getattr(getattr(model, part), size))
-    raise UserError(f"{type(model).__name__} does not say how many features a slice has; give them: features=768")
+        width = getattr(getattr(model, part, None), size, None)
+        if width is not None:
+            return int(width)
+    return None
+
+
+def _try(model: nn.Module, features: int) -> None:
+    """Refuse a model that does not take one scan; the exporter's own words about it name lines of other programs."""
+    graph = OneScan(deepcopy(model).float().cpu().eval())
+    try:
+        with torch.no_grad():
+            graph(torch.zeros(EXAMPLE, features))
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{type(model).__name__} does not take a scan of {features} features a slice "
+            f"({shorten(' '.join(str(error).split()), 200)}); correct features=, or give a model that takes (features, "
+            "bags) as those of build_model do"
+        ) from error
 
 
 def write_graph(
@@ -142,6 +176,9 @@ def write_graph(
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
     if path.suffix not in (ONNX, PROGRAM):
         raise UserError(f"{path} ends in {path.suffix!r}; name a file that ends in {ONNX} or {PROGRAM}")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name a file in it, such as {path / f'model{path.suffix}'}")
+    _check_metadata(metadata)
     if path.suffix == ONNX:
         require_export()
     about = {"normal_guidance": __version__, "features": str(features), "outputs": ",".join(outputs), **metadata}
@@ -154,12 +191,16 @@ def write_graph(
         else:
             torch.export.save(program, draft, extra_files={METADATA: json.dumps(about)})
         prove(draft, graph, features, outputs)
-
-        def copy(file: BinaryIO) -> None:
-            file.write(draft.read_bytes())
-
-        write_atomically(path, copy)
+        write_atomically(path, draft.read_bytes())
     return path
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    for name, value in metadata.items():
+        if name in OWN:
+            raise UserError(f"metadata has {name!r}, which the file says of itself; choose another name")
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UserError(f"metadata {name!r} is {value!r}; give names and values as text, such as {str(value)!r}")
 
 
 def trace(graph: nn.Module, features: int) -> ExportedProgram:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], modules: Mapping[str, str] | None = None
+    package: str, homes: Mapping[str, str], modules: Mapping[str, str] | None = None, unlisted: Collection[str] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The `__getattr__` and the `__dir__` of a package.
 
@@ -17,6 +17,7 @@ def lazy_names(
         package: its `__name__`.
         homes: public name -> module that defines it, without the package's name.
         modules: public name -> module that it stands for, without the package's name.
+        unlisted: names that `dir` leaves out, since a package that they need is not installed.
 
     Example:
         >>> get, names = lazy_names("normal_guidance", {"Bags": "core.bags"}, {"figures": "reports.figures"})
@@ -36,7 +37,7 @@ def lazy_names(
         raise AttributeError(f"module {package!r} has no attribute {name!r}{_suggestion(name, names())}")
 
     def names() -> list[str]:
-        return sorted([*homes, *modules])
+        return sorted({*homes, *modules} - {*unlisted})
 
     return get, names
 

@@ -14,14 +14,21 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from normal_guidance.errors import UserError
+from normal_guidance.errors import UserError, shorten
 from normal_guidance.extras import install_command
 from normal_guidance.files import folder_atomically
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+SERVER = "MLFLOW_TRACKING_URI"
+"""The variable that names MLflow's server."""
 
 EXPERIMENT = "normal-guidance"
 """The experiment of MLflow that runs belong to, unless MLFLOW_EXPERIMENT_NAME names another."""
@@ -91,7 +98,7 @@ def track(trainings: Sequence[Training], to: str, out: Path) -> str:
 
 
 def check_tracker(to: str) -> None:
-    """Refuse an unknown tracker, and one whose package is missing, before hours of training."""
+    """Refuse an unknown tracker, a missing package and a server that does not answer, before hours of training."""
     if to not in TRACKERS:
         raise UserError(f"--track {to!r} is unknown; choose one of {', '.join(TRACKERS)}")
     try:
@@ -101,6 +108,9 @@ def check_tracker(to: str) -> None:
             import mlflow.tracking  # noqa: F401
     except ImportError as error:
         _refuse(to, error)
+    if to == "mlflow" and SERVER in os.environ:
+        with _reached(os.environ[SERVER]) as client, _without_retries():
+            client.get_experiment_by_name(_experiment())
 
 
 def _refuse(to: str, error: ImportError) -> NoReturn:
@@ -128,15 +138,52 @@ def _write_events(one: Training, folder: Path) -> None:
         writer.add_text("options", "\n".join(f"    {name}: {value}" for name, value in one.options.items()))
 
 
-def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:
-    from mlflow.entities import Metric, Param
+def _experiment() -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+
+
+@contextmanager
+def _reached(uri: str) -> Iterator[MlflowClient]:
+    """The client of a server; a server that does not answer or refuses is a UserError that names it."""
+    from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
-    server = os.environ.get("MLFLOW_TRACKING_URI")
+    try:
+        yield MlflowClient(tracking_uri=uri)
+    except (MlflowException, OSError) as error:
+        reason = shorten(" ".join(str(error).split()), 300)
+        raise UserError(
+            f"--track mlflow: {uri} cannot be written to ({reason}); start that server, or correct {SERVER}, or unset "
+            "it to write to the folder of the output"
+        ) from error
+
+
+@contextmanager
+def _without_retries() -> Iterator[None]:
+    """Let MLflow ask once, unless its user said how often; it would ask for minutes."""
+    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "0")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:
+    server = os.environ.get(SERVER)
     if server is None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow refuses to write files
-    client = MlflowClient(tracking_uri=server or (out / "mlruns").resolve().as_uri())
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    with _reached(server or (out / "mlruns").resolve().as_uri()) as client:
+        _write_runs(client, trainings)
+    return f"MLflow: experiment {_experiment()!r} in {server or out / 'mlruns'}"
+
+
+def _write_runs(client: MlflowClient, trainings: Sequence[Training]) -> None:
+    from mlflow.entities import Metric, Param
+
+    name = _experiment()
     known = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name) if known is None else known.experiment_id
     for one in trainings:
@@ -152,7 +199,6 @@ def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:
             client.log_batch(run_id, metrics=values[first : first + AT_ONCE])
         client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in one.options.items()])
         client.set_terminated(run_id)
-    return f"MLflow: experiment {name!r} in {server or out / 'mlruns'}"
 
 
 TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {

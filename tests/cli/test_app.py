@@ -62,6 +62,17 @@ def test_unknown_words_fail(arguments):
     assert "no-such" in result.stderr
 
 
+def test_a_missing_value_is_not_an_option_that_the_command_lacks():
+    said = runner.invoke(app, ["export", "model", "--out"]).stderr
+    assert "Option '--out' requires an argument" in said
+    assert "does not have it" not in said
+
+
+def test_a_missing_layout_is_named_with_the_folder_wherever_it_stands():
+    said = runner.invoke(app, ["index", "--table", "labels.csv", "scans", "-o", "idx"]).stderr
+    assert "nguide index folder scans --table labels.csv" in " ".join(said.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

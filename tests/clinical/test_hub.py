@@ -23,6 +23,7 @@ from normal_guidance.clinical.predicting import score
 from normal_guidance.data.findings import Finding
 from normal_guidance.errors import UserError
 from normal_guidance.evaluation.predictions import prediction_table, write_predictions_table
+from normal_guidance.export import _unchecked as unchecked
 from normal_guidance.features.preprocessing import Preprocessing
 from normal_guidance.simulate.semi_synthetic import shifted_mean
 from normal_guidance.training.loop import predict_bags
@@ -163,6 +164,29 @@ def test_private_text_is_refused(text, folder, bundle, tmp_path):
     assert not (tmp_path / "dry").exists()
 
 
+def with_numbers_as_ids(bundle: Bundle, folder: Path) -> Path:
+    write_bundle(bundle, folder)
+    scans = shifted_mean(40, 2, features=4, shift=0.3)
+    scans = replace(scans, patient_ids=tuple(str(60 + n) + "0" for n in range(40)))
+    table = prediction_table(scans, predict_bags(bundle.model, scans), part="test")
+    write_predictions_table(folder / "predictions.parquet", [table])
+    return folder
+
+
+def test_the_cards_own_numbers_are_not_ids(bundle, tmp_path):
+    counted = replace(bundle, training={**TRAINING, "scans": {"train": 600}})
+    model = with_numbers_as_ids(counted, tmp_path / "model")
+    hub.push_to_hub(model, NAME, dry_run=tmp_path / "dry")
+    assert "600 (train)" in (tmp_path / "dry" / "README.md").read_text()
+
+
+def test_a_number_that_people_chose_may_be_an_id(bundle, tmp_path):
+    named = replace(bundle, training={**TRAINING, "dataset": "patient 600"})
+    model = with_numbers_as_ids(named, tmp_path / "model")
+    with pytest.raises(UserError, match=r"README.md holds '600', the id .* push a copy without predictions"):
+        hub.push_to_hub(model, NAME, dry_run=tmp_path / "dry")
+
+
 def test_an_encoder_in_a_folder_loses_its_path(bundle):
     def named(name):
         about = {"encoder": EncoderId(name, "0" * 64), "preprocessing": Preprocessing(windows=((0.0, 80.0),))}
@@ -180,6 +204,33 @@ def test_mistakes_are_named(folder, fake_hub, tmp_path):
     with pytest.raises(UserError, match="some/other is not a model of nguide"):
         hub.pull_from_hub("some/other", tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("name", ["lab/-x", "lab/a..b", "lab/x.git"])
+def test_names_that_the_hub_does_not_take_are_refused(name, folder, tmp_path):
+    with pytest.raises(UserError, match=f"repository '{name}' is not a name that the Hub takes"):
+        hub.push_to_hub(folder, name)
+    with pytest.raises(UserError, match=f"repository '{name}' is not a name that the Hub takes"):
+        hub.pull_from_hub(name, tmp_path / "model")
+
+
+def test_a_hub_that_is_not_reached_is_named(folder, fake_hub, tmp_path, monkeypatch):
+    (transport, _) = huggingface_hub.errors.HfHubHTTPError.__bases__
+
+    def unreached(*_, **__):
+        raise transport("no route to host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", unreached)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreached)
+    with pytest.raises(UserError, match=r"could not be written \(no route to host\); check the connection"):
+        hub.push_to_hub(folder, NAME)
+    with pytest.raises(UserError, match=r"could not be read \(no route to host\); check its name and the connection"):
+        hub.pull_from_hub(NAME, tmp_path / "model")
+
+
+def test_a_dry_run_needs_a_folder(folder):
+    with unchecked(), pytest.raises(UserError, match="dry_run: got True; give the name of a new folder"):
+        hub.push_to_hub(folder, NAME, dry_run=True)
 
 
 def test_commands(folder, fake_hub, tmp_path):

@@ -90,3 +90,9 @@ def test_a_file_that_declares_a_billion_values_is_refused_before_they_are_made(t
     assert path.stat().st_size < 10**6
     with pytest.raises(UserError, match=r"cannot be read \(it declares 480,000,000 bytes"):
         read_columns(path, one.schema, AGAIN)
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_cells_are_separated_as_spreadsheets_do(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "a.csv").write_text(f"name{mark}label\na{mark}1\n")
+    assert read_rows(tmp_path / "a.csv", Line, AGAIN) == [Line("a", 1)]

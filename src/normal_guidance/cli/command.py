@@ -68,11 +68,10 @@ class Command(PlainFlags, TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:  # Any: the class differs between releases of typer
-        given = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            hint = _hint(ctx, given, error)
+            hint = _hint(ctx, error)
             if hint:
                 said = getattr(error, "message", "").rstrip(".")
                 error.message = f"{said}. {hint}" if said else hint  # type: ignore[attr-defined]
@@ -90,17 +89,19 @@ class Command(PlainFlags, TyperCommand):
             return super().invoke(ctx)
 
 
-def _hint(ctx: Any, given: list[str], error: Exception) -> str:
+def _hint(ctx: Any, error: Exception) -> str:
     """Return what to do about a word that a command does not take, or misses; empty if there is nothing to say."""
     option = getattr(error, "option_name", None)
-    if option is not None and not getattr(error, "possibilities", None):
+    # Another error has an option's name too: that of one without its value.
+    if type(error).__name__ == "NoSuchOption" and not getattr(error, "possibilities", None):
         commands = getattr(ctx.find_root().command, "commands", {})
         have = [name for name, one in commands.items() if any(option in param.opts for param in one.params)]
         return f"nguide {ctx.info_name} does not have it; {', '.join(have)} have" if have else ""
     missing = getattr(getattr(error, "param", None), "name", None)
-    if ctx.info_name == "index" and missing == "root" and given[0] not in SOURCES:
+    source = ctx.params.get("source")
+    if ctx.info_name == "index" and missing == "root" and source not in SOURCES:
         return (
-            f"Give the layout first: nguide index folder {given[0]} --table labels.csv -o INDEX, or one of "
+            f"Give the layout first: nguide index folder {source} --table labels.csv -o INDEX, or one of "
             f"{', '.join(SOURCES)}."
         )
     return ""

@@ -61,10 +61,8 @@ def fit(
     check_store(store)  # before the imports below, which take seconds
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
     from normal_guidance.clinical.fit_findings import training_scans
-    from normal_guidance.clinical.fit_page import PAGE
     from normal_guidance.clinical.fitting import fit_model
     from normal_guidance.features.store import open_store
-    from normal_guidance.statistics.calibration import describe
     from normal_guidance.training.fit_committee import make_plan
 
     check_track(track)
@@ -98,10 +96,19 @@ def fit(
             device=where,
             watch=tell,
         )
+    _print_model(out, made, as_json)
     track_fits(track, out, {"fit": made}, asked, as_json)
+
+
+def _print_model(out: Path, made: FittedModel, as_json: bool) -> None:
+    from normal_guidance.cli.progress_bar import make_console, say
+    from normal_guidance.clinical.fit_page import PAGE
+    from normal_guidance.statistics.calibration import describe
+
     if as_json:
         print_json(_as_json(out, made))
         return
+    console = make_console()
     for line in (*made.sentences(), *describe(made.bundle.operation), *made.measured.intervals.sentences()):
         say(console, line)
     say(console, f"Report: {out / PAGE}")

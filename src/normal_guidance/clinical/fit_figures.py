@@ -27,6 +27,7 @@ from normal_guidance.presentation.figure_style import (
 )
 from normal_guidance.statistics.calibration import Operation
 from normal_guidance.statistics.differences import student_quantile
+from normal_guidance.statistics.wilson import wilson
 
 POINTS = 50
 """Relative positions at which mean attention is drawn."""
@@ -84,22 +85,10 @@ def _draw_calibration(panel: Axes, probability: np.ndarray, labels: np.ndarray, 
     groups = np.array_split(np.argsort(probability, kind="stable"), bins)
     said = np.array([probability[group].mean() for group in groups])
     true = np.array([labels[group].mean() for group in groups])
-    low, high = np.transpose([_wilson(labels[group]) for group in groups])
+    low, high = np.transpose([wilson(int(labels[group].sum()), len(group)) for group in groups])
     panel.vlines(said, low, high, color=color, lw=1.1)
     label = f"{name}: about {round(len(labels) / bins)} scans a point"
     panel.plot(said, true, ls="", marker="o", ms=4.5, color=color, label=label)
-
-
-def _wilson(labels: Int[np.ndarray, "scans"], z: float = 1.96) -> tuple[float, float]:
-    """The interval of a share (Wilson, 1927).
-
-    Example:
-        >>> [round(end, 3) for end in _wilson(np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0]))]
-        [0.168, 0.687]
-    """
-    n, share = len(labels), float(labels.mean())
-    middle, reach = share + z * z / (2 * n), z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return float((middle - reach) / (1 + z * z / n)), float((middle + reach) / (1 + z * z / n))
 
 
 # ----------------------------------------------------------------------------------------------------

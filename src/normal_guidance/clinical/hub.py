@@ -11,7 +11,9 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +43,12 @@ LEAST_ID = 3
 
 
 def push_to_hub(
-    folder: str | Path, repository: str, *, private: bool = False, dry_run: str | Path | None = None
+    model: str | Path, repository: str, *, private: bool = False, dry_run: str | Path | None = None
 ) -> list[str]:
     """Upload a model with its card, and return the names of the files.
 
     Args:
-        folder: of `nguide fit`, of a bundle, or of a run.
+        model: the folder of `nguide fit`, of a bundle, or of a run.
         repository: OWNER/NAME; created if it does not exist.
         private: whether a new repository is private.
         dry_run: a new folder that gets the files instead; nothing is uploaded.
@@ -56,24 +58,26 @@ def push_to_hub(
         Traceback (most recent call last):
         normal_guidance.errors.UserError: repository 'just-a-name' is not OWNER/NAME, such as mylab/head-ct
     """
-    _check_folder(folder)
+    _check_model(model)
     _check_name(repository)
     if dry_run is not None:
+        if not isinstance(dry_run, str | Path):
+            raise UserError(f"dry_run: got {dry_run!r}; give the name of a new folder for the files, such as 'card'")
         with folder_atomically(dry_run) as draft:
-            return _fill(Path(folder), repository, draft)
+            return _fill(Path(model), repository, draft)
     hub = _hub()
     with tempfile.TemporaryDirectory() as place:
-        files = _fill(Path(folder), repository, Path(place))
+        files = _fill(Path(model), repository, Path(place))
         try:
             api = hub.HfApi(library_name="normal-guidance")
             api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(
                 repo_id=repository, folder_path=place, allow_patterns=files, commit_message="Upload the model"
             )
-        except (OSError, hub.errors.HfHubHTTPError, hub.errors.LocalTokenNotFoundError) as error:
+        except _refusals(hub) as error:
             raise UserError(
-                f"{repository} could not be written ({_first_line(error)}); log in with a token that may write: "
-                "hf auth login"
+                f"{repository} could not be written ({_first_line(error)}); check the connection, and log in with a "
+                "token that may write: hf auth login"
             ) from error
     return files
 
@@ -85,10 +89,10 @@ def pull_from_hub(repository: str, out: str | Path, revision: str | None = None)
     with folder_atomically(out) as draft:
         try:
             hub.snapshot_download(repository, revision=revision, local_dir=draft, allow_patterns=list(PULLED))
-        except (OSError, hub.errors.HfHubHTTPError) as error:
+        except _refusals(hub) as error:
             raise UserError(
-                f"{repository} could not be read ({_first_line(error)}); check its name, and log in if it is private: "
-                "hf auth login"
+                f"{repository} could not be read ({_first_line(error)}); check its name and the connection, and log in "
+                "if it is private: hf auth login"
             ) from error
         shutil.rmtree(draft / ".cache", ignore_errors=True)  # the Hub's own notes
         try:
@@ -105,12 +109,26 @@ def _check_name(repository: str) -> None:
         raise UserError(f"repository {repository!r} is an address; give OWNER/NAME alone: {name!r}")
     if not REPOSITORY.fullmatch(repository):
         raise UserError(f"repository {repository!r} is not OWNER/NAME, such as mylab/head-ct")
+    with suppress(ImportError):  # a dry run needs no Hub
+        names = import_module("huggingface_hub.utils")
+        try:
+            names.validate_repo_id(repository)
+        except names.HFValidationError as error:
+            raise UserError(
+                f"repository {repository!r} is not a name that the Hub takes ({_first_line(error)}); choose another"
+            ) from error
 
 
-def _check_folder(folder: object) -> None:
-    if not isinstance(folder, str | Path):
+def _refusals(hub: Any) -> tuple[type[Exception], ...]:
+    """The errors with which the Hub refuses; those of its HTTP library, which differs by version, are the bases."""
+    errors = hub.errors
+    return (OSError, *errors.HfHubHTTPError.__bases__, errors.LocalTokenNotFoundError, errors.HFValidationError)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, str | Path):
         raise UserError(
-            f"folder: got {type(folder).__name__}; give the folder of a model, which fit or nguide fit writes"
+            f"model: got {type(model).__name__}; give the folder of a model, which fit or nguide fit writes"
         )
 
 
@@ -143,7 +161,7 @@ def _fill(folder: Path, repository: str, draft: Path) -> list[str]:
     content.rmdir()
     card = model_card(shared, repository, aurocs_of(folder, bundle))
     write_atomically(draft / CARD, card.encode())
-    refuse_private(draft, ids_in(folder, bundle))
+    refuse_private(draft, ids_in(folder, bundle), names_in(shared))
     return sorted(path.relative_to(draft).as_posix() for path in draft.rglob("*") if path.is_file())
 
 
@@ -157,13 +175,27 @@ def without_paths(bundle: Bundle) -> Bundle:
     return replace(bundle, encoder=replace(bundle.encoder, name=re.split(r"[\\/]", name.rstrip("\\/"))[-1]))
 
 
-def refuse_private(folder: Path, ids: set[str]) -> None:
+def names_in(bundle: Bundle) -> set[str]:
+    """The words of a bundle that people chose: the names of its data, its encoder and its findings."""
+    given = [bundle.identity.dataset, bundle.encoder and bundle.encoder.name, *(one.finding for one in bundle.each)]
+    return {word for one in given if one for word in _words(str(one))}
+
+
+def _words(text: str) -> set[str]:
+    """The words of a text, also without the marks at their ends."""
+    words = re.findall(r"[\w.\-]+", text)
+    return {*words, *(word.strip(".-") for word in words)}
+
+
+def refuse_private(folder: Path, ids: set[str], names: set[str]) -> None:
     """Refuse files that hold a path, or the id of a scan or patient that the model was measured on.
+
+    An id such as 100 is looked for among the names that people chose alone: elsewhere the card's numbers are its own.
 
     Example:
         >>> place = Path(tempfile.mkdtemp())
         >>> _ = (place / "bundle.json").write_text('{"training": {"dataset": "/home/ann/scans"}}')
-        >>> refuse_private(place, set())
+        >>> refuse_private(place, set(), set())
         Traceback (most recent call last):
         normal_guidance.errors.UserError: bundle.json holds '/home/ann/scans' (training.dataset), which looks private;
         nothing was uploaded
@@ -173,10 +205,13 @@ def refuse_private(folder: Path, ids: set[str]) -> None:
             if PATH.match(text) or text in ids:
                 raise UserError(f"{path.name} holds {text!r} ({place}), which looks private; nothing was uploaded")
     card = folder / CARD
-    words = set(re.findall(r"[\w.\-]+", card.read_text())) if card.is_file() else set()
-    found = sorted(words & ids)
+    words = _words(card.read_text()) if card.is_file() else set()
+    found = sorted(one for one in words & ids if one in names or not one.isdecimal())
     if found:
-        raise UserError(f"{CARD} holds {found[0]!r}, the id of a scan or patient; nothing was uploaded")
+        raise UserError(
+            f"{CARD} holds {found[0]!r}, the id of a scan or patient; nothing was uploaded. If the word means "
+            "something else in the card, push a copy without predictions, which nguide bundle makes"
+        )
 
 
 def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:

@@ -10,7 +10,8 @@ from normal_guidance.clinical.bundle import Bundle
 from normal_guidance.clinical.pages import CAUTION
 from normal_guidance.core.methods import method_title
 from normal_guidance.statistics.calibration import Counts
-from normal_guidance.statistics.number_format import digits
+from normal_guidance.statistics.number_format import digits, interval
+from normal_guidance.statistics.wilson import wilson
 from normal_guidance.training.measured_fit import ScanAuroc
 
 CARD = "README.md"
@@ -124,17 +125,14 @@ def _shares(part: str, counts: Counts, threshold: float) -> list[tuple[str, str]
     ]
 
 
-def share_with_interval(found: int, of: int, z: float = 1.96) -> str:
+def share_with_interval(found: int, of: int) -> str:
     """A share with Wilson's interval.
 
     Example:
         >>> share_with_interval(4, 10)
         '.400 [.168, .687]'
     """
-    share = found / of
-    middle, spread = share + z * z / (2 * of), z * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
-    low, high = (middle - spread) / (1 + z * z / of), (middle + spread) / (1 + z * z / of)
-    return f"{digits(share)} [{digits(max(0.0, low))}, {digits(min(1.0, high))}]"
+    return f"{digits(found / of)} {interval(*wilson(found, of))}"
 
 
 def _limits(bundle: Bundle) -> list[str]:

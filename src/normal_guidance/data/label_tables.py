@@ -15,6 +15,7 @@ from pyarrow import csv
 
 from normal_guidance.data.findings import OPTION, Finding, Labels, label_column
 from normal_guidance.data.foreign_files import check_parquet
+from normal_guidance.data.typed_tables import FIRST_LINE, separator
 from normal_guidance.errors import UserError, shorten
 from normal_guidance.files import read_parquet
 
@@ -207,9 +208,7 @@ def _read_parquet(path: Path) -> pa.Table:
 
 def _read_csv(path: Path) -> pa.Table:
     with path.open("rb") as file:
-        first = file.readline(100_000)
-    # Spreadsheets of many countries separate by semicolons and call the file .csv.
-    mark = "," if b"," in first else ";" if b";" in first else "\t" if b"\t" in first else ","
+        mark = separator(file.readline(FIRST_LINE).decode("utf-8", "replace"))
     parsing = csv.ParseOptions(delimiter=mark)
     names = csv.open_csv(path, parse_options=parsing).schema.names
     texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))

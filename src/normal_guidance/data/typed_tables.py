@@ -31,6 +31,22 @@ Row = TypeVar("Row")
 WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
+FIRST_LINE = 100_000
+"""The most characters of a first line that are looked at."""
+
+
+def separator(first: str) -> str:
+    """The sign between the cells of a CSV file, from its first line.
+
+    Spreadsheets of many countries separate by semicolons and call the file .csv.
+
+    Example:
+        >>> [separator(line) for line in ("scan_id,part", "scan_id;part", "scan_id\\tpart", "scan_id")]
+        [',', ';', '\\t', ',']
+    """
+    return next((mark for mark in ",;\t" if mark in first), ",")
+
+
 def read_rows(path: Path, kind: type[Row], again: str, *, exact: bool = True) -> list[Row]:
     """The lines of a CSV file as NamedTuples; a field is text or a whole number.
 
@@ -69,7 +85,9 @@ def read_cells(path: Path, again: str) -> list[list[str]]:
     """The lines of a CSV file with their cells, the header first; lines without a cell are left out."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return [line for line in csv.reader(file, strict=True) if line]
+            mark = separator(file.readline(FIRST_LINE))
+            file.seek(0)
+            return [line for line in csv.reader(file, delimiter=mark, strict=True) if line]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({error}); {again}") from error
 
