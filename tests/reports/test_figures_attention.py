@@ -188,3 +188,22 @@ def test_scans_that_do_not_fit_are_refused():
         plot_attention([scan(methods=("mine",))])
     with pytest.raises(UserError, match="reference 'mhng' is not among the methods to draw; choose one of abmil, ng"):
         plot_attention([scan(methods=("abmil", "ng"))], reference="mhng")
+
+
+def test_lists_and_arrays_are_drawn_as_tensors_are():
+    from_lists = AttendedScan("A", {"ng": [0.1, 0.6, 0.3]}, slice_labels=np.array([False, True, False]))
+    assert from_lists.curve("ng").tolist() == pytest.approx([0.1, 0.6, 0.3])
+    assert from_lists.truth().tolist() == [0, 1, 0]
+    assert len(plot_attention([from_lists]).axes) > 0
+
+
+@pytest.mark.parametrize(
+    ("attention", "said"),
+    [
+        ({"ng": [[0.5, 0.5]]}, r"attention by ng has the shape \(1, 2\); give \(slices\)"),
+        ({"ng": ["a"]}, "which holds text"),
+    ],
+)
+def test_what_is_no_attention_is_refused(attention, said):
+    with pytest.raises(UserError, match=said):
+        AttendedScan("A", attention)

@@ -119,3 +119,21 @@ def test_heads_stand_beside_their_references(tmp_path: Path):
     assert draw_heads(heads, tmp_path / "heads.png").stat().st_size > 10_000
     with pytest.raises(UserError, match="no heads to draw"):
         plot_heads({})
+
+
+def test_lists_and_arrays_are_drawn_as_tensors_are():
+    assert len(plot_divergences([0.1, 0.6, 0.2, 0.1], slice_labels=[0, 1, 1, 0]).axes) == 3
+    assert len(plot_heads({"mine": np.array([[0.1, 0.6, 0.3], [0.3, 0.3, 0.4]])}).axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda: plot_divergences([[0.5, 0.5]]), r"attention has the shape \(1, 2\); give \(slices\)"),
+        (lambda: plot_divergences([0.1, 0.6, 0.3], slice_labels=[1]), "slice_labels are 1 for 3 slices"),
+        (lambda: plot_heads({"mine": [0.5, 0.5]}), r"attention of 'mine' has the shape \(2,\); give \(heads, slices\)"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(draw, said):
+    with pytest.raises(UserError, match=said):
+        draw()

@@ -49,6 +49,22 @@ def as_tensor(values: object, name: str, like: Tensor | None = None) -> Tensor:
     return tensor if like is None else tensor.to(like.device)
 
 
+def with_axes(values: object, name: str, *axes: str) -> Tensor:
+    """The values as a tensor that has these axes, none of them empty.
+
+    Example:
+        >>> with_axes([0.5, 0.5], "attention", "slices")
+        tensor([0.5000, 0.5000])
+        >>> with_axes([[0.5, 0.5]], "attention", "slices")
+        Traceback (most recent call last):
+        normal_guidance.errors.UserError: attention has the shape (1, 2); give (slices)
+    """
+    tensor = as_tensor(values, name)
+    if tensor.ndim != len(axes) or not tensor.numel():
+        raise UserError(f"{name} has the shape {tuple(tensor.shape)}; give ({', '.join(axes)})")
+    return tensor
+
+
 def _read(values: object) -> Tensor:
     if isinstance(values, Tensor):
         return values

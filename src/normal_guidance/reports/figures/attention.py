@@ -14,6 +14,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from normal_guidance.core.arrays import Array, with_axes
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import BEYOND, EVERY_METHOD, method_title
 from normal_guidance.errors import UserError
@@ -67,23 +68,21 @@ class AttendedScan:
     """
 
     title: str
-    attention: Mapping[str, Float[Tensor, "slices"]]
-    slice_labels: Int[Tensor, "slices"] | None = None
+    attention: Mapping[str, Array]
+    slice_labels: Array | None = None
     thumbnails: Sequence[tuple[int, Num[np.ndarray, "_ _"]]] | None = None
 
     def __post_init__(self) -> None:
-        if not self.attention:
-            raise UserError(f"scan {self.title!r} has no attention; give the attention of at least one method")
-        for method, attention in self.attention.items():
-            if len(attention) != self.slices:
+        if not isinstance(self.attention, Mapping) or not self.attention:
+            raise UserError(f"scan {self.title!r} has no attention; give a dict: one number a slice by a method's name")
+        for method in self.attention:
+            if len(curve := self.curve(method)) != self.slices:
                 raise UserError(
-                    f"scan {self.title!r}: {len(attention)} slices by {method}, {self.slices} by another method; "
+                    f"scan {self.title!r}: {len(curve)} slices by {method}, {self.slices} by another method; "
                     "give attention over the same slices"
                 )
-        if self.slice_labels is not None and len(self.slice_labels) != self.slices:
-            raise UserError(
-                f"scan {self.title!r}: {len(self.slice_labels)} slice labels for {self.slices} slices; give as many"
-            )
+        if (truth := self.truth()) is not None and len(truth) != self.slices:
+            raise UserError(f"scan {self.title!r}: {len(truth)} slice labels for {self.slices} slices; give as many")
         for number, _ in self.thumbnails or ():
             if not 1 <= number <= self.slices:
                 raise UserError(
@@ -93,7 +92,17 @@ class AttendedScan:
 
     @property
     def slices(self) -> int:
-        return len(next(iter(self.attention.values())))
+        return len(self.curve(next(iter(self.attention))))
+
+    def curve(self, method: str) -> Float[Tensor, "slices"]:
+        """The attention of a method as a tensor."""
+        return with_axes(self.attention[method], f"scan {self.title!r}: attention by {method}", "slices")
+
+    def truth(self) -> Int[Tensor, "slices"] | None:
+        """The slice labels as a tensor."""
+        if self.slice_labels is None:
+            return None
+        return with_axes(self.slice_labels, f"scan {self.title!r}: slice labels", "slices").long()
 
 
 def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0) -> list[int]:
@@ -175,10 +184,10 @@ def _rows(scans: Sequence[AttendedScan]) -> list[list[str]]:
 
 def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str], reference: str | None) -> None:
     slices = np.arange(1, scan.slices + 1)
-    if scan.slice_labels is not None:
-        fill_truth(panel, scan.slice_labels)
+    if (truth := scan.truth()) is not None:
+        fill_truth(panel, truth)
     for method in methods:
-        attention, color, title = scan.attention[method], method_color(method), method_title(method)
+        attention, color, title = scan.curve(method), method_color(method), method_title(method)
         peak = attention.max()
         panel.plot(slices, attention / peak, color=color, label=title, lw=1.8 if _is_guided(method) else 1.3)
         if method == reference:
@@ -196,14 +205,14 @@ def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) ->
 
     Every strip has room for `most` images, so that they are of one size in all of them.
     """
-    thumbnails = scan.thumbnails or ()
+    thumbnails, truth = scan.thumbnails or (), scan.truth()
     darkest = min((float(image.min()) for _, image in thumbnails), default=0.0)
     brightest = max((float(image.max()) for _, image in thumbnails), default=0.0)
     for place, (number, image) in enumerate(thumbnails):
         height, width = np.array(image.shape) / max(image.shape) * 0.92  # the rest of its unit square is margin
         left, right, bottom, top = place + 0.5 - width / 2, place + 0.5 + width / 2, 0.5 - height / 2, 0.5 + height / 2
         strip.imshow(image, cmap="gray", vmin=darkest, vmax=brightest, extent=(left, right, bottom, top))
-        positive = scan.slice_labels is not None and bool(scan.slice_labels[number - 1] == 1)
+        positive = truth is not None and bool(truth[number - 1] == 1)
         edge, thickness = (RED, 1.6) if positive else ("0.6", 0.6)
         strip.add_patch(Rectangle((left, bottom), width, height, fill=False, edgecolor=edge, lw=thickness))
         strip.text(place + 0.5, -0.05, f"{number}", ha="center", va="top", fontsize=7.5)

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
+from normal_guidance.core.arrays import Array, with_axes
 from normal_guidance.core.guidance import (
     DIVERGENCE_TITLES,
     DIVERGENCES,
@@ -60,9 +61,7 @@ def pull(attention: Float[Tensor, "slices"], divergence: DivergenceName) -> Floa
     return -gradient
 
 
-def draw_divergences(
-    attention: Float[Tensor, "slices"], path: Path, *, slice_labels: Int[Tensor, "slices"] | None = None
-) -> Path:
+def draw_divergences(attention: Array, path: Path, *, slice_labels: Array | None = None) -> Path:
     """Writes the figure of `plot_divergences`.
 
     Example:
@@ -74,15 +73,15 @@ def draw_divergences(
 
 
 @styled
-def plot_divergences(
-    attention: Float[Tensor, "slices"], *, slice_labels: Int[Tensor, "slices"] | None = None
-) -> Figure:
+def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> Figure:
     """One panel per divergence: attention, its normal reference, and an arrow on each slice for the `pull` of guidance.
 
     Gradients of the three divergences differ in size.  In each panel the longest arrow is as long as the largest
     distance of attention from its reference; the panel says by how much arrows were stretched for that.
     """
+    attention = with_axes(attention, "attention", "slices")
     attention = attention.double() / attention.sum()
+    truth = _truth(slice_labels, len(attention))
     reference = normal_reference(attention[None])[0]
     farthest = (reference - attention).abs().max()
     if not 1e-9 < farthest < 1:
@@ -92,8 +91,8 @@ def plot_divergences(
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     panels = figure.subplots(1, len(DIVERGENCES), sharex=True, sharey=True)
     for panel, divergence in zip(panels, DIVERGENCES, strict=True):
-        if slice_labels is not None:
-            fill_truth(panel, slice_labels)
+        if truth is not None:
+            fill_truth(panel, truth)
         arrows = pull(attention, divergence)
         stretch = farthest / arrows.abs().max()
         _draw_arrows(panel, attention, reference, stretch * arrows, DIVERGENCE_COLORS[divergence])
@@ -130,10 +129,10 @@ def _draw_arrows(
 
 
 def draw_heads(
-    attention: Mapping[str, Float[Tensor, "heads slices"]],
+    attention: Mapping[str, Array],
     path: Path,
     *,
-    slice_labels: Int[Tensor, "slices"] | None = None,
+    slice_labels: Array | None = None,
 ) -> Path:
     """Writes the figure of `plot_heads`.
 
@@ -146,22 +145,21 @@ def draw_heads(
 
 
 @styled
-def plot_heads(
-    attention: Mapping[str, Float[Tensor, "heads slices"]], *, slice_labels: Int[Tensor, "slices"] | None = None
-) -> Figure:
+def plot_heads(attention: Mapping[str, Array], *, slice_labels: Array | None = None) -> Figure:
     """One row per model: the normal reference of each head, its attention, and the mean of all heads.
 
     Attention is divided by its sum over the slices first, as guidance does: a class token also attends to itself.
     """
-    if not attention:
-        raise UserError("there are no heads to draw; give the attention of at least one model")
+    if not isinstance(attention, Mapping) or not attention:
+        raise UserError("there are no heads to draw; give a dict: the attention (heads, slices) of a model by its name")
     figure = Figure(figsize=(WIDTH, 0.6 + 1.8 * len(attention)), layout="constrained")
     rows = figure.subplots(len(attention), 2, squeeze=False, sharex=True)
     for (left, right), (title, heads) in zip(rows, attention.items(), strict=True):
+        heads = with_axes(heads, f"attention of {title!r}", "heads", "slices")
         heads = heads.double() / heads.sum(-1, keepdim=True)
-        references = normal_reference(heads[None])[0]
-        _draw_curves(left, references, slice_labels)
-        _draw_curves(right, heads, slice_labels)
+        truth = _truth(slice_labels, heads.shape[1])
+        _draw_curves(left, normal_reference(heads[None])[0], truth)
+        _draw_curves(right, heads, truth)
         left.set(title=f"{title}: references", ylabel="normal reference")
         right.set(title=f"{title}: attention", ylabel="attention")
     for panel in rows[-1]:
@@ -169,6 +167,15 @@ def plot_heads(
     handles, names = rows[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=len(names), handlelength=1.2, columnspacing=1.1)
     return figure
+
+
+def _truth(slice_labels: Array | None, slices: int) -> Int[Tensor, "slices"] | None:
+    if slice_labels is None:
+        return None
+    labels = with_axes(slice_labels, "slice_labels", "slices")
+    if len(labels) != slices:
+        raise UserError(f"slice_labels are {len(labels)} for {slices} slices; give one for each slice")
+    return labels.long()
 
 
 def _draw_curves(
