@@ -28,6 +28,7 @@ from normal_guidance.statistics.calibration import FEW, Calibration, Operation, 
 from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.statistics.number_format import digits, signed
 from normal_guidance.training.fit_committee import Plan
+from normal_guidance.training.loop import predict_bags
 from normal_guidance.training.measured_fit import OUT_OF_FOLD, ScanAuroc, scan_auroc
 from normal_guidance.viewer.prediction_folders import find_splits
 
@@ -74,6 +75,7 @@ def test_predictions_are_out_of_fold_and_of_the_test_scans(made: tuple[Path, Fit
 
 def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> None:
     tells, finds, _ = made[1].sentences()
+    assert made[1].measured.fit.committee.looks
     assert tells.startswith("It tells scans apart with an AUROC of ")
     assert finds.startswith("It finds slices better than their position")
     assert made[1].test.skill.auroc > 0.9
@@ -98,7 +100,7 @@ def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
         low = theta[((1 - theta) - 1.959964 * variance.sqrt()).abs().argmin()].item()
         assert (found(m, n).value, found(m, n).high) == (1.0, 1.0)
         assert found(m, n).low == pytest.approx(low, abs=1e-4)
-    assert str(found(4, 3)) == "1.000 [0.540, 1.000]"
+    assert str(found(4, 3)) == "1.000 [.540, 1.000]"
     assert str(found(1, 9)) == "1.000 [too few scans for an interval]"
     assert not found(1, 9).shown
 
@@ -108,8 +110,8 @@ def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
     [
         (False, {True}, "around the middle of the scan, as usual"),
         (True, {False}, "anywhere in the scan"),
-        (True, {True}, "anywhere in the scan, all of them first around its middle"),
-        (True, {True, False}, "anywhere in the scan, some of them first around its middle"),
+        (True, {True}, "anywhere in the scan, all members first around its middle"),
+        (True, {True, False}, "anywhere in the scan, some members first around its middle"),
     ],
 )
 def test_the_third_sentence_says_where_the_kept_members_look(
@@ -121,14 +123,20 @@ def test_the_third_sentence_says_where_the_kept_members_look(
     fit = replace(measured.fit, choice=measured.fit.choice._replace(kept=kept, unusual=unusual, shown=True))
     own = replace(measured.out_of_fold, positive=FEW, negative=FEW)
     third = replace(measured, fit=fit, out_of_fold=own).sentences()[2]
-    assert third == f"Its members look for findings {places}; try it on scans from elsewhere before you rely on it."
+    words = f"It expects findings {places}, unless a scan's evidence says otherwise; "
+    assert third == f"{words}try it on scans from elsewhere before you rely on it."
 
 
 def test_noise_is_told_as_noise(tmp_path: Path) -> None:
     noise = write_store(tmp_path / "store", [("train", draw(40, 6, 0.0))], provenance={"encoder": "drawn"})
-    sentences = fit_model(noise, tmp_path / "model", plan=QUICK).sentences()
+    fitted = fit_model(noise, tmp_path / "model", plan=QUICK)
+    sentences, committee, new = fitted.sentences(), fitted.measured.fit.committee, draw(4, 9, 0.0)
+    assert not committee.looks
+    torch.testing.assert_close(predict_bags(committee, new).attention, committee.prior(new.lengths))
     assert sentences[0].startswith("It is not shown to tell scans apart")
-    assert sentences[1].startswith("It is not shown to find slices better")
+    assert sentences[1].startswith(
+        "It does not find slices: it attends to the same places in every scan, where findings"
+    )
     assert sentences[2].startswith(("Do not use it", "Take all of it as rough"))
     page = read_page(tmp_path / "model")
     assert "class=shown" not in page
@@ -137,7 +145,10 @@ def test_noise_is_told_as_noise(tmp_path: Path) -> None:
     assert "no scans were kept aside for a test" in page
     model, (apart, slices) = load_bundle(tmp_path / "model"), load_bundle(tmp_path / "model").cautions
     assert apart.startswith("This model was not shown to tell scans apart (scan AUROC .")
-    assert slices.startswith("This model was not shown to find slices better than their position does (skill ")
+    assert slices == (
+        "This model attends to the same places in every scan: they show where findings usually lie, and nothing about "
+        "the patient; see the model's report."
+    )
     assert predict_new(tmp_path / "model", tmp_path / "new")["cautions"] == [apart, slices]
     assert f"- {apart}\n- {slices}\n" in model_card(model, "a/b")
     copied = CliRunner().invoke(app, ["bundle", str(tmp_path / "model"), "-o", str(tmp_path / "copy")])

@@ -111,6 +111,12 @@ class Committee(nn.Module):
         log_attention = layout.restore(layout.hide(attention.clamp_min(1e-300).log())[:, None])
         return Prediction(logit.float(), layout.restore(attention).float(), log_attention.float())
 
+    @property
+    def looks(self) -> bool:
+        """Whether attention depends on the scan; else it is the prior, which all scans of a length share."""
+        _, of_attention = shares(self._places())
+        return self.shown and bool(((self.sharpness > 0) & (of_attention.to(self.sharpness.device) > 0)).any())
+
     def prior(self, lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
         """The attention without any evidence: where members expect a finding before they look at the scan."""
         return prior_attention(self._places(), lengths.to(self.kind.device))

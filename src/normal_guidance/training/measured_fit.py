@@ -37,8 +37,9 @@ from normal_guidance.training.promised_intervals import PromisedIntervals, check
 OUT_OF_FOLD = "out-of-fold"
 """What the training scans are called where the model is measured on them."""
 
-THREE = "{:.3f}".format
-"""Numbers in sentences."""
+
+WHERE_USUAL = "where findings usually lie"
+NOT_OF_THE_SCAN = f"they show {WHERE_USUAL}, and nothing about the patient"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class ScanAuroc:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} {interval(self.low, self.high, THREE)}"
+        return f"{digits(self.value)} {interval(self.low, self.high)}"
 
     @property
     def shown(self) -> bool:
@@ -107,7 +108,9 @@ class MeasuredFit:
             found = own.scans
             numbers = f"scan AUROC {digits(found.value)} {interval(found.low, found.high)}"
             said.append(f"{model} was not shown to tell scans apart ({numbers}); see the model's report.")
-        if own.skill is not None and not own.finds:
+        if not self.fit.committee.looks:
+            said.append(f"{model} attends to the same places in every scan: {NOT_OF_THE_SCAN}; see the model's report.")
+        elif own.skill is not None and not own.finds:
             numbers = f"skill {digits(own.skill.skill)} {interval(own.skill.low, own.skill.high)}"
             what = "find slices better than their position does"
             said.append(f"{model} was not shown to {what} ({numbers}); see the model's report.")
@@ -118,8 +121,8 @@ class MeasuredFit:
         own = self.test or self.out_of_fold
         where = "test scans" if self.test else "scans, each by members that were not trained on it"
         return [
-            _tells_apart(own, where),
-            _finds_slices(own),
+            _tells_apart(own, where, self.out_of_fold if self.test else None),
+            _finds_slices(own) if self.fit.committee.looks else _looks_nowhere(own),
             _trusted(self.out_of_fold, self.fit),
         ]
 
@@ -215,8 +218,10 @@ def _patients_with(scans: LabelledScans, label: int) -> set[str]:
     return {patient for patient, own in zip(scans.patient_ids, scans.labels.tolist(), strict=True) if own == label}
 
 
-def _tells_apart(own: Measured, where: str) -> str:
+def _tells_apart(own: Measured, where: str, training: Measured | None) -> str:
     counts = f"{own.positive} positive and {own.negative} negative {where}"
+    if training is not None:  # usually more scans than those for testing
+        counts += f"; training scans, out of fold: {training.scans}"
     if not own.scans.shown:
         return f"It is not shown to tell scans apart: scan AUROC {own.scans}, which may be chance ({counts})."
     return f"It tells scans apart with an AUROC of {own.scans} ({counts})."
@@ -226,18 +231,28 @@ def _finds_slices(own: Measured) -> str:
     if own.skill is None:
         return "Whether it finds the slices is unknown: no scan has labels for some of its slices; label 30 to know."
     found = own.skill
-    text = f"localization AUROC {found.auroc:.3f}, by position alone {found.prior_auroc:.3f}"
-    ends = f"skill {found.skill:.3f} {interval(found.low, found.high, THREE)}, {found.scans} scans"
+    text = f"localization AUROC {digits(found.auroc)}, by position alone {digits(found.prior_auroc)}"
+    ends = f"skill {digits(found.skill)} {interval(found.low, found.high)}, {found.scans} scans"
     shown = "finds" if own.finds else "is not shown to find"
     return f"It {shown} slices better than their position in the scan does: {text} ({ends})."
+
+
+def _looks_nowhere(own: Measured) -> str:
+    found = "" if own.skill is None else f" (localization AUROC {digits(own.skill.auroc)})"
+    return f"It does not find slices: it attends to the same places in every scan, {WHERE_USUAL}{found}."
 
 
 def _trusted(own: Measured, fit: CommitteeFit) -> str:
     if min(own.positive, own.negative) < FEW:
         return f"Take all of it as rough: {own.positive} positive and {own.negative} negative scans are few."
     if not own.scans.shown:
-        return "Do not use it: attention then shows where findings usually lie, and nothing about the patient."
-    return f"Its members look for findings {_places(fit)}; try it on scans from elsewhere before you rely on it."
+        return f"Do not use it: key slices, too, may only show {WHERE_USUAL}."
+    if not fit.committee.looks:
+        return f"Do not use its key slices: {NOT_OF_THE_SCAN}; better features may help."
+    return (
+        f"It expects findings {_places(fit)}, unless a scan's evidence says otherwise; try it on scans from elsewhere "
+        "before you rely on it."
+    )
 
 
 def _places(fit: CommitteeFit) -> str:
@@ -248,4 +263,4 @@ def _places(fit: CommitteeFit) -> str:
     central = {setting.places.central for setting in kept if not setting.whole}
     if central == {False}:
         return "anywhere in the scan"
-    return "anywhere in the scan, " + ("all" if central == {True} else "some") + " of them first around its middle"
+    return "anywhere in the scan, " + ("all" if central == {True} else "some") + " members first around its middle"
