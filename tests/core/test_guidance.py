@@ -464,3 +464,22 @@ def test_label_guidance_warns_of_logits() -> None:
 def test_scans_of_one_slice_are_only_warned_of() -> None:
     with pytest.warns(UserWarning, match="adds up to 1 over its first axis"):
         assert NormalGuidance(renormalize=False)(torch.tensor([[0.5], [0.5]])).isfinite()
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_padding_without_a_mask_is_asked_about_once(from_logits: bool) -> None:
+    logits = torch.randn(3, 6)
+    logits[1, 4:] = -torch.inf
+    given, guidance = (logits if from_logits else logits.softmax(-1)), NormalGuidance()
+    with pytest.warns(UserWarning, match="of bag 1 is hidden on its last 2 slices; if they are padding, pass the mask"):
+        guidance(given, from_logits=from_logits)
+    guidance(given, from_logits=from_logits)
+    NormalGuidance()(given, logits.isfinite(), from_logits=from_logits)
+    NormalGuidance()(given[1:2], from_logits=from_logits)  # all bags end so: it may be attention
+
+
+def test_probabilities_with_from_logits_are_asked_about() -> None:
+    attention = torch.randn(3, 6).softmax(-1)
+    with pytest.warns(UserWarning, match="looks like probabilities; leave from_logits out"):
+        NormalGuidance()(attention, from_logits=True)
+    NormalGuidance()(attention.log(), from_logits=True)

@@ -197,10 +197,11 @@ def look(padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked:
         given = padded.detach().float()
         try:
             doubts = [] if unmasked is None else [_doubt_about_axes(given, unmasked, from_logits)]
+            doubts += [] if unmasked is None else [_doubt_about_padding(given, from_logits)]
             doubts += [] if layout.is_packed else [_doubt_about_mask(given, layout, from_logits)]
             real = given.masked_fill(~layout.mask[:, None], 0)
             _refuse_nan(real)
-            doubts += [] if from_logits else [_doubt_about_values(real)]
+            doubts += [_doubt_about_logits(real) if from_logits else _doubt_about_values(real)]
         except RuntimeError:
             return False
     doubt = next(filter(None, doubts), "")
@@ -223,6 +224,19 @@ def _doubt_about_axes(given: Padded, shape: tuple[int, ...], from_logits: bool) 
         return ""
     axis = "second" if len(shape) == 3 else "first"
     return f"of shape {shape} adds up to 1 over its {axis} axis; if that axis holds the slices, pass {squeezed}"
+
+
+def _doubt_about_padding(given: Padded, from_logits: bool) -> str:
+    """Bags whose last slices are hidden from the softmax, beside bags without such slices, look padded."""
+    hidden = (given < LEAST_LOGIT) if from_logits else (given == 0)
+    at_end = hidden.all(1).flip(-1).int().cumprod(-1).sum(-1)  # how many of a bag's last slices no head attends to
+    if not ((at_end == 0).any() & (at_end > 0).any()).item():
+        return ""
+    bag = int(at_end.argmax())
+    return (
+        f"of bag {bag} is hidden on its last {int(at_end[bag])} slices; if they are padding, pass the mask, which is "
+        "True for real slices"
+    )
 
 
 def _doubt_about_mask(given: Padded, layout: Layout, from_logits: bool) -> str:
@@ -263,6 +277,12 @@ def _doubt_about_values(real: Padded) -> str:
         f"{what}, so it does not look like probabilities; for logits or log-attention, pass from_logits=True; if it is "
         "attention after dropout, switch that dropout off"
     )
+
+
+def _doubt_about_logits(real: Padded) -> str:
+    if real.shape[-1] == 1 or real.amin().item() < 0 or ((real.sum(-1) - 1).abs() > MOST_SUM - 1).any().item():
+        return ""
+    return "adds up to 1 over the slices of each bag, so it looks like probabilities; leave from_logits out"
 
 
 def _checked_labels(labels: Shaped[Tensor, "..."], layout: Layout) -> BagLabels:
