@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import typer
@@ -129,6 +130,23 @@ def test_the_share_of_scans_that_are_left_out_is_said_on_stderr(chest, tmp_path)
     assert f"{chest}/elsewhere/st9 (paths are relative to the folder ROOT)" in problems
     table.write_text("scan_id,path,label\nhere,train/st1,1\n")
     assert not invoke("folder", chest, "--table", table, "-o", tmp_path / "all", "--workers", "0").stderr
+
+
+def test_nifti_that_counts_as_ct_untold_is_said_on_stderr(tmp_path):
+    for name in ("a", "b", "c"):
+        nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 3), np.int16), np.eye(4)), tmp_path / f"{name}.nii")
+    table, common = tmp_path / "labels.csv", ("--table", tmp_path / "labels.csv", "--workers", "0")
+    table.write_text("scan_id,path,label\na,a.nii,0\nb,b.nii,1\nc,c.nii,1\n")
+    said = invoke("folder", tmp_path, *common, "-o", tmp_path / "untold").stderr
+    assert said == (
+        "warning: 3 NIfTI scans have no modality and count as CT; for MR add a column modality with MR to "
+        f"{table}\n"
+    )
+    table.write_text("scan_id,path,label,modality\na,a.nii,0,MR\nb,b.nii,1,\nc,c.nii,1,CT\n")
+    said = invoke("folder", tmp_path, *common, "-o", tmp_path / "one").stderr
+    assert said.startswith("warning: 1 NIfTI scan has no modality and counts as CT; for MR")
+    table.write_text("scan_id,path,label,modality\na,a.nii,0,MR\nb,b.nii,1,mr\nc,c.nii,1,CT\n")
+    assert not invoke("folder", tmp_path, *common, "-o", tmp_path / "told").stderr
 
 
 def test_pictures_are_named_as_what_they_are_not(tmp_path):

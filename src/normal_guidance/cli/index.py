@@ -92,9 +92,8 @@ def index(
     check_options(source, table, labels, named)
     console = make_console(stderr=as_json)
     made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
-    left_out = describe_left_out(made, out)
-    if left_out:
-        typer.secho(left_out, fg=typer.colors.YELLOW, err=True)
+    for warning in filter(None, (describe_left_out(made, out), describe_modality(made, table))):
+        typer.secho(warning, fg=typer.colors.YELLOW, err=True)
     if as_json:
         print_json(made.report)
         return
@@ -157,6 +156,24 @@ def describe_left_out(made: Index, out: Path) -> str:
     return (
         f"warning: {len(lost):,} of the table's {total:,} scans are left out: {shares}; for instance "
         f"{first.scan_id or first.file}: {first.detail}; see {out / 'problems.csv'}"
+    )
+
+
+def describe_modality(made: Index, table: Path | None) -> str:
+    """Return a warning with the number of NIfTI scans that count as CT because nothing says what they are."""
+    if table is None:
+        return ""
+    from normal_guidance.data.label_tables import read_table
+
+    columns = read_table(table, "--table", ("scan_id", "modality"), ("scan_id",))
+    told = {scan for scan, modality in zip(columns["scan_id"], columns.get("modality", ()), strict=False) if modality}
+    kinds = zip(made.manifest.scan_ids, made.manifest.table["kind"].to_pylist(), strict=True)
+    untold = sum(kind == "nifti" and scan not in told for scan, kind in kinds)
+    if not untold:
+        return ""
+    verbs = "has no modality and counts" if untold == 1 else "have no modality and count"
+    return (
+        f"warning: {count_text(untold, 'NIfTI scan')} {verbs} as CT; for MR add a column modality with MR to {table}"
     )
 
 
