@@ -132,6 +132,16 @@ def test_the_share_of_scans_that_are_left_out_is_said_on_stderr(chest, tmp_path)
     assert not invoke("folder", chest, "--table", table, "-o", tmp_path / "all", "--workers", "0").stderr
 
 
+def test_a_scan_id_that_stands_twice_is_said_on_stderr(chest, tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text("scan_id,path,label\na,train/st1,1\na,train/st2,0\nb,train/st2,0\n")
+    result = invoke("folder", chest, "--table", table, "-o", tmp_path / "out", "--workers", "0")
+    said = " ".join(result.stderr.split())
+    assert "warning: 1 of the table's 3 scans are left out: 1 of 3 have a scan_id that stands twice; for" in said
+    assert "instance a: row 2: scan_id occurs twice; see" in said
+    assert "2 scans" in result.stdout
+
+
 def test_nifti_that_counts_as_ct_untold_is_said_on_stderr(tmp_path):
     for name in ("a", "b", "c"):
         nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 3), np.int16), np.eye(4)), tmp_path / f"{name}.nii")

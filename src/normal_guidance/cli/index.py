@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 MOST_WORKERS = 8
 """More processes than this seldom read one disk faster."""
 
+DOUBLE = "double_scan"
+"""The kind of problem of a row whose scan_id another row has; the first row's scan is in the index."""
+
 LEFT_OUT = {
     "label_without_image": "have no files",
     "image_without_label": "have no label",
     "bad_row": "have a row that cannot be used",
     "failed": "have no readable slice",
     "unsafe_path": "have a path that leads out of ROOT",
+    DOUBLE: "have a scan_id that stands twice",
 }
 """Why scans of a table are left out, in words; other kinds of problems are named."""
 
@@ -142,11 +146,12 @@ def describe_left_out(made: Index, out: Path) -> str:
     if made.report["source"] != "folder":
         return ""
     kept = set(made.manifest.scan_ids)
-    # The last problem of a scan is the one that decided; a row without a scan_id stands for itself.
+    # The last problem of a scan is the one that decided; a row without a scan_id of its own stands for itself.
     lost = {
-        one.scan_id or one.detail: one
+        one.detail if one.kind == DOUBLE else one.scan_id or one.detail: one
         for one in made.problems
-        if one.action == "left out" and one.scan_id not in kept and (one.scan_id or one.kind == "bad_row")
+        if one.kind == DOUBLE
+        or (one.action == "left out" and one.scan_id not in kept and (one.scan_id or one.kind == "bad_row"))
     }
     if not lost:
         return ""
