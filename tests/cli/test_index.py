@@ -142,6 +142,16 @@ def test_a_scan_id_that_stands_twice_is_said_on_stderr(chest, tmp_path):
     assert "2 scans" in result.stdout
 
 
+@pytest.mark.parametrize(("path", "asked"), [("train/st1", True), ("gone/st1", False)])
+def test_paths_that_begin_with_the_name_of_root_come_with_the_root_that_is_meant(chest, tmp_path, path, asked):
+    table = tmp_path / "labels.csv"
+    table.write_text(f"scan_id,path,label\na,{path},1\n")
+    result = invoke("folder", chest / "train", "--table", table, "-o", tmp_path / "out", "--workers", "0")
+    assert result.exit_code == 2
+    assert f"no such file or folder: {chest}/train/{path} (paths are relative to the folder ROOT)" in result.stderr
+    assert (f"did you mean ROOT = {chest}?" in result.stderr) is asked
+
+
 def test_nifti_that_counts_as_ct_untold_is_said_on_stderr(tmp_path):
     for name in ("a", "b", "c"):
         nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 3), np.int16), np.eye(4)), tmp_path / f"{name}.nii")
