@@ -159,8 +159,7 @@ def test_nifti_that_counts_as_ct_untold_is_said_on_stderr(tmp_path):
     table.write_text("scan_id,path,label\na,a.nii,0\nb,b.nii,1\nc,c.nii,1\n")
     said = invoke("folder", tmp_path, *common, "-o", tmp_path / "untold").stderr
     assert said == (
-        "warning: 3 NIfTI scans have no modality and count as CT; for MR add a column modality with MR to "
-        f"{table}\n"
+        f"warning: 3 NIfTI scans have no modality and count as CT; for MR add a column modality with MR to {table}\n"
     )
     table.write_text("scan_id,path,label,modality\na,a.nii,0,MR\nb,b.nii,1,\nc,c.nii,1,CT\n")
     said = invoke("folder", tmp_path, *common, "-o", tmp_path / "one").stderr

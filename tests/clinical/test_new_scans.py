@@ -144,8 +144,8 @@ def test_links_that_lead_out_of_the_folder_come_with_what_to_do(copy, tmp_path):
     for link in links:
         link.symlink_to(tmp_path / "disk" / link.name)
     said = (
-        r"2 files are not slices, for instance [ab]: a link to .*disk/[ab], out of the folder: such links are not followed; "
-        "copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz$"
+        r"2 files are not slices, for instance [ab]: a link to .*disk/[ab], out of the folder: "
+        "such links are not followed; copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz$"
     )
     with pytest.raises(UserError, match=said):
         find_scans([tmp_path / "links"])

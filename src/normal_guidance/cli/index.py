@@ -177,9 +177,7 @@ def describe_modality(made: Index, table: Path | None) -> str:
     if not untold:
         return ""
     verbs = "has no modality and counts" if untold == 1 else "have no modality and count"
-    return (
-        f"warning: {count_text(untold, 'NIfTI scan')} {verbs} as CT; for MR add a column modality with MR to {table}"
-    )
+    return f"warning: {count_text(untold, 'NIfTI scan')} {verbs} as CT; for MR add a column modality with MR to {table}"
 
 
 @contextmanager
