@@ -82,6 +82,10 @@ def test_a_missing_layout_is_named_with_the_folder_wherever_it_stands():
             "No such option: --epochs. nguide fit does not have it; sweep, experiment,",
         ),
         (["index", "scans"], "nguide index folder scans --table labels.csv -o INDEX"),
+        (
+            ["fit", "store", "splits/split-1.csv", "-o", "m"],
+            "(splits/split-1.csv). A table of parts goes behind --split.",
+        ),
     ],
 )
 def test_a_word_that_is_not_taken_gets_a_hint(arguments, hint):

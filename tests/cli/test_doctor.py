@@ -262,7 +262,11 @@ def test_only_what_is_essential_decides_the_exit_code(monkeypatch):
     extra = Check("extra dicom", "missing", "not installed: pydicom", "scans", "pip install it")
     for found, code, last in (
         ([GOOD], 0, "Everything is here"),
-        ([GOOD, extra], 0, "Everything that all commands need is here; missing or broken parts: 1"),
+        (
+            [GOOD, extra],
+            0,
+            "Everything that all commands need is here; missing or broken, and needed by some commands only: 1",
+        ),
         ([replace(GOOD, state="broken"), extra], 1, "No command works without: core"),
     ):
         monkeypatch.setattr(checks, "examine", lambda found=found: Diagnosis(None, found))

@@ -262,3 +262,15 @@ def test_mr_has_its_own_default_window(index, tmp_path):
     assert open_store(tmp_path / "adc").provenance["preprocessing"]["windows"] == [[0.0, 3000.0]]
     run(index, *common, "-o", tmp_path / "ct", code=1)
     assert open_store(tmp_path / "ct").provenance["preprocessing"]["windows"] == [None]
+
+
+@pytest.mark.parametrize(("window", "warned"), [("adc", True), ("head,percentile:5-95", True), ("0:800,none", False)])
+def test_a_window_for_mr_with_nifti_that_counts_as_ct_is_warned_of(index, tmp_path, window, warned):
+    manifest = read_manifest(index)
+    rows = [replace(row, kind="nifti", modality=("MR", "CT")[number % 2]) for number, row in enumerate(manifest)]
+    (tmp_path / "mixed").mkdir()
+    write_manifest(tmp_path / "mixed" / "manifest.parquet", rows, manifest.about)
+    words = ("--encoder", "efficientnet-lite0", "--window", window, "--split", "none.csv", "-o", tmp_path / "out")
+    sentence = "warning: the window is one for MR, but 2 NIfTI scans count as CT; for MR add a column modality with MR"
+    assert (sentence in run(tmp_path / "mixed", *words, code=2)) is warned
+    assert "warning" not in run(index, *words, code=2)  # DICOM says its modality itself

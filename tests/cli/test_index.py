@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import typer
@@ -129,6 +130,42 @@ def test_the_share_of_scans_that_are_left_out_is_said_on_stderr(chest, tmp_path)
     assert f"{chest}/elsewhere/st9 (paths are relative to the folder ROOT)" in problems
     table.write_text("scan_id,path,label\nhere,train/st1,1\n")
     assert not invoke("folder", chest, "--table", table, "-o", tmp_path / "all", "--workers", "0").stderr
+
+
+def test_a_scan_id_that_stands_twice_is_said_on_stderr(chest, tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text("scan_id,path,label\na,train/st1,1\na,train/st2,0\nb,train/st2,0\n")
+    result = invoke("folder", chest, "--table", table, "-o", tmp_path / "out", "--workers", "0")
+    said = " ".join(result.stderr.split())
+    assert "warning: 1 of the table's 3 scans are left out: 1 of 3 have a scan_id that stands twice; for" in said
+    assert "instance a: row 2: scan_id occurs twice; see" in said
+    assert "2 scans" in result.stdout
+
+
+@pytest.mark.parametrize(("path", "asked"), [("train/st1", True), ("gone/st1", False)])
+def test_paths_that_begin_with_the_name_of_root_come_with_the_root_that_is_meant(chest, tmp_path, path, asked):
+    table = tmp_path / "labels.csv"
+    table.write_text(f"scan_id,path,label\na,{path},1\n")
+    result = invoke("folder", chest / "train", "--table", table, "-o", tmp_path / "out", "--workers", "0")
+    assert result.exit_code == 2
+    assert f"no such file or folder: {chest}/train/{path} (paths are relative to the folder ROOT)" in result.stderr
+    assert (f"did you mean ROOT = {chest}?" in result.stderr) is asked
+
+
+def test_nifti_that_counts_as_ct_untold_is_said_on_stderr(tmp_path):
+    for name in ("a", "b", "c"):
+        nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 3), np.int16), np.eye(4)), tmp_path / f"{name}.nii")
+    table, common = tmp_path / "labels.csv", ("--table", tmp_path / "labels.csv", "--workers", "0")
+    table.write_text("scan_id,path,label\na,a.nii,0\nb,b.nii,1\nc,c.nii,1\n")
+    said = invoke("folder", tmp_path, *common, "-o", tmp_path / "untold").stderr
+    assert said == (
+        f"warning: 3 NIfTI scans have no modality and count as CT; for MR add a column modality with MR to {table}\n"
+    )
+    table.write_text("scan_id,path,label,modality\na,a.nii,0,MR\nb,b.nii,1,\nc,c.nii,1,CT\n")
+    said = invoke("folder", tmp_path, *common, "-o", tmp_path / "one").stderr
+    assert said.startswith("warning: 1 NIfTI scan has no modality and counts as CT; for MR")
+    table.write_text("scan_id,path,label,modality\na,a.nii,0,MR\nb,b.nii,1,mr\nc,c.nii,1,CT\n")
+    assert not invoke("folder", tmp_path, *common, "-o", tmp_path / "told").stderr
 
 
 def test_pictures_are_named_as_what_they_are_not(tmp_path):

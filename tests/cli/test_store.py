@@ -59,6 +59,10 @@ def test_export_and_import(store, tmp_path, form):
 
 def test_mistakes_are_named(store, tmp_path):
     assert "is not a feature store" in run("show", tmp_path, code=2)
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "manifest.parquet").touch()
+    encode = f"encode its scans: nguide encode {tmp_path / 'index'} --encoder efficientnet-lite0 --window WINDOW -o"
+    assert encode in run("show", tmp_path / "index", code=2)
     np.savez(tmp_path / "all.npz", x=np.ones((2, 3)))
     assert f"import it: nguide store import {tmp_path / 'all.npz'} -o STORE" in run(
         "show", tmp_path / "all.npz", code=2

@@ -136,6 +136,22 @@ def test_nothing_to_predict_is_the_users_mistake(tmp_path):
         find_scans([tmp_path, tmp_path / "notes.txt"])
 
 
+def test_links_that_lead_out_of_the_folder_come_with_what_to_do(copy, tmp_path):
+    copy("disk/a")
+    copy("disk/b")
+    (tmp_path / "links").mkdir()
+    links = [tmp_path / "links" / name for name in "ab"]
+    for link in links:
+        link.symlink_to(tmp_path / "disk" / link.name)
+    said = (
+        r"2 files are not slices, for instance [ab]: a link to .*disk/[ab], out of the folder: "
+        "such links are not followed; copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz$"
+    )
+    with pytest.raises(UserError, match=said):
+        find_scans([tmp_path / "links"])
+    assert [row.scan_id for row in find_scans(links).rows] == ["a", "b"]
+
+
 def test_a_path_without_a_scan_is_told_beside_others(copy, tmp_path):
     copy("good")
     (tmp_path / "goodies").mkdir()

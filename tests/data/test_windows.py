@@ -37,6 +37,7 @@ def test_parse():
     assert parse_windows("none") == (None,)
     assert parse_windows("-1e2:3.5") == ((-100, 3.5),)
     assert parse_windows("head, lung ,0:80") == (WINDOWS["head"], WINDOWS["lung"], (0, 80))
+    assert parse_windows("ADC,Percentile:5-95,NONE") == (WINDOWS["adc"], Percentiles(5, 95), None)
     assert parse_windows("percentile,percentile:0.5-99.5") == (Percentiles(), Percentiles(0.5, 99.5))
 
 

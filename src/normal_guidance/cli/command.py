@@ -97,6 +97,10 @@ def _hint(ctx: Any, error: Exception) -> str:
         commands = getattr(ctx.find_root().command, "commands", {})
         have = [name for name, one in commands.items() if any(option in param.opts for param in one.params)]
         return f"nguide {ctx.info_name} does not have it; {', '.join(have)} have" if have else ""
+    said = getattr(error, "message", None) or ""
+    takes_split = any("--split" in param.opts for param in ctx.command.params)
+    if "unexpected extra argument" in said and takes_split and any(kind in said for kind in (".csv", ".parquet")):
+        return "A table of parts goes behind --split."
     missing = getattr(getattr(error, "param", None), "name", None)
     source = ctx.params.get("source")
     if ctx.info_name == "index" and missing == "root" and source not in SOURCES:

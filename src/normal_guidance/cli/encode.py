@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +16,13 @@ from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, so
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution, choose_precision
 from normal_guidance.errors import UserError
-from normal_guidance.quantities import size_text, time_text
+from normal_guidance.quantities import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.data.manifest import Manifest
+    from normal_guidance.data.windows import Window
     from normal_guidance.features.encoding import EncodingResult
     from normal_guidance.features.encoding_estimate import EncodingEstimate
     from normal_guidance.features.encoding_machine import EncodingOptions
@@ -138,6 +139,9 @@ def encode(
     console = make_console(stderr=as_json)
     manifest = read_manifest(index)
     windows = parse_windows(window or _default_window(manifest, console))
+    warning = describe_modality(manifest, windows)
+    if warning:
+        typer.secho(warning, fg=typer.colors.YELLOW, err=True)
     load = partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline)
     arguments: dict[str, Any] = {
         "preprocessing": Preprocessing(windows=windows, field=_field(field)),
@@ -182,6 +186,21 @@ def _default_window(manifest: Manifest, console: Console) -> str:
     if window != "none":
         say(console, f"{', '.join(modalities)} scans: --window {window}, from the 1st to the 99th of each scan")
     return window
+
+
+def describe_modality(manifest: Manifest, windows: Sequence[Window | None]) -> str:
+    """Return a warning where a window for MR meets NIfTI scans that count as CT; empty otherwise."""
+    from normal_guidance.data.windows import WINDOWS, Percentiles
+
+    kinds = zip(manifest.table["kind"].to_pylist(), manifest.table["modality"].to_pylist(), strict=True)
+    count = sum(one == ("nifti", "CT") for one in kinds)
+    if not count or not any(one == WINDOWS["adc"] or isinstance(one, Percentiles) for one in windows):
+        return ""
+    return (
+        f"warning: the window is one for MR, but {count_text(count, 'NIfTI scan')} "
+        f"{'counts' if count == 1 else 'count'} as CT; for MR add a column modality with MR to the table of nguide "
+        "index, and index again"
+    )
 
 
 def _print_estimate(estimate: EncodingEstimate, out: Path, console: Console, as_json: bool) -> None:

@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 MOST_WORKERS = 8
 """More processes than this seldom read one disk faster."""
 
+DOUBLE = "double_scan"
+"""The kind of problem of a row whose scan_id another row has; the first row's scan is in the index."""
+
 LEFT_OUT = {
     "label_without_image": "have no files",
     "image_without_label": "have no label",
     "bad_row": "have a row that cannot be used",
     "failed": "have no readable slice",
     "unsafe_path": "have a path that leads out of ROOT",
+    DOUBLE: "have a scan_id that stands twice",
 }
 """Why scans of a table are left out, in words; other kinds of problems are named."""
 
@@ -92,9 +96,8 @@ def index(
     check_options(source, table, labels, named)
     console = make_console(stderr=as_json)
     made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
-    left_out = describe_left_out(made, out)
-    if left_out:
-        typer.secho(left_out, fg=typer.colors.YELLOW, err=True)
+    for warning in filter(None, (describe_left_out(made, out), describe_modality(made, table))):
+        typer.secho(warning, fg=typer.colors.YELLOW, err=True)
     if as_json:
         print_json(made.report)
         return
@@ -143,11 +146,12 @@ def describe_left_out(made: Index, out: Path) -> str:
     if made.report["source"] != "folder":
         return ""
     kept = set(made.manifest.scan_ids)
-    # The last problem of a scan is the one that decided; a row without a scan_id stands for itself.
+    # The last problem of a scan is the one that decided; a row without a scan_id of its own stands for itself.
     lost = {
-        one.scan_id or one.detail: one
+        one.detail if one.kind == DOUBLE else one.scan_id or one.detail: one
         for one in made.problems
-        if one.action == "left out" and one.scan_id not in kept and (one.scan_id or one.kind == "bad_row")
+        if one.kind == DOUBLE
+        or (one.action == "left out" and one.scan_id not in kept and (one.scan_id or one.kind == "bad_row"))
     }
     if not lost:
         return ""
@@ -158,6 +162,22 @@ def describe_left_out(made: Index, out: Path) -> str:
         f"warning: {len(lost):,} of the table's {total:,} scans are left out: {shares}; for instance "
         f"{first.scan_id or first.file}: {first.detail}; see {out / 'problems.csv'}"
     )
+
+
+def describe_modality(made: Index, table: Path | None) -> str:
+    """Return a warning with the number of NIfTI scans that count as CT because nothing says what they are."""
+    if table is None:
+        return ""
+    from normal_guidance.data.label_tables import read_table
+
+    columns = read_table(table, "--table", ("scan_id", "modality"), ("scan_id",))
+    told = {scan for scan, modality in zip(columns["scan_id"], columns.get("modality", ()), strict=False) if modality}
+    kinds = zip(made.manifest.scan_ids, made.manifest.table["kind"].to_pylist(), strict=True)
+    untold = sum(kind == "nifti" and scan not in told for scan, kind in kinds)
+    if not untold:
+        return ""
+    verbs = "has no modality and counts" if untold == 1 else "have no modality and count"
+    return f"warning: {count_text(untold, 'NIfTI scan')} {verbs} as CT; for MR add a column modality with MR to {table}"
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def predict_features(
         first = first or scan
     if first is None:
         raise UserError(f"{several[0]} holds no scan; give a feature store, or a file of features")
-    wrong = _why_not(first, bundle)
+    wrong = _wrong_width(first, bundle)
     if wrong:  # all scans of a source have the same width, as a rule: one line instead of many
         raise UserError(f"{first.found.where}: scan {first.scan_id!r} {wrong}; make the features as for training")
     return _outcomes(_read_all(several), bundle, options)
@@ -109,12 +109,22 @@ def _outcomes(scans: Iterable[FoundScan], bundle: Bundle, options: PredictOption
 
 def _why_not(scan: FoundScan, bundle: Bundle) -> str:
     """The reason why the model cannot take these features; empty if it can."""
-    slices, width = scan.features.shape
-    if width != bundle.features:
-        return f"has {width} features a slice, but the model was trained on {bundle.features}"
-    if not slices:
+    if wrong := _wrong_width(scan, bundle):
+        return wrong
+    if not len(scan.features):
         return "has no slices"
-    return "" if scan.features.isfinite().all() else "has features that are not finite"
+    finite = scan.features.isfinite()
+    if finite.all():
+        return ""
+    place, feature = (~finite).nonzero()[0].tolist()
+    return f"has features that are not finite: slice {place}, feature {feature}: {scan.features[place, feature]:g}"
+
+
+def _wrong_width(scan: FoundScan, bundle: Bundle) -> str:
+    width = scan.features.shape[1]
+    if width == bundle.features:
+        return ""
+    return f"has {width} features a slice, but the model was trained on {bundle.features}"
 
 
 def _why_no_folder(scan_id: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from normal_guidance.core.bags import UNKNOWN
-from normal_guidance.data.containers import list_files, list_members
+from normal_guidance.data.containers import LEADS_OUT, list_files, list_members
 from normal_guidance.data.file_contents import CT, NIFTI, Mask, is_nifti
 from normal_guidance.data.findings import Finding, Labels
 from normal_guidance.data.manifest import ScanRow
@@ -48,6 +48,9 @@ RESERVED = ("index.html", "summary.csv", "summary.json", "predictions.parquet", 
 
 TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"
 """What a user may give."""
+
+COPY = "copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz"
+"""What to do about links that lead out of a folder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +124,8 @@ def find_scans(
     if not found.rows and all(one.reason.kind == "no_image" for one in found.unusable):
         given = ", ".join(map(str, paths))
         why = found.unusable[0].reason.detail if len(paths) == 1 else "none of them holds an image"
-        raise UserError(f"{given}: {why}; give {TAKES}")
+        linked = any(problem.detail.endswith(LEADS_OUT) for problem in problems)
+        raise UserError(f"{given}: {why}; {COPY if linked else f'give {TAKES}'}")
     return _anonymous(found) if anonymize else found
 
 

@@ -38,6 +38,9 @@ SEPARATOR = "!"
 LEFT = "left out"
 """The action for every problem found here."""
 
+LEADS_OUT = ", out of the folder: such links are not followed"
+"""How the detail of a link that leads out of its root ends."""
+
 _SUFFIX = ".zip"
 
 
@@ -126,7 +129,7 @@ def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterat
 
 def _problem_of_link(path: Path, name: str, real_root: Path) -> Problem | None:
     if not _is_below(path, real_root):
-        return Problem("", name, "unsafe_path", f"a link to {os.readlink(path)}, which is not below the root", LEFT)
+        return Problem("", name, "unsafe_path", f"a link to {os.readlink(path)}{LEADS_OUT}", LEFT)
     return None if path.exists() else Problem("", name, "unreadable", "a link that leads nowhere", LEFT)
 
 

@@ -90,6 +90,8 @@ def default_window(modalities: Iterable[str]) -> str:
 def parse_windows(words: str) -> tuple[Window | None, ...]:
     """The windows in a user's text, one channel each: presets, LOW:HIGH or percentile:LOW-HIGH, joined by commas.
 
+    Names may be in capitals.
+
     Example:
         >>> parse_windows("head"), parse_windows("lung,-100:300")
         (((-100.0, 300.0),), ((-1350.0, 150.0), (-100.0, 300.0)))
@@ -104,11 +106,12 @@ def parse_windows(words: str) -> tuple[Window | None, ...]:
 
 
 def _parse(word: str) -> Window | None:
-    if word in WINDOWS:
-        return WINDOWS[word]
-    percentiles = word.startswith(f"{PERCENTILE}:")
+    name = word.lower()
+    if name in WINDOWS:
+        return WINDOWS[name]
+    percentiles = name.startswith(f"{PERCENTILE}:")
     try:
-        low, high = map(float, word.removeprefix(f"{PERCENTILE}:").split("-" if percentiles else ":"))
+        low, high = map(float, name.removeprefix(f"{PERCENTILE}:").split("-" if percentiles else ":"))
     except ValueError:
         raise UserError(
             f"window {word!r} is unknown; choose {', '.join(WINDOWS)}, LOW:HIGH in the scans' unit, for instance "

@@ -34,5 +34,13 @@ def check_store(folder: Path) -> None:
             f"{folder} is a file, not a feature store; if it holds features, import it: nguide store import {folder} "
             "-o STORE"
         )
-    if not is_store(folder):
-        raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")
+    if is_store(folder):
+        return
+    from normal_guidance.data.manifest import MANIFEST  # only here: it imports pyarrow
+
+    if (folder / MANIFEST).is_file():
+        raise UserError(
+            f"{folder} is an index, not a feature store; encode its scans: nguide encode {folder} --encoder "
+            "efficientnet-lite0 --window WINDOW -o STORE"
+        )
+    raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")

@@ -49,7 +49,10 @@ def describe(diagnosis: Diagnosis) -> list[str]:
     if broken:
         lines.append(f"No command works without: {', '.join(broken)}")
     elif wrong:
-        lines.append(f"Everything that all commands need is here; missing or broken parts: {len(wrong)}")
+        lines.append(
+            "Everything that all commands need is here; missing or broken, and needed by some commands only: "
+            f"{len(wrong)}"
+        )
     else:
         lines.append("Everything is here")
     return lines

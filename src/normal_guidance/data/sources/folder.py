@@ -114,6 +114,8 @@ class FolderScans:
             return None
         if not there:
             detail = f"no such file or folder: {self.root / outer} (paths are relative to the folder ROOT)"
+            if (self.root.parent / outer).exists():
+                detail += f"; did you mean ROOT = {self.root.parent}?"
             self.report(Problem(row.scan_id, text, "label_without_image", detail, "left out"))
             return None
         return place.relative_to(self.root).as_posix() + mark + inner
