@@ -246,7 +246,7 @@ def test_every_public_name_is_in_the_reference():
 # ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # longer, and its event loop would run in the tests of other files
 def browser():
     pytest.importorskip("playwright")
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

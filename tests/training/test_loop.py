@@ -121,7 +121,7 @@ def test_predictions_come_in_order_whatever_the_batch(sets: tuple[Bags, Bags]) -
     torch.testing.assert_close(whole.log_attention, parts.log_attention)
     assert not whole.logit.requires_grad
     assert isinstance(model, nn.Module)
-    assert not model.training
+    assert model.training, "as it was before"
 
 
 @pytest.mark.parametrize(
