@@ -71,14 +71,14 @@ def fit(
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> train, new = (shifted_mean(40, seed, features=4, shift=2.0) for seed in (1, 2))
+        >>> train, new = (shifted_mean(20, seed, features=4, shift=2.0) for seed in (1, 2))
         >>> arrays = [bag.features.numpy() for bag in train]
         >>> with TemporaryDirectory() as folder:
         ...     made = fit(arrays, f"{folder}/model", labels=train.labels)
         ...     probabilities = [one.probability for one in predict(new, f"{folder}/model")]
         ...     again = [one.probability for one in predict(arrays[:3], f"{folder}/model")]
         >>> len(probabilities), len(again), made.sentences()[0]
-        (40, 3, 'It tells scans apart with an AUROC of ...')
+        (20, 3, 'It tells scans apart with an AUROC of ...')
     """
     if not isinstance(out, str | Path):
         raise UserError(
