@@ -146,8 +146,8 @@ def test_noise_is_told_as_noise(tmp_path: Path) -> None:
     model, (apart, slices) = load_bundle(tmp_path / "model"), load_bundle(tmp_path / "model").cautions
     assert apart.startswith("This model was not shown to tell scans apart (scan AUROC .")
     assert slices == (
-        "This model attends to the same places in every scan: they show where findings usually lie, and nothing about "
-        "the patient; see the model's report."
+        "This model attends to the same places in every scan: its key slices show where findings usually lie, and "
+        "nothing about the patient; see the model's report."
     )
     assert predict_new(tmp_path / "model", tmp_path / "new")["cautions"] == [apart, slices]
     assert f"- {apart}\n- {slices}\n" in model_card(model, "a/b")

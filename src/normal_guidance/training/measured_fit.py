@@ -39,7 +39,7 @@ OUT_OF_FOLD = "out-of-fold"
 
 
 WHERE_USUAL = "where findings usually lie"
-NOT_OF_THE_SCAN = f"they show {WHERE_USUAL}, and nothing about the patient"
+NOT_OF_THE_SCAN = f"show {WHERE_USUAL}, and nothing about the patient"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,10 @@ class MeasuredFit:
             numbers = f"scan AUROC {digits(found.value)} {interval(found.low, found.high)}"
             said.append(f"{model} was not shown to tell scans apart ({numbers}); see the model's report.")
         if not self.fit.committee.looks:
-            said.append(f"{model} attends to the same places in every scan: {NOT_OF_THE_SCAN}; see the model's report.")
+            said.append(
+                f"{model} attends to the same places in every scan: its key slices {NOT_OF_THE_SCAN}; see the model's "
+                "report."
+            )
         elif own.skill is not None and not own.finds:
             numbers = f"skill {digits(own.skill.skill)} {interval(own.skill.low, own.skill.high)}"
             what = "find slices better than their position does"
@@ -248,7 +251,7 @@ def _trusted(own: Measured, fit: CommitteeFit) -> str:
     if not own.scans.shown:
         return f"Do not use it: key slices, too, may only show {WHERE_USUAL}."
     if not fit.committee.looks:
-        return f"Do not use its key slices: {NOT_OF_THE_SCAN}; better features may help."
+        return f"Do not use its key slices: they {NOT_OF_THE_SCAN}; better features may help."
     return (
         f"It expects findings {_places(fit)}, unless a scan's evidence says otherwise; try it on scans from elsewhere "
         "before you rely on it."
