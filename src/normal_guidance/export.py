@@ -29,6 +29,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from normal_guidance import __version__
+from normal_guidance.core.checks import checked_whole
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.errors import UserError, shorten
@@ -126,8 +127,7 @@ def export_model(
     width = known if features is None else features
     if width is None:
         raise UserError(f"{type(model).__name__} does not say how many features a slice has; give them: features=768")
-    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-        raise UserError(f"features is {width!r}; give the whole number of features per slice, such as features=768")
+    width = checked_whole("features", width)
     if known not in (None, width):
         raise UserError(f"features is {width}, but {type(model).__name__} takes {known} a slice; leave features out")
     _try(model, width)

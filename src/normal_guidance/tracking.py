@@ -1,7 +1,7 @@
 """What a training did, for TensorBoard or MLflow: options, curves and final metrics, written once it is complete.
 
 Nothing is written while a model trains, so training is as fast as without.  Each training has an identity; one that
-was written before is not written again, so a command may be started as often as needed.
+was written before is not written again, so a command that resumes may be started as often as needed.
 
 TensorBoard's events go to the folder `tensorboard` of the output.  MLflow's runs go to the server that
 MLFLOW_TRACKING_URI names, and without it to files in the folder `mlruns` of the output: mlflow-skinny has no database,

@@ -15,7 +15,7 @@ from normal_guidance.errors import UserError
 
 MODES = 3
 LENGTHS = st.lists(st.integers(MODES, 40), min_size=1, max_size=4)
-"""As many slices as modes at least; fewer are refused."""
+"""A bag has at least as many slices as modes; fewer are refused."""
 
 
 def millimetres(lengths: list[int], spacing: float, start: float) -> torch.Tensor:

@@ -21,7 +21,7 @@ from normal_guidance.clinical.expected_values import why_not_values
 from normal_guidance.clinical.new_scans import FoundScans, NotPredicted, anonymous_problem
 from normal_guidance.clinical.prediction_job import Finished, Score
 from normal_guidance.clinical.scan_prediction import ScanPrediction, attention_per_head
-from normal_guidance.core.checks import checked_whole, is_number, is_whole
+from normal_guidance.core.checks import checked_whole, is_number
 from normal_guidance.data.manifest import ScanRow
 from normal_guidance.data.problems import Problem
 from normal_guidance.data.volumes import read_volume
@@ -72,8 +72,7 @@ class PredictOptions:
     batch_size: int = 64
 
     def __post_init__(self) -> None:
-        if not is_whole(self.keys) or self.keys < 1:
-            raise UserError(f"{self.keys!r} key slices; give a whole number of at least 1")
+        checked_whole("keys", self.keys)
         checked_whole("workers", self.workers, 0)
         checked_whole("batch_size", self.batch_size)
         if self.share is not None and not (is_number(self.share) and 0 < self.share <= 1):

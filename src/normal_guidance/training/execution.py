@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from normal_guidance.core.checks import is_whole
+from normal_guidance.core.checks import checked_whole
 from normal_guidance.errors import UserError
 from normal_guidance.machine import is_out_of_memory, machine_memory
 from normal_guidance.training.batches import Scans, draw_orders, heaviest_batch
@@ -82,8 +82,8 @@ class Execution:
             raise UserError(f"device {self.device!r} is unknown; give cpu, cuda or cuda:1") from error
         if self.precision in ("tf32", "bf16") and torch.device(self.device).type != "cuda":
             raise UserError(f"precision {self.precision} is for CUDA; on {self.device} use float32")
-        if self.chunk is not None and (not is_whole(self.chunk) or self.chunk < 1):
-            raise UserError(f"chunk is {self.chunk!r}; train at least 1 configuration at a time")
+        if self.chunk is not None:
+            checked_whole("chunk", self.chunk)
 
     @property
     def slotted(self) -> bool:
