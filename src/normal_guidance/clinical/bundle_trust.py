@@ -43,7 +43,9 @@ def examine_bundle(
     if store is None:
         raise UserError(f"{folder} does not say where its features are; give some: --store STORE")
     if part != "test":
-        raise UserError(f"a model is not tested on part {part!r}: nguide fit trains on all parts but test")
+        raise UserError(
+            f"a model is not tested on part {part!r}: nguide fit trains on all parts but test; leave --part out"
+        )
     bundle, opened = load_bundle(folder), open_store(store)
     if split is not None:
         opened = opened.with_parts(split)
