@@ -38,11 +38,11 @@ CHOICES = {
 }
 """What a user chooses between -> the table in the code."""
 
-FILES = """
-manifest.parquet index.parquet history.parquet predictions.parquet store.json config.json report.json scores.json
-bundle.json findings.json prediction.json summary.json trust.json phantom.json problems.csv slices.csv split.csv
-.job queue.sqlite audit.jsonl
-""".split()
+FILES = (
+    *("manifest.parquet", "index.parquet", "history.parquet", "predictions.parquet", "store.json", "config.json"),
+    *("report.json", "scores.json", "bundle.json", "findings.json", "prediction.json", "summary.json", "trust.json"),
+    *("phantom.json", "problems.csv", "slices.csv", ".job", "queue.sqlite", "audit.jsonl"),
+)
 """Files that users and other programs open; .job ends the folder of an encoding that is not done."""
 
 
@@ -60,7 +60,9 @@ def parameter_facts(parameter: Any) -> dict[str, Any]:
     default = parameter.default
     return {
         "options": [*parameter.opts, *parameter.secondary_opts],
-        "kind": getattr(parameter.type_descriptor.annotation, "__name__", "") if hasattr(parameter, "type_descriptor") else "",
+        "kind": getattr(parameter.type_descriptor.annotation, "__name__", "")
+        if hasattr(parameter, "type_descriptor")
+        else "",
         "flag": bool(getattr(parameter, "is_flag", False)),
         "default": default if default is None or isinstance(default, bool | int | float | str) else str(default),
         "required": parameter.required,

@@ -7,11 +7,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def shorten(text: str, most: int = 100) -> str:
-    """A foreign text for a message, cut after so many characters.
-
-    >>> shorten("x" * 10**6, 5)
-    'xxxxx...'
-    """
+    """A foreign text for a message, cut after so many characters."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 

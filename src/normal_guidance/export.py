@@ -59,14 +59,7 @@ EXAMPLE = 7
 
 
 class OneScan(nn.Module):
-    """A model of bags as a function of one scan: logit `(1,)`, attention `(slices,)`, log-attention `(heads, slices)`.
-
-    Example:
-        >>> from normal_guidance.core.methods import build_model
-        >>> logit, attention, log_attention = OneScan(build_model("transmil", 16))(torch.randn(5, 16))
-        >>> logit.shape, attention.shape, log_attention.shape
-        (torch.Size([1]), torch.Size([5]), torch.Size([8, 5]))
-    """
+    """A model of bags as a function of one scan: logit `(1,)`, attention `(slices,)`, log-attention `(heads, slices)`."""
 
     OUTPUTS = ("logit", "attention", "log_attention")
 
@@ -204,14 +197,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def trace(graph: nn.Module, features: int) -> ExportedProgram:
-    """The exported program of a function of one scan's features, for any number of slices from 1 on.
-
-    Example:
-        >>> from normal_guidance.core.methods import build_model
-        >>> program = trace(OneScan(build_model("mean", 8)), 8)
-        >>> program.module()(torch.ones(300, 8))[1].sum()
-        tensor(1.0000)
-    """
+    """The exported program of a function of one scan's features, for any number of slices from 1 on."""
     # The values of the example do not matter; a generator of its own leaves the caller's random numbers alone.
     example = torch.randn(EXAMPLE, features, generator=torch.Generator().manual_seed(0))
     try:
@@ -240,15 +226,7 @@ def _write_onnx(program: ExportedProgram, path: Path, outputs: Sequence[str], ab
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """What an exported file says of itself.
-
-    Example:
-        >>> from normal_guidance.core.methods import build_model
-        >>> path = Path(tempfile.mkdtemp()) / "mean.pt2"
-        >>> _ = export_model(build_model("mean", 8), path, metadata={"method": "mean"})
-        >>> read_metadata(path)["method"]
-        'mean'
-    """
+    """What an exported file says of itself."""
     path = Path(path)
     if path.suffix == PROGRAM:
         extra: dict[str, Any] = {METADATA: ""}
@@ -264,14 +242,7 @@ Run = Callable[[Tensor], dict[str, Tensor]]
 
 
 def open_graph(path: str | Path) -> Run:
-    """A function from one scan's features to the outputs of an exported file by name, as another program would run it.
-
-    Example:
-        >>> from normal_guidance.core.methods import build_model
-        >>> path = export_model(build_model("mean", 8), Path(tempfile.mkdtemp()) / "mean.pt2")
-        >>> open_graph(path)(torch.ones(4, 8))["attention"]
-        tensor([0.2500, 0.2500, 0.2500, 0.2500])
-    """
+    """A function from one scan's features to the outputs of an exported file by name, as another program would run it."""
     path = Path(path)
     if path.suffix == PROGRAM:
         module, names = torch.export.load(path).module(), read_metadata(path)["outputs"].split(",")
@@ -315,12 +286,7 @@ def prove(path: Path, graph: nn.Module, features: int, outputs: Sequence[str]) -
 
 
 def relative_difference(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
-    """The largest difference relative to the largest value or to `least`; what is not finite must be the same in both.
-
-    Example:
-        >>> relative_difference(torch.tensor([1.0, 4.5]), torch.tensor([1.0, 4.0]))
-        0.125
-    """
+    """The largest difference relative to the largest value or to `least`; what is not finite must be the same in both."""
     found, wanted = found.detach().double(), wanted.detach().double()
     finite = wanted.isfinite()
     if found.shape != wanted.shape or not torch.equal(found[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):

@@ -33,20 +33,10 @@ EXTRAS = {
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that brings the package with these extras.
-
-    Example:
-        >>> install_command("dicom", "encoders")
-        "pip install 'normal-guidance[dicom,encoders]'"
-    """
+    """Return the command that brings the package with these extras."""
     return f"pip install '{PACKAGE}[{','.join(extras)}]'"
 
 
 def missing_extras(*extras: str) -> list[str]:
-    """Return those of these extras that were not installed; nothing is imported.
-
-    Example:
-        >>> missing_extras("dicom")
-        []
-    """
+    """Return those of these extras that were not installed; nothing is imported."""
     return [extra for extra in extras if not any(find_spec(module) for module in EXTRAS[extra].modules)]

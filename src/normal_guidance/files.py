@@ -37,14 +37,6 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
     `content` is the file's bytes, or a function that writes them to an open file.  The bytes go to a temporary file in
     the same folder, which is renamed to `path` when they are on the disk.  Until then an earlier file stays in place;
     if writing fails, it remains.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     write_atomically(f"{folder}/report.json", b"{}")
-        ...     write_atomically(f"{folder}/report.json", lambda file: file.write(b"[]"))
-        ...     Path(folder, "report.json").read_bytes()
-        b'[]'
     """
     path = Path(path)
     draft, descriptor = _begin(path, lambda draft: os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
@@ -70,14 +62,6 @@ def folder_atomically(path: str | Path, instead_of: Path | None = None) -> Itera
     The block must sync the files that it writes (`write_atomically`, `sync`).  Missing parents are created; a `path`
     that is a file or a folder with content is refused, before and after the block.  With `instead_of`, such a folder is
     moved there when the new one is complete; whoever is killed between the two finds it there and moves it back.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     with folder_atomically(f"{folder}/run") as draft:
-        ...         write_atomically(draft / "report.json", b"{}")
-        ...     [file.name for file in Path(folder).rglob("*")]
-        ['run', 'report.json']
     """
     path = Path(path).absolute()  # "." has no name of its own
     if instead_of is None:
@@ -115,10 +99,6 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Drafts
-# ----------------------------------------------------------------------------------------------------
-
 DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.partial", re.DOTALL)
 """Hidden names of what is being written.  Its writer holds a lock on it, which ends with the process."""
 
@@ -135,12 +115,7 @@ def _draft_of(path: Path) -> Path:
 
 
 def is_draft(path: Path) -> bool:
-    """Whether a file or folder is a draft, of a process that works or of one that was killed.
-
-    Example:
-        >>> is_draft(Path("stores/.head.0123456789abcdef0123456789abcdef.partial")), is_draft(Path("head.partial"))
-        (True, False)
-    """
+    """Whether a file or folder is a draft, of a process that works or of one that was killed."""
     return DRAFT.fullmatch(path.name) is not None
 
 
@@ -220,13 +195,7 @@ def refuse_what_is_there(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and its parents; raises a UserError if that is impossible.
-
-    Example:
-        >>> make_folder(Path("/dev/null/run"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: /dev/null/run is, or lies under, a file; name a folder
-    """
+    """Makes a folder and its parents; raises a UserError if that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -240,13 +209,6 @@ def private_files() -> Iterator[None]:
     """Lets only their owner read what is written in the block, by us or by a library: files 0600, folders 0700.
 
     The umask is the whole process's, so a program with several threads sets it once, before they start.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder, private_files():
-        ...     write_atomically(f"{folder}/scan.json", b"{}")
-        ...     oct(Path(folder, "scan.json").stat().st_mode & 0o777)
-        '0o600'
     """
     before = os.umask(0o077)
     try:
@@ -254,10 +216,6 @@ def private_files() -> Iterator[None]:
     finally:
         os.umask(before)
 
-
-# ----------------------------------------------------------------------------------------------------
-# JSON and parquet with seals
-# ----------------------------------------------------------------------------------------------------
 
 SEAL = "seal"
 """The member of a JSON object, and the metadata of a parquet file, that hold the seal (`normal_guidance.seals`)."""

@@ -26,15 +26,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder, which is made if need be; the lock ends with the process.
 
     What killed processes had begun to write there is removed.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder, lock_folder(Path(folder)):
-        ...     with lock_folder(Path(folder)):
-        ...         pass
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: /... is being written by process ... on ...; wait until it ends, or choose
-        another folder
     """
     path = folder / LOCK
     make_folder(folder)
@@ -66,12 +57,7 @@ def _holder(path: Path) -> str:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describe the first difference between the recorded and the present options; None if there is none.
-
-    Example:
-        >>> difference({"encoder": {"name": "a"}, "seeds": [1]}, {"encoder": {"name": "b"}, "seeds": [1, 2]})
-        "encoder.name was 'a', now it is 'b' (1 more differences)"
-    """
+    """Describe the first difference between the recorded and the present options; None if there is none."""
     absent = "absent"
     old, new = dict(_leaves(before)), dict(_leaves(json.loads(json.dumps(now))))
     different = [name for name in old | new if old.get(name, absent) != new.get(name, absent)]

@@ -18,14 +18,6 @@ def lazy_names(
         homes: public name -> module that defines it, without the package's name.
         modules: public name -> module that it stands for, without the package's name.
         unlisted: names that `dir` leaves out, since a package that they need is not installed.
-
-    Example:
-        >>> get, names = lazy_names("normal_guidance", {"Bags": "core.bags"}, {"figures": "reports.figures"})
-        >>> names(), get("Bags")
-        (['Bags', 'figures'], <class 'normal_guidance.core.bags.Bags'>)
-        >>> get("Bag")
-        Traceback (most recent call last):
-        AttributeError: module 'normal_guidance' has no attribute 'Bag'; did you mean 'Bags'?
     """
     modules = modules or {}
 

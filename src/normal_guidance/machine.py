@@ -27,12 +27,7 @@ def keep_freed_memory() -> bool:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the error, or one that it followed from, says that memory ran out, in torch's or a library's words.
-
-    Example:
-        >>> is_out_of_memory(RuntimeError("CUDA error: out of memory")), is_out_of_memory(RuntimeError("shapes differ"))
-        (True, False)
-    """
+    """Whether the error, or one that it followed from, says that memory ran out, in torch's or a library's words."""
     if error is None:
         return False
     words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
@@ -41,12 +36,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def peak_bytes(device: str) -> int:
-    """Return the most memory that was taken so far: on CUDA of the card, else by this process.
-
-    Example:
-        >>> peak_bytes("cpu") > 2**20
-        True
-    """
+    """Return the most memory that was taken so far: on CUDA of the card, else by this process."""
     if device.startswith("cuda"):
         import torch
 
@@ -57,25 +47,14 @@ def peak_bytes(device: str) -> int:
 
 
 def usable_cores() -> float:
-    """Return the cores that this process may use, by its affinity and the quota of its control group.
-
-    Example:
-        >>> 0 < usable_cores() <= os.cpu_count()
-        True
-    """
+    """Return the cores that this process may use, by its affinity and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
     return float(cores) if quota == "max" else min(float(cores), int(quota) / int(period))
 
 
 def machine_memory() -> tuple[int | None, int | None]:
-    """Return the bytes that a program may use, and those that are free or reclaimable; None if the system hides them.
-
-    Example:
-        >>> total, free = machine_memory()
-        >>> 0 < free <= total
-        True
-    """
+    """Return the bytes that a program may use, and those that are free or reclaimable; None if the system hides them."""
     lines = (line.split() for line in (_read("/proc/meminfo") or "").splitlines())
     known = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if len(words) > 1}
     total, free = known.get("MemTotal"), known.get("MemAvailable")
@@ -101,12 +80,7 @@ def limit_memory(size: int) -> None:
 
 
 def disk(folder: Path) -> tuple[Path, int, bool]:
-    """Return the folder or its first existing parent, its free bytes, and whether it can be written to.
-
-    Example:
-        >>> disk(Path("/no/such/folder"))[0]
-        PosixPath('/')
-    """
+    """Return the folder or its first existing parent, its free bytes, and whether it can be written to."""
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     return there, shutil.disk_usage(there).free, os.access(there, os.W_OK)
 

@@ -9,22 +9,12 @@ LARGEST_SEED = 2**31 - 1
 
 
 def count_text(count: int, what: str) -> str:
-    """Return a number of things; a plural ends in s.
-
-    Example:
-        >>> count_text(1, "scan"), count_text(21744, "scan")
-        ('1 scan', '21,744 scans')
-    """
+    """Return a number of things; a plural ends in s."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def size_text(count: int) -> str:
-    """Return bytes in the largest unit that fits.
-
-    Example:
-        >>> size_text(288), size_text(5 * 2**20), size_text(3 * 2**40)
-        ('288 B', '5.0 MiB', '3,072.0 GiB')
-    """
+    """Return bytes in the largest unit that fits."""
     for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:,.1f} {name}"
@@ -32,10 +22,5 @@ def size_text(count: int) -> str:
 
 
 def time_text(seconds: float | int) -> str:
-    """Return seconds as hours, minutes and seconds.
-
-    Example:
-        >>> time_text(3723.4)
-        '1:02:03'
-    """
+    """Return seconds as hours, minutes and seconds."""
     return str(timedelta(seconds=round(seconds)))

@@ -90,10 +90,5 @@ def _check_answers(address: str) -> None:
 
 
 def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """The number of tasks that a machine can run at a time.
-
-    Example:
-        >>> fits({"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0, "GPU": 1.0}), fits({"CPU": 8.0}, {"GPU": 1.0})
-        (2, 0)
-    """
+    """The number of tasks that a machine can run at a time."""
     return int(min(node.get(name, 0.0) // count for name, count in needs.items()))

@@ -21,16 +21,7 @@ OPEN = MARK + "0" * DIGITS
 
 
 def seal(head: bytes, rest: Iterable[bytes | memoryview] = ()) -> bytes:
-    """The first bytes of a file with its seal; `rest` are those after them.
-
-    Example:
-        >>> sealed = seal(f'{{"slope": 1, "seal": "{OPEN}"}}'.encode())
-        >>> is_sealed(sealed, Path("report.json"))
-        True
-        >>> is_sealed(sealed.replace(b"1", b"2", 1), Path("report.json"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: report.json is damaged: its content does not fit its checksum; copy it again
-    """
+    """The first bytes of a file with its seal; `rest` are those after them."""
     before, found, after = head.partition(OPEN.encode())
     if not found or MARK.encode() in before or MARK.encode() in after:
         raise UserError(f"the text {MARK!r} is kept for checksums; use another in names and notes")
@@ -38,12 +29,7 @@ def seal(head: bytes, rest: Iterable[bytes | memoryview] = ()) -> bytes:
 
 
 def is_sealed(head: bytes, path: Path, rest: Iterable[bytes | memoryview] = (), again: str = "copy it again") -> bool:
-    """Whether a file has a seal; a wrong one is an error, and `again` says what to do.
-
-    Example:
-        >>> is_sealed(b"{}", Path("of an earlier version.json"))
-        False
-    """
+    """Whether a file has a seal; a wrong one is an error, and `again` says what to do."""
     before, found, after = head.partition(MARK.encode())
     if not found:
         return False

@@ -49,11 +49,6 @@ class Training:
         options: what was asked for.
         metrics: final numbers; those that are not finite are left out.
         curves: numbers by epoch, counted from 1.
-
-    Example:
-        >>> one = Training("ng/1", {"lr": 0.1}, {"test/scan_auroc": 0.8}, {"loss": [0.7, math.nan, 0.5]})
-        >>> one.points("loss")
-        [(1, 0.7), (3, 0.5)]
     """
 
     name: str
@@ -87,11 +82,6 @@ def track(trainings: Sequence[Training], to: str, out: Path) -> str:
     Args:
         to: a name in `TRACKERS`.
         out: the folder of the command's output.
-
-    Example:
-        >>> track([], "wandb", Path("out"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: --track 'wandb' is unknown; choose one of tensorboard, mlflow
     """
     check_tracker(to)
     return TRACKERS[to](trainings, out)

@@ -46,12 +46,7 @@ Complete = Callable[[str], list[str]]
 
 
 def one_of(names: Sequence[str]) -> Complete:
-    """Return a function that completes one name.
-
-    Example:
-        >>> one_of(WINDOWS)("m")
-        ['mediastinum']
-    """
+    """Return a function that completes one name."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]
@@ -65,10 +60,6 @@ def some_of(names: Sequence[str], *whole: str) -> Complete:
     Args:
         names: names that may be joined.
         whole: words that stand alone, such as 'all'.
-
-    Example:
-        >>> some_of(METHODS, "all")("abmil,m"), some_of(METHODS, "all")("a")
-        (['abmil,max', 'abmil,mean', 'abmil,mhng'], ['all', 'abmil'])
     """
 
     def complete(incomplete: str) -> list[str]:

@@ -62,11 +62,6 @@ def demo(
     console.print(f"\nAll of it took {time.monotonic() - begin:.0f} s.")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The stages
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Stage:
     """One command, and the file that it writes last."""
@@ -175,23 +170,13 @@ def _run(words: Sequence[str]) -> tuple[int, str]:
 
 
 def worth_telling(printed: str) -> list[str]:
-    """Return a command's lines without those that announce a beginning or a next command, and without pages.
-
-    Example:
-        >>> worth_telling("ng: begins\\nng: epoch 7\\n# Tables\\n| a |\\n")
-        ['ng: epoch 7']
-    """
+    """Return a command's lines without those that announce a beginning or a next command, and without pages."""
     lines = f"\n{printed}".partition("\n# ")[0].splitlines()
     return [line for line in lines if line and not line.endswith(": begins") and not line.startswith("Next: ")]
 
 
 def command_lines(words: Sequence[str]) -> list[str]:
-    """Return a command as lines to paste into a shell; long ones break before an option.
-
-    Example:
-        >>> command_lines(["view", "my folder"])[0].endswith("nguide view 'my folder'")
-        True
-    """
+    """Return a command as lines to paste into a shell; long ones break before an option."""
     lines = [_program()]
     for word in map(shlex.quote, words):
         if word.startswith("-") and len(lines[-1]) > COLUMNS:
@@ -208,11 +193,6 @@ def _program() -> str:
         return "nguide"
     path = Path(sys.executable).with_name("nguide")
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The results
-# ----------------------------------------------------------------------------------------------------
 
 
 def _new_scans(out: Path) -> Iterator[str]:
@@ -237,12 +217,7 @@ def _new_scans(out: Path) -> Iterator[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Write consecutive numbers as ranges.
-
-    Example:
-        >>> _ranges([3, 4, 5, 9])
-        '3 to 5, 9'
-    """
+    """Write consecutive numbers as ranges."""
     firsts = [one for one in numbers if one - 1 not in numbers]
     lasts = [one for one in numbers if one + 1 not in numbers]
     return ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))

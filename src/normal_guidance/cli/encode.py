@@ -236,12 +236,7 @@ def describe_estimate(estimate: EncodingEstimate, out: Path) -> list[str]:
 
 
 def _field(text: str | None) -> float | None:
-    """Return the side of the field in mm.
-
-    Example:
-        >>> _field("70")
-        70.0
-    """
+    """Return the side of the field in mm."""
     if text is None:
         return None
     try:
@@ -254,12 +249,7 @@ def _field(text: str | None) -> float | None:
 
 
 def _statistics(text: str | None, channels: int) -> Statistics | None:
-    """Return mean and sd of each channel.
-
-    Example:
-        >>> _statistics("40,80,-600,500", 2)
-        Statistics(mean=(40.0, -600.0), sd=(80.0, 500.0))
-    """
+    """Return mean and sd of each channel."""
     from normal_guidance.features.preprocessing import Statistics
 
     if text is None:

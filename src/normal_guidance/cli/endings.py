@@ -107,11 +107,6 @@ SECONDS_OF_UNWINDING = 10.0
 """An error so soon after a signal is a consequence of it: libraries turn KeyboardInterrupt into errors of their own."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# The command that is running
-# ----------------------------------------------------------------------------------------------------
-
-
 class Job(NamedTuple):
     """What a command is and where it writes."""
 
@@ -164,18 +159,8 @@ def _has_files_since(out: Path, begin: float) -> bool:
     return False
 
 
-# ----------------------------------------------------------------------------------------------------
-# From an error to an ending
-# ----------------------------------------------------------------------------------------------------
-
-
 def ending_of(error: BaseException) -> Ending | None:
-    """Return how a command ends by this error; None for a bug, and for what typer handles itself.
-
-    Example:
-        >>> ending_of(OSError(errno.ENOSPC, "No space left on device")).code, ending_of(KeyError("label"))
-        (74, None)
-    """
+    """Return how a command ends by this error; None for a bug, and for what typer handles itself."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         return NO_READER  # rich's Console turns one into the other
     if isinstance(error, SystemExit) or type(error).__module__.startswith(("typer.", "click.")):
@@ -262,11 +247,6 @@ def _free(out: Path) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-# ----------------------------------------------------------------------------------------------------
-# Signals
-# ----------------------------------------------------------------------------------------------------
 
 
 class _Signals:
@@ -363,11 +343,6 @@ def _on_unraisable(found: UnraisableHookArgs) -> None:
     """Keep silent about an interrupt that came where Python cannot raise it (finalizers); `_repeat` sends it again."""
     if not isinstance(found.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(found)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The process
-# ----------------------------------------------------------------------------------------------------
 
 
 def run(command: Callable[[], object]) -> NoReturn:

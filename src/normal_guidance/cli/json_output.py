@@ -19,12 +19,7 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 def valid_json(value: Any) -> Any:
-    """Return the value as strict JSON: null for NaN and infinity, text for paths.
-
-    Example:
-        >>> valid_json({"auroc": math.nan, "folder": Path("runs"), "range": (0.5, math.inf)})
-        {'auroc': None, 'folder': 'runs', 'range': [0.5, None]}
-    """
+    """Return the value as strict JSON: null for NaN and infinity, text for paths."""
     if isinstance(value, Mapping):
         return {str(name): valid_json(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -90,14 +90,7 @@ class Pace:
 
 @contextmanager
 def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress], None]]:
-    """Yield a function for `run_sweep(watch=...)`; the caller reports the run's result.
-
-    Example:
-        >>> from rich.console import Console
-        >>> with watch_run(Console(), "ng, seed 0") as watching:
-        ...     pass
-        ng, seed 0: begins
-    """
+    """Yield a function for `run_sweep(watch=...)`; the caller reports the run's result."""
     pace: Pace | None = None
 
     def show(now: SweepProgress) -> Shown:

@@ -140,13 +140,7 @@ def _run_all(
 def make_grids(
     methods: Sequence[str], seeds: Sequence[int], training: TrainingOptions, scans: int
 ) -> dict[tuple[str, int], tuple[Config, ...]]:
-    """Return the configurations of every method and seed, for so many training scans.
-
-    Example:
-        >>> grids = make_grids(["abmil", "ng"], [0], TrainingOptions(lr="0.1", guidance_weight="0.1,1"), 200)
-        >>> {key: len(configs) for key, configs in grids.items()}
-        {('abmil', 0): 8, ('ng', 0): 16}
-    """
+    """Return the configurations of every method and seed, for so many training scans."""
     from normal_guidance.training.config import grid_of_method
 
     protocol, axes = training.protocol(scans), training.axes()
@@ -158,12 +152,7 @@ def make_grids(
 
 
 def parse_methods(text: str) -> list[str]:
-    """Return names of methods; 'all' stands for the paper's that train, 'beyond' for ours, 'field' for others'.
-
-    Example:
-        >>> len(parse_methods("all"))
-        8
-    """
+    """Return names of methods; 'all' stands for the paper's that train, 'beyond' for ours, 'field' for others'."""
     from normal_guidance.core.methods import EVERY_METHOD, near_miss
 
     names = named_methods(text, keep=lambda method: method.scores_scans)

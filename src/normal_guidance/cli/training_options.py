@@ -85,12 +85,7 @@ def methods_option(show_default: bool | str = True) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """How to train: grid, guidance, protocol and device, as they were given.
-
-    Example:
-        >>> TrainingOptions(lr="0.1,0.01", epochs=5).axes()
-        {'lr': [0.1, 0.01]}
-    """
+    """How to train: grid, guidance, protocol and device, as they were given."""
 
     lr: Annotated[
         str | None,
@@ -291,14 +286,7 @@ class TrainingOptions:
         return choose_execution(self.device, self.precision, self.chunk, self.engine)
 
     def check_guidance(self, methods: Sequence[str], *more: str) -> None:
-        """Refuse options of guidance where none of the methods is guided; `more` are such options of the command.
-
-        Example:
-            >>> TrainingOptions(divergence="reverse_kl").check_guidance(["abmil"])
-            Traceback (most recent call last):
-            normal_guidance.errors.UserError: --divergence reverse_kl: none of abmil is guided; add one of ng, mhng to
-            --methods, or leave the option out
-        """
+        """Refuse options of guidance where none of the methods is guided; `more` are such options of the command."""
         from normal_guidance.core.methods import EVERY_METHOD
         from normal_guidance.core.methods import METHODS as PAPER
 
@@ -314,12 +302,7 @@ class TrainingOptions:
             )
 
     def regularized(self, methods: Sequence[str]) -> list[str]:
-        """Return the methods with --regularizer: each that attends and has none yet is trained with it.
-
-        Example:
-            >>> TrainingOptions(regularizer="ng").regularized(["mean", "abmil", "clam"])
-            ['mean', 'ng', 'clam_ng']
-        """
+        """Return the methods with --regularizer: each that attends and has none yet is trained with it."""
         from normal_guidance.core.methods import EVERY_METHOD
         from normal_guidance.core.regularizers import REGULARIZERS as TERMS
 
@@ -339,12 +322,7 @@ class TrainingOptions:
         return list(dict.fromkeys(names))
 
     def given_guidance(self) -> list[str]:
-        """Return the options of guidance that differ from the defaults, as one types them.
-
-        Example:
-            >>> TrainingOptions(renormalize=False, warmup=10).given_guidance()
-            ['--no-renormalize', '--warmup 10']
-        """
+        """Return the options of guidance that differ from the defaults, as one types them."""
         from normal_guidance.training.config import GUIDES
 
         names = ("guidance_weight", "divergence", *GUIDES)
@@ -375,12 +353,7 @@ class TrainingOptions:
         return width / spacing if in_mm and spacing else width
 
     def in_slices(self, spacing: float | None) -> TrainingOptions:
-        """Return the same with --least-width in slices, for scans with so many mm between two slices.
-
-        Example:
-            >>> TrainingOptions(least_width="8mm").in_slices(spacing=5.0).least_width
-            '1.6'
-        """
+        """Return the same with --least-width in slices, for scans with so many mm between two slices."""
         if not self.least_width.endswith("mm"):
             return self
         return replace(self, least_width=f"{self._width(spacing):g}")
@@ -391,16 +364,7 @@ def _flag(name: str) -> str:
 
 
 def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `training` with the options of `TrainingOptions`, for typer to read.
-
-    Example:
-        >>> def fit(store: str, training: TrainingOptions) -> None:
-        ...     print(store, training.epochs)
-        >>> with_training_options(fit)(store="s", epochs=7)
-        s 7
-        >>> list(inspect.signature(with_training_options(fit)).parameters)[:3]
-        ['store', 'lr', 'l1']
-    """
+    """Replace a command's parameter `training` with the options of `TrainingOptions`, for typer to read."""
     types = get_type_hints(TrainingOptions, include_extras=True)
     options = {
         field.name: inspect.Parameter(
@@ -424,12 +388,7 @@ def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
-    """Return the values of an option that takes several, separated by commas.
-
-    Example:
-        >>> parse_list("--lr", "0.1, 0.01", float)
-        [0.1, 0.01]
-    """
+    """Return the values of an option that takes several, separated by commas."""
     names = {"int": "a whole number", "float": "a number"}
     values: list[T] = []
     for word in text.split(","):
@@ -445,12 +404,7 @@ def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
 
 
 def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
-    """Return names of methods; 'all' stands for the paper's, 'beyond' for ours and 'field' for others', if kept.
-
-    Example:
-        >>> named_methods("all, evidence", keep=lambda method: method.guided)
-        ['ng', 'mhng', 'evidence']
-    """
+    """Return names of methods; 'all' stands for the paper's, 'beyond' for ours and 'field' for others', if kept."""
 
     from normal_guidance.core import methods as tables
 
@@ -464,12 +418,7 @@ def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
 
 
 def choose_execution(device: str | None, precision: str, chunk: int | None = None, engine: str = "auto") -> Execution:
-    """Return where and how to compute; a device that the machine lacks is an error.
-
-    Example:
-        >>> choose_execution("cpu", "auto").precision
-        'float32'
-    """
+    """Return where and how to compute; a device that the machine lacks is an error."""
     import torch
 
     from normal_guidance.training.execution import Execution
@@ -488,12 +437,7 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
 
 
 def choose_engine(engine: str, device: str) -> EngineName | None:
-    """Return the engine that was asked for, or None for 'auto'.
-
-    Example:
-        >>> choose_engine("packed", "cpu"), choose_engine("auto", "cuda")
-        ('packed', None)
-    """
+    """Return the engine that was asked for, or None for 'auto'."""
     match engine:
         case "auto":
             return None
@@ -507,12 +451,7 @@ def choose_engine(engine: str, device: str) -> EngineName | None:
 
 
 def choose_precision(precision: str, device: str) -> Literal["float32", "tf32", "bf16"]:
-    """Return the precision; 'auto' is tf32 on CUDA, else float32.
-
-    Example:
-        >>> choose_precision("auto", "cuda:1"), choose_precision("float32", "cuda")
-        ('tf32', 'float32')
-    """
+    """Return the precision; 'auto' is tf32 on CUDA, else float32."""
     automatic = "tf32" if device.startswith("cuda") else "float32"
     match automatic if precision == "auto" else precision:
         case "float32" | "tf32" | "bf16" as chosen:

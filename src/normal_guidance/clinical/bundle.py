@@ -236,11 +236,6 @@ def _runs_below(folder: Path) -> str:
     return "" if first is None else f", such as {first}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# From a run
-# ----------------------------------------------------------------------------------------------------
-
-
 def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None = None) -> Bundle:
     """Make the bundle of a run's winner, or of what `nguide fit` made.
 
@@ -377,11 +372,6 @@ def _training(run: Run, winner: Selected, features: Mapping[str, Any]) -> dict[s
         "date": first.get("date"),
         "normal_guidance": first.get("normal_guidance"),
     }
-
-
-# ----------------------------------------------------------------------------------------------------
-# The folder
-# ----------------------------------------------------------------------------------------------------
 
 
 def write_bundle(bundle: Bundle, out: str | Path) -> Path:

@@ -22,18 +22,6 @@ class BundleGraph(nn.Module):
 
     Features are rounded as those of the training scans were.  Attention is that of `nguide predict`: the heads' mean,
     and it sums to one.
-
-    Example:
-        >>> import torch
-        >>> from normal_guidance.clinical.expectations import Expectations
-        >>> from normal_guidance.core.methods import build_model
-        >>> from normal_guidance.statistics.calibration import Calibration, Operation
-        >>> from normal_guidance.training.config import Config
-        >>> about = (8, "float16", None, None, False, Expectations(), Operation(Calibration(2.0, 1.0), None), {})
-        >>> graph = BundleGraph(Bundle(Config("ng"), build_model("ng", 8), *about))
-        >>> probability, logit, attention = graph(torch.randn(5, 8))
-        >>> torch.allclose(probability, (2 * logit + 1).sigmoid()), attention.sum()
-        (True, tensor(1.0000, grad_fn=<SumBackward0>))
     """
 
     def __init__(self, bundle: Bundle) -> None:

@@ -34,11 +34,6 @@ def examine_bundle(
         store: folder of features; a bundle does not know where those of its training were.
         split: table of parts, if they are not the store's own.
         part: 'test'; `nguide fit` trains on all others.
-
-    Example:
-        >>> examine_bundle("nowhere", store=None)
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere does not say where its features are; give some: --store STORE
     """
     if store is None:
         raise UserError(f"{folder} does not say where its features are; give some: --store STORE")

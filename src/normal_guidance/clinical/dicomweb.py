@@ -75,16 +75,7 @@ class Place:
 
 
 def parse_place(url: str) -> Place:
-    """Take an address apart: SERVER, SERVER/studies/UID or SERVER/studies/UID/series/UID.
-
-    Example:
-        >>> parse_place("https://pacs/dicom-web/studies/1.2/series/3.4")
-        Place(server='https://pacs/dicom-web', study='1.2', series='3.4')
-        >>> parse_place("https://pacs/dicom-web/studies/x")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: https://pacs/dicom-web/studies/x: 'x' is not a UID; give
-        SERVER/studies/UID or SERVER/studies/UID/series/UID
-    """
+    """Take an address apart: SERVER, SERVER/studies/UID or SERVER/studies/UID/series/UID."""
     parts = urlsplit(url)
     if not is_url(url) or not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
         raise UserError(
@@ -105,14 +96,7 @@ def parse_place(url: str) -> Place:
 
 
 def parse_server(url: str) -> DicomWeb:
-    """Make the server of an address that names neither study nor series.
-
-    Example:
-        >>> parse_server("https://pacs/dicom-web/studies/1.2")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: https://pacs/dicom-web/studies/1.2 names a study; give the server alone:
-        https://pacs/dicom-web
-    """
+    """Make the server of an address that names neither study nor series."""
     place = parse_place(url)
     if place.study:
         raise UserError(f"{url} names a study; give the server alone: {place.server}")
@@ -243,10 +227,5 @@ def fetch_all(place: Place, folder: Path, modalities: Iterable[str]) -> list[Pat
 
 
 def fetched_folder(out: Path) -> Path:
-    """Where the scans that results are made of lie, if they were fetched.
-
-    Example:
-        >>> fetched_folder(Path("results/today"))
-        PosixPath('results/today.scans')
-    """
+    """Where the scans that results are made of lie, if they were fetched."""
     return out.with_name(f"{out.name}.scans")

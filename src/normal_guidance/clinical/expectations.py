@@ -29,15 +29,6 @@ class Expectations:
         fewest_slices: of the shortest training scan.
         most_slices: of the longest training scan; longer scans are accepted.
         values: of the training scans; `clinical.expected_values` compares a scan's with them.
-
-    Example:
-        >>> head = Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60)
-        >>> axial = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-        >>> row = ScanRow("A17", "P1", 0, None, "dicom", ("1", "2"), (0, 0), (0.0, 1.0), 8, 8, None, 1.0, axial)
-        >>> for reason in head.why_not(row):
-        ...     print(reason)
-        its slices are 1 mm apart; the model was trained on 4 to 6 mm and takes 2.67 to 9 mm
-        it has 2 slices; the model was trained on 20 to 60 and takes 10 or more
     """
 
     modalities: tuple[str, ...] = ()
@@ -108,12 +99,7 @@ class Expectations:
         return 1 if self.fewest_slices is None else math.ceil(self.fewest_slices * FEWEST_SHARE)
 
     def __str__(self) -> str:
-        """Describe the kind of scan for people.
-
-        Example:
-            >>> print(Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60))
-            CT, axial, slices 4 to 6 mm apart, 20 to 60 slices
-        """
+        """Describe the kind of scan for people."""
         spacing = self.slice_spacing
         parts = [
             ", ".join(self.modalities),

@@ -36,16 +36,6 @@ def why_not_values(known: ValueRange | None, row: ScanRow, values: Values, *, an
         row: the scan.
         values: its values.
         any_scale: whether the model does not see the scale of values, because its windows are percentiles.
-
-    Example:
-        >>> head = ValueRange((-1024.0, -1000.0), (900.0, 1500.0), 1200)
-        >>> row = ScanRow("A17", "P1", 0, None, "nifti", ("1",), (0,), (0.0,), 8, 8)
-        >>> for reason in why_not_values(head, row, Values(0.0, 255.0, 256), any_scale=False):
-        ...     print(reason)
-        its lowest values are about 0 and those of the training scans -1024 to -1000: it may not be CT in HU
-        its highest values are about 255 and those of the training scans 900 to 1500
-        >>> why_not_values(head, row, Values(-1020.0, 1300.0, 1500), any_scale=False)
-        []
     """
     if known is None:
         if row.kind != "nifti":

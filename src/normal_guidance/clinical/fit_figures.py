@@ -42,11 +42,6 @@ GUESS = "0.25"
 """The colour of what knows nothing of the scan: chance, and the prior."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Scans
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class PredictedScans:
     """Scans that the model was not trained on, and what it says of them."""
@@ -91,11 +86,6 @@ def _draw_calibration(panel: Axes, probability: np.ndarray, labels: np.ndarray, 
     panel.plot(said, true, ls="", marker="o", ms=4.5, color=color, label=label)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Positions
-# ----------------------------------------------------------------------------------------------------
-
-
 @styled
 def plot_positions(
     attention: Float[Tensor, "slices"],
@@ -125,22 +115,10 @@ def plot_positions(
 
 
 def by_position(attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Float64[np.ndarray, "scans _"]:
-    """Each scan's attention at relative positions, times its number of slices: even attention is 1 everywhere.
-
-    Example:
-        >>> import torch
-        >>> by_position(torch.tensor([0.5, 0.5, 0.2, 0.3, 0.5]), torch.tensor([2, 3]))[:, [0, -1]].round(3)
-        array([[1. , 1. ],
-               [0.6, 1.5]])
-    """
+    """Each scan's attention at relative positions, times its number of slices: even attention is 1 everywhere."""
     along = (np.arange(POINTS) + 0.5) / POINTS
     scans = [own.double().numpy() for own in attention.split(lengths.tolist())]
     return np.stack([np.interp(along, (np.arange(len(own)) + 0.5) / len(own), len(own) * own) for own in scans])
-
-
-# ----------------------------------------------------------------------------------------------------
-# Examples
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,11 +59,6 @@ def fit_page(bundle: Bundle, found: MeasuredFit, scans: LabelledScans, test: Lab
     return html.page(f"What the fitted model does{named}", lead, sections)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Results
-# ----------------------------------------------------------------------------------------------------
-
-
 def _results(found: MeasuredFit) -> str:
     columns = [("Out of fold", found.out_of_fold), *([("Test", found.test)] if found.test else [])]
     measures = [_column(measured) for _, measured in columns]
@@ -114,11 +109,6 @@ def _meanings(own: Measured) -> list[str]:
             "and nothing more.",
         ]
     return [html.bullets(lines)]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Figures
-# ----------------------------------------------------------------------------------------------------
 
 
 def _embed(drawn: Figure, caption: str) -> str:
@@ -184,11 +174,6 @@ def _examples(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "sl
 def _intervals(found: MeasuredFit) -> list[str]:
     lines = [html.bullets(found.intervals.sentences())]
     return lines if found.intervals.calibration is None else [*lines, html.paragraph(ASSUMPTIONS, note=True)]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Choices
-# ----------------------------------------------------------------------------------------------------
 
 
 def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
@@ -281,16 +266,7 @@ def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
 
 
 def place_words(places: Places, power: float = 1.0) -> str:
-    """A kind of places in words.
-
-    Example:
-        >>> place_words(Places(3.0, central=True))
-        'a block of about 7 slices around the middle'
-        >>> place_words(Places(0.0, central=False), 4.0)
-        'several single slices anywhere'
-        >>> place_words(Places(0.0, central=False), 1 / 8)
-        'the clearest single slice anywhere'
-    """
+    """A kind of places in words."""
     if places.reach is None:
         return "the whole scan at once"
     one, many = "single slice", "single slices"

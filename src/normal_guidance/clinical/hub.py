@@ -145,11 +145,6 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is uploaded
-# ----------------------------------------------------------------------------------------------------
-
-
 def _fill(folder: Path, repository: str, draft: Path) -> list[str]:
     """Write the bundle and its card, check them, and name the files."""
     bundle = load_bundle(folder)
@@ -191,14 +186,6 @@ def refuse_private(folder: Path, ids: set[str], names: set[str]) -> None:
     """Refuse files that hold a path, or the id of a scan or patient that the model was measured on.
 
     An id such as 100 is looked for among the names that people chose alone: elsewhere the card's numbers are its own.
-
-    Example:
-        >>> place = Path(tempfile.mkdtemp())
-        >>> _ = (place / "bundle.json").write_text('{"training": {"dataset": "/home/ann/scans"}}')
-        >>> refuse_private(place, set(), set())
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: bundle.json holds '/home/ann/scans' (training.dataset), which looks private;
-        nothing was uploaded
     """
     for path in sorted(folder.rglob("*.json")):
         for place, text in _texts(json.loads(path.read_text())):

@@ -126,12 +126,7 @@ def _shares(part: str, counts: Counts, threshold: float) -> list[tuple[str, str]
 
 
 def share_with_interval(found: int, of: int) -> str:
-    """A share with Wilson's interval.
-
-    Example:
-        >>> share_with_interval(4, 10)
-        '.400 [.168, .687]'
-    """
+    """A share with Wilson's interval."""
     return f"{digits(found / of)} {interval(*wilson(found, of))}"
 
 

@@ -17,10 +17,6 @@ class ModelIdentity:
         dataset: what it was trained on; None if unknown.
         scans: how many training scans there were.
         date: of the training; None if unknown.
-
-    Example:
-        >>> str(ModelIdentity("8d969eef6ecad3c2", "ng", "0.1.0", "rsna-ich", 320, "2026-11-18"))
-        'model 8d969eef6eca (ng), trained on 320 scans of rsna-ich with normal-guidance 0.1.0 on 2026-11-18'
     """
 
     fingerprint: str

@@ -130,12 +130,7 @@ def find_scans(
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is a web address.
-
-    Example:
-        >>> is_url("https://pacs/dicom-web/studies/1.2"), is_url("scans/A17")
-        (True, False)
-    """
+    """Whether a text is a web address."""
     return text.startswith(("http://", "https://"))
 
 
@@ -155,11 +150,6 @@ def _root_of(paths: Sequence[str | Path]) -> tuple[Path, list[str]]:
         return real[0], ["."]
     root = Path(os.path.commonpath([path.parent for path in real]))
     return root, [path.relative_to(root).as_posix() for path in real]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The source that `read_rows` reads
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -255,11 +245,6 @@ def _leaves(root: Path, place: str, files: Sequence[str]) -> Iterator[_Leaf]:
     for file in volumes:
         suffix = next(ending for ending in sorted(NIFTI, key=len, reverse=True) if file.lower().endswith(ending))
         yield _Leaf(place, file[: -len(suffix)].replace(".zip!", "/"), [file])
-
-
-# ----------------------------------------------------------------------------------------------------
-# Names of scans, and the scan that a problem is about
-# ----------------------------------------------------------------------------------------------------
 
 
 class _Naming:
@@ -376,10 +361,6 @@ def _should_be_slice(problem: Problem) -> bool:
     """Whether a file that is not DICOM has the name of a slice: zeros or an error page in place of the image.
 
     Names that begin with a dot are macOS's notes about the slices, which nobody misses.
-
-    Example:
-        >>> [_should_be_slice(Problem("", file, "no_image", NOT_DICOM, "")) for file in ("A/3.dcm", "A/._3.dcm", "A/3")]
-        [True, False, False]
     """
     path = PurePosixPath(problem.file.rpartition("!")[2])
     return problem.detail == NOT_DICOM and path.suffix.lower() in SLICE_SUFFIXES and not path.name.startswith(".")
@@ -388,11 +369,6 @@ def _should_be_slice(problem: Problem) -> bool:
 def _is_below(file: str, place: str) -> bool:
     """Whether a file, relative to the root, is the given path or lies in it."""
     return place in (".", file) or file.startswith((f"{place}/", f"{place}!"))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Anonymous scans
-# ----------------------------------------------------------------------------------------------------
 
 
 def _anonymous(found: FoundScans) -> FoundScans:
@@ -423,12 +399,7 @@ def _anonymous(found: FoundScans) -> FoundScans:
 
 
 def anonymous_problem(problem: Problem, scan_id: str) -> Problem:
-    """A problem without quotes from paths and headers: the description of its kind replaces the detail.
-
-    Example:
-        >>> anonymous_problem(Problem("DOE", "DOE/1.dcm", "duplicate", "same position as DOE/2.dcm", "left out"), "1")
-        Problem(scan_id='1', file='', kind='duplicate', detail='Two slices at the same position.', action='left out')
-    """
+    """A problem without quotes from paths and headers: the description of its kind replaces the detail."""
     action = "noted" if problem.kind == "mixed_patient" else problem.action  # it names a patient
     keep = problem.kind == "unsuitable"  # written here, from numbers only
     return Problem(scan_id, "", problem.kind, problem.detail if keep else KINDS[problem.kind], action)

@@ -107,11 +107,6 @@ class Written:
         return self.folder is not None and not self.lacking
 
 
-# ----------------------------------------------------------------------------------------------------
-# One scan
-# ----------------------------------------------------------------------------------------------------
-
-
 def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
     """Make the content of prediction.json.
 
@@ -316,11 +311,6 @@ def _cell(value: Any) -> Any:
         line = " ".join(value.split())
         return "'" + line if line.startswith(("=", "+", "-", "@")) else line
     return value
-
-
-# ----------------------------------------------------------------------------------------------------
-# All scans
-# ----------------------------------------------------------------------------------------------------
 
 
 def write_predictions(

@@ -18,13 +18,7 @@ from normal_guidance.statistics.conformal import promise
 
 
 def attention_per_head(log_attention: Float[Tensor, "heads slices"]) -> Float[Tensor, "heads slices"]:
-    """Attention that sums to one over the slices of one scan: TransMIL leaves a share to its class token.
-
-    Example:
-        >>> import torch
-        >>> attention_per_head(torch.tensor([[0.2, 0.6]]).log())
-        tensor([[0.2500, 0.7500]])
-    """
+    """Attention that sums to one over the slices of one scan: TransMIL leaves a share to its class token."""
     return log_attention.softmax(dim=-1)
 
 

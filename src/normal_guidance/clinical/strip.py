@@ -164,12 +164,7 @@ def _draw_cautions(banner: SubFigure, lines: Sequence[str]) -> None:
 
 
 def rounded(probability: float) -> str:
-    """Round to two digits, but never to 0 or 1.
-
-    Example:
-        >>> rounded(0.876), rounded(0.9987), rounded(0.0001)
-        ('0.88', '> 0.99', '< 0.01')
-    """
+    """Round to two digits, but never to 0 or 1."""
     if probability > 0.99:
         return "> 0.99"
     return "< 0.01" if probability < 0.01 else f"{probability:.2f}"

@@ -22,26 +22,13 @@ Line = Mapping[str, Any]
 
 
 def count_states(lines: Iterable[Line]) -> dict[str, int]:
-    """The number of scans in each state.
-
-    Example:
-        >>> count_states([{"scan_id": "a", "state": "predicted"}, {"scan_id": "b", "state": "refused"}])
-        {'predicted': 1, 'refused': 1, 'failed': 0}
-    """
+    """The number of scans in each state."""
     counts = Counter(line["state"] for line in _one_a_scan(lines))
     return {state: counts[state] for state in STATES}
 
 
 def count_sentence(lines: Iterable[Line]) -> str:
-    """The numbers of scans, without a full stop.
-
-    Example:
-        >>> refused = {"scan_id": "c", "state": "refused", "lacks": None, "reason": "it has 2 slices"}
-        >>> good = {"scan_id": "a", "state": "predicted", "lacks": None, "reason": None}
-        >>> poor = {"scan_id": "b", "state": "predicted", "lacks": "DICOM results", "reason": "it is NIfTI"}
-        >>> count_sentence([good, poor, refused])
-        '2 of 3 scans predicted, 1 refused; 1 lacks DICOM results (it is NIfTI)'
-    """
+    """The numbers of scans, without a full stop."""
     scans = _one_a_scan(lines)
     counts = count_states(scans)
     done, *others = (f"{counts[state]} {state}" for state in STATES if state == STATES[0] or counts[state])

@@ -29,14 +29,6 @@ def as_tensor(values: object, name: str, like: Tensor | None = None) -> Tensor:
         values: a tensor, a numpy array, a pandas column, or a list of numbers.
         name: what they are called in the message, if they are none of these.
         like: the tensor on whose device they are used; values that are no tensor yet are put there.
-
-    Example:
-        >>> as_tensor([[0.5, 0.5]], "attention")
-        tensor([[0.5000, 0.5000]])
-        >>> as_tensor(["yes", "no"], "labels")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: labels: got list ['yes', 'no'], which holds text; give numbers in a tensor, an
-        array or a list
     """
     if isinstance(values, Tensor):
         return values
@@ -50,15 +42,7 @@ def as_tensor(values: object, name: str, like: Tensor | None = None) -> Tensor:
 
 
 def with_axes(values: object, name: str, *axes: str) -> Tensor:
-    """The values as a tensor that has these axes, none of them empty.
-
-    Example:
-        >>> with_axes([0.5, 0.5], "attention", "slices")
-        tensor([0.5000, 0.5000])
-        >>> with_axes([[0.5, 0.5]], "attention", "slices")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: attention has the shape (1, 2); give (slices)
-    """
+    """The values as a tensor that has these axes, none of them empty."""
     tensor = as_tensor(values, name)
     if tensor.ndim != len(axes) or not tensor.numel():
         raise UserError(f"{name} has the shape {tuple(tensor.shape)}; give ({', '.join(axes)})")

@@ -484,12 +484,7 @@ def _as_bag(scan: object, number: int) -> Bag:
 
 
 def looks_padded(rows: Float[Tensor, "slices features"]) -> bool:
-    """Whether the last slice is 0 throughout, as padding is and no encoder's output.
-
-    Example:
-        >>> looks_padded(torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
-        True
-    """
+    """Whether the last slice is 0 throughout, as padding is and no encoder's output."""
     return not bool(rows[-1:].nan_to_num().any())
 
 

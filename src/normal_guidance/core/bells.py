@@ -57,24 +57,13 @@ Distances = Float64[Tensor, "*shape"]
 
 
 def gaussian_window(distance: Distances, log_sigma: Float[Tensor, ""]) -> Distances:
-    r"""$\exp(-d^2 / 2\sigma^2)$: 1 at the slice itself, so that windows are sums, not means.
-
-    Example:
-        >>> gaussian_window(torch.tensor([0.0, 1.0, 2.0]).double(), torch.tensor(0.0)).round(decimals=3)
-        tensor([1.0000, 0.6070, 0.1350], dtype=torch.float64)
-    """
+    r"""$\exp(-d^2 / 2\sigma^2)$: 1 at the slice itself, so that windows are sums, not means."""
     in_sigmas = distance * torch.exp(-log_sigma.double())
     return torch.exp(-0.5 * in_sigmas.square())
 
 
 def shaped_window(distance: Distances, log_sigma: Float[Tensor, ""], log_shape: Float[Tensor, ""]) -> Distances:
-    r"""$\exp(-(|d| / \sigma)^p / 2)$: a normal's bell at p = 2, a box of half-width sigma as p grows.
-
-    Example:
-        >>> distance = torch.arange(4).double()
-        >>> shaped_window(distance, torch.tensor(1.5).log(), torch.tensor(9.0).log()).round(decimals=2)
-        tensor([1.0000, 0.9900, 0.0000, 0.0000], dtype=torch.float64)
-    """
+    r"""$\exp(-(|d| / \sigma)^p / 2)$: a normal's bell at p = 2, a box of half-width sigma as p grows."""
     log_distance = distance.abs().clamp_min(NEAREST).log() - log_sigma.double()
     power = torch.exp(log_shape.double().clamp_max(STEEPEST))
     return torch.exp(-0.5 * torch.exp((power * log_distance).clamp_max(FARTHEST)))
@@ -86,11 +75,6 @@ def smoothing(
     """Window sums along the slices, K x, in float64, as a function of x, which is 0 in the padding.
 
     `least` is the value that the window keeps at great distances.
-
-    Example:
-        >>> smooth = smoothing(lambda distance: torch.exp(-0.5 * distance.square()), 3, torch.device("cpu"))
-        >>> smooth(torch.tensor([[0.0, 1.0, 0.0]])).round(decimals=3)
-        tensor([[0.6070, 1.0000, 0.6070]], dtype=torch.float64)
     """
     place = torch.arange(longest, device=device, dtype=torch.float64)
     if torch.compiler.is_exporting() or not is_long(longest):  # one graph for scans of any length
@@ -117,11 +101,6 @@ class WindowAttention(nn.Module):
     Args:
         bells: whether each slice's softmax weight is spread as a bell around it, of learned shape, and windows that
             extend beyond the scan are less likely.
-
-    Example:
-        >>> scores = torch.tensor([[0.0, 0.0, 9.0, 0.0, 0.0]])
-        >>> WindowAttention(bells=True)(scores, Layout.packed([5])).exp().round(decimals=2)
-        tensor([[0.1800, 0.2100, 0.2200, 0.2100, 0.1800]], grad_fn=<RoundBackward1>)
     """
 
     def __init__(self, *, bells: bool) -> None:

@@ -23,12 +23,7 @@ PERCENTILES = {"min": 0.0, "5th": 0.05, "25th": 0.25, "50th": 0.5, "75th": 0.75,
 
 @dataclass(frozen=True)
 class SliceCounts:
-    """Positive, negative and unknown slices of each bag, and the four kinds of bag that follow from them.
-
-    >>> counts = count_slices(torch.tensor([1, 0, 0, 0, -1]), torch.tensor([2, 2, 1]))
-    >>> counts.mixed.tolist(), counts.all_negative.tolist(), counts.unlabelled.tolist()
-    ([True, False, False], [False, True, False], [False, False, True])
-    """
+    """Positive, negative and unknown slices of each bag, and the four kinds of bag that follow from them."""
 
     positive: Int64[Tensor, "bags"]
     negative: Int64[Tensor, "bags"]
@@ -59,9 +54,6 @@ def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "b
     """Count the slices of each class in each packed bag, and refuse invalid labels.
 
     The check reads the counts, so on a GPU this call waits for the device.
-
-    >>> count_slices(torch.tensor([1, 0, 0, 1, 1]), torch.tensor([3, 2])).positive
-    tensor([1, 2])
     """
     lengths = lengths.to(slice_labels.device)
     check_lengths(lengths, slice_labels, "slice_labels")
@@ -89,11 +81,6 @@ class BlockStatistics:
     """Blocks of all positive bags of a dataset: the numbers behind the paper's three block tables.
 
     `bags_by_blocks[k]` bags have k blocks; `unlabelled` and `all_negative` bags were skipped.
-
-    >>> labels = torch.tensor([1, 1, 0, 0, 0, 0, 1, 1, 0, 0])
-    >>> statistics = block_statistics(labels, torch.tensor([7, 1, 2]))
-    >>> statistics.bags_by_blocks, statistics.lengths.tolist(), statistics.all_negative
-    ({1: 1, 2: 1}, [2, 1, 1], 1)
     """
 
     bags_by_blocks: dict[int, int]
@@ -115,12 +102,7 @@ class BlockStatistics:
         return round(self.mean_length)
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Mean and percentiles (linear interpolation) of block lengths and fractions: two rows of the tables.
-
-        >>> statistics = block_statistics(torch.tensor([1, 1, 0, 0, 1, 0, 0, 0]), torch.tensor([4, 4]))
-        >>> statistics.summary()["length"]["mean"], statistics.summary()["fraction"]["max"]
-        (1.5, 0.5)
-        """
+        """Mean and percentiles (linear interpolation) of block lengths and fractions: two rows of the tables."""
         self._check_not_empty()
         return {"length": _describe(self.lengths.double()), "fraction": _describe(self.fractions)}
 

@@ -12,33 +12,17 @@ from normal_guidance.errors import UserError
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is a whole number of Python or numpy; True and False are not.
-
-    Example:
-        >>> is_whole(3), is_whole(3.0), is_whole(True)
-        (True, False, False)
-    """
+    """Whether a value is a whole number of Python or numpy; True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value is a real number of Python or numpy; True and False are not.
-
-    Example:
-        >>> is_number(3), is_number("3"), is_number(True)
-        (True, False, False)
-    """
+    """Whether a value is a real number of Python or numpy; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def checked_whole(name: str, value: object, least: int = 1, most: float | int = math.inf) -> int:
-    """Return a whole number of a range as Python's own, and refuse others.
-
-    Example:
-        >>> checked_whole("folds", 2.5, least=2)
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: folds is 2.5; give a whole number of at least 2
-    """
+    """Return a whole number of a range as Python's own, and refuse others."""
     if not is_whole(value) or not least <= value <= most:
         limits = f"of at least {least}" if math.isinf(most) else f"from {least} to {most}"
         raise UserError(f"{name} is {value!r}; give a whole number {limits}")
@@ -46,13 +30,7 @@ def checked_whole(name: str, value: object, least: int = 1, most: float | int = 
 
 
 def check_device(device: torch.device | str | None) -> None:
-    """Refuse a device that torch does not know or that this machine does not have; None is the usual one.
-
-    Example:
-        >>> check_device("gpu")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: device 'gpu' is unknown or not available here; use 'cpu'
-    """
+    """Refuse a device that torch does not know or that this machine does not have; None is the usual one."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:

@@ -9,12 +9,6 @@ from typing import Any
 
 
 def one_per_file(package: ModuleType, attribute: str) -> dict[str, Any]:
-    """What each module of a package calls `attribute`, by the module's name, in alphabetical order.
-
-    Example:
-        >>> from normal_guidance.core import field
-        >>> one_per_file(field, "METHOD")["dsmil"].title
-        'DSMIL'
-    """
+    """What each module of a package calls `attribute`, by the module's name, in alphabetical order."""
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return {name: getattr(importlib.import_module(f"{package.__name__}.{name}"), attribute) for name in names}

@@ -71,10 +71,6 @@ class GatedScores(nn.Module):
     r"""Gated attention's scores of every row, one for each head: $w_k^\top(\tanh(Vx + b) \odot \sigma(Ux + d)) + c_k$.
 
     Reference: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
-
-    Example:
-        >>> GatedScores(8, heads=2)(torch.randn(5, 8)).shape
-        torch.Size([2, 5])
     """
 
     def __init__(self, features: int, hidden: int = 128, heads: int = 1) -> None:
@@ -98,11 +94,6 @@ class Sm(nn.Module):
     the few projected columns, not the 768 features.  A slice without neighbours stays unchanged.
 
     Reference: Castro-Macías et al., "Sm: enhanced localization in Multiple Instance Learning", 2024.
-
-    Example:
-        >>> sm = Sm(steps=1)
-        >>> sm(torch.tensor([[0.0], [4.0], [0.0]]), Layout.packed([3])).flatten().tolist()
-        [2.0, 2.0, 2.0]
     """
 
     walks: Tensor
@@ -173,10 +164,6 @@ class PPEG(nn.Module):
     unchanged and affects no slice.
 
     Reference: Shao et al., "TransMIL", 2021.
-
-    Example:
-        >>> PPEG(8)(torch.randn(4, 8), Layout.packed([4])).shape
-        torch.Size([4, 8])
     """
 
     SIZES = (3, 5, 7)
@@ -275,11 +262,6 @@ class SelfAttention(nn.Module):
     r"""AttentionBlock 1: full softmax attention among a bag's class token and slices, $\mathrm{MHA}(\mathrm{LN}(x))$.
 
     The class token is the same for every bag, so it is projected once.
-
-    Example:
-        >>> layout = Layout.packed([3, 2])
-        >>> SelfAttention(8, heads=2)(torch.randn(1, 8), torch.randn(5, 8), layout, layout.with_class_token()).shape
-        torch.Size([7, 8])
     """
 
     def __init__(self, features: int, heads: int) -> None:
@@ -366,11 +348,6 @@ class ClassAttention(nn.Module):
     $8M^2$ to about $4HM$ operations.  With Sm after this block, the class token's output also depends on the block's
     outputs at the next T rows; Sm's first row mixes their attention before pooling, which is exact because everything
     after the softmax is linear and Sm's weights sum to one.
-
-    Example:
-        >>> output, row = ClassAttention(8, heads=2)(torch.randn(7, 8), Layout.packed([4, 3]))
-        >>> output.shape, row.shape
-        (torch.Size([2, 8]), torch.Size([2, 2, 4]))
     """
 
     def __init__(self, features: int, heads: int) -> None:
@@ -418,11 +395,6 @@ class SpectralLinear(nn.Linear):
     $\sigma_1 = u^\top W v$ with u from repeated squaring of $W W^\top$.  Unlike torch's own parametrization it has no
     buffers that a forward pass changes, so it is the same in training and evaluation and can be stacked over
     configurations.  u and v are constants to the gradient, as in torch.
-
-    Example:
-        >>> layer = SpectralLinear(16, 4)
-        >>> torch.linalg.matrix_norm(layer.normalized_weight().detach(), 2).round(decimals=4)
-        tensor(1.)
     """
 
     SQUARINGS = 12

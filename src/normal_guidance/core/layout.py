@@ -333,12 +333,7 @@ def as_rows(
 
 
 def as_mask(mask: Array, like: Tensor | None = None) -> Bool[Tensor, "bags longest"]:
-    """A boolean mask in any form, True for real slices; another type is refused, as 0 and 1 may also be lengths.
-
-    Example:
-        >>> as_mask([[True, True, False], [True, True, True]]).sum(1)
-        tensor([2, 3])
-    """
+    """A boolean mask in any form, True for real slices; another type is refused, as 0 and 1 may also be lengths."""
     tensor = as_tensor(mask, "mask", like)
     if tensor.ndim != 2:
         raise UserError(

@@ -17,12 +17,7 @@ ClassWeights = Float[Tensor, "two"] | None
 def scan_cross_entropy(
     logits: Float[Tensor, "bags *more"], labels: Int[Tensor, "bags"], class_weights: ClassWeights = None
 ) -> Float[Tensor, ""]:
-    """Binary cross-entropy of one or several logits per scan, each weighted by its scan's class, the mean of all.
-
-    Example:
-        >>> scan_cross_entropy(torch.zeros(2, 5), torch.tensor([0, 1]))
-        tensor(0.6931)
-    """
+    """Binary cross-entropy of one or several logits per scan, each weighted by its scan's class, the mean of all."""
     column = labels.reshape(-1, *[1] * (logits.ndim - 1))
     weight = _weight_of(column, class_weights)
     return F.binary_cross_entropy_with_logits(logits, column.to(logits.dtype).expand_as(logits), weight)
@@ -40,14 +35,7 @@ def slice_classification(
     slice_labels: Int[Tensor, "slices"] | Int[Tensor, "bags longest"],
     class_weights: ClassWeights = None,
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of the slice labels, the mean over the slices of the batch whose label is not `UNKNOWN`.
-
-    Example:
-        >>> logits = torch.tensor([0.0, 2.0, -7.0])
-        >>> prediction = Prediction(torch.zeros(1), logits.sigmoid(), logits[None])
-        >>> slice_classification(prediction, torch.tensor([1, 0, UNKNOWN]))  # (log 2 + log(1 + e^2)) / 2
-        tensor(1.4100)
-    """
+    """Cross-entropy of the slice labels, the mean over the slices of the batch whose label is not `UNKNOWN`."""
     logits, known = prediction.slice_scores, slice_labels != UNKNOWN
     weight = _weight_of(slice_labels, class_weights)
     each = F.binary_cross_entropy_with_logits(logits, (slice_labels == 1).to(logits.dtype), weight, reduction="none")

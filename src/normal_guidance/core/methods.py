@@ -112,14 +112,7 @@ LAST_WITH_REMOVED = "4bbc9f6"
 
 
 def refuse_removed(method: str) -> None:
-    """Refuse a removed method, and say which commit still has it.
-
-    Example:
-        >>> refuse_removed("posterior_bells_ng")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: method 'posterior_bells_ng' was removed; load it with commit 4bbc9f6, or train
-        one of evidence, evidence_ng, whole_bells, whole_bells_ng
-    """
+    """Refuse a removed method, and say which commit still has it."""
     if method.removesuffix("_ng") in REMOVED:
         raise UserError(
             f"method {method!r} was removed; load it with commit {LAST_WITH_REMOVED}, or train one of "
@@ -161,12 +154,7 @@ def build_model(method: str, features: int = FEATURES, **options: int | float | 
 
 
 def model_options(method: str) -> dict[str, object]:
-    """The options of a method's model, beside `features`, with their defaults.
-
-    Example:
-        >>> model_options("abmil"), model_options("mhng")
-        ({'hidden': 128}, {'heads': 8})
-    """
+    """The options of a method's model, beside `features`, with their defaults."""
     parameters = signature(_row(method).build).parameters
     fixed = getattr(_row(method).build, "keywords", {})
     return {name: one.default for name, one in parameters.items() if name != "features" and name not in fixed}
@@ -182,12 +170,7 @@ def _row(method: str) -> Method:
 
 
 def near_miss(method: str) -> str:
-    """The nearest name of a method, as a question for a message; empty if none is near.
-
-    Example:
-        >>> near_miss("abmill")
-        " (did you mean 'abmil'?)"
-    """
+    """The nearest name of a method, as a question for a message; empty if none is near."""
     near = [] if method in EVERY_METHOD else get_close_matches(method.lower().replace("-", "_"), EVERY_METHOD, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -221,12 +204,7 @@ def scores_scans(method: str) -> bool:
 
 
 def method_title(method: str, dataset: str = "") -> str:
-    """A method's title; that of the ceiling depends on the dataset.
-
-    Example:
-        >>> method_title("ng"), method_title("ceiling", "semi-synthetic"), method_title("ceiling", "chest-ct")
-        ('ABMIL + Normal Guidance', 'Bayes oracle', 'Supervised reference')
-    """
+    """A method's title; that of the ceiling depends on the dataset."""
     if method == CEILING:
         return "Bayes oracle" if dataset in DRAWN else "Supervised reference"
     if method == COMMITTEE:

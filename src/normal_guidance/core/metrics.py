@@ -193,11 +193,7 @@ def _localization(
 
 @dataclass(frozen=True)
 class MeanSd:
-    """A mean and a standard deviation of a named kind.
-
-    >>> print(MeanSd(mean=0.6891, sd=0.0152, kind="population"))
-    0.689 ± 0.015 (population sd)
-    """
+    """A mean and a standard deviation of a named kind."""
 
     mean: float
     sd: float
@@ -211,9 +207,6 @@ def mean_and_sd(values: Sequence[float] | Float[Tensor, "seeds"], sd: SdKind) ->
     r"""Mean and standard deviation over seeds; the sample sd of a single value is NaN.
 
     $\mathrm{sd}^2 = \frac1d \sum_i (v_i - \bar v)^2$ with $d = n$ (population) or $n - 1$ (sample).
-
-    >>> print(mean_and_sd([0.7, 0.8, 0.9], PUBLISHED_SD["scan"]))
-    0.800 ± 0.100 (sample sd)
     """
     if sd not in ("population", "sample"):
         raise UserError(f"unknown sd {sd!r}: choose 'population' or 'sample'")

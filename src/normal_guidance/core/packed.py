@@ -11,12 +11,7 @@ from normal_guidance.errors import UserError
 
 
 def bag_of_rows(lengths: Int[Tensor, "bags"], total: int | None = None) -> Int64[Tensor, "rows"]:
-    """The number of each row's bag; given the `total` of the lengths, it does not wait for a GPU.
-
-    Example:
-        >>> bag_of_rows(torch.tensor([2, 3]))
-        tensor([0, 0, 1, 1, 1])
-    """
+    """The number of each row's bag; given the `total` of the lengths, it does not wait for a GPU."""
     bags = torch.arange(len(lengths), device=lengths.device)
     return torch.repeat_interleave(bags, lengths, output_size=total)
 
@@ -25,33 +20,19 @@ def find_bags(rows: Int[Tensor, "rows"], lengths: Int[Tensor, "*steps bags"]) ->
     """The bag of each given row, by binary search; the number of bags for rows behind the last one.
 
     For few rows, or for a fixed number of rows that bags need not fill; for all rows `bag_of_rows` is ten times faster.
-
-    Example:
-        >>> find_bags(torch.arange(6), torch.tensor([2, 3]))
-        tensor([0, 0, 1, 1, 1, 2])
     """
     rows = rows.expand(*lengths.shape[:-1], -1).contiguous()
     return torch.searchsorted(lengths.cumsum(-1), rows, right=True)
 
 
 def place_in_bag(lengths: Int[Tensor, "bags"]) -> Int64[Tensor, "rows"]:
-    """Each row's place in its bag, counted from 0.
-
-    Example:
-        >>> place_in_bag(torch.tensor([2, 3]))
-        tensor([0, 1, 0, 1, 2])
-    """
+    """Each row's place in its bag, counted from 0."""
     bag = bag_of_rows(lengths)
     return torch.arange(len(bag), device=lengths.device) - (lengths.cumsum(0) - lengths)[bag]
 
 
 def running_sum(values: Shaped[Tensor, "rows"]) -> Shaped[Tensor, "rows_and_one"]:
-    """The sum of all values before each row, and last the sum of all.
-
-    Example:
-        >>> running_sum(torch.tensor([True, False, True]))
-        tensor([0, 1, 1, 2])
-    """
+    """The sum of all values before each row, and last the sum of all."""
     return F.pad(values.cumsum(0), (1, 0))
 
 
@@ -59,12 +40,6 @@ def sum_per_bag(values: Shaped[Tensor, "rows"], lengths: Int[Tensor, "bags"]) ->
     """The sum of each bag's values; flags and whole numbers are exact, as differences of two running sums.
 
     Floating-point numbers are added within each bag: a running sum over all bags would lose their digits.
-
-    Example:
-        >>> sum_per_bag(torch.tensor([True, False, True, True, True]), torch.tensor([2, 3]))
-        tensor([1, 3])
-        >>> sum_per_bag(torch.tensor([0.5, 0.25, 1.0]), torch.tensor([2, 1]))
-        tensor([0.7500, 1.0000])
     """
     if values.is_floating_point():
         return values.new_zeros(len(lengths)).index_add(0, bag_of_rows(lengths), values)

@@ -48,16 +48,6 @@ class Places:
             its evidence is the mean of all slices', and nothing is said about where the finding lies.
         central: whether places around the middle of the scan are more likely; else all are alike, but windows that
             extend beyond the scan.
-
-    Example:
-        >>> places = Places(0.0, central=True).of(Layout.packed([5]))
-        >>> places.attend(torch.zeros(1, 1, 5).double()).exp().round(decimals=2)
-        tensor([[[0.0500, 0.2400, 0.4000, 0.2400, 0.0500]]], dtype=torch.float64)
-        >>> sure = places.windows(torch.tensor([[[0.0, 5.0, 0.0, 0.0, 0.0]]]))
-        >>> places.attend(sure).exp().round(decimals=2)
-        tensor([[[0.0000, 0.9800, 0.0100, 0.0100, 0.0000]]], dtype=torch.float64)
-        >>> places.log_odds(sure).round(decimals=2)
-        tensor([[3.6100]], dtype=torch.float64)
     """
 
     reach: float | None
@@ -118,12 +108,7 @@ class ScanPlaces:
 def smooth(
     values: Float[Tensor, "rows longest"], taps: Float64[Tensor, "reach"] | None
 ) -> Float64[Tensor, "rows longest"]:
-    """Sums under a window of any shape around every slice, or over all; `values` are 0 beyond the scan.
-
-    Example:
-        >>> smooth(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.tensor([1.0, 0.5]).double())
-        tensor([[0.5000, 1.0000, 0.5000, 0.0000]], dtype=torch.float64)
-    """
+    """Sums under a window of any shape around every slice, or over all; `values` are 0 beyond the scan."""
     values, longest = values.double(), values.shape[1]
     if taps is None:
         return values.sum(1, keepdim=True).expand(-1, longest)

@@ -24,13 +24,7 @@ Points = Float64[Tensor, "bags dimensions longest"]
 
 
 def slice_numbers(layout: Layout) -> Float[Tensor, "bags longest"]:
-    """The slices' numbers, counted from the middle of their bag: small numbers, so float32 keeps its digits.
-
-    Example:
-        >>> slice_numbers(Layout.packed([3, 2]))
-        tensor([[-1.0000,  0.0000,  1.0000],
-                [-0.5000,  0.5000,  0.5000]])
-    """
+    """The slices' numbers, counted from the middle of their bag: small numbers, so float32 keeps its digits."""
     # Counted among the real slices, so padding may lie anywhere.
     return layout.mask.cumsum(-1) - (layout.lengths[:, None] + 1) / 2
 
@@ -41,11 +35,6 @@ def fold_positions(positions: Positions, layout: Layout) -> Points:
     Args:
         positions: packed `(slices,)` or `(slices, dimensions)`, or padded `(bags, longest)` or
             `(bags, longest, dimensions)`, like the layout.
-
-    Example:
-        >>> fold_positions(torch.tensor([0.0, 5.0, 15.0, 7.0]), Layout.packed([3, 1]))
-        tensor([[[ 0.,  5., 15.]],
-                [[ 7.,  0.,  0.]]], dtype=torch.float64)
     """
     # In the form of attention: padded from every layout except packed ones.
     shape, rows = tuple(positions.shape), layout.row_shape if layout.is_packed else tuple(layout.mask.shape)
@@ -70,11 +59,6 @@ def in_slices(points: Points, layout: Layout) -> Points:
     On a regular grid of $S = n^d$ points a coordinate has the variance $h^2 (n^2 - 1) / 12$, so
     $h^2 = 12\,\overline{\mathrm{Var}} / (S^{2/d} - 1)$; for irregular points, h is their typical distance.
     A floor of the variance, for example, then means the same in any unit.
-
-    Example:
-        >>> layout = Layout.packed([4])
-        >>> in_slices(fold_positions(torch.tensor([100.0, 105.0, 110.0, 115.0]), layout), layout)
-        tensor([[[-1.5000, -0.5000,  0.5000,  1.5000]]], dtype=torch.float64)
     """
     count = layout.lengths[:, None, None].double()
     middle = points.sum(-1, keepdim=True) / count

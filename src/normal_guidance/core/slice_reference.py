@@ -30,11 +30,6 @@ class SliceReference(nn.Module):
     neither sums to one over a scan.  The scan's logit is NaN.
 
     Reference: the paper's section on the best-in-class ceiling for localization.
-
-    Example:
-        >>> model = SliceReference(features=8, receptive_field=3)
-        >>> model(torch.randn(5, 8), torch.tensor([2, 3])).slice_scores.shape
-        torch.Size([5])
     """
 
     def __init__(self, features: int = FEATURES, *, receptive_field: int) -> None:

@@ -30,12 +30,6 @@ class SlottedLayout(Layout):
 
     Bag b takes one row for its class token, then `lengths[b]` rows for its slices; unused rows come last.  Numbers per
     slice are returned padded, `(bags, heads, longest)`, as by a padded layout.
-
-    Example:
-        >>> layout = SlottedLayout.of(torch.tensor([2, 3]), rows=8, longest=4)
-        >>> layout.pad(torch.arange(8.0))
-        tensor([[1., 2., 0., 0.],
-                [4., 5., 6., 0.]])
     """
 
     first: Int[Tensor, "bags"]

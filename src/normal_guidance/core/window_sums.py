@@ -46,10 +46,6 @@ def window_sums(
     """Sums under windows, the first tap at the slice itself and the others at its distance; rows are 0 beyond a scan.
 
     `many` is at most one dimension.  The last taps that are 0 get no gradient on the CPU.
-
-    Example:
-        >>> window_sums(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), torch.tensor([1.0, 0.5]))
-        tensor([[0.5000, 1.0000, 0.5000, 0.0000]])
     """
     if torch.compiler.is_exporting():
         return _plain_sums(values, taps)

@@ -50,17 +50,7 @@ class Place(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The slices of one acquisition.
-
-    Example:
-        >>> from normal_guidance.data.dicom_slices import Header
-        >>> series = [Place(Header(f"{a}-{z}.dcm", acquisition=a), float(z)) for a in (1, 2) for z in range(3)]
-        >>> choice = choose_acquisition(series)
-        >>> choice.kept
-        [0, 1, 2]
-        >>> print(choice.left_out[0].detail)
-        AcquisitionNumber 2 (3 slices) shows the same part of the body as AcquisitionNumber 1 (3 slices)
-    """
+    """The slices of one acquisition."""
 
     kept: list[int]
     """Places in the given order."""

@@ -36,15 +36,7 @@ class Caution(NamedTuple):
 
 
 def cautions(problems: Iterable[Problem]) -> tuple[Caution, ...]:
-    """The cautions of a scan, the gravest first.
-
-    Example:
-        >>> odd = [Problem("A", f"A/{i}.dcm", "duplicate", "same position as A/2.dcm", "left out") for i in range(2)]
-        >>> for one in cautions([*odd, Problem("A", "", "unsuitable", "it lacks A/1.dcm", "predicted")]):
-        ...     print(one.flag, one.text, sep=": ")
-        forced: Forced: it lacks a file.
-        duplicated: Two slices at the same position: 2 times, left out.
-    """
+    """The cautions of a scan, the gravest first."""
     every = list(problems)
     files = {problem.file for problem in every if problem.file}
     told = [problem for problem in every if problem.kind not in HARMLESS]
@@ -55,12 +47,7 @@ def cautions(problems: Iterable[Problem]) -> tuple[Caution, ...]:
 
 
 def flag_of(problem: Problem) -> str:
-    """The flag of a problem that is not harmless.
-
-    Example:
-        >>> flag_of(Problem("A", "", "mixed_size", "64 x 64", "left out"))
-        'left out'
-    """
+    """The flag of a problem that is not harmless."""
     lost = LEFT_OUT if problem.action.startswith("left out") else DOUBTFUL
     return FLAG_OF_KIND.get(problem.kind, lost)
 

@@ -50,14 +50,6 @@ def list_files(root: Path, report: Report | None = None) -> Iterator[str]:
     Symbolic links to files below the root count as files; links to folders below it are not followed, because their
     files are listed anyway.  Links that lead out of the root, broken archives, and unsafe, encrypted or too large
     members are reported and left out.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     for name in ("b.dcm", "a.dcm"):
-        ...         _ = Path(folder, name).write_bytes(b"")
-        ...     list(list_files(Path(folder)))
-        ['a.dcm', 'b.dcm']
     """
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; name the folder that holds the scans")
@@ -78,11 +70,6 @@ def locate(root: Path, file: str) -> Path | bytes:
     """Returns what `read_header` and `read_pixels` take: the path of a file in a folder, or the bytes of a member.
 
     Raises UnreadableError: 'unsafe_path' where the name leads out of the root, 'unreadable' otherwise.
-
-    Example:
-        >>> locate(Path("/tmp"), "../etc/passwd")
-        Traceback (most recent call last):
-        normal_guidance.data.problems.UnreadableError: unsafe_path: ../etc/passwd: leads out of its folder
     """
     archive, member = _split(file)
     if _is_unsafe(archive) or (member is not None and _is_unsafe(member)):
@@ -97,11 +84,6 @@ def locate(root: Path, file: str) -> Path | bytes:
     if not there:
         raise UnreadableError("unreadable", f"{file}: {archive} is not there, or not a file")
     return path if member is None else _read_member(path, member, file)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Folders
-# ----------------------------------------------------------------------------------------------------
 
 
 def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterator[str]:
@@ -149,11 +131,6 @@ def _is_unsafe(name: str) -> bool:
     """Whether a path is absolute or has a step upwards, by the rules of any operating system."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     return not parts or "\0" in name or ".." in parts or parts[0] == "/" or parts[0][1:2] == ":"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Archives
-# ----------------------------------------------------------------------------------------------------
 
 
 def _split(file: str) -> tuple[str, str | None]:

@@ -78,13 +78,7 @@ def describe(manifest: Manifest) -> Description:
 
 
 def describe_scans(scans: LabelledScans) -> Description:
-    """Describes scans with features, as `describe` does those of a manifest.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> describe_scans(shifted_mean(10, seed=1, features=2)).positive_slices
-        48
-    """
+    """Describes scans with features, as `describe` does those of a manifest."""
     lengths, known, labels = scans.lengths.cpu(), np.zeros(len(scans.lengths), bool), np.zeros(0, np.int64)
     if scans.slice_labels is not None:
         packed = scans.slice_labels.cpu()
@@ -113,12 +107,7 @@ def _describe(
 
 
 def positive_density(labels: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Density of the relative position j / S of the positive slices, j from 1, in `BINS` bins between 0 and 1.
-
-    Example:
-        >>> positive_density(np.array([0, 1, 0, 0]), np.array([4])).round(1).tolist()[8:11]
-        [0.0, 20.0, 0.0]
-    """
+    """Density of the relative position j / S of the positive slices, j from 1, in `BINS` bins between 0 and 1."""
     ends = np.repeat(lengths.cumsum(), lengths)
     sizes = np.repeat(lengths, lengths)
     slice_number = np.arange(1, len(labels) + 1) - (ends - sizes)

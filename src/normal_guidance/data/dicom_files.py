@@ -212,14 +212,7 @@ def text(dataset: Dataset, tag: int) -> str:
 
 
 def numbers(dataset: Dataset, tag: int, count: int) -> tuple[float, ...] | None:
-    """The values of decimal strings; None unless there are `count` values and all are finite.
-
-    Example:
-        >>> dataset = Dataset()
-        >>> dataset[0x00280030] = RawDataElement(0x00280030, "DS", 12, b"0.5\\\\ .25 \\\\1", 0, False, True)
-        >>> numbers(dataset, 0x00280030, 3), numbers(dataset, 0x00280030, 2)
-        ((0.5, 0.25, 1.0), None)
-    """
+    """The values of decimal strings; None unless there are `count` values and all are finite."""
     words = text(dataset, tag).split("\\")
     try:
         values = tuple(float(word) for word in words)
@@ -257,10 +250,5 @@ def sequence(dataset: Dataset, tag: int) -> list[Dataset]:
 
 
 def uid_name(uid: str) -> str:
-    """The name of a UID; the UID itself where pydicom does not know it.
-
-    Example:
-        >>> uid_name("1.2.840.10008.1.2.4.70")
-        'JPEG Lossless, Non-Hierarchical, First-Order Prediction (Process 14 [Selection Value 1])'
-    """
+    """The name of a UID; the UID itself where pydicom does not know it."""
     return UID(uid).name

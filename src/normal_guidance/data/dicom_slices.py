@@ -73,12 +73,7 @@ _TAGS = (*_IDENTITY, _BODY_PART, _BURNED_IN, *_REPEATS, *_SIZE, *_GEOMETRY)
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a file with one or more slices, as plain values that are cheap to send between processes.
-
-    Example:
-        >>> Header("A17/003.dcm", position=(-120.0, -120.0, 35.0)).position[2]
-        35.0
-    """
+    """The header of a file with one or more slices, as plain values that are cheap to send between processes."""
 
     file: str
     sop_uid: str = ""
@@ -133,11 +128,6 @@ def read_header(content: bytes | Path, file: str) -> Header:
     Raises UnreadableError: 'no_image' if the file is not DICOM, has no pixels, or is an object that is not a scan, such
     as a segmentation; 'unreadable' if it is damaged (cut off, also within uncompressed pixels), 'mixed_orientation' for
     a multi-frame file of several planes.
-
-    Example:
-        >>> read_header(b"scan_id,label", "labels.csv")
-        Traceback (most recent call last):
-        normal_guidance.data.problems.UnreadableError: no_image: not a DICOM file
     """
     with refusing():
         elements = read_elements(content, _TAGS)
@@ -211,11 +201,6 @@ def _check_pixels(header: Header, elements: Elements) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Geometry
-# ----------------------------------------------------------------------------------------------------
-
-
 def _geometry(dataset: Dataset) -> dict[str, Any]:
     """Position, orientation, spacing and thickness of the file or of its frames."""
     found: dict[str, Any] = {
@@ -268,20 +253,11 @@ def _positive(spacing: tuple[float, ...] | None) -> tuple[float, ...] | None:
     return spacing if spacing and min(spacing) > 0 else None
 
 
-# ----------------------------------------------------------------------------------------------------
-# Images that are not slices
-# ----------------------------------------------------------------------------------------------------
-
-
 def exclusion(header: Header, modalities: Sequence[str] = ("CT",)) -> UnreadableError | None:
     r"""Why an image is not a slice of a scan: secondary_capture, wrong_modality or localizer; None if it may be one.
 
     A secondary image without an orientation counts as a screenshot; reformatted slices have one and pass.  An image
     without a modality passes, too: some anonymized files have none.
-
-    Example:
-        >>> exclusion(Header("1.dcm", modality="CT", image_type=("ORIGINAL", "PRIMARY", "LOCALIZER")))
-        UnreadableError('localizer: ImageType is ORIGINAL\\PRIMARY\\LOCALIZER')
     """
     image_type = "\\".join(header.image_type)
     if header.sop_class == SECONDARY_CAPTURE or header.sop_class.startswith(f"{SECONDARY_CAPTURE}."):

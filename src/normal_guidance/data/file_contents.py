@@ -15,12 +15,7 @@ CT = ("CT",)
 
 
 class Mask(NamedTuple):
-    """The slices of a mask volume, and which of them have a nonzero voxel.
-
-    Example:
-        >>> Mask("A17-mask.nii", (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), ((0.0, 0.0, 0.0), (0.0, 0.0, 5.0)), (False, True)).file
-        'A17-mask.nii'
-    """
+    """The slices of a mask volume, and which of them have a nonzero voxel."""
 
     file: str
     orientation: tuple[float, ...]
@@ -30,12 +25,7 @@ class Mask(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The reason why a file is not a slice.
-
-    Example:
-        >>> Refusal("A17/1.dcm", "localizer", "ImageType is ORIGINAL\\\\PRIMARY\\\\LOCALIZER").kind
-        'localizer'
-    """
+    """The reason why a file is not a slice."""
 
     file: str
     kind: str
@@ -44,10 +34,5 @@ class Refusal(NamedTuple):
 
 
 def is_nifti(file: str) -> bool:
-    """Whether a file is NIfTI, by its name.
-
-    Example:
-        >>> is_nifti("A17.nii.gz"), is_nifti("A17/1.dcm")
-        (True, False)
-    """
+    """Whether a file is NIfTI, by its name."""
     return file.lower().endswith(NIFTI)

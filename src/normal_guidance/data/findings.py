@@ -44,14 +44,6 @@ class Finding:
         name: up to 32 letters, digits, - and _.
         code: its SNOMED CT identifier; None if unknown.
         meaning: what SNOMED CT calls it; None if unknown.
-
-    Example:
-        >>> str(Finding("any", "1386000", "Intracranial hemorrhage"))
-        'any (Intracranial hemorrhage, SNOMED CT 1386000)'
-        >>> Finding("epidural bleeding")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: finding 'epidural bleeding': a name has up to 32 letters, digits, - and _;
-        give it another one
     """
 
     name: str
@@ -76,12 +68,7 @@ class Finding:
 
 
 class Labels(NamedTuple):
-    """The labels of a scan and of its slices, for its first finding and, by their names, for further ones.
-
-    Example:
-        >>> Labels(1, np.array([0, 1], np.int8)).label
-        1
-    """
+    """The labels of a scan and of its slices, for its first finding and, by their names, for further ones."""
 
     label: int | None
     """None where it is unknown; a scan without a label for the first finding is left out."""
@@ -91,15 +78,7 @@ class Labels(NamedTuple):
 
 
 def parse_findings(text: str) -> tuple[Finding, ...]:
-    """Findings as users give them: names with commas between, each with =CODE where it is known.
-
-    Example:
-        >>> [finding.name for finding in parse_findings("any=1386000,epidural")]
-        ['any', 'epidural']
-        >>> parse_findings("any,any")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: finding 'any' occurs twice; give each once
-    """
+    """Findings as users give them: names with commas between, each with =CODE where it is known."""
     words = [word.strip() for word in text.split(",")]
     if "" in words:
         raise UserError(f"{OPTION} {text!r}: a name is empty; give names with commas between, as any,epidural")
@@ -109,12 +88,7 @@ def parse_findings(text: str) -> tuple[Finding, ...]:
 
 
 def read_findings(content: Any) -> tuple[Finding, ...]:
-    """Findings as a manifest, a store or a model records them; raises a `ContentError` for anything else.
-
-    Example:
-        >>> read_findings([{"name": "any", "code": None, "meaning": None}])
-        (Finding(name='any', code=None, meaning=None),)
-    """
+    """Findings as a manifest, a store or a model records them; raises a `ContentError` for anything else."""
     found = read_as(list[Finding], content, "findings")
     try:
         return _unique(found)
@@ -132,16 +106,7 @@ def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def choose_finding(findings: Sequence[Finding], name: str, where: str) -> Finding:
-    """The finding of a name; another name is refused.
-
-    Example:
-        >>> choose_finding([Finding("any")], "all", "store head")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: store head has no finding 'all'; it has any
-        >>> choose_finding([], "any", "store head")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: store head has no finding 'any', but one label without a name; leave it out
-    """
+    """The finding of a name; another name is refused."""
     if not findings:
         raise UserError(f"{where} has no finding {name!r}, but one label without a name; leave it out")
     found = next((one for one in findings if one.name == name), None)
@@ -161,12 +126,7 @@ def slices_column(name: str) -> str:
 
 
 def with_findings(schema: pa.Schema, findings: Sequence[Finding]) -> pa.Schema:
-    """A table's schema with the columns of all findings but the first, whose labels it has already.
-
-    Example:
-        >>> with_findings(pa.schema({"label": pa.int8()}), [Finding("any"), Finding("epidural")]).names
-        ['label', 'label_epidural', 'slice_labels_epidural']
-    """
+    """A table's schema with the columns of all findings but the first, whose labels it has already."""
     for one in findings[1:]:
         schema = schema.append(pa.field(label_column(one.name), pa.int8()))
         schema = schema.append(pa.field(slices_column(one.name), pa.list_(pa.int8())))
@@ -182,11 +142,6 @@ def further_columns(findings: Sequence[Finding], further: Mapping[str, Labels]) 
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# Folders with a model for each finding
-# ----------------------------------------------------------------------------------------------------
-
-
 def write_findings(folder: Path, findings: Sequence[Finding], skipped: Mapping[str, str] | None = None) -> None:
     """Write findings.json; `skipped` says why there is no model of a finding, by its name."""
     why = [{"name": name, "reason": reason} for name, reason in (skipped or {}).items()]
@@ -195,12 +150,7 @@ def write_findings(folder: Path, findings: Sequence[Finding], skipped: Mapping[s
 
 
 def findings_in(folder: Path) -> tuple[Finding, ...]:
-    """The findings that a folder has models of, in order; none for any other folder.
-
-    Example:
-        >>> findings_in(Path("nowhere"))
-        ()
-    """
+    """The findings that a folder has models of, in order; none for any other folder."""
     path = folder / FINDINGS
     if not path.is_file():
         return ()

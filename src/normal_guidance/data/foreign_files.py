@@ -50,14 +50,7 @@ ASK_BYTES = 2**31
 
 
 def excess(declared: int, stored: int, *, free: int = FREE_BYTES, ratio: int = RATIO) -> str:
-    """Why a declared size is too much for the stored bytes, or for the free memory; empty if it is not.
-
-    Example:
-        >>> excess(24 * 10**9, 2500)
-        'declares 24,000,000,000 bytes, more than the 268,435,456 that 2,500 stored bytes may unpack to'
-        >>> excess(10**6, 2500)
-        ''
-    """
+    """Why a declared size is too much for the stored bytes, or for the free memory; empty if it is not."""
     most = max(free, ratio * stored)
     if declared > most:
         return f"declares {declared:,} bytes, more than the {most:,} that {stored:,} stored bytes may unpack to"
@@ -65,11 +58,6 @@ def excess(declared: int, stored: int, *, free: int = FREE_BYTES, ratio: int = R
     if available is not None and declared > available:
         return f"needs {declared:,} bytes of memory, of which {available:,} are free"
     return ""
-
-
-# ----------------------------------------------------------------------------------------------------
-# Zip archives and arrays
-# ----------------------------------------------------------------------------------------------------
 
 
 def member_problem(info: zipfile.ZipInfo) -> str:
@@ -153,11 +141,6 @@ def parquet_columns(path: Path, *, scan: bool = False) -> list[str]:
 def _refuse_values(count: int, stored: int) -> None:
     if problem := excess(8 * count, stored):
         raise ValueError(f"it {problem}")
-
-
-# ----------------------------------------------------------------------------------------------------
-# A process of its own
-# ----------------------------------------------------------------------------------------------------
 
 
 def ask(function: Callable[[Task], Result], task: Task) -> Result:

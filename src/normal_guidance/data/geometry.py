@@ -49,12 +49,7 @@ AXES_TOLERANCE = 0.01
 
 
 class GeometryFinding(NamedTuple):
-    """A `Problem` without the scan, which the geometry does not know.
-
-    Example:
-        >>> GeometryFinding("3.dcm", "duplicate", "same position as 2.dcm: -31 mm", "left out").kind
-        'duplicate'
-    """
+    """A `Problem` without the scan, which the geometry does not know."""
 
     file: str
     kind: str
@@ -64,16 +59,7 @@ class GeometryFinding(NamedTuple):
 
 @dataclass(frozen=True)
 class Ordered:
-    """The slices of one scan in order.
-
-    Example:
-        >>> from normal_guidance.data.dicom_slices import Header
-        >>> axial = {"orientation": (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), "rows": 512, "columns": 512}
-        >>> order_slices([Header(f"{i}.dcm", position=(0.0, 0.0, 5.0 - i), **axial) for i in range(2)])
-        Ordered(slices=(('1.dcm', 0), ('0.dcm', 0)), positions=(4.0, 5.0), spacing=1.0,
-        orientation=(1.0, 0.0, 0.0, 0.0, 1.0, 0.0), rows=512, columns=512, pixel_spacing=None, findings=(),
-        located=True)
-    """
+    """The slices of one scan in order."""
 
     slices: tuple[tuple[str, int], ...]
     """File and frame of every slice."""
@@ -114,18 +100,6 @@ def order_slices(headers: Sequence[Header]) -> Ordered:
     the same part of the body (`normal_guidance.data.acquisitions`).  Of several slices at the same
     position, only the one with the lowest InstanceNumber stays.  If a slice has no position, all are ordered by
     InstanceNumber, in the direction of the known positions, or else by file name.
-
-    Example:
-        >>> from normal_guidance.data.dicom_slices import Header
-        >>> axial, z = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), (0.0, 5.0, 15.0, 20.0, 5.0, 25.0, 30.0)
-        >>> headers = [Header(f"{i}.dcm", position=(0.0, 0.0, z[i]), orientation=axial) for i in range(7)]
-        >>> ordered = order_slices(headers)
-        >>> ordered.positions
-        (0.0, 5.0, 15.0, 20.0, 25.0, 30.0)
-        >>> for finding in ordered.findings:
-        ...     print(*finding, sep="; ")
-        4.dcm; duplicate; same position as 1.dcm: 5 mm; left out
-        2.dcm; gap; 10 mm from 1.dcm to 2.dcm, usually 5 mm: 1 missing; kept
     """
     findings: list[GeometryFinding] = []
     slices = sorted(_expand(headers, findings), key=lambda one: one.rank)
@@ -161,24 +135,14 @@ def order_slices(headers: Sequence[Header]) -> Ordered:
 
 
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """A key that sorts numbers in names as numbers.
-
-    Example:
-        >>> sorted(["10.dcm", "9.dcm", "a.dcm"], key=natural)
-        ['9.dcm', '10.dcm', 'a.dcm']
-    """
+    """A key that sorts numbers in names as numbers."""
     words = re.findall(r"[0-9]+|[^0-9]+", name)
     numbered = ((0, int(word)) if word[0] in "0123456789" and len(word) < 4000 else (1, word) for word in words)
     return *numbered, (-1, name)  # shorter names first; 1 and 01 differ
 
 
 def normal_of(orientation: Sequence[float]) -> np.ndarray:
-    """The direction in which slices are stacked: row direction x column direction.
-
-    Example:
-        >>> normal_of((1.0, 0.0, 0.0, 0.0, 1.0, 0.0)).tolist()
-        [0.0, 0.0, 1.0]
-    """
+    """The direction in which slices are stacked: row direction x column direction."""
     normal = np.cross(np.asarray(orientation[:3], float), np.asarray(orientation[3:], float))
     return normal / np.linalg.norm(normal)
 
@@ -208,11 +172,6 @@ def _directions(values: tuple[float, ...] | None) -> tuple[float, ...] | None:
     row, column = np.array(values[:3], float), np.array(values[3:], float)
     products = np.array([row @ row - 1, column @ column - 1, row @ column])
     return values if np.abs(products).max() <= AXES_TOLERANCE else None
-
-
-# ----------------------------------------------------------------------------------------------------
-# Majorities
-# ----------------------------------------------------------------------------------------------------
 
 
 def _keep_majority(
@@ -279,11 +238,6 @@ def _direction_text(one: _Slice) -> str:
     return "orientation " + "\\".join(f"{value:.4g}" for value in one.orientation or ())
 
 
-# ----------------------------------------------------------------------------------------------------
-# Acquisitions
-# ----------------------------------------------------------------------------------------------------
-
-
 def _keep_acquisition(
     slices: list[_Slice], orientation: tuple[float, ...] | None, findings: list[GeometryFinding]
 ) -> list[_Slice]:
@@ -302,11 +256,6 @@ def _keep_acquisition(
         action = "the lowest InstanceNumber of each position is kept"
         findings.append(GeometryFinding("", "mixed_acquisitions", choice.mixed, action))
     return [slices[place] for place in choice.kept]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Order
-# ----------------------------------------------------------------------------------------------------
 
 
 def _heights(slices: Sequence[_Slice], orientation: tuple[float, ...] | None) -> list[float | None]:
@@ -372,11 +321,6 @@ def _order_by_position(
                 detail = detail if one.header.frames == 1 else f"frame {one.frame}: {detail}"
                 findings.append(GeometryFinding(one.header.file, "duplicate", detail, "left out"))
     return [one for _, one in kept], [height for height, _ in kept]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Problems of the order
-# ----------------------------------------------------------------------------------------------------
 
 
 def _check_steps(slices: Sequence[_Slice], positions: Sequence[float], findings: list[GeometryFinding]) -> None:

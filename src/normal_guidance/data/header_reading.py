@@ -36,12 +36,7 @@ MAX_FRAMES = 100_000
 
 
 class HeaderRequest(NamedTuple):
-    """A file to read.
-
-    Example:
-        >>> HeaderRequest("A17/1.dcm").mask
-        False
-    """
+    """A file to read."""
 
     file: str
     mask: bool = False
@@ -81,12 +76,7 @@ def _refuse(file: str, failure: Failure) -> Refusal:
 
 
 def _brief(death: Death) -> str:
-    """How a worker ended.
-
-    Example:
-        >>> _brief(Death("SIGSEGV"))
-        'died (SIGSEGV)'
-    """
+    """How a worker ended."""
     return f"died ({death.cause})" if death.cause else f"did not answer within {death.silence:g} s"
 
 

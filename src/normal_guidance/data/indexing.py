@@ -42,12 +42,7 @@ WATCH_FILES = 64
 
 @dataclass(frozen=True)
 class IndexProgress:
-    """The progress of `index`.
-
-    Example:
-        >>> IndexProgress(files=640, scans=2, done=0.1).done
-        0.1
-    """
+    """The progress of `index`."""
 
     files: int
     scans: int
@@ -89,12 +84,6 @@ def index(
         findings: for `folder` only: columns of the table with a label each, in place of the column label.
         workers: processes that read headers; 0 reads them in this one.
         watch: receives the progress when the first file is about to be read, and every `WATCH_FILES` files.
-
-    Example:
-        >>> index("rsna-mars", ".", "out")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: source 'rsna-mars' is unknown; choose one of rsna-ich, rsna-pe, rsna-at,
-        prostatex, folder
     """
     begin = time.monotonic()
     options = check_options(source, table, labels, findings)
@@ -149,13 +138,7 @@ def check_options(
     labels: str | None = None,
     findings: Sequence[Finding] = (),
 ) -> SourceOptions:
-    """The options of a source; refuses options that it does not have.
-
-    Example:
-        >>> check_options("rsna-pe", labels="patient")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: rsna-pe has no option --labels (given: patient); leave it out
-    """
+    """The options of a source; refuses options that it does not have."""
     if source not in SOURCES:
         raise UserError(f"source {source!r} is unknown; choose one of {', '.join(SOURCES)}")
     given = {"table": None if table is None else Path(table), "labels": labels, "findings": tuple(findings) or None}

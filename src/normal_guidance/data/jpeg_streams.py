@@ -23,12 +23,7 @@ _FRAME_MARKERS = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *r
 
 
 class Codestream(NamedTuple):
-    """The size and precision that a compressed image states.
-
-    Example:
-        >>> parse_codestream(bytes.fromhex("ffd8 ffc3000b 0c 0200 0100 01 01 11 00 ffd9"))
-        Codestream(rows=512, columns=256, bits=12)
-    """
+    """The size and precision that a compressed image states."""
 
     rows: int
     columns: int

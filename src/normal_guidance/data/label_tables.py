@@ -60,11 +60,6 @@ def read_table(
         wanted: names of columns; others are not read.
         needed: columns without which the table is refused.
         instead: columns of which one may stand for a needed one.
-
-    Example:
-        >>> read_table(Path("labels.xls"), "--labels", ["scan_id"], ["scan_id"])
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: --labels labels.xls: the ending is unknown; give a .csv or .parquet file
     """
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
@@ -86,13 +81,7 @@ def read_table(
 def _lacks(
     missing: Sequence[str], instead: Mapping[str, Sequence[str]], wanted: Sequence[str], there: Sequence[str]
 ) -> str:
-    """Say which columns are missing, what they are for, and which columns of the table may be meant.
-
-    Example:
-        >>> _lacks(["scan_id"], {}, ["scan_id", "patient_id"], ["AccessionNumber", "pid"])
-        'has no column scan_id (a unique name of the scan); it has AccessionNumber, pid; rename AccessionNumber to
-        scan_id, pid to patient_id'
-    """
+    """Say which columns are missing, what they are for, and which columns of the table may be meant."""
     told = []
     for name in missing:
         purposes = [PURPOSES[name]] if name in PURPOSES else ["0 or 1"]
@@ -157,10 +146,6 @@ def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, slic
         row: the cells of the row.
         count: slices of the scan.
         sliced: whether the table has slice labels of the finding: where they are empty, those of a negative scan are 0.
-
-    Example:
-        >>> further_labels({"label_epidural": "1", "slice_ranges_epidural": "1-2"}, Finding("epidural"), 4, sliced=True)
-        Labels(label=1, slices=array([0, 1, 1, 0], dtype=int8), further=None)
     """
     word = row.get(label_column(finding.name), "").lower()
     if word and word not in BINARY:
@@ -174,12 +159,7 @@ def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, slic
 
 
 def slice_labels_in(row: Mapping[str, str], count: int, suffix: str = "") -> np.ndarray | None:
-    """The slice labels in a row's cell slice_labels or slice_ranges, if there are any.
-
-    Example:
-        >>> slice_labels_in({"slice_labels": "", "slice_ranges": "0"}, 3).tolist()
-        [1, 0, 0]
-    """
+    """The slice labels in a row's cell slice_labels or slice_ranges, if there are any."""
     labels, ranges = (row.get(f"{kind}{suffix}") for kind in ("slice_labels", "slice_ranges"))
     if labels and ranges:
         raise ValueError(f"slice_labels{suffix} and slice_ranges{suffix} are given; give one of them")
@@ -226,12 +206,7 @@ def _text(value: Any) -> str:
 
 
 def parse_labels(text: str) -> np.ndarray:
-    """The slice labels in a cell of the table.
-
-    Example:
-        >>> parse_labels("[0, 0, 1]").tolist(), parse_labels("0 1 1").tolist()
-        ([0, 0, 1], [0, 1, 1])
-    """
+    """The slice labels in a cell of the table."""
     words = re.split(r"[\s,;]+", text.strip().strip("[]()").strip())
     wrong = [word for word in words if word.lower() not in BINARY]
     if wrong:
@@ -240,12 +215,7 @@ def parse_labels(text: str) -> np.ndarray:
 
 
 def parse_ranges(text: str, count: int) -> np.ndarray:
-    """Slice labels from ranges of positive slices, counted from 0, both ends included.
-
-    Example:
-        >>> parse_ranges("1-2;4", 6).tolist()
-        [0, 1, 1, 0, 1, 0]
-    """
+    """Slice labels from ranges of positive slices, counted from 0, both ends included."""
     labels = np.zeros(count, np.int8)
     for word in filter(None, re.split(r"[\s,;]+", text.strip())):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)

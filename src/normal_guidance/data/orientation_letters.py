@@ -27,14 +27,7 @@ class Edges(NamedTuple):
 
 
 def orientation_letters(orientation: Sequence[float] | None) -> Edges | None:
-    """The letters for direction cosines of a row and of a column (ImageOrientationPatient); None if unknown.
-
-    Example:
-        >>> orientation_letters((1.0, 0.0, 0.0, 0.0, 1.0, 0.0))
-        Edges(left='R', right='L', top='A', bottom='P')
-        >>> orientation_letters(None) is None
-        True
-    """
+    """The letters for direction cosines of a row and of a column (ImageOrientationPatient); None if unknown."""
     if orientation is None or len(orientation) != 6:
         return None
     row, column = np.asarray(orientation, np.float64).reshape(2, 3)

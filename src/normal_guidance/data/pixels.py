@@ -130,11 +130,6 @@ def read_pixels(
         raise UnreadableError(error.kind, f"{file}: {error.detail}") from error
 
 
-# ----------------------------------------------------------------------------------------------------
-# The header
-# ----------------------------------------------------------------------------------------------------
-
-
 def _image(elements: Elements) -> _Image:
     dataset = elements.dataset
     rows, columns = unsigned(dataset, 0x00280010), unsigned(dataset, 0x00280011)
@@ -206,11 +201,6 @@ def _rescale(dataset: Dataset, notes: Notes) -> tuple[float, float]:
     return good_slope, good_intercept
 
 
-# ----------------------------------------------------------------------------------------------------
-# Decoding
-# ----------------------------------------------------------------------------------------------------
-
-
 def _decode(image: _Image, content: bytes | memoryview) -> Integer[np.ndarray, "frames rows columns"]:
     """The stored values, decompressed."""
     if image.syntax in NATIVE and image.syntax != BIG_ENDIAN and image.photometric in MONOCHROME:
@@ -277,11 +267,6 @@ def _codestreams(image: _Image, content: bytes) -> Iterable[tuple[bytes, Codestr
         if count == image.frames:
             return
     raise UnreadableError("unreadable", f"PixelData has {count} frames, but (0028,0008) says {image.frames}")
-
-
-# ----------------------------------------------------------------------------------------------------
-# From stored values to HU
-# ----------------------------------------------------------------------------------------------------
 
 
 def _repair_bits(

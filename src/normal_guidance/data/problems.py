@@ -65,13 +65,7 @@ KINDS = {
 
 
 class Problem(NamedTuple):
-    """One line of problems.csv.
-
-    Example:
-        >>> Problem("A17", "A17/003.dcm", "duplicate", "same position as A17/002.dcm", "left out")
-        Problem(scan_id='A17', file='A17/003.dcm', kind='duplicate', detail='same position as A17/002.dcm',
-        action='left out')
-    """
+    """One line of problems.csv."""
 
     scan_id: str
     """Empty where the scan is unknown."""
@@ -90,13 +84,7 @@ Report = Callable[[Problem], object]
 
 
 class UnreadableError(ValueError):
-    """An image that cannot be used; the code that reads scans catches and records it.
-
-    Example:
-        >>> raise UnreadableError("localizer", "ImageType is ORIGINAL\\\\PRIMARY\\\\LOCALIZER")
-        Traceback (most recent call last):
-        normal_guidance.data.problems.UnreadableError: localizer: ImageType is ORIGINAL\\PRIMARY\\LOCALIZER
-    """
+    """An image that cannot be used; the code that reads scans catches and records it."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -135,10 +123,5 @@ def read_problems(path: str | Path) -> list[Problem]:
 
 
 def summarize(problems: Iterable[Problem]) -> dict[str, int]:
-    """The number of problems of each kind, the most frequent first.
-
-    Example:
-        >>> summarize(Problem("A", "", kind, "", "") for kind in ("tilt", "gap", "gap"))
-        {'gap': 2, 'tilt': 1}
-    """
+    """The number of problems of each kind, the most frequent first."""
     return dict(Counter(problem.kind for problem in problems).most_common())

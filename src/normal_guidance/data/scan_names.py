@@ -26,12 +26,7 @@ DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("co
 
 
 def safe_name(text: str) -> str:
-    """Makes a name of a text, such as a path: other characters become a hyphen, and unseen ones vanish.
-
-    Example:
-        >>> safe_name("患者 山田/頭部CT"), safe_name("José Ñ"), safe_name("../a?b"), safe_name("con.1"), safe_name("??")
-        ('患者-山田-頭部CT', 'José-Ñ', 'a-b', 'scan-con.1', 'scan')
-    """
+    """Makes a name of a text, such as a path: other characters become a hyphen, and unseen ones vanish."""
     return _cleaned(_cleaned(text)[:MOST_LETTERS].encode()[:MOST_BYTES].decode(errors="ignore"))
 
 
@@ -61,22 +56,12 @@ def same_name(name: str) -> str:
 
 
 def file_name(scan_id: str) -> str:
-    """A scan's id as a file name in ASCII; `unquote` is the inverse.
-
-    Example:
-        >>> file_name("ID_a2.1"), file_name("../a b"), file_name("é")
-        ('ID_a2.1', '%2E.%2Fa%20b', '%C3%A9')
-    """
+    """A scan's id as a file name in ASCII; `unquote` is the inverse."""
     name = quote(scan_id, safe="")
     return f"%2E{name[1:]}" if name.startswith(".") else name
 
 
 def folder_name(scan_id: str) -> str:
-    """The folder of a scan's results: its id, if that is a safe name, otherwise with %XX in place of other characters.
-
-    Example:
-        >>> folder_name("頭部"), folder_name("a/b"), folder_name("../é")
-        ('頭部', 'a%2Fb', '%2E.%2F%C3%A9')
-    """
+    """The folder of a scan's results: its id, if that is a safe name, otherwise with %XX in place of other characters."""
     is_safe = scan_id == _cleaned(scan_id) and len(scan_id.encode()) <= MOST_FOLDER_BYTES
     return scan_id if is_safe else file_name(scan_id)

@@ -131,10 +131,6 @@ def fold_scans(patient_ids: Sequence[str], labels: Sequence[int], folds: int, se
     """The fold of every scan, from 0: a patient's scans share one, and every fold has scans of both labels.
 
     scikit-learn's `StratifiedGroupKFold` balances labels and sizes; where patients have several scans, folds differ.
-
-    Example:
-        >>> fold_scans(["A", "A", "B", "C", "D", "E"], [1, 1, 0, 0, 1, 0], folds=2, seed=1)
-        [0, 0, 0, 1, 1, 1]
     """
     from sklearn.model_selection import StratifiedGroupKFold  # slow, and stores need splits without it
 
@@ -155,12 +151,7 @@ def fold_scans(patient_ids: Sequence[str], labels: Sequence[int], folds: int, se
 
 
 def patient_labels(patient_ids: Sequence[str], labels: Sequence[int]) -> dict[str, int]:
-    """The label that most of a patient's scans have; ties count as negative.
-
-    Example:
-        >>> patient_labels(["A", "A", "B", "B", "B"], [0, 1, 1, 1, 0])
-        {'A': 0, 'B': 1}
-    """
+    """The label that most of a patient's scans have; ties count as negative."""
     scans: dict[str, list[int]] = defaultdict(list)
     for patient, label in zip(patient_ids, labels, strict=True):
         scans[patient].append(label)
@@ -179,11 +170,6 @@ def _draw(patients: Sequence[str], label_of: Mapping[str, int], share: float, se
             f"{counts} are too few to be split so that training, validation and test each have both; add patients"
         ) from error
     return rest, drawn
-
-
-# ----------------------------------------------------------------------------------------------------
-# Files
-# ----------------------------------------------------------------------------------------------------
 
 
 def write_split(path: str | Path, split: Split) -> None:
@@ -241,23 +227,13 @@ def read_parts(path: Path, scans: Scans) -> dict[str, str]:
 
 
 def _there(folder: Path) -> str:
-    """Say which tables a folder holds.
-
-    Example:
-        >>> _there(Path("no-such-folder"))
-        'no-such-folder is not a folder; make a table with nguide split'
-    """
+    """Say which tables a folder holds."""
     if not folder.is_dir():
         return f"{folder} is not a folder; make a table with nguide split"
     tables = sorted(one.name for one in folder.iterdir() if one.suffix in (".csv", ".parquet"))
     if not tables:
         return f"{folder} holds no .csv or .parquet; make a table with nguide split"
     return f"{folder} holds {shorten(', '.join(tables), 300)}; give one with the columns scan_id and part"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Audit
-# ----------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable

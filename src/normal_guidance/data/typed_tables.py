@@ -39,10 +39,6 @@ def separator(first: str) -> str:
     """The sign between the cells of a CSV file, from its first line.
 
     Spreadsheets of many countries separate by semicolons and call the file .csv.
-
-    Example:
-        >>> [separator(line) for line in ("scan_id,part", "scan_id;part", "scan_id\\tpart", "scan_id")]
-        [',', ';', '\\t', ',']
     """
     return next((mark for mark in ",;\t" if mark in first), ",")
 
@@ -51,13 +47,6 @@ def read_rows(path: Path, kind: type[Row], again: str, *, exact: bool = True) ->
     """The lines of a CSV file as NamedTuples; a field is text or a whole number.
 
     Not `exact`: other columns are left out, and the order of the columns is free.
-
-    Example:
-        >>> from normal_guidance.data.problems import Problem
-        >>> read_rows(Path("nowhere.csv"), Problem, "index the scans again")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere.csv cannot be read ([Errno 2] No such file or directory:
-        'nowhere.csv'); index the scans again
     """
     names = tuple(get_type_hints(kind))
     header, *lines = read_cells(path, again) or [[]]

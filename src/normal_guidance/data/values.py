@@ -39,14 +39,7 @@ Count = Annotated[int, Between(1.0, float(MOST_VALUES))]
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a scan.
-
-    Example:
-        >>> hu = np.linspace(-1000, 1000, 2 * 64 * 64).reshape(2, 64, 64)
-        >>> values = values_of(sample_values(hu), "CT")
-        >>> round(values.low), round(values.high), values.distinct
-        (-995, 979, 2048)
-    """
+    """The values of a scan."""
 
     low: Pixel
     """The lower of `PERCENTILES`."""
@@ -71,12 +64,7 @@ def values_of(sample: Float32[np.ndarray, "values"], modality: str) -> Values:
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The values of the scans that a model was trained on: from where to where they lie, without the oddest scans.
-
-    Example:
-        >>> range_of_values([Values(-1024.0, 1200.0, 1500), Values(-1000.0, 900.0, 1100)])
-        ValueRange(low=(-1023.76, -1000.24), high=(903.0, 1197.0), distinct=1104)
-    """
+    """The values of the scans that a model was trained on: from where to where they lie, without the oddest scans."""
 
     low: tuple[Pixel, Pixel]
     high: tuple[Pixel, Pixel]

@@ -27,11 +27,6 @@ class Percentiles:
     """The range between two percentiles of a scan's foreground, the voxels above its minimum.
 
     What is cut off or filled around a scan is its minimum, often half of all voxels, and says nothing about the tissue.
-
-    Example:
-        >>> scan = np.concatenate([np.zeros(1000), np.linspace(200, 300, 101)])
-        >>> Percentiles().range_of(scan), str(Percentiles(5, 95))
-        ((201.0, 299.0), 'percentile:5-95')
     """
 
     low: float | int = 1.0
@@ -78,12 +73,7 @@ MR_WINDOWS = ("adc", PERCENTILE)
 
 
 def default_window(modalities: Iterable[str]) -> str:
-    """The window for scans of these modalities where none is given: CT has a unit, MR in general has none.
-
-    Example:
-        >>> default_window(["CT"]), default_window(["MR"])
-        ('none', 'percentile')
-    """
+    """The window for scans of these modalities where none is given: CT has a unit, MR in general has none."""
     return "none" if set(modalities) <= {"CT"} else PERCENTILE
 
 
@@ -91,16 +81,6 @@ def parse_windows(words: str) -> tuple[Window | None, ...]:
     """The windows in a user's text, one channel each: presets, LOW:HIGH or percentile:LOW-HIGH, joined by commas.
 
     Names may be in capitals.
-
-    Example:
-        >>> parse_windows("head"), parse_windows("lung,-100:300")
-        (((-100.0, 300.0),), ((-1350.0, 150.0), (-100.0, 300.0)))
-        >>> parse_windows("percentile:0.5-99.5")
-        (Percentiles(low=0.5, high=99.5),)
-        >>> parse_windows("brain")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: window 'brain' is unknown; choose head, lung, mediastinum, abdomen, adc,
-        percentile, none, LOW:HIGH in the scans' unit, for instance -100:300, or percentile:LOW-HIGH
     """
     return tuple(_parse(word.strip()) for word in words.split(","))
 
@@ -125,34 +105,19 @@ def _parse(word: str) -> Window | None:
 
 
 def range_of(window: Window | None, values: Real[np.ndarray, "..."]) -> Range | None:
-    """The range of a window in a scan; None for the whole range.
-
-    Example:
-        >>> range_of((0.0, 3000.0), np.arange(5)), range_of(Percentiles(0, 100), np.arange(5))
-        ((0.0, 3000.0), (1.0, 4.0))
-    """
+    """The range of a window in a scan; None for the whole range."""
     return window.range_of(values) if isinstance(window, Percentiles) else window
 
 
 def window_as_json(window: Window | None) -> Any:
-    """A window as stores and bundles record it; `window_from_json` is the inverse.
-
-    Example:
-        >>> window_as_json((0.0, 3000.0)), window_as_json(Percentiles())
-        ([0.0, 3000.0], {'percentiles': [1.0, 99.0]})
-    """
+    """A window as stores and bundles record it; `window_from_json` is the inverse."""
     if isinstance(window, Percentiles):
         return {"percentiles": [window.low, window.high]}
     return None if window is None else list(window)
 
 
 def window_from_json(content: Any) -> Window | None:
-    """A window from a store or bundle.
-
-    Example:
-        >>> window_from_json({"percentiles": [1.0, 99.0]}), window_from_json([0, 3000]), window_from_json(None)
-        (Percentiles(low=1.0, high=99.0), (0.0, 3000.0), None)
-    """
+    """A window from a store or bundle."""
     if isinstance(content, dict):
         low, high = content["percentiles"]
         return Percentiles(low, high)
@@ -163,11 +128,6 @@ def apply_windows(values: Real[np.ndarray, "..."], windows: Sequence[Window | No
     """Clips the values to each window, still in their unit; the first axis of the result has one channel per window.
 
     Percentiles are those of the given values; `range_of` takes them from a whole scan.
-
-    Example:
-        >>> apply_windows(np.array([-2000.0, 40.0, 900.0]), parse_windows("head,none"))
-        array([[ -100.,    40.,   300.],
-               [-2000.,    40.,   900.]], dtype=float32)
     """
     channels = np.empty((len(windows), *values.shape), np.float32)
     for channel, window in zip(channels, windows, strict=True):

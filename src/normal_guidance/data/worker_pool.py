@@ -64,11 +64,6 @@ class Pool:
         timeout: seconds after which a silent worker counts as hanging.
         attempts: attempts at a task whose worker dies; `ATTEMPTS` if left out.
         memory: bytes that a worker may take beside its imports; no limit if left out.
-
-    Example:
-        >>> with Pool(workers=0) as pool:
-        ...     list(pool.map(len, ["one", "three"]))
-        [3, 5]
     """
 
     def __init__(

@@ -30,12 +30,7 @@ Result = TypeVar("Result")
 
 
 class Death(NamedTuple):
-    """The cause of a worker's death.
-
-    Example:
-        >>> str(Death("SIGSEGV")), str(Death(silence=60))
-        ('was killed by SIGSEGV', 'gave no answer within 60 s')
-    """
+    """The cause of a worker's death."""
 
     cause: str = ""
     """A signal's name or an exit code; empty if the parent killed the worker."""
@@ -61,12 +56,7 @@ class Failure:
 
 
 def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
-    """The function's result, or a `Failure`; a UserError concerns every task and is raised.
-
-    Example:
-        >>> attempt(lambda number: 1 / number, 0)
-        Failure(kind='failed', detail='ZeroDivisionError: division by zero')
-    """
+    """The function's result, or a `Failure`; a UserError concerns every task and is raised."""
     try:
         return function(task)
     except UserError:

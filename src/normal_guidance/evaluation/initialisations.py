@@ -34,12 +34,7 @@ STEP = 10_000
 
 
 def from_initialisations(config: Config, count: int) -> tuple[Config, ...]:
-    """Return the configuration with so many seeds of initial weights, its own first.
-
-    Example:
-        >>> [one.seed for one in from_initialisations(Config("ng", seed=1001), 3)]
-        [1001, 11001, 21001]
-    """
+    """Return the configuration with so many seeds of initial weights, its own first."""
     return tuple(replace(config, seed=config.seed + STEP * number) for number in range(count))
 
 
@@ -90,12 +85,7 @@ class Initialisations:
 
     @property
     def means(self) -> np.ndarray:
-        """The mean over the partitions for every combination of their initialisations: what a study might have shown.
-
-        Example:
-            >>> Initialisations("ng", "chosen", {1: {1: 0.0, 8: 1.0}, 2: {2: 0.5, 9: 0.7}}).means.tolist()
-            [0.25, 0.35, 0.75, 0.85]
-        """
+        """The mean over the partitions for every combination of their initialisations: what a study might have shown."""
         return np.array([np.mean(one) for one in product(*(values.values() for values in self.scores.values()))])
 
     @property

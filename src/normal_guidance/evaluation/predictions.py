@@ -72,14 +72,6 @@ def prediction_table(
     """Make rows of `PREDICTIONS` from the packed prediction for scans of one part by one winner.
 
     `probability` is the logit's sigmoid unless it is given.
-
-    Example:
-        >>> from normal_guidance.core.bags import Bags
-        >>> from normal_guidance.core.methods import build_model
-        >>> bags = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]), scan_ids=("A17", "B02"))
-        >>> table = prediction_table(bags, build_model("mean", 8)(bags.features, bags.layout), part="test")
-        >>> table["attention"].to_pylist()
-        [[0.5, 0.5], [0.333, 0.333, 0.333]]
     """
     lengths, count = scans.lengths.cpu(), len(scans.lengths)
     prediction = prediction.on_host()
@@ -105,16 +97,7 @@ def prediction_table(
 
 
 def packed_prediction(table: pa.Table) -> Prediction:
-    """The inverse of `prediction_table`: the packed prediction in rows of one winner, all with the same heads.
-
-    Example:
-        >>> from normal_guidance.core.bags import Bags
-        >>> bags = Bags(torch.randn(3, 8), torch.tensor([1, 2]), torch.tensor([0, 1]))
-        >>> prediction = Prediction(torch.zeros(2), torch.tensor([1.0, 0.4, 0.6]), torch.randn(4, 3))
-        >>> read = packed_prediction(prediction_table(bags, prediction, part="test"))
-        >>> all(torch.equal(own, other) for own, other in zip(read[:3], prediction[:3], strict=True))
-        True
-    """
+    """The inverse of `prediction_table`: the packed prediction in rows of one winner, all with the same heads."""
     per_scan = table["log_attention"].combine_chunks()
     heads = len(per_scan[0])
     flat = torch.from_numpy(per_scan.flatten().flatten().to_numpy().copy())
@@ -135,14 +118,7 @@ def write_predictions_table(path: Path, tables: Sequence[pa.Table]) -> None:
 def read_predictions(
     path: Path, columns: Sequence[str] = PREDICTIONS.names, *, part: str | None = None, group: str | None = None
 ) -> pa.Table:
-    """Read columns of predictions.parquet, for all rows or only those of one part or one winner.
-
-    Example:
-        >>> read_predictions(Path("nowhere.parquet"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere.parquet cannot be read (...); copy the run again, or delete it and
-        start it again
-    """
+    """Read columns of predictions.parquet, for all rows or only those of one part or one winner."""
     wanted = {name: value for name, value in (("part", part), ("group", group)) if value is not None}
     names = [name for name in PREDICTIONS.names if name in columns or name in wanted]
     table = read_columns(path, pa.schema([PREDICTIONS.field(name) for name in names]), AGAIN, NULLABLE)

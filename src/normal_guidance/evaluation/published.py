@@ -31,14 +31,7 @@ class Choice(NamedTuple):
 
 
 def published(metric: Metric, method: str, dataset: str) -> MeanSd | None:
-    """Mean and sd over the three partitions as printed, or None where the paper has no such number.
-
-    Example:
-        >>> print(published("localization_auroc", "ng", "chest-ct"))
-        0.866 ± 0.005 (population sd)
-        >>> published("scan_auroc", "centered_gaussian", "chest-ct") is None  # it has no scan score
-        True
-    """
+    """Mean and sd over the three partitions as printed, or None where the paper has no such number."""
     _check_method(method)
     cell = _paper()["tables"][_name_in_paper(metric)].get(method, {}).get(dataset)
     return cell and MeanSd(cell["mean"], cell["sd"], published_sd_kind(metric, method, dataset))
@@ -49,12 +42,6 @@ def published_sd_kind(metric: Metric, method: str, dataset: str) -> SdKind:
 
     The scan AUROC of the Bayes oracle, .80088 .81505 .81303, has population sd .006, as printed, and sample sd .008.
     Which sd the ceilings of the CT data have is unknown.
-
-    Example:
-        >>> published_sd_kind("scan_auroc", "mean", "semi-synthetic")
-        'sample'
-        >>> published_sd_kind("scan_auroc", "ceiling", "semi-synthetic")
-        'population'
     """
     if (method, dataset) == (CEILING, "semi-synthetic"):
         return "population"
@@ -62,23 +49,13 @@ def published_sd_kind(metric: Metric, method: str, dataset: str) -> SdKind:
 
 
 def published_seed(metric: Metric, method: str, dataset: str, seed: int) -> float | None:
-    """The value of one partition, or None where it is not known.
-
-    Example:
-        >>> published_seed("localization_auroc", "mhng", "semi-synthetic", 2001)
-        0.7973
-    """
+    """The value of one partition, or None where it is not known."""
     _check_method(method)
     return _of_seed(f"{dataset} {_name_in_paper(metric)}", method, seed)
 
 
 def published_choice(method: str, dataset: str, seed: int) -> Choice | None:
-    """The L1 penalty and learning rate that the authors' run chose, or None where it is not known.
-
-    Example:
-        >>> published_choice("abmil", "semi-synthetic", 3001)
-        Choice(l1=0.001, lr=0.001)
-    """
+    """The L1 penalty and learning rate that the authors' run chose, or None where it is not known."""
     _check_method(method)
     chosen = _of_seed(f"{dataset} chosen (l1, lr)", method, seed)
     return chosen and Choice(*chosen)
@@ -88,10 +65,6 @@ def published_sensitivity(metric: Metric, dataset: str, divergence: str, weight:
     """ABMIL + Normal Guidance under another divergence or lambda (`weight`), or None where it is not printed.
 
     The paper varies one of them at a time, from forward KL with lambda 1, and prints lambda for localization only.
-
-    Example:
-        >>> print(published_sensitivity("localization_auroc", "head-ct", "forward_kl", 10.0))
-        0.877 ± 0.001 (population sd)
     """
     printed, name = _paper()["sensitivity"], _name_in_paper(metric)
     if dataset != printed["dataset"]:

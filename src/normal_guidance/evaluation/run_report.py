@@ -64,14 +64,7 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Load a complete run from its folder.
-
-    Example:
-        >>> load_run("nowhere")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is not a complete run: report.json is missing; start the run again
-        with the same command
-    """
+    """Load a complete run from its folder."""
     folder = Path(folder)
     refuse_data(folder)
     if not (folder / REPORT).is_file():
@@ -293,12 +286,7 @@ def _why_nothing(result: Sweep) -> str:
 
 
 def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run was started, one entry for each distinct commit, machine or date; the first reports held only one.
-
-    Example:
-        >>> environments_of({"environment": {"torch": "2.11.0"}, "options": {"date": "2026-11-15"}})
-        [{'date': '2026-11-15', 'torch': '2.11.0'}]
-    """
+    """Where a run was started, one entry for each distinct commit, machine or date; the first reports held only one."""
     if "environments" in report:
         return read_as(list[dict[str, Any]], report["environments"], "environments")
     options, only = (read_as(dict[str, Any], report.get(name), name) for name in ("options", "environment"))

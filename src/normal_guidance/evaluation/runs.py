@@ -65,19 +65,6 @@ def run_sweep(
     Started again with the same arguments, a killed run resumes from its last state, which is at most `save_epochs`
     epochs or `save_seconds` back, plus the epoch it was in; a complete run is only loaded.  `options` are copied to the
     report.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> train, val, test = (shifted_mean(32, seed, features=8, shift=3.0) for seed in (1, 2, 3))
-        >>> config = Config("ng", lr=0.1, epochs=20, batch_size=8, train_above_val=False)
-        >>> with TemporaryDirectory() as folder:
-        ...     run = run_sweep(folder, [config], train, val, test)
-        ...     sorted(file.name for file in run.folder.iterdir())
-        ['best.json', 'best.safetensors', 'config.json', 'history.parquet', 'lock', 'predictions.parquet',
-         'report.json']
-        >>> run.winners[0].test.scan_auroc > 0.8
-        True
     """
     execution = execution or Execution()
     with open_run(folder, _identity(configs, train, val, test, execution)) as run:
@@ -99,16 +86,7 @@ def check_sweep(
     test: Data | None = None,
     execution: Execution | None = None,
 ) -> None:
-    """Refuse at once a model, scans or a folder that `run_sweep` would refuse, perhaps hours later.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> scans = shifted_mean(4, seed=1, features=12)
-        >>> check_sweep("nowhere", [Config("transmil", batch_size=2)], scans, scans)
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: TransMIL: 12 features cannot be divided among 8 heads; use an encoder with a
-        multiple of 8, as 8 or 16
-    """
+    """Refuse at once a model, scans or a folder that `run_sweep` would refuse, perhaps hours later."""
     identity = _identity(configs, train, val, test, execution or Execution())
     initial_model(configs[0], train.width)
     is_begun(folder, identity)
@@ -213,12 +191,7 @@ def _scores(test: Data, prediction: Prediction) -> Scores:
 
 
 def environment(execution: Execution) -> dict[str, Any]:
-    """Date, versions, commit and machine that a run is started with.
-
-    Example:
-        >>> environment(Execution())["normal_guidance"] == __version__
-        True
-    """
+    """Date, versions, commit and machine that a run is started with."""
     cuda = torch.device(execution.device).type == "cuda"
     return {
         "date": datetime.now(UTC).date().isoformat(),

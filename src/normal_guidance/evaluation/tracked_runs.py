@@ -17,12 +17,7 @@ CURVES = ("loss", "train_auroc", "val_auroc", "val_loss")
 
 
 def tracked_runs(folder: Path) -> list[Training]:
-    """The winners of every complete run METHOD/SEED in a folder; all other configurations are in history.parquet.
-
-    Example:
-        >>> tracked_runs(Path("nowhere"))
-        []
-    """
+    """The winners of every complete run METHOD/SEED in a folder; all other configurations are in history.parquet."""
     paths = ((f"{method}/{seed}", path) for method, seed, path in find_folders(folder))
     return [one for name, path in paths if (path / REPORT).is_file() for one in _of_run(name, load_run(path))]
 

@@ -123,11 +123,6 @@ def load_encoder(
         channels: windows of the images: one, or as many as the network was trained with.  One channel is repeated for
             a Hugging Face model; for the others the filters are summed, which is equivalent.
         offline: makes no network call, as does NGUIDE_OFFLINE=1 in the environment.
-
-    Example:
-        >>> encoder = load_encoder("efficientnet-lite0", offline=True)
-        >>> encoder.encode(torch.randn(2, 1, 224, 224)).shape
-        torch.Size([2, 1280])
     """
     _check_device(device, precision)
     offline = is_offline(offline)
@@ -161,26 +156,13 @@ def load_encoder(
 
 
 def fingerprint(architecture: str, config: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """sha256 of everything that determines an encoder's features: architecture, configuration and every weight.
-
-    Example:
-        >>> one = [("a", torch.zeros(2)), ("b", torch.ones(1))]
-        >>> fingerprint("net", {}, one) == fingerprint("net", {}, one[::-1])
-        True
-        >>> fingerprint("net", {}, one) == fingerprint("net", {}, [("a", torch.zeros(1, 2)), one[1]])
-        False
-    """
+    """sha256 of everything that determines an encoder's features: architecture, configuration and every weight."""
     head = {"version": VERSION, "architecture": architecture, "config": config}
     digest = hashlib.sha256(json.dumps(head, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-# ----------------------------------------------------------------------------------------------------
-# The three kinds
-# ----------------------------------------------------------------------------------------------------
 
 
 class _ClassToken(nn.Module):
@@ -260,11 +242,6 @@ def _load_named(name: str, weights: Path | None, channels: int, offline: bool) -
 
 def _is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None
-
-
-# ----------------------------------------------------------------------------------------------------
-# Arithmetic
-# ----------------------------------------------------------------------------------------------------
 
 
 def _check_device(device: str, precision: str) -> None:

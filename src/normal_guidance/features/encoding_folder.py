@@ -204,12 +204,7 @@ def values_json(values: Mapping[str, Values]) -> dict[str, Any]:
 
 
 def job_folder(out: Path) -> Path:
-    """The folder of a store's job.
-
-    Example:
-        >>> job_folder(Path("stores/head"))
-        PosixPath('stores/head.job')
-    """
+    """The folder of a store's job."""
     return out.with_name(f"{out.name}.job")
 
 
@@ -238,14 +233,7 @@ def open_job(out: Path, identity: Mapping[str, Any]) -> Iterator[EncodingJob]:
 
 
 def refuse_another(where: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises an error if two identities differ, and names the first difference.
-
-    Example:
-        >>> refuse_another(Path("head.job"), {"encoder": {"name": "a"}}, {"encoder": {"name": "b"}})
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: head.job was begun with other data or options: encoder.name was 'a', now it
-        is 'b'; give another folder (-o), the data and options it was begun with, or delete it
-    """
+    """Raises an error if two identities differ, and names the first difference."""
     found = difference(before, now)
     if found:
         raise UserError(

@@ -92,10 +92,6 @@ def _in_units(scans: Iterable[ScanRow]) -> Iterator[list[ScanRow]]:
         yield rows
 
 
-# ----------------------------------------------------------------------------------------------------
-# On the cluster's machines
-# ----------------------------------------------------------------------------------------------------
-
 _MACHINES: dict[str, Machine] = {}
 """By job, the encoder and workers of this process; at most one entry."""
 

@@ -88,12 +88,7 @@ class EncodingPlan:
 
 
 def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range]:
-    """Packs consecutive scans into units of at least `at_least` slices; the last one may have fewer.
-
-    Example:
-        >>> plan_units([30, 40, 200, 10], at_least=64)
-        [range(0, 2), range(2, 3), range(3, 4)]
-    """
+    """Packs consecutive scans into units of at least `at_least` slices; the last one may have fewer."""
     units, start, slices = [], 0, 0
     for number, length in enumerate(lengths):
         slices += int(length)
@@ -106,11 +101,6 @@ def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range
 def recipe_of(encoder: str, preprocessing: Preprocessing, *, repair: bool) -> str:
     """A hash of everything that turns scans into features: the encoder's fingerprint, preprocessing and repairs."""
     return hashlib.sha256(json.dumps([encoder, preprocessing.fingerprint, repair]).encode()).hexdigest()
-
-
-# ----------------------------------------------------------------------------------------------------
-# Units
-# ----------------------------------------------------------------------------------------------------
 
 
 def scans_of(rows: Sequence[ScanRow], unit: Encoded) -> Iterator[tuple[ScanRow, torch.Tensor]]:
@@ -165,11 +155,6 @@ class Earlier:
         """Whether a new unit lacks the same scans for the same kinds of reasons."""
         before = self.unit(number)
         return _reasons(unit) == _reasons(before) and unit.failed == before.failed
-
-
-# ----------------------------------------------------------------------------------------------------
-# The store
-# ----------------------------------------------------------------------------------------------------
 
 
 class Assembled(NamedTuple):

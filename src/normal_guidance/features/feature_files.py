@@ -52,12 +52,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind of a file: by its ending or, where that is unknown, by its first bytes; None if neither is known.
-
-    Example:
-        >>> kind_of(Path("A17.pth")), kind_of(Path("A17.txt"))
-        ('pt', None)
-    """
+    """The kind of a file: by its ending or, where that is unknown, by its first bytes; None if neither is known."""
     suffix = path.suffix.lower()
     named = next((kind for kind, about in KINDS.items() if suffix in about.suffixes), None)
     return named or (_kind_of_content(path) if path.is_file() else None)
@@ -210,11 +205,6 @@ def _check_values(content: Any, stored: int) -> None:
                 raise ValueError(f"a tensor of shape {tuple(value.shape)} {problem}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Parquet
-# ----------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _parquet(path: Path) -> Iterator[Fields]:
     check_parquet(path)
@@ -262,12 +252,7 @@ def _array(values: pa.Array) -> np.ndarray:
 
 
 def _numbered(names: list[str]) -> list[str]:
-    """The names that differ in their last number only, by that number; the largest such group of two or more.
-
-    Example:
-        >>> _numbered(["z", "f10", "f2", "age1"])
-        ['f2', 'f10']
-    """
+    """The names that differ in their last number only, by that number; the largest such group of two or more."""
     groups: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         match = re.fullmatch(r"(.*?)([0-9]{1,9})", name)

@@ -24,12 +24,6 @@ def middle(rows: int, columns: int, spacing: Sequence[float] | None, field: floa
         columns: columns of the image.
         spacing: mm between rows, mm between columns.
         field: mm.
-
-    Example:
-        >>> middle(128, 84, (2.0, 2.0), 70.0)
-        (slice(46, 81, None), slice(24, 59, None))
-        >>> middle(512, 512, (0.5, 1.0), 300.0)
-        (slice(0, 512, None), slice(106, 406, None))
     """
     with np.errstate(over="ignore"):
         # A manifest holds 32 bits: a half must be rounded the same way in a new scan, whose header is read in 64.
@@ -47,12 +41,7 @@ def _middle(lines: int, wanted: float) -> slice:
 
 
 def in_field(volume: np.ndarray, spacing: Sequence[float] | None, field: float | None) -> np.ndarray:
-    """The field of every slice of a volume; the volume itself without a field.
-
-    Example:
-        >>> in_field(np.zeros((3, 128, 84)), (2.0, 2.0), 70.0).shape
-        (3, 35, 35)
-    """
+    """The field of every slice of a volume; the volume itself without a field."""
     if field is None:
         return volume
     down, across = middle(volume.shape[1], volume.shape[2], spacing, field)

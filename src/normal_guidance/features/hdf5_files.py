@@ -69,11 +69,6 @@ class About(NamedTuple):
     """All values, if there are few, which saves a question."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# In this process
-# ----------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[Group]:
     """The members of a file, which the other process holds open until the block ends."""
@@ -158,11 +153,6 @@ def _describe(path: str, name: str) -> About:
     found = ask(answer, Question(path, name))
     assert isinstance(found, About), "values instead of a description"
     return found
-
-
-# ----------------------------------------------------------------------------------------------------
-# In the other process
-# ----------------------------------------------------------------------------------------------------
 
 
 def answer(question: Question) -> About | np.ndarray:

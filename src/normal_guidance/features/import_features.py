@@ -156,11 +156,6 @@ def _bags(scan: FoundScan) -> Bags:
         raise UserError(f"{scan.found.where}: {error}") from error
 
 
-# ----------------------------------------------------------------------------------------------------
-# Sources
-# ----------------------------------------------------------------------------------------------------
-
-
 def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | Path | None = None) -> Reading:
     """The scans of a source, read one by one; labels may be missing.
 

@@ -18,12 +18,7 @@ POLL_SECONDS = 0.2
 
 
 def in_background(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
-    """Yields the same items, which a thread makes up to `depth` ahead.
-
-    Example:
-        >>> list(in_background(iter([1, 2, 3]), depth=1))
-        [1, 2, 3]
-    """
+    """Yields the same items, which a thread makes up to `depth` ahead."""
     made: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
     stopping = threading.Event()
 
@@ -59,12 +54,7 @@ def in_background(items: Iterable[Item], depth: int) -> Generator[Item, None, No
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
-    """The function's result for each item, in their order; `threads` of them are made at a time.
-
-    Example:
-        >>> list(in_threads(abs, [-1, 2, -3], threads=2))
-        [1, 2, 3]
-    """
+    """The function's result for each item, in their order; `threads` of them are made at a time."""
     begun: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for item in items:

@@ -73,15 +73,6 @@ class Preprocessing:
         size: rows and columns of the result.
         statistics: the mean to subtract and the sd to divide by, for each channel; None leaves the windowed values.
         field: side in mm of the square in the middle of each slice that the encoder sees; None: the whole slice.
-
-    Example:
-        >>> head = Preprocessing(windows=((-100.0, 300.0),), size=2)
-        >>> scan = torch.tensor([[[-2000, 100, 500, 40]]], dtype=torch.int16)
-        >>> statistics = scan_statistics(head.apply(scan))
-        >>> statistics
-        Statistics(mean=(-42.4,), sd=(34.3,))
-        >>> head.with_statistics(statistics).apply(scan).shape
-        torch.Size([1, 1, 2, 2])
     """
 
     windows: tuple[tuple[float | int, float | int] | Percentiles | None, ...] = (None,)
@@ -168,12 +159,7 @@ class Preprocessing:
         return replace(self, statistics=statistics)
 
     def to_unit_range(self) -> Preprocessing:
-        """This preprocessing with each window mapped to 0..1, for encoders that normalise themselves (`unit_range`).
-
-        Example:
-            >>> Preprocessing(windows=((-100.0, 300.0),)).to_unit_range().statistics
-            Statistics(mean=(-100.0,), sd=(400.0,))
-        """
+        """This preprocessing with each window mapped to 0..1, for encoders that normalise themselves (`unit_range`)."""
         if any(window is None for window in self.windows):
             raise UserError(
                 "this encoder takes values between a lowest and a highest, but one window is 'none'; give a window, "
@@ -257,12 +243,7 @@ def scan_statistics(images: Float32[Tensor, "slices channels size size"]) -> Sta
 
 
 def combine_statistics(scans: Iterable[Statistics]) -> Statistics:
-    """The mean of the scans' means and the mean of their sds, as the paper normalises.
-
-    Example:
-        >>> combine_statistics([Statistics((0.0,), (1.0,)), Statistics((10.0,), (3.0,))])
-        Statistics(mean=(5.0,), sd=(2.0,))
-    """
+    """The mean of the scans' means and the mean of their sds, as the paper normalises."""
     every = list(scans)
     if not every:
         raise UserError("there are no training scans to take mean and sd from; give a split with a part 'train'")

@@ -22,12 +22,7 @@ PLANES = ("sagittal", "coronal", "axial")
 
 
 def plane_of(orientation: Sequence[float] | None) -> str | None:
-    """The plane that is nearest to the slices; None where the orientation is unknown.
-
-    Example:
-        >>> plane_of((1.0, 0.0, 0.0, 0.0, 0.97, -0.26)), plane_of((1.0, 0.0, 0.0, 0.0, 0.0, -1.0))
-        ('axial', 'coronal')
-    """
+    """The plane that is nearest to the slices; None where the orientation is unknown."""
     return None if orientation is None else PLANES[int(np.abs(normal_of(orientation)).argmax())]
 
 
@@ -37,18 +32,6 @@ def describe_inputs(
     """Counts and ranges of the scans of a manifest without those left out; no entry describes a single scan.
 
     `values` are those of its scans, where they were measured.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> from normal_guidance.data.manifest import ScanRow, write_manifest
-        >>> axial = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-        >>> row = ScanRow("A", "P", 0, None, "dicom", ("1", "2"), (0, 0), (0.0, 5.0), 8, 8, None, 5.0, axial)
-        >>> with TemporaryDirectory() as folder:
-        ...     about = {"source": "folder", "root": "scans"}
-        ...     describe_inputs(write_manifest(f"{folder}/manifest.parquet", [row], about))
-        {'source': 'folder', 'scans': 1, 'modalities': {'CT': 1}, 'planes': {'axial': 1},
-         'slices': {'fewest': 2, 'median': 2, 'most': 2}, 'slice_spacing': {'low': 5.0, 'median': 5.0, 'high': 5.0},
-         'values': None}
     """
     kept = [number for number, scan in enumerate(manifest.scan_ids) if scan not in left_out]
     table, lengths = manifest.table.take(kept), manifest.lengths[kept]

@@ -89,12 +89,7 @@ class FoundScan(NamedTuple):
 
 
 def find_keys(fields: Fields) -> dict[str, str]:
-    """The key of each known field that is there.
-
-    Example:
-        >>> find_keys({"X": 0, "y": 0, "coords": 0})
-        {'features': 'X', 'label': 'y'}
-    """
+    """The key of each known field that is there."""
     there: dict[str, str] = {}
     for key in fields:
         there.setdefault(key.lower(), key)
@@ -110,11 +105,6 @@ def scans_of(fields: Fields, where: str, name: str, depth: int = 0) -> Iterator[
         where: the file, for errors.
         name: id of the scan, where there is one and no key gives it; several scans are numbered: NAME-0, NAME-1.
         depth: mappings around this one.
-
-    Example:
-        >>> fields = {"x": np.zeros((5, 3)), "lengths": [2, 3], "y": [0, 1]}
-        >>> [(scan.scan_id, tuple(scan.features.shape), scan.label) for scan in scans_of(fields, "a.npz", "a")]
-        [('a-0', (2, 3), 0), ('a-1', (3, 3), 1)]
     """
     key_of = find_keys(fields)
     values = {field: fields[key] for field, key in key_of.items()} if "features" in key_of else {}
@@ -158,11 +148,6 @@ def _no_features(fields: Fields, where: str, odd: str | None = None) -> UserErro
         f"{where} has no features: looked for {', '.join(KEYS['features'])}; found {', '.join(shown) or 'nothing'}"
         f"{more}{kind}; rename the key of the features"
     )
-
-
-# ----------------------------------------------------------------------------------------------------
-# Cutting
-# ----------------------------------------------------------------------------------------------------
 
 
 def _cut(values: Fields) -> tuple[bool, Iterator[dict[str, Any]]]:
@@ -276,19 +261,9 @@ def _ends(values: Fields) -> list[int] | None:
 
 
 def _changes(values: Sequence[Any]) -> list[int]:
-    """Where runs of equal values end.
-
-    Example:
-        >>> _changes("aabccc")
-        [2, 3, 6]
-    """
+    """Where runs of equal values end."""
     inner = [place for place, (before, after) in enumerate(pairwise(values), start=1) if before != after]
     return [*inner, len(values)] if len(values) else []
-
-
-# ----------------------------------------------------------------------------------------------------
-# Values
-# ----------------------------------------------------------------------------------------------------
 
 
 def _columns(values: Fields, scans: int, bounds: Sequence[int] = ()) -> dict[str, list[Any]]:
@@ -374,12 +349,7 @@ def _not_features(array: Any, what: str = "features are") -> ValueError:
 
 
 def parse_label(value: Any) -> int | None:
-    """A label of 0 or 1; None for no label: nothing, NaN or -1.
-
-    Example:
-        >>> parse_label(1.0), parse_label("0"), parse_label(-1)
-        (1, 0, None)
-    """
+    """A label of 0 or 1; None for no label: nothing, NaN or -1."""
     word = _text(value).lower()
     if word in ("", str(UNKNOWN), f"{UNKNOWN}.0"):
         return None

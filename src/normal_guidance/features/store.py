@@ -328,11 +328,6 @@ class FeatureStore:
         return replace(self, scans=scans.reset_index(drop=True))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Writing
-# ----------------------------------------------------------------------------------------------------
-
-
 def write_store(
     folder: str | Path,
     bags: Bags | Iterable[tuple[str | None, Bags]],
@@ -389,11 +384,6 @@ def fingerprint_of(bags: Mapping[str, Bags]) -> str:
     SHA-256 over the features' number and dtype and, for every scan sorted by id, its ids, label, part, slice labels
     and the SHA-256 of its features.  One GB takes a second or two.  A store in another dtype has other features and
     therefore another fingerprint.
-
-    Example:
-        >>> one = Bags(torch.ones(2, 3), torch.tensor([2]), torch.tensor([1]))
-        >>> fingerprint_of({"train": one}) == fingerprint_of({"val": one})
-        False
     """
     scans = [(row, features.shape[1], features.dtype) for row, features in _scans(bags.items(), None)]
     return fingerprint_rows([row for row, *_ in scans], *scans[0][1:])
@@ -478,14 +468,7 @@ def _check_part(name: str, where: str = "") -> None:
 
 
 def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
-    """Enters the patients' parts into `part_of`; a patient in two parts is an error.
-
-    Example:
-        >>> check_patients({}, ["Ann", "Ann"], ["train", "test"])
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: patient 'Ann' has scans in part 'train' and in part 'test'; put all scans of
-        a patient into one part
-    """
+    """Enters the patients' parts into `part_of`; a patient in two parts is an error."""
     for patient, part in zip(patients, parts, strict=True):
         before = part_of.setdefault(patient, part)
         if before != part:
@@ -523,11 +506,6 @@ def _row(bag: Bag, part: str | None, features: Float[Tensor, "slices features"])
 
 def _checksum(features: Float[Tensor, "slices features"]) -> str:
     return hashlib.sha256(raw_bytes(features)).hexdigest()
-
-
-# ----------------------------------------------------------------------------------------------------
-# Reading
-# ----------------------------------------------------------------------------------------------------
 
 
 def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStore:

@@ -11,24 +11,12 @@ ABOUT = "store.json"
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder is a feature store.
-
-    Example:
-        >>> is_store(Path("no-such-folder"))
-        False
-    """
+    """Whether a folder is a feature store."""
     return (folder / ABOUT).is_file()
 
 
 def check_store(folder: Path) -> None:
-    """Refuse what is not a feature store.
-
-    Example:
-        >>> check_store(Path("no-such-folder"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: no-such-folder is not a feature store: store.json is missing; give a folder
-        made by nguide encode
-    """
+    """Refuse what is not a feature store."""
     if folder.is_file():
         raise UserError(
             f"{folder} is a file, not a feature store; if it holds features, import it: nguide store import {folder} "

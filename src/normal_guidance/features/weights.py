@@ -81,18 +81,8 @@ class WeightsState(NamedTuple):
     detail: str
 
 
-# ----------------------------------------------------------------------------------------------------
-# Offline
-# ----------------------------------------------------------------------------------------------------
-
-
 def is_offline(wanted: bool = False) -> bool:
-    """Whether the network must not be used, by an option or by the environment (`OFFLINE`).
-
-    Example:
-        >>> is_offline(True)
-        True
-    """
+    """Whether the network must not be used, by an option or by the environment (`OFFLINE`)."""
     return wanted or os.environ.get(OFFLINE, "") not in ("", "0")
 
 
@@ -123,11 +113,6 @@ def network(*, offline: bool) -> Iterator[None]:
             vars(now)["HF_HUB_OFFLINE"] = remembers if remembered is not None else before not in (None, "", "0")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Files
-# ----------------------------------------------------------------------------------------------------
-
-
 def cache_folder() -> Path:
     """The folder of imported and downloaded weights: $NGUIDE_CACHE, or `nguide` in the user's cache folder."""
     given = os.environ.get(CACHE)
@@ -139,10 +124,6 @@ def find_weights(name: str) -> Path | None:
 
     The search begins in our cache and continues in torchvision's cache or in the package.  A folder that this user may
     not look into, as another user's cache in a container, counts as empty.
-
-    Example:
-        >>> find_weights("efficientnet-lite0").name
-        'efficientnet-lite0-57934424.pth'
     """
     places = _places(known_weights(name))
     return next((place for place in places if os.access(place, os.R_OK) and place.is_file()), None)

@@ -18,14 +18,7 @@ TITLE = re.compile(r"[ !-\[\]-~]{1,16}")
 
 
 def check_title(title: str) -> str:
-    """Return an AE title without blanks around it; anything else is refused.
-
-    Example:
-        >>> check_title("A TITLE THAT IS TOO LONG")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: 'A TITLE THAT IS TOO LONG' is not an AE title; give 1 to 16 letters, digits,
-        blanks or signs of ASCII, without a backslash
-    """
+    """Return an AE title without blanks around it; anything else is refused."""
     if not title.strip() or not TITLE.fullmatch(title.strip()):
         raise UserError(
             f"{shorten(title)!r} is not an AE title; give 1 to 16 letters, digits, blanks or signs of ASCII, without a "
@@ -36,12 +29,7 @@ def check_title(title: str) -> str:
 
 @dataclass(frozen=True)
 class Peer:
-    """A partner: its AE title, host and port; without a port it only calls.
-
-    Example:
-        >>> parse_peer("PACS@10.1.2.3:104")
-        Peer(aet='PACS', host='10.1.2.3', port=104)
-    """
+    """A partner: its AE title, host and port; without a port it only calls."""
 
     aet: str
     host: str
@@ -62,13 +50,7 @@ class Peer:
 
 
 def parse_peer(text: str, *, needs_port: bool = False) -> Peer:
-    """Read AET@HOST or AET@HOST:PORT.
-
-    Example:
-        >>> parse_peer("PACS")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: 'PACS' is not AET@HOST; write for example PACS@10.1.2.3:104
-    """
+    """Read AET@HOST or AET@HOST:PORT."""
     form = "AET@HOST:PORT" if needs_port else "AET@HOST"
     parts = _PEER.fullmatch(text.strip())
     if parts is None or (needs_port and parts["port"] is None):
@@ -78,12 +60,7 @@ def parse_peer(text: str, *, needs_port: bool = False) -> Peer:
 
 
 def parse_place(text: str) -> tuple[str, int]:
-    """Read HOST:PORT.
-
-    Example:
-        >>> parse_place("127.0.0.1:8112")
-        ('127.0.0.1', 8112)
-    """
+    """Read HOST:PORT."""
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"{shorten(text)!r} is not HOST:PORT; write for example 127.0.0.1:8112")
@@ -98,12 +75,7 @@ def check_port(port: int, text: str) -> int:
 
 
 def plain_address(address: str) -> str:
-    """Return an IP address in one form: IPv4 that comes over an IPv6 socket becomes IPv4, and zones are dropped.
-
-    Example:
-        >>> plain_address("::ffff:10.1.2.3"), plain_address("fe80::1%eth0")
-        ('10.1.2.3', 'fe80::1')
-    """
+    """Return an IP address in one form: IPv4 that comes over an IPv6 socket becomes IPv4, and zones are dropped."""
     plain = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(plain, ipaddress.IPv6Address) and plain.ipv4_mapped is not None:
         plain = plain.ipv4_mapped
@@ -111,12 +83,7 @@ def plain_address(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, seen by itself only.
-
-    Example:
-        >>> is_loopback("localhost"), is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-        (True, True, False)
-    """
+    """Whether a host is this machine, seen by itself only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -58,11 +58,6 @@ def _reference(sop_class: str, sop_uid: str, reason: int | None = None) -> Datas
     return item
 
 
-# ----------------------------------------------------------------------------------------------------
-# We ask
-# ----------------------------------------------------------------------------------------------------
-
-
 class Reports:
     """Receives reports on what this node has sent."""
 
@@ -101,11 +96,6 @@ class Reports:
         with self._came:
             self._came.wait_for(lambda: transaction not in self._awaited, seconds)
             self._awaited.discard(transaction)
-
-
-# ----------------------------------------------------------------------------------------------------
-# A sender asks
-# ----------------------------------------------------------------------------------------------------
 
 
 class Committer:

@@ -65,12 +65,7 @@ class Destination(Protocol):
 
 @dataclass(frozen=True)
 class FolderDestination:
-    """Copies DICOM results to a folder, for sites without a DICOM network.
-
-    Example:
-        >>> FolderDestination(Path("results")).name
-        'folder:results'
-    """
+    """Copies DICOM results to a folder, for sites without a DICOM network."""
 
     path: Path
     commits: bool = False
@@ -147,13 +142,7 @@ KINDS: dict[str, Callable[[str, Identity], Destination]] = {
 
 
 def parse_destination(text: str, identity: Identity) -> Destination:
-    """Make a destination from what the user wrote: AET@HOST:PORT, https://SERVER, hl7:, fhir: or folder:.
-
-    Example:
-        >>> parse_destination("PACS", Identity("NGUIDE"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: --to 'PACS' is not AET@HOST:PORT; write for example PACS@10.1.2.3:104
-    """
+    """Make a destination from what the user wrote: AET@HOST:PORT, https://SERVER, hl7:, fhir: or folder:."""
     make = next(make for prefix, make in KINDS.items() if text.startswith(prefix))
     try:
         return make(text, identity)

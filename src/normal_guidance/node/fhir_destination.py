@@ -104,11 +104,6 @@ def parse_fhir(text: str) -> FhirDestination:
     return FhirDestination(url)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The resource
-# ----------------------------------------------------------------------------------------------------
-
-
 def identifier(content: ResultContent, one: FindingResult) -> str:
     """What the same result always has: a server creates no second Observation with it."""
     return f"{content.identity}-{one.name or 'finding'}"

@@ -125,11 +125,6 @@ def _answer(connection: socket.socket) -> str:
     return found.removesuffix(END).lstrip(START).decode("utf-8", "replace")
 
 
-# ----------------------------------------------------------------------------------------------------
-# The message
-# ----------------------------------------------------------------------------------------------------
-
-
 def control_id(identity: str) -> str:
     """MSH-10, which has at most 20 letters: the same result has the same, so that a receiver knows it again."""
     return identity[:20]
@@ -210,10 +205,5 @@ def _observation(number: int, one: Observation) -> Any:
 
 
 def plain(text: str) -> str:
-    """Text without the signs that separate parts of a message, and on one line.
-
-    Example:
-        >>> plain("Doe^John|A&B~C\\\\D")
-        'Doe John A B C D'
-    """
+    """Text without the signs that separate parts of a message, and on one line."""
     return " ".join(re.sub(r"[|^&~\\\x00-\x1f\x7f]", " ", text).split())

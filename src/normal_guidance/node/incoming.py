@@ -56,23 +56,12 @@ class Received:
 
 
 def hash_of(*parts: str) -> str:
-    """Name something by a hash of its UIDs.
-
-    Example:
-        >>> hash_of("1.2", "3") == hash_of("1.2.3"), len(hash_of("1.2"))
-        (False, 32)
-    """
+    """Name something by a hash of its UIDs."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:HASH_LETTERS]
 
 
 def read_received(content: bytes, begin: int | None = None) -> Received:
-    """Read the identity of a DICOM file; `begin` is where its data set begins, if known.
-
-    Example:
-        >>> read_received(b"patient,label")
-        Traceback (most recent call last):
-        normal_guidance.node.incoming.NotTakenError: not a DICOM object
-    """
+    """Read the identity of a DICOM file; `begin` is where its data set begins, if known."""
     try:
         # Not within `refusing`: it changes the warnings of all threads.
         dataset = read_elements(content, (_STUDY, _SERIES, _CLASS, _OBJECT)).dataset

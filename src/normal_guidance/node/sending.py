@@ -23,12 +23,7 @@ REPORT_PATIENCE = 600.0
 
 
 def pause(attempts: int) -> float:
-    """Seconds to wait after so many attempts that failed.
-
-    Example:
-        >>> [pause(attempts) for attempts in (1, 2, 3, 20)]
-        [2.0, 4.0, 8.0, 600.0]
-    """
+    """Seconds to wait after so many attempts that failed."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts - 1, 16))
 
 

@@ -44,11 +44,6 @@ padding: .5rem .9rem; min-width: 5.2rem; } .states b { display: block; font-size
 """
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is told
-# ----------------------------------------------------------------------------------------------------
-
-
 def status_json(node: Node) -> dict[str, Any]:
     """Everything that the page shows."""
     queue, now = node.queue, time.time()
@@ -90,12 +85,7 @@ def status_json(node: Node) -> dict[str, Any]:
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
-    """A quantile, in seconds; None of nothing.
-
-    Example:
-        >>> _quantile([3.0, 1.0, 2.0], 0.5), _quantile([], 0.5)
-        (2.0, None)
-    """
+    """A quantile, in seconds; None of nothing."""
     if len(values) < 2:
         return round(values[0], 2) if values else None
     return round(statistics.quantiles(values, n=100, method="inclusive")[round(100 * share) - 1], 2)
@@ -156,11 +146,6 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     top = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table>{'<tr>' + top + '</tr>' if names else ''}{body}</table>"
-
-
-# ----------------------------------------------------------------------------------------------------
-# The server
-# ----------------------------------------------------------------------------------------------------
 
 
 def make_status_app(node: Node, hosts: Sequence[str]) -> App:

@@ -35,14 +35,7 @@ _RANGE = re.compile(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
 
 @dataclass(frozen=True)
 class Rule:
-    """Conditions that a series fits all of: patterns for text, low and high for numbers.
-
-    Example:
-        >>> rule = parse_rule("modality=CT description=*axial* thickness=2-6")
-        >>> rule.misfit({"modality": "CT", "description": "AXIAL 5mm", "thickness": "5.0"})
-        >>> rule.misfit({"modality": "CT", "description": "coronal", "thickness": "5.0"})
-        'description does not fit *axial*'
-    """
+    """Conditions that a series fits all of: patterns for text, low and high for numbers."""
 
     texts: Mapping[str, str]
     ranges: Mapping[str, tuple[float, float]]
@@ -67,14 +60,7 @@ def _number(text: str) -> float:
 
 
 def parse_rule(text: str) -> Rule:
-    """Read a rule.
-
-    Example:
-        >>> parse_rule("modality=CT colour=red")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: --take 'modality=CT colour=red': there is no condition 'colour'; choose from
-        modality, body, description, study, protocol, station, thickness, files
-    """
+    """Read a rule."""
     texts, ranges = {}, {}
     try:
         words = shlex.split(text)

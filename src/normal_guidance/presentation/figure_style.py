@@ -121,13 +121,7 @@ def styled(plot: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG or SVG, by the end of the name; makes the folder; the file appears whole or not at all.
-
-    Example:
-        >>> save(Figure(), Path("attention.jpg"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: attention.jpg: figures are written as png or svg; change the end of the name
-    """
+    """Writes a figure as PNG or SVG, by the end of the name; makes the folder; the file appears whole or not at all."""
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         raise UserError(f"{path}: figures are written as {' or '.join(FORMATS)}; change the end of the name")
@@ -139,40 +133,21 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def method_color(method: str) -> str:
-    """A method's colour in every figure.
-
-    Example:
-        >>> method_color("nn")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: method 'nn' has no colour; choose one of centered_gaussian, max, mean, ...
-    """
+    """A method's colour in every figure."""
     if method not in METHOD_COLORS:
         raise UserError(f"method {method!r} has no colour; choose one of {', '.join(METHOD_COLORS)}")
     return METHOD_COLORS[method]
 
 
 def shortened(text: str, most: int = 24) -> str:
-    """A long name, such as a scan's, shortened to its beginning and its end.
-
-    Example:
-        >>> shortened("1.2.826.0.1.3680043.8.498.70124098", most=16)
-        '1.2.826.…0124098'
-    """
+    """A long name, such as a scan's, shortened to its beginning and its end."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
 
 
 def label_slices(panel: Axes, text: str = "slice") -> None:
-    """Labels an axis of slices and gives it ticks at whole numbers only.
-
-    Example:
-        >>> panel = Figure().subplots()
-        >>> panel.set_xlim(0.5, 16.5), label_slices(panel)
-        ((0.5, 16.5), None)
-        >>> all(tick == round(tick) for tick in panel.get_xticks())
-        True
-    """
+    """Labels an axis of slices and gives it ticks at whole numbers only."""
     panel.set_xlabel(text)
     panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 

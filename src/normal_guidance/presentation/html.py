@@ -54,12 +54,7 @@ class Section:
 
 
 def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The whole page; the blocks of `lead` stand above the first section.
-
-    Example:
-        >>> "<h2 id=tables>Tables</h2>" in page("Study", [paragraph("a < b")], [Section("Tables", ["<p>1</p>"])])
-        True
-    """
+    """The whole page; the blocks of `lead` stand above the first section."""
     shown = [section for section in sections if section.blocks]
     links = "".join(f"<a href='#{section.anchor}'>{escape(section.title)}</a>" for section in shown)
     bodies = [
@@ -84,24 +79,12 @@ def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
 
 
 def paragraph(text: str, *, note: bool = False) -> str:
-    """A paragraph of plain text; a note is small and grey.
-
-    Example:
-        >>> paragraph("a < b", note=True)
-        '<p class=note>a &lt; b</p>'
-    """
+    """A paragraph of plain text; a note is small and grey."""
     return f"<p{' class=note' if note else ''}>{escape(text)}</p>"
 
 
 def caution(title: str, sentences: Iterable[str]) -> str:
-    """A banner with what a reader must know first; nothing where there are no sentences.
-
-    Example:
-        >>> caution("Read this first", ["a < b"])
-        '<div class=caution role=alert><p>Read this first</p><ul><li>a &lt; b</li></ul></div>'
-        >>> caution("Read this first", [])
-        ''
-    """
+    """A banner with what a reader must know first; nothing where there are no sentences."""
     listed = bullets(sentences)
     return f"<div class=caution role=alert>{paragraph(title)}{listed}</div>" if "<li>" in listed else ""
 

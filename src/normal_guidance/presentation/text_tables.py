@@ -42,17 +42,7 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of plain texts, before any markup; `bold` holds (row, column), and the caption may be empty.
-
-    Example:
-        >>> print(Grid("Chosen", "", ["Method", "lr"], [["NG", "0.1"]]).markdown(level=2))
-        ## Chosen
-        <BLANKLINE>
-        | Method |  lr |
-        |:-------|----:|
-        | NG     | 0.1 |
-        <BLANKLINE>
-    """
+    """A table of plain texts, before any markup; `bold` holds (row, column), and the caption may be empty."""
 
     title: str
     caption: str
@@ -132,13 +122,7 @@ def _escape_latex(text: str) -> str:
 
 
 def as_csv(records: Sequence[Mapping[str, object]]) -> str:
-    """Records as CSV: a line with the first record's field names, then one line per record.
-
-    Example:
-        >>> print(as_csv([{"method": "ng", "shown": True, "p": math.nan}]), end="")
-        method,shown,p
-        ng,yes,
-    """
+    """Records as CSV: a line with the first record's field names, then one line per record."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(records[0])
@@ -155,14 +139,7 @@ def _csv_field(value: object) -> object:
 
 
 def as_json(value: Mapping[str, object]) -> str:
-    """JSON for a file; NaN becomes null.
-
-    Example:
-        >>> print(as_json({"p": math.nan}), end="")
-        {
-         "p": null
-        }
-    """
+    """JSON for a file; NaN becomes null."""
     return json.dumps(_without_nan(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

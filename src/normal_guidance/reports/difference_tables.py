@@ -43,13 +43,7 @@ class Differences:
         return {name: method_title(name, self.dataset) for name in names}
 
     def sentences(self, metric: Metric) -> list[str]:
-        """The differences in one metric, one sentence each.
-
-        Example:
-            >>> one = Difference("ng", "abmil", "scan_auroc", -0.05, -0.08, -0.02, 0.001, 0.002, 3, 3600, 3600)
-            >>> Differences("chest-ct", (one,)).sentences("scan_auroc")
-            ['ABMIL + Normal Guidance classifies scans worse than ABMIL: -.050 [-.080, -.020], p = .002 (Holm)']
-        """
+        """The differences in one metric, one sentence each."""
         return [one.words(self.titles) for one in self._in(metric)]
 
     def forest(self, metric: Metric) -> list[ForestRow]:

@@ -33,21 +33,9 @@ ROUNDING = 0.0005
 RULE = "Inside 2 sd: |difference| ≤ 2 × published sd, .0005 of rounding allowed on the published mean and on that sd."
 
 
-# ----------------------------------------------------------------------------------------------------
-# One number
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """One metric of one method: our value of every seed, and the published mean and sd (None where there is none).
-
-    Example:
-        >>> printed = MeanSd(0.689, 0.015, "population")
-        >>> cell = Comparison("localization_auroc", (0.70, 0.67, 0.69), "population", printed)
-        >>> round(cell.difference, 4), cell.inside_2_sd
-        (-0.0023, True)
-    """
+    """One metric of one method: our value of every seed, and the published mean and sd (None where there is none)."""
 
     metric: Metric
     values: tuple[float, ...]
@@ -87,31 +75,16 @@ class Comparison:
 
 
 def over_seeds(values: Sequence[float], kind: SdKind) -> MeanSd:
-    """Mean and sd over seeds; the sd of one seed is NaN, because 0 would look like agreement.
-
-    Example:
-        >>> over_seeds([0.7], "population").sd
-        nan
-    """
+    """Mean and sd over seeds; the sd of one seed is NaN, because 0 would look like agreement."""
     number = mean_and_sd(values, kind)
     return number if len(values) > 1 else replace(number, sd=math.nan)
 
 
 def mean_sd(number: MeanSd | None) -> str:
-    """The text that the paper would print, without an sd for one seed, or "-" where there is no number.
-
-    Example:
-        >>> mean_sd(MeanSd(0.689, 0.0151, "population")), mean_sd(over_seeds([0.689], "population")), mean_sd(None)
-        ('.689 ± .015', '.689', '-')
-    """
+    """The text that the paper would print, without an sd for one seed, or "-" where there is no number."""
     if number is None or math.isnan(number.mean):
         return NOTHING
     return digits(number.mean) if math.isnan(number.sd) else f"{digits(number.mean)} ± {digits(number.sd)}"
-
-
-# ----------------------------------------------------------------------------------------------------
-# The four tables
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -218,17 +191,6 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
     Methods come in the order of `METHODS`; those without results are not shown, and those with fewer seeds than others
     say so. Published numbers stand beside ours where the paper has this dataset ("semi-synthetic", "head-ct",
     "chest-ct", "abdomen-ct").
-
-    Example:
-        >>> one, other = (Scores(value, 0.52, 0.67, 0.47, localized=368, left_out=0) for value in (0.86, 0.88))
-        >>> print(paper_tables({"abmil": {1001: one}, "ng": {1001: one, 2001: other}}, "chest-ct").markdown())
-        ### Localization AUROC, chest-ct
-        ...
-        | Method                  |        Ours |   Published | Difference | Inside 2 sd |
-        |:------------------------|------------:|------------:|-----------:|------------:|
-        | ABMIL (1 of 2 seeds)    |        .860 | .558 ± .086 |      +.302 |          no |
-        | ABMIL + Normal Guidance | .870 ± .010 | .866 ± .005 |      +.004 |         yes |
-        ...
     """
     _check_results(results)
     names = (*COMPARED, CEILING)
@@ -252,11 +214,6 @@ def _row(method: str, of_seeds: Mapping[int, Scores], dataset: str) -> MethodRow
         for metric in METRICS
     )
     return MethodRow(method, method_title(method, dataset), seeds, scores, cells)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Sensitivity
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -333,12 +290,6 @@ def sensitivity_table(
 
     Divergences come in the order of `DIVERGENCES`, lambda ascending. Published numbers stand beside ours for "ng" on
     "head-ct", the only such table in the paper.
-
-    Example:
-        >>> scores = dict.fromkeys([1, 2], Scores(0.86, 0.74, 0.92, 0.91, localized=1480, left_out=0))
-        >>> table = sensitivity_table({("forward_kl", 10.0): scores, ("forward_kl", 1.0): scores}, "my-ct")
-        >>> [(row.divergence, row.weight) for row in table.rows]
-        [('forward_kl', 1.0), ('forward_kl', 10.0)]
     """
     _check_results(results)
     if method not in EVERY_METHOD or not EVERY_METHOD[method].guided:
@@ -375,11 +326,6 @@ def _compare_setting(
         )
         for metric in METRICS
     )
-
-
-# ----------------------------------------------------------------------------------------------------
-# Checks
-# ----------------------------------------------------------------------------------------------------
 
 
 def _check_results(results: Mapping[Any, Mapping[int, Scores]]) -> None:

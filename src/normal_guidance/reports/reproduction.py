@@ -26,25 +26,7 @@ from normal_guidance.training.config import grid, sensitivity_grid
 def reproduce(
     study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
 ) -> Results:
-    """Trains the runs that the study lacks and writes the paper's tables of all complete runs in its folder.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from tempfile import TemporaryDirectory
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> from normal_guidance.evaluation.study import StudyData, bayes_oracle
-        >>> from normal_guidance.training.config import Config
-        >>> def draw(seed, part):
-        ...     return shifted_mean(40, seed + len(part), features=8)
-        >>> small = StudyData("semi-synthetic", draw, (1001,), bayes_oracle)
-        >>> with TemporaryDirectory() as folder:
-        ...     study = Study(small, Path(folder), ("mean",), (1001,), Config("ng", epochs=5, batch_size=8))
-        ...     results = reproduce(study)
-        ...     sorted(path.name for path in Path(folder).iterdir())
-        ['ceiling', 'mean', 'tables.csv', 'tables.json', 'tables.md', 'tables.tex']
-        >>> [row.title for row in results.table.rows]
-        ['Mean pooling', 'Bayes oracle']
-    """
+    """Trains the runs that the study lacks and writes the paper's tables of all complete runs in its folder."""
     train_study(study, make_grid=make_grid, listener=listener, train=train)
     results = collect(study.folder, study.dataset.name)
     results.write(study.folder, "tables")

@@ -62,13 +62,7 @@ class ChosenConfiguration:
         return f"{self.divergence}, λ {self.guidance_weight:g}"
 
     def cells(self, label: str) -> list[str]:
-        """A row of the table: its label, then the columns of `CHOSEN_HEADER`.
-
-        Example:
-            >>> published = Choice(0.01, 0.1)
-            >>> ChosenConfiguration("ng", 1001, "forward_kl", 1.0, 0.001, 0.1, 7, 0.75, 90.0, published).cells("NG")
-            ['NG', '1001', '0.001', '0.1', '7', '0.7500', '90', '0.01', '0.1']
-        """
+        """A row of the table: its label, then the columns of `CHOSEN_HEADER`."""
         theirs = ["-", "-"] if self.published is None else [f"{number:g}" for number in self.published]
         ours = [f"{self.l1:g}", f"{self.lr:g}", str(self.epoch), f"{self.val_auroc:.4f}", f"{self.seconds:.0f}"]
         return [label, str(self.seed), *ours, *theirs]
@@ -151,12 +145,6 @@ def collect(folder: str | Path, dataset: str) -> Results:
     """The paper's tables of every complete run of `dataset` in a study's folder.
 
     A method with fewer seeds than others says so in its row.
-
-    Example:
-        >>> collect("nowhere", "semi-synthetic")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere holds no complete run on semi-synthetic; run: nguide reproduce
-        semi-synthetic --out nowhere
     """
     found = list(find_results(Path(folder), dataset))
     if not found:

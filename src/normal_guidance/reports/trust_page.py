@@ -20,15 +20,7 @@ CAPTION = (
 
 
 def verdict_table(found: Trust, title: str = "Can this attention be trusted?") -> Grid:
-    """One row per test.
-
-    Example:
-        >>> from normal_guidance.core.models import CenteredGaussian
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> from normal_guidance.evaluation.trust.examination import examine
-        >>> verdict_table(examine(CenteredGaussian(), shifted_mean(40, seed=1, features=2))).rows[0][:2]
-        ['Shuffle slices', 'fails']
-    """
+    """One row per test."""
     whole = found.scan_auroc
     caption = CAPTION.format(
         scans=found.scans, positive=found.positive, auroc="unknown" if whole is None else str(whole)

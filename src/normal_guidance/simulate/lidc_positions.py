@@ -64,15 +64,6 @@ class Positions:
     Args:
         slices: the number of slices of each patient's scan, with nodules or without.
         scans: the scans with nodules, whose blocks are the patterns.
-
-    Example:
-        >>> scans = [NoduleScan("a", 10, ((2, 4),)), NoduleScan("b", 20, ((0, 1), (10, 20))), NoduleScan("c", 15, ())]
-        >>> positions = Positions.of(scans)
-        >>> positions.slices.tolist(), positions.patients
-        ([10, 20, 15], ('a', 'b'))
-        >>> positions.masks(5).long()
-        tensor([[0, 1, 0, 0, 0],
-                [1, 0, 0, 1, 1]])
     """
 
     slices: Int64[Tensor, "patients"]
@@ -128,12 +119,7 @@ def read_positions(table: str | Path | None = None) -> Positions:
 
 
 def split_patterns(count: int, seed: int) -> dict[str, Int64[Tensor, "patterns"]]:
-    """The patterns of each part: a random split of `count` patients in the `SHARES`.
-
-    Example:
-        >>> {part: numbers.tolist() for part, numbers in split_patterns(10, seed=1001).items()}
-        {'train': [7, 4, 0, 6, 1, 3], 'val': [5, 9], 'test': [8, 2]}
-    """
+    """The patterns of each part: a random split of `count` patients in the `SHARES`."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     train, val = round(SHARES["train"] * count), round(SHARES["val"] * count)
     if not 0 < val < count - train:
@@ -142,13 +128,7 @@ def split_patterns(count: int, seed: int) -> dict[str, Int64[Tensor, "patterns"]
 
 
 def lidc_positions_part(seed: int, part: str, table: str | Path | None = None) -> Bags:
-    """Draw one part of a repetition: 'train', 'val' or 'test'.
-
-    Example:
-        >>> lidc_positions_part(7, "test")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: seed 7 is unknown; choose one of 1001, 2001, 3001
-    """
+    """Draw one part of a repetition: 'train', 'val' or 'test'."""
     if seed not in LIDC_SEEDS:
         raise UserError(f"seed {seed} is unknown; choose one of {', '.join(map(str, LIDC_SEEDS))}")
     if part not in PARTS:
@@ -178,11 +158,6 @@ def draw_at_positions(
     whether it uses it or not, so that intervals resample patterns.
 
     Reference: Harvey et al., 2026 (Shifted Mean MIL), with other positions.
-
-    Example:
-        >>> positions = Positions.of([NoduleScan("a", 9, ((2, 4),)), NoduleScan("b", 20, ((12, 14),))])
-        >>> draw_at_positions(40, seed=1, positions=positions, features=3)
-        Bags(40 scans of 9-20 slices (median 9), 569 slices x 3 features, 17 positive (42.5 %), 17 localizable, 6.7 KiB)
     """
     if n < 1 or features < 1:
         raise UserError(f"{n} scans of {features} features; draw at least 1 of each")
@@ -208,13 +183,6 @@ def lidc_scan_scores(bags: Bags, positions: Positions, *, shift: float = SHIFT) 
        = \log \frac{1}{N} \sum_{B} \prod_{j \in B(S_i)} e^{\Delta h_{ij1} - \Delta^2/2} $$
 
     The sum runs over the N patterns.  Reference: Harvey et al., 2026, Eq. (10), with other positions.
-
-    Example:
-        >>> from normal_guidance.core.metrics import auroc
-        >>> positions = Positions.of([NoduleScan("a", 9, ((2, 4),)), NoduleScan("b", 20, ((12, 14),))])
-        >>> bags = draw_at_positions(1000, 1, positions, features=1)
-        >>> auroc(lidc_scan_scores(bags, positions), bags.labels)
-        tensor(0.8560, dtype=torch.float64)
     """
     scores = torch.zeros(len(bags), dtype=torch.float64)
     for one in _compared(bags, positions, shift):
@@ -232,13 +200,6 @@ def lidc_slice_scores(bags: Bags, positions: Positions, *, shift: float = SHIFT)
     Where all patterns have as many slices, as in the paper, w_B cancels and the score is the slice's log-probability.
 
     It treats a negative scan as if it were positive.
-
-    Example:
-        >>> from normal_guidance.core.metrics import localization
-        >>> positions = Positions.of([NoduleScan("a", 9, ((2, 4),)), NoduleScan("b", 20, ((12, 14),))])
-        >>> bags = draw_at_positions(1000, 1, positions, features=1)
-        >>> localization(lidc_slice_scores(bags, positions), bags.slice_labels, bags.lengths).mean_auroc
-        tensor(0.9832, dtype=torch.float64)
     """
     scores = torch.zeros(len(bags.features), dtype=torch.float64)
     for one in _compared(bags, positions, shift):
@@ -248,13 +209,7 @@ def lidc_slice_scores(bags: Bags, positions: Positions, *, shift: float = SHIFT)
 
 
 def lidc_position_scores(bags: Bags, positions: Positions) -> Float64[Tensor, "slices"]:
-    """The best score of slices that ignores the image: `lidc_slice_scores` with a shift of 0.
-
-    Example:
-        >>> positions = Positions.of([NoduleScan("a", 8, ((2, 4),)), NoduleScan("b", 8, ((2, 3),))])
-        >>> lidc_position_scores(draw_at_positions(1, 1, positions, features=1), positions).exp()
-        tensor([0.0000, 0.0000, 1.0000, 0.3684, 0.0000, 0.0000, 0.0000, 0.0000], dtype=torch.float64)
-    """
+    """The best score of slices that ignores the image: `lidc_slice_scores` with a shift of 0."""
     return lidc_slice_scores(bags, positions, shift=0.0)
 
 

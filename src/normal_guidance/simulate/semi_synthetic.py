@@ -48,13 +48,7 @@ SEPARATION = GAP + 1
 
 
 class SemiSynthetic(NamedTuple):
-    """The three sets of one repetition.
-
-    Example:
-        >>> part = shifted_mean(2, seed=1, features=1)
-        >>> SemiSynthetic(train=part, val=part, test=part)._fields
-        ('train', 'val', 'test')
-    """
+    """The three sets of one repetition."""
 
     train: Bags
     val: Bags
@@ -87,13 +81,6 @@ def shifted_mean(
     them, each of the first `signals` features has the mean `shift`.
 
     Reference: Harvey et al., 2026 (Shifted Mean MIL); the paper's appendix on semi-synthetic data.
-
-    Example:
-        >>> bags = shifted_mean(4, seed=1003, features=8)
-        >>> bags
-        Bags(4 scans of 23-40 slices (median 35), 133 slices x 8 features, 2 positive (50.0 %), 2 localizable, 4.2 KiB)
-        >>> bags.positive_slices.max(), bags.scan_ids[3]
-        (tensor(12), 'synthetic-1003-000003')
     """
     _check_sizes(n, seed, features, min_slices, max_slices)
     _check_block(block, shift, blocks, signals, features)
@@ -144,10 +131,6 @@ class Variant:
         options: options of all three sets.
         test: options of the test set alone; they override `options`.
         sizes: scans of the three sets; None: `SIZES`.
-
-    Example:
-        >>> VARIANTS["short_blocks"].drawn("train"), VARIANTS["short_blocks"].drawn("test")
-        ({}, {'block': 6})
     """
 
     title: str
@@ -160,13 +143,7 @@ class Variant:
         return {**self.options, **(self.test if part == "test" else {})}
 
     def oracle(self, part: str) -> dict[str, Any]:
-        """The options of one set that its Bayes estimators need.
-
-        Example:
-            >>> bags = shifted_mean(9, seed=1, **VARIANTS["two_blocks"].drawn("test"))
-            >>> bayes_scan_scores(bags, **VARIANTS["two_blocks"].oracle("test")).shape
-            torch.Size([9])
-        """
+        """The options of one set that its Bayes estimators need."""
         return {name: value for name, value in self.drawn(part).items() if name in _KNOWN_TO_ORACLES}
 
 
@@ -191,11 +168,6 @@ def semi_synthetic(seed: int = 1001, variant: str = "paper") -> SemiSynthetic:
 
     `variant` is a name in `VARIANTS`; `semi_synthetic_part` draws one set alone.  Reference: the paper's section on
     data sets.
-
-    Example:
-        >>> semi_synthetic(seed=7)
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: seed 7 is not one of the paper's; choose one of 1001, 2001, 3001
     """
     return SemiSynthetic(*(semi_synthetic_part(seed, part, variant) for part in SemiSynthetic._fields))
 
@@ -204,10 +176,6 @@ def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
     """Draws one set of `semi_synthetic`: 'train', 'val' or 'test'.
 
     Reference: the paper's section on data sets.
-
-    Example:
-        >>> semi_synthetic_part(1001, "test").labels.sum()
-        tensor(507)
     """
     if seed not in SEEDS:
         raise UserError(f"seed {seed} is not one of the paper's; choose one of {', '.join(map(str, SEEDS))}")
@@ -230,12 +198,6 @@ def bayes_scan_scores(
     For several blocks the sum runs over all their arrangements; for several features the product does, too.
 
     Reference: Harvey et al., 2026, Eq. (10); the paper's ceiling for semi-synthetic scans.
-
-    Example:
-        >>> from normal_guidance.core.metrics import auroc
-        >>> bags = shifted_mean(1000, seed=8, features=1)
-        >>> auroc(bayes_scan_scores(bags), bags.labels)
-        tensor(0.8132, dtype=torch.float64)
     """
     # Each arrangement is counted once for each of its blocks.
     return _log_joint(bags, block, shift, blocks, signals).logsumexp(1) - math.log(blocks)
@@ -252,12 +214,6 @@ def bayes_slice_scores(
     It treats a negative scan as if it were positive.
 
     Reference: the paper's Eq. "marginal" and its appendix on the Bayes estimator for localization.
-
-    Example:
-        >>> from normal_guidance.core.metrics import localization
-        >>> bags = shifted_mean(1000, seed=8, features=1)
-        >>> localization(bayes_slice_scores(bags), bags.slice_labels, bags.lengths).mean_auroc
-        tensor(0.8746, dtype=torch.float64)
     """
     log_joint = _log_joint(bags, block, shift, blocks, signals)
     evidence = log_joint.logsumexp(1, keepdim=True) - math.log(blocks)

@@ -34,16 +34,7 @@ Draws = dict[Metric, dict[str, Float64[np.ndarray, "draws"]]]
 
 
 def measure(splits: Sequence[SplitResults]) -> dict[Metric, dict[str, float]]:
-    """Every metric of every method, averaged over the splits; NaN where it is undefined in a split.
-
-    Example:
-        >>> from normal_guidance.statistics.split_results import MethodResults
-        >>> aurocs, auprcs = np.array([0.9, 0.6, np.nan]), np.array([0.7, 0.5, np.nan])
-        >>> measured = MethodResults(aurocs, auprcs, np.array([2.0, 0.0, 1.0]))
-        >>> split = SplitResults(("A1", "A2", "B1"), ("A", "A", "B"), np.array([1, 1, 0]), {"ng": measured})
-        >>> measure([split])["localization_auroc"]["ng"], measure([split])["scan_auroc"]["ng"]
-        (0.75, 0.5)
-    """
+    """Every metric of every method, averaged over the splits; NaN where it is undefined in a split."""
     patients = patients_of(splits)
     once = _Weighted(splits, patients).averages(np.ones((1, len(patients.ids))))
     return {metric: {method: draw.item() for method, draw in methods.items()} for metric, methods in once.items()}
@@ -70,13 +61,7 @@ def resample(splits: Sequence[SplitResults], draws: int = DRAWS, seed: int = 0) 
 def multiplicities(
     positive: Bool[np.ndarray, "patients"], draws: int, seed: int, at_once: int
 ) -> Iterator[Float64[np.ndarray, "_ patients"]]:
-    """How often each patient is drawn, in chunks of `at_once` draws; the chunk size does not change the draws.
-
-    Example:
-        >>> [weights] = multiplicities(np.array([True, True, True, False, False]), draws=4, seed=0, at_once=4)
-        >>> weights.shape, weights[:, :3].sum(1), weights[:, 3:].sum(1)
-        ((4, 5), array([2., 2., 2., 2.]), array([1., 1., 1., 1.]))
-    """
+    """How often each patient is drawn, in chunks of `at_once` draws; the chunk size does not change the draws."""
     strata = [np.flatnonzero(positive), np.flatnonzero(~positive)]
     generators = np.random.default_rng(seed).spawn(len(strata))
     for start in range(0, draws, at_once):

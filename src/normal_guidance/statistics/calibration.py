@@ -28,12 +28,7 @@ FEW = 20
 
 @dataclass(frozen=True)
 class Calibration:
-    r"""$p = \sigma(\text{slope} \cdot \text{logit} + \text{intercept})$; slope 1 and intercept 0 change nothing.
-
-    Example:
-        >>> Calibration(slope=0.5, intercept=-1.0).probability(2.0)
-        0.5
-    """
+    r"""$p = \sigma(\text{slope} \cdot \text{logit} + \text{intercept})$; slope 1 and intercept 0 change nothing."""
 
     slope: float = 1.0
     intercept: float = 0.0
@@ -45,12 +40,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many scans a threshold puts on the right side.
-
-    Example:
-        >>> Counts(positive=20, found=18, negative=50, spared=40).sensitivity
-        0.9
-    """
+    """How many scans a threshold puts on the right side."""
 
     positive: Annotated[int, Between(0.0)]
     found: Annotated[int, Between(0.0)]
@@ -124,12 +114,6 @@ def choose_operation(
         sensitivity: least sensitivity to reach; without it, Youden's J is maximised.
         test: logits and labels of the test scans, on which the threshold is also counted.
         scans: what the validation scans are called.
-
-    Example:
-        >>> chosen = choose_operation(torch.tensor([-2.0, -1.0, 0.5, 3.0]), torch.tensor([0, 0, 1, 1]))
-        >>> chosen.point.validation.sensitivity, chosen.notes[0]
-        (1.0, 'the validation scans are separated without an error: a threshold between the classes, where no scan lies,
-        is arbitrary, and the numbers flatter')
     """
     check_sensitivity(sensitivity)
     logits = logits.double()
@@ -160,13 +144,7 @@ def choose_operation(
 
 
 def check_sensitivity(sensitivity: float | None) -> None:
-    """Refuse what is not a share of scans.
-
-    Example:
-        >>> check_sensitivity(95.0)
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: sensitivity is 95.0; give a share above 0 and at most 1, for instance 0.95
-    """
+    """Refuse what is not a share of scans."""
     if sensitivity is not None and not (is_number(sensitivity) and 0 < sensitivity <= 1):
         raise UserError(f"sensitivity is {sensitivity!r}; give a share above 0 and at most 1, for instance 0.95")
 
@@ -187,11 +165,6 @@ def _cautions(logits: Tensor, labels: Tensor, positive: int, negative: int, scan
     return notes
 
 
-# ----------------------------------------------------------------------------------------------------
-# Calibration
-# ----------------------------------------------------------------------------------------------------
-
-
 def _fit(logits: Tensor, labels: Tensor, scans: str) -> tuple[Calibration, list[str]]:
     """Platt's calibration, unless it would reverse the order of scans."""
     left = "probabilities are not calibrated"
@@ -203,18 +176,8 @@ def _fit(logits: Tensor, labels: Tensor, scans: str) -> tuple[Calibration, list[
     return Calibration(line.slope, line.intercept), []
 
 
-# ----------------------------------------------------------------------------------------------------
-# Thresholds
-# ----------------------------------------------------------------------------------------------------
-
-
 def youden_threshold(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> float:
-    """The logit that maximises sensitivity + specificity - 1; among equals the lowest, which misses fewest positives.
-
-    Example:
-        >>> youden_threshold(torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), torch.tensor([0, 1, 0, 1]))
-        0.5
-    """
+    """The logit that maximises sensitivity + specificity - 1; among equals the lowest, which misses fewest positives."""
     levels = _levels(logits)
     counts = [count(logits, labels, level) for level in levels]
     best = max(range(len(levels)), key=lambda i: (round(counts[i].sensitivity + counts[i].specificity, 12), -levels[i]))
@@ -222,12 +185,7 @@ def youden_threshold(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scan
 
 
 def sensitive_threshold(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], sensitivity: float) -> float:
-    """The highest logit that finds at least this share of the positive scans.
-
-    Example:
-        >>> sensitive_threshold(torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), torch.tensor([0, 1, 0, 1]), 0.5)
-        2.5
-    """
+    """The highest logit that finds at least this share of the positive scans."""
     enough = (level for level in _levels(logits) if count(logits, labels, level).sensitivity >= sensitivity - 1e-12)
     return max(enough)  # the lowest level finds all
 
@@ -239,12 +197,7 @@ def _levels(logits: Tensor) -> list[float]:
 
 
 def count(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], level: float) -> Counts:
-    """Count what a threshold on the logit finds.
-
-    Example:
-        >>> count(torch.tensor([0.0, 1.0, 2.0]).double(), torch.tensor([0, 1, 1]), 1.5)
-        Counts(positive=2, found=1, negative=1, spared=1)
-    """
+    """Count what a threshold on the logit finds."""
     above, positive, negative = logits >= level, labels == 1, labels == 0
     return Counts(
         positive=int(positive.sum()),
@@ -255,12 +208,7 @@ def count(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], level:
 
 
 def describe(operation: Operation) -> Sequence[str]:
-    """Describe calibration and threshold in sentences for people.
-
-    Example:
-        >>> describe(Operation(Calibration(), None, ("the validation split has 3 positive scans only",)))
-        ['No threshold was chosen.', 'Note: the validation split has 3 positive scans only.']
-    """
+    """Describe calibration and threshold in sentences for people."""
     notes = [f"Note: {note}." for note in operation.notes]
     point = operation.point
     if point is None:

@@ -55,20 +55,9 @@ VERSION = 1
 """The version of the family and its scores: a threshold means nothing for another one."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Calibration
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class IntervalCalibration:
-    """The coverage that was asked for, the number of calibration scans, and the score up to which intervals grow.
-
-    Example:
-        >>> calibration = IntervalCalibration(coverage=0.9, scans=30, threshold=0.6)
-        >>> calibration.interval(torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1, 0.5, 0.5]), torch.tensor([5, 2]))
-        (tensor([2, 0]), tensor([3, 0]))
-    """
+    """The coverage that was asked for, the number of calibration scans, and the score up to which intervals grow."""
 
     coverage: float
     scans: int
@@ -83,12 +72,7 @@ class IntervalCalibration:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the coverage over sets of as many calibration scans.
-
-        Example:
-            >>> round(IntervalCalibration(coverage=0.9, scans=30, threshold=0.6).spread, 3)
-            0.052
-        """
+        """The standard deviation of the coverage over sets of as many calibration scans."""
         held, missed = self.beta
         return math.sqrt(held * missed / ((held + missed) ** 2 * (held + missed + 1)))
 
@@ -114,12 +98,7 @@ class IntervalCalibration:
         return family.scans.reduce(first, "amin"), family.scans.reduce(last, "amax")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values; `from_dict` is the inverse.
-
-        Example:
-            >>> IntervalCalibration(coverage=0.9, scans=30, threshold=0.75).to_dict()
-            {'version': 1, 'coverage': 0.9, 'scans': 30, 'threshold': 0.75}
-        """
+        """The fields as JSON values; `from_dict` is the inverse."""
         return {"version": VERSION, **asdict(self)}
 
     @classmethod
@@ -177,22 +156,12 @@ def calibrate_intervals(
 
 
 def scans_needed(coverage: float) -> int:
-    """The fewest calibration scans for a coverage: with fewer, only the whole scan could promise it.
-
-    Example:
-        >>> [scans_needed(coverage) for coverage in (0.8, 0.9, 0.95, 0.99)]
-        [4, 9, 19, 99]
-    """
+    """The fewest calibration scans for a coverage: with fewer, only the whole scan could promise it."""
     return math.ceil(_exactly(coverage) / (1 - _exactly(coverage)))
 
 
 def promise(coverage: float) -> str:
-    """What an interval of this coverage does, in the words of every result.
-
-    Example:
-        >>> promise(0.9)
-        'contains the whole finding of a positive scan with 90 % probability'
-    """
+    """What an interval of this coverage does, in the words of every result."""
     return f"contains the whole finding of a positive scan with {100 * coverage:g} % probability"
 
 
@@ -207,14 +176,7 @@ def _exactly(coverage: float) -> Fraction:
 
 
 def check_coverage(coverage: float) -> None:
-    """Refuse what is not a probability between 0 and 1.
-
-    Example:
-        >>> check_coverage(90.0)
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: coverage is 90.0; give a number between 0 and 1, such as .9 for 90 % of the
-        scans
-    """
+    """Refuse what is not a probability between 0 and 1."""
     if not (is_number(coverage) and 0 < coverage < 1):
         raise UserError(f"coverage is {coverage!r}; give a number between 0 and 1, such as .9 for 90 % of the scans")
 
@@ -224,11 +186,6 @@ def _too_few(scans: int, coverage: float) -> str:
         f"{scans} scan{'' if scans == 1 else 's'} with positive slices cannot calibrate intervals for a coverage of "
         f"{coverage:g}; give at least {scans_needed(coverage)}, better 30 or more, or ask for a lower coverage"
     )
-
-
-# ----------------------------------------------------------------------------------------------------
-# The family of intervals
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

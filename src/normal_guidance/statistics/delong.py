@@ -26,13 +26,7 @@ from normal_guidance.statistics.split_results import SplitResults, patients_of
 
 @dataclass(frozen=True)
 class DeLong:
-    """A difference in scan AUROC with its standard error, and the resulting normal test and interval.
-
-    Example:
-        >>> test = DeLong(difference=0.03, standard_error=0.01)
-        >>> test.z, test.p, test.interval()
-        (3.0, 0.0027, (0.0104, 0.0496))
-    """
+    """A difference in scan AUROC with its standard error, and the resulting normal test and interval."""
 
     difference: float
     standard_error: float
@@ -62,10 +56,6 @@ def separated_low(positive: int, negative: int, level: float = 0.95) -> float:
 
     Reference: Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic. Part 2",
     2006, method 5.
-
-    Example:
-        >>> separated_low(4, 3), separated_low(50, 50)
-        (0.5397, 0.9603)
     """
     z, low, high = NormalDist().inv_cdf((1 + level) / 2), 0.0, 1.0
     for _ in range(60):  # bisection: the difference of both sides, divided by 1 - theta, falls with theta
@@ -77,12 +67,7 @@ def separated_low(positive: int, negative: int, level: float = 0.95) -> float:
 
 
 def in_standard_errors(difference: float, standard_error: float) -> float:
-    """The difference divided by its standard error; with an error of 0, a difference of 0 gives 0, others infinity.
-
-    Example:
-        >>> in_standard_errors(0.03, 0.01), in_standard_errors(-0.03, 0.0), in_standard_errors(0.0, 0.0)
-        (3.0, -inf, 0.0)
-    """
+    """The difference divided by its standard error; with an error of 0, a difference of 0 gives 0, others infinity."""
     if standard_error == 0:
         return math.copysign(math.inf, difference) if difference else 0.0
     return difference / standard_error
@@ -95,15 +80,6 @@ def delong(splits: Sequence[SplitResults], method: str, against: str) -> DeLong:
     the patient's centred placement values of positive and of negative scans, summed over the splits and scaled by
     $\sqrt{I/(I-1)}$, I being the patients of a split who have such scans (in $\tilde u, \tilde v$: any scans).
     One split with one scan per patient is DeLong's test exactly; one split with several is Obuchowski's.
-
-    Example:
-        >>> from normal_guidance.statistics.split_results import MethodResults
-        >>> labels, nothing = np.array([1, 1, 1, 0, 0, 0]), np.full(6, np.nan)
-        >>> ng = MethodResults(nothing, nothing, np.array([4.0, 3.0, 1.0, 2.0, 0.0, -1.0]))
-        >>> abmil = MethodResults(nothing, nothing, np.array([4.0, 0.0, 1.0, 2.0, 3.0, -1.0]))
-        >>> scans = tuple("ABCDEF")
-        >>> delong([SplitResults(scans, scans, labels, {"ng": ng, "abmil": abmil})], "ng", "abmil")
-        DeLong(difference=0.333, standard_error=0.272)
     """
     patients = patients_of(splits)
     # Rows: positive scans' and negative scans' values scaled by their own patients, then both by all patients.

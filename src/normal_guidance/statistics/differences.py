@@ -55,11 +55,6 @@ _SENTENCES: dict[Metric, tuple[str, str, str]] = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------
-# Claims
-# ----------------------------------------------------------------------------------------------------
-
-
 class Claim(NamedTuple):
     """The claim that a method differs from another in a metric."""
 
@@ -73,12 +68,6 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
 
     They compare each method with the centred Gaussian (localization only, as it has no scan score), smoothed and guided
     methods with their counterparts without, guidance with smoothing, and each method with the ceiling (None for none).
-
-    Example:
-        >>> for claim in claims(["abmil", "ng"])[:3]: print(claim)
-        Claim(method='ng', against='abmil', metric='localization_auroc')
-        Claim(method='abmil', against='ceiling', metric='localization_auroc')
-        Claim(method='ng', against='ceiling', metric='localization_auroc')
     """
     if unknown := [method for method in methods if method not in COMPARED and method != ceiling]:
         raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(NAMED)}")
@@ -98,11 +87,6 @@ def _have(pair: tuple[str, str], metric: Metric) -> bool:
     return metric.startswith("localization") or all(map(scores_scans, pair))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Findings
-# ----------------------------------------------------------------------------------------------------
-
-
 CORRECTED = "p is corrected for the number of comparisons, the interval is not"
 """Why an interval without 0 need not show a difference."""
 
@@ -112,14 +96,6 @@ class Difference:
     """One metric of `method` minus that of `against`, averaged over the splits, with interval and p-value.
 
     If too few patients were tested, everything but the estimate is NaN.
-
-    Example:
-        >>> found = Difference("ng", "abmil", "localization_auroc", 0.1349, 0.0899, 0.1801, 2e-8, 4e-7, 3, 1104, 1080)
-        >>> print(found.words({"ng": "NG", "abmil": "ABMIL"}))
-        NG localizes better than ABMIL: +.135 [.090, .180], p < .001 (Holm)
-        >>> found = Difference("ng", "abmil", "scan_auroc", 0.003, -0.01, 0.016, 0.65, 1.0, 3, 3639, 3600)
-        >>> print(found.words({"ng": "NG", "abmil": "ABMIL"}))
-        No difference between NG and ABMIL in scan AUROC was shown: +.003 [-.010, .016], p = 1.000 (Holm)
     """
 
     method: str
@@ -181,16 +157,6 @@ def differences(
     and .96 in only 92 %.
 
     The p-value matches the interval, except for scan AUROC, where DeLong's error replaces the bootstrap's.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
-        >>> from normal_guidance.statistics.split_results import split_results
-        >>> bags = shifted_mean(200, seed=1, features=2)
-        >>> slices = {"ceiling": bayes_slice_scores(bags), "mean": 0 * bayes_slice_scores(bags)}
-        >>> scans = {"ceiling": bayes_scan_scores(bags), "mean": 0 * bayes_scan_scores(bags)}
-        >>> found = differences([split_results(bags, slices, scans)], claims(["mean"]), draws=500)
-        >>> print(found[0].words({"mean": "Mean pooling", "ceiling": "the Bayes oracle"}))
-        Mean pooling localizes worse than the Bayes oracle: -.378 [-.420, -.335], p < .001 (Holm)
     """
     if not 0 < level < 1:
         raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")
@@ -264,10 +230,6 @@ def holm(p: Sequence[float]) -> list[float]:
     $\tilde p_{(i)} = \max_{j \le i} \min(1, (m - j + 1)\, p_{(j)})$ with the p-values in ascending order.
 
     Reference: Holm, "A simple sequentially rejective multiple test procedure", 1979.
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03, 0.005])
-        [0.03, 0.06, 0.06, 0.02]
     """
     adjusted, highest = list(p), 0.0
     order = sorted((i for i, value in enumerate(p) if not math.isnan(value)), key=lambda i: p[i])
@@ -277,33 +239,19 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-# ----------------------------------------------------------------------------------------------------
-# Student's t
-# ----------------------------------------------------------------------------------------------------
-
-
 def student_p(t: float, freedom: int) -> float:
     """The two-sided p-value, by Wallace's transformation of t to a normal deviate.
 
     Near .05 it is off by less than .001 for 4 degrees of freedom or more; for 1 it is .065 instead of .05.
 
     Reference: Wallace, "Bounds on normal approximations to Student's and the chi-square distributions", 1959.
-
-    Example:
-        >>> student_p(2.0010, freedom=59)
-        0.0500
     """
     z = _wallace(freedom) * math.sqrt(freedom * math.log1p(t * t / freedom))
     return math.erfc(z / math.sqrt(2))
 
 
 def student_quantile(level: float, freedom: int) -> float:
-    """The t for which `student_p` is 1 - level.
-
-    Example:
-        >>> student_quantile(0.95, freedom=59)
-        2.001
-    """
+    """The t for which `student_p` is 1 - level."""
     z = NormalDist().inv_cdf((1 + level) / 2) / _wallace(freedom)
     return math.sqrt(freedom * math.expm1(z * z / freedom))
 

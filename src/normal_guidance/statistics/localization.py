@@ -46,11 +46,6 @@ SHARE_SLACK = 1e-6
 between two intervals that hold the same."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# The smallest interval
-# ----------------------------------------------------------------------------------------------------
-
-
 def smallest_interval(
     attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"], share: float = 0.5
 ) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
@@ -61,9 +56,6 @@ def smallest_interval(
     Of equally short intervals the one with the most attention is taken, and of those the first. Attention need not add
     up to one. `SHARE_SLACK` of it counts as 0, so a share of 1 leaves out ends that hold less.
     For every first slice a binary search in the running sum finds the last one: O(S log S), all scans at once.
-
-    >>> smallest_interval(torch.tensor([0.1, 0.2, 0.4, 0.3, 0.5, 0.5]), torch.tensor([4, 2]), share=0.7)
-    (tensor([2, 0]), tensor([3, 1]))
     """
     check_lengths(lengths, attention, "attention")
     _check_share(share)
@@ -87,18 +79,9 @@ def _interval(weights: Tensor, scans: PackedScans, share: float) -> tuple[Tensor
     return first - scans.starts, end[first] - 1 - scans.starts
 
 
-# ----------------------------------------------------------------------------------------------------
-# The measures
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Summary:
-    """The mean or median over scans, and the number of scans.
-
-    >>> print(Summary(0.4567, "mean", 507))
-    0.457 (mean of 507 scans)
-    """
+    """The mean or median over scans, and the number of scans."""
 
     value: float
     kind: Literal["mean", "median"]
@@ -110,15 +93,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class LocalizationMeasures:
-    """The measures of each scan with slices of both classes, in the order of `kept`, and how many scans were left out.
-
-    >>> labels, lengths = torch.tensor([0, 0, 1, 1, 0, 0, 0]), torch.tensor([5, 2])
-    >>> found = localization_measures(torch.tensor([0.6, 0.1, 0.1, 0.1, 0.1, 0.5, 0.5]), labels, lengths)
-    >>> found.hits[1].tolist(), found.peak_error_slices.tolist(), found.all_negative
-    ([0.0], [2.0], 1)
-    >>> print(found.summary()["attention_on_positives"])
-    0.200 (mean of 1 scan)
-    """
+    """The measures of each scan with slices of both classes, in the order of `kept`, and how many scans were left out."""
 
     kept: Int64[Tensor, "kept"]
     hits: Mapping[int, Float64[Tensor, "kept"]]
@@ -136,12 +111,7 @@ class LocalizationMeasures:
     all_positive: int
 
     def columns(self) -> dict[str, Float64[Tensor, "kept"]]:
-        """Every measure of every kept scan, by name: the columns of a table with one row per scan.
-
-        >>> found = localization_measures(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), torch.tensor([2]))
-        >>> list(found.columns())[:5]
-        ['top_1_hit', 'top_3_hit', 'top_5_hit', 'peak_error_slices', 'peak_error_mm']
-        """
+        """Every measure of every kept scan, by name: the columns of a table with one row per scan."""
         return {
             **{f"top_{k}_hit": hit for k, hit in self.hits.items()},
             "peak_error_slices": self.peak_error_slices,
@@ -154,10 +124,6 @@ class LocalizationMeasures:
         """One number for each measure: the mean, or for errors the median, because a few large errors dominate a mean.
 
         Scans without a value (NaN) do not count; if no scan has a value, the number is NaN.
-
-        >>> found = localization_measures(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]), torch.tensor([2]))
-        >>> found.summary()["peak_error_slices"], found.summary()["peak_error_mm"]
-        (Summary(value=0.0, kind='median', scans=1), Summary(value=nan, kind='median', scans=0))
         """
         return {name: _summarise(values, "error" in name) for name, values in self.columns().items()}
 
@@ -303,11 +269,6 @@ def _positions(positions: Tensor | None, spacing: Tensor | None, scans: PackedSc
         scan = int(wrong.nonzero()[0])
         raise UserError(f"scan {scan}: slice spacing {spacing[scan].item():g} mm; use NaN where it is unknown")
     return scans.places.double() * spacing[scans.of_slice]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Checks
-# ----------------------------------------------------------------------------------------------------
 
 
 def _check_one_per(what: str, count: int, name: str, values: Tensor | None) -> None:

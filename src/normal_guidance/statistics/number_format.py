@@ -10,12 +10,7 @@ NOTHING = "-"
 
 
 def digits(value: float | None) -> str:
-    """Round to three digits, halves up whatever the binary fraction; never "-.000", and "-" for NaN.
-
-    Example:
-        >>> [digits(value) for value in (0.689, 0.0625, 1.0, -0.0004, float("nan"))]
-        ['.689', '.063', '1.000', '.000', '-']
-    """
+    """Round to three digits, halves up whatever the binary fraction; never "-.000", and "-" for NaN."""
     if value is None or not math.isfinite(value):
         return NOTHING
     whole = thousandths(value)
@@ -30,12 +25,7 @@ def thousandths(value: float) -> int:
 
 
 def signed(difference: float | None) -> str:
-    """Like `digits`, with a plus sign for positive numbers.
-
-    Example:
-        >>> [signed(value) for value in (0.135, -0.02, 0.0001)]
-        ['+.135', '-.020', '.000']
-    """
+    """Like `digits`, with a plus sign for positive numbers."""
     text = digits(difference)
     return text if text[0] == "-" or text == digits(0.0) else f"+{text}"
 
@@ -45,31 +35,16 @@ TOO_FEW = "too few scans for an interval"
 
 
 def interval(low: float, high: float, number: Callable[[float], str] = digits) -> str:
-    """The ends of an interval in brackets, or why there are none.
-
-    Example:
-        >>> interval(0.031, 0.2), interval(math.nan, math.nan)
-        ('[.031, .200]', '[too few scans for an interval]')
-    """
+    """The ends of an interval in brackets, or why there are none."""
     known = math.isfinite(low) and math.isfinite(high)
     return f"[{number(low)}, {number(high)}]" if known else f"[{TOO_FEW}]"
 
 
 def yes_no(answer: bool | None) -> str:
-    """A yes or no in a table, "-" for None.
-
-    Example:
-        >>> [yes_no(answer) for answer in (True, False, None)]
-        ['yes', 'no', '-']
-    """
+    """A yes or no in a table, "-" for None."""
     return NOTHING if answer is None else "yes" if answer else "no"
 
 
 def p_value(p: float) -> str:
-    """A p-value in a sentence; never "p = .000".
-
-    Example:
-        >>> [p_value(value) for value in (0.0231, 0.00049, 1.0)]
-        ['p = .023', 'p < .001', 'p = 1.000']
-    """
+    """A p-value in a sentence; never "p = .000"."""
     return f"p < {digits(0.001)}" if p < 0.001 else f"p = {digits(p)}"

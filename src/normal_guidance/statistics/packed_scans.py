@@ -18,15 +18,7 @@ any number of scans; 64 bits have room for 8 million scans."""
 
 @dataclass(frozen=True)
 class PackedScans:
-    """The start and stop of each packed scan, and the scan of each slice.
-
-    >>> import torch
-    >>> scans = PackedScans.of(torch.tensor([2, 3]))
-    >>> scans.starts, scans.stops, scans.of_slice
-    (tensor([0, 2]), tensor([2, 5]), tensor([0, 0, 1, 1, 1]))
-    >>> scans.reduce(torch.tensor([4.0, 1.0, 0.0, 2.0, 3.0]), "amax")
-    tensor([4., 3.])
-    """
+    """The start and stop of each packed scan, and the scan of each slice."""
 
     lengths: Int64[Tensor, "scans"]
     starts: Int64[Tensor, "scans"]
@@ -61,12 +53,7 @@ class PackedScans:
 
 
 def whole_numbers(attention: Float[Tensor, "slices"], scans: PackedScans) -> Int64[Tensor, "slices"]:
-    """Attention as whole numbers that add up to about `UNITS` in each scan.
-
-    >>> import torch
-    >>> whole_numbers(torch.tensor([1.0, 3.0, 5.0]), PackedScans.of(torch.tensor([2, 1]))) / UNITS
-    tensor([0.2500, 0.7500, 1.0000])
-    """
+    """Attention as whole numbers that add up to about `UNITS` in each scan."""
     attention = attention.detach().double()
     wrong = ~(attention.isfinite() & (attention >= 0))
     if wrong.any():

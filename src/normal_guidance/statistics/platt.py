@@ -44,10 +44,6 @@ def fit_line(scores: Float[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Li
 
     $t = \frac{N_+ + 1}{N_+ + 2}$ for positive scans and $\frac{1}{N_- + 2}$ for negative ones: the fit stays finite
     where one score separates the classes.
-
-    Example:
-        >>> fit_line(torch.tensor([-1.0, 0.0, 1.0, 2.0]), torch.tensor([0, 1, 0, 1]))
-        Line(slope=0.411, intercept=-0.206, error=0.933)
     """
     found = fit_lines(scores[None], labels, torch.ones(1, len(scores), dtype=torch.bool, device=scores.device))
     return Line(*(values.item() for values in found))
@@ -56,14 +52,7 @@ def fit_line(scores: Float[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Li
 def fit_lines(
     scores: Float[Tensor, "lines scans"], labels: Int[Tensor, "scans"], chosen: Bool[Tensor, "lines scans"]
 ) -> Lines:
-    """Fit many lines at once, each to its `chosen` scans.
-
-    Example:
-        >>> both = torch.tensor([[-1.0, 0.0, 1.0, 2.0, 9.0], [3.0, 3.0, 3.0, 3.0, 3.0]])
-        >>> chosen = torch.tensor([[True, True, True, True, False]] * 2)
-        >>> fit_lines(both, torch.tensor([0, 1, 0, 1, 0]), chosen).slope
-        tensor([0.4115, 0.0000], dtype=torch.float64)
-    """
+    """Fit many lines at once, each to its `chosen` scans."""
     weight, values, is_positive = chosen.double(), scores.double(), labels == 1
     positive, negative = weight @ is_positive.double(), weight @ (~is_positive).double()
     high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)

@@ -31,14 +31,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class Scores:
-    """Localization over the positive scans with slices of both classes, and classification over all scans.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
-        >>> bags = shifted_mean(40, seed=1, features=2, shift=3.0)
-        >>> score(bags, bayes_slice_scores(bags, shift=3.0), bayes_scan_scores(bags, shift=3.0)).scan_auroc
-        1.0
-    """
+    """Localization over the positive scans with slices of both classes, and classification over all scans."""
 
     localization_auroc: float
     localization_auprc: float

@@ -59,20 +59,9 @@ MAX_CELLS = 2**22
 """The most slices scored by others' attention at a time, which limits memory."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Guesses by position
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class PositionDensity:
-    """How often a slice is positive by its relative position, in `BINS` bins; made by `position_density`.
-
-    Example:
-        >>> density = PositionDensity(torch.tensor([0.0, 0.5, 0.1], dtype=torch.float64))
-        >>> density.scores(torch.tensor([3, 2]))
-        tensor([0.0000, 0.5000, 0.1000, 0.1250, 0.2000], dtype=torch.float64)
-    """
+    """How often a slice is positive by its relative position, in `BINS` bins; made by `position_density`."""
 
     heights: Float64[Tensor, "bins"]
 
@@ -90,11 +79,6 @@ def position_density(
 
     All scans weigh the same, whatever their number of slices. Each slice counts in the two bins nearest to it, and
     each bin takes in a quarter of both neighbours. Scans without a positive slice or without labels are left out.
-
-    Example:
-        >>> density = position_density(torch.tensor([4, 8]), torch.tensor([0, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0, 0]), bins=4)
-        >>> density.heights
-        tensor([0.2500, 0.6094, 0.6719, 0.3542], dtype=torch.float64)
     """
     if bins < 2:
         raise UserError(f"bins is {bins}, but a density needs at least 2; use {BINS}")
@@ -145,10 +129,6 @@ def best_prior(
     """The guess that localizes best on these scans: the centred Gaussian, the middle or the density of training scans.
 
     Choosing on the evaluated scans favours the prior, and so never the method that is compared with it.
-
-    Example:
-        >>> best_prior(torch.tensor([0, 0, 1, 0, 0, 0]), torch.tensor([6]))
-        Prior(name='centered_gaussian', auroc=tensor([1.], dtype=torch.float64))
     """
     slice_labels, lengths = slice_labels.cpu(), lengths.cpu()
     nothing = torch.zeros(len(slice_labels), 1, dtype=torch.float64)
@@ -158,11 +138,6 @@ def best_prior(
         guesses[POSITION_DENSITY] = density.scores(lengths)
     priors = [Prior(name, localization(scores, slice_labels, lengths).auroc) for name, scores in guesses.items()]
     return max(priors, key=lambda prior: prior.mean_auroc)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Localization
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +174,7 @@ def mean_auroc(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> MeanAuroc:
-    """The localization AUROC of one method's slice scores, with an interval made as that of `measure_skill`.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
-        >>> bags = shifted_mean(200, seed=1, features=2)
-        >>> print(mean_auroc(bayes_slice_scores(bags), bags.slice_labels, bags.lengths))
-        .878 [.834, .921]
-    """
+    """The localization AUROC of one method's slice scores, with an interval made as that of `measure_skill`."""
     _check_level(level)
     found = localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
     _check_defined(found)
@@ -216,35 +184,19 @@ def mean_auroc(
     return MeanAuroc(auroc=value, **_measured(value, drawn["own"], found, patients, level, least=0.0))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Skill
-# ----------------------------------------------------------------------------------------------------
-
-
 def skill(auroc: float, prior: float) -> float:
     r"""The share of the way from a prior's AUROC to 1: $(\text{AUROC} - \text{prior}) / (1 - \text{prior})$.
 
     0 is as good as the prior, 1 is perfect, and below 0 the prior is better. NaN if the prior is perfect.
 
     Reference: Murphy, "Skill scores based on the mean square error", 1988.
-
-    Example:
-        >>> skill(0.88, prior=0.8), skill(0.7, prior=0.8)
-        (0.4, -0.5)
     """
     return (auroc - prior) / (1 - prior) if prior < 1 else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skill(_Measured):
-    """The skill of a method over the best guess by position, with its interval; NaN where it is undefined.
-
-    Example:
-        >>> counts = {"scans": 507, "patients": 490, "unlabelled": 0, "all_negative": 12, "all_positive": 1}
-        >>> found = {"prior": "middle", "auroc": 0.88, "prior_auroc": 0.8, "skill": 0.4, "low": 0.31, "high": 0.49}
-        >>> print(Skill(**found, **counts))
-        skill +.400 [.310, .490]: AUROC .880, middle .800 (507 scans)
-    """
+    """The skill of a method over the best guess by position, with its interval; NaN where it is undefined."""
 
     prior: str
     """The name of the prior: "centered_gaussian", "middle" or "position_density"."""
@@ -278,12 +230,6 @@ def measure_skill(
     Args:
         density: the positions of findings in labelled training scans (`position_density`); None if there are none.
         patient_ids: one per scan; by default each scan is its own patient.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
-        >>> bags = shifted_mean(200, seed=1, features=2)
-        >>> print(measure_skill(bayes_slice_scores(bags), bags.slice_labels, bags.lengths))
-        skill +.674 [.561, .787]: AUROC .878, centered_gaussian .625 (93 scans)
     """
     _check_level(level)
     found = localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
@@ -304,20 +250,9 @@ def measure_skill(
     )
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is specific to the patient
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class PatientSpecific(_Measured):
-    """How much better a scan's own attention localizes than that of other patients' scans; NaN where undefined.
-
-    Example:
-        >>> counts = {"scans": 507, "patients": 490, "unlabelled": 0, "all_negative": 12, "all_positive": 1}
-        >>> print(PatientSpecific(own=0.85, others=0.78, difference=0.07, low=0.04, high=0.1, **counts))
-        patient-specific +.070 [.040, .100]: own AUROC .850, others' .780 (507 scans)
-    """
+    """How much better a scan's own attention localizes than that of other patients' scans; NaN where undefined."""
 
     own: float
     """Mean localization AUROC by a scan's own attention."""
@@ -360,11 +295,6 @@ def patient_specific(
     Args:
         scores: attention, its logarithm, or other scores of the slices.
         patient_ids: one per scan; by default each scan is its own patient.
-
-    Example:
-        >>> labels, lengths = torch.tensor([0, 1, 0, 0, 0, 0, 1, 0]), torch.tensor([4, 4])
-        >>> print(patient_specific(torch.tensor([0.1, 0.7, 0.1, 0.1, 0.1, 0.1, 0.7, 0.1]), labels, lengths))
-        patient-specific +.667 [too few scans for an interval]: own AUROC 1.000, others' .333 (2 scans)
     """
     _check_level(level)
     if others < 1:
@@ -423,11 +353,6 @@ def _laid_over(values: Tensor, scans: PackedScans, other: Tensor) -> Int64[Tenso
     start = scans.starts[other][scans.of_slice]
     low, high = values[start + below], values[start + (below + 1).clamp(max=other_size - 1)]
     return low * (2 * size - beyond) + high * beyond
-
-
-# ----------------------------------------------------------------------------------------------------
-# Patients, intervals and checks
-# ----------------------------------------------------------------------------------------------------
 
 
 def _patients(patient_ids: Sequence[str] | None, scans: int, kept: Tensor) -> tuple[str, ...]:

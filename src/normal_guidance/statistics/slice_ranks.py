@@ -15,10 +15,6 @@ def highest_first(
     """The slices' numbers, scan after scan, the highest score first; ties in random order.
 
     Ties must not be broken by position: max pooling ties most slices, and the first of them would mark a place.
-
-    Example:
-        >>> highest_first(torch.tensor([0.1, 0.9, 0.3, 0.2]), torch.tensor([2, 2]), torch.Generator())
-        tensor([1, 0, 2, 3])
     """
     order = torch.randperm(len(scores), generator=generator)
     order = order[scores[order].argsort(descending=True, stable=True)]
@@ -26,24 +22,14 @@ def highest_first(
 
 
 def moved_round(lengths: Int[Tensor, "scans"], generator: torch.Generator) -> Int64[Tensor, "slices"]:
-    """The slices' numbers, scan after scan, each scan rotated to begin at a random slice.
-
-    Example:
-        >>> moved_round(torch.tensor([4]), torch.Generator().manual_seed(1))
-        tensor([3, 0, 1, 2])
-    """
+    """The slices' numbers, scan after scan, each scan rotated to begin at a random slice."""
     size, place = lengths[bag_of_rows(lengths)], place_in_bag(lengths)
     by = (torch.rand(len(lengths), generator=generator) * lengths).long()[bag_of_rows(lengths)]
     return torch.arange(len(size)) - place + (place + by) % size
 
 
 def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Float64[Tensor, "slices"]:
-    """Ranks within each scan from 0, ties sharing their mean.
-
-    Example:
-        >>> ranks(torch.tensor([0.3, 0.1, 0.3, 5.0, 4.0]), torch.tensor([3, 2]))
-        tensor([1.5000, 0.0000, 1.5000, 1.0000, 0.0000], dtype=torch.float64)
-    """
+    """Ranks within each scan from 0, ties sharing their mean."""
     scan = bag_of_rows(lengths)
     order = scores.argsort(stable=True)
     order = order[scan[order].argsort(stable=True)]
@@ -60,12 +46,7 @@ def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Flo
 def rank_correlation(
     one: Float[Tensor, "slices"], other: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
 ) -> Float64[Tensor, "scans"]:
-    """Spearman's correlation within each scan; NaN where all slices of a scan tie in either score.
-
-    Example:
-        >>> rank_correlation(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([3.0, 2.0, 1.0]), torch.tensor([3]))
-        tensor([-1.], dtype=torch.float64)
-    """
+    """Spearman's correlation within each scan; NaN where all slices of a scan tie in either score."""
     scan, half = bag_of_rows(lengths), (lengths.double() - 1) / 2
     x, y = (ranks(scores, lengths) - half[scan] for scores in (one, other))
 

@@ -40,13 +40,7 @@ class MethodResults:
 
 @dataclass(frozen=True)
 class SplitResults:
-    """The test scans of one split, and the results of every method on exactly these scans.
-
-    Example:
-        >>> measured = MethodResults(np.array([0.9, np.nan]), np.array([0.7, np.nan]), np.array([2.5, -1.0]))
-        >>> SplitResults(("A17", "B02"), ("A", "B"), np.array([1, 0]), {"ng": measured}).localized
-        array([ True, False])
-    """
+    """The test scans of one split, and the results of every method on exactly these scans."""
 
     scan_ids: tuple[str, ...]
     patient_ids: tuple[str, ...]
@@ -99,14 +93,6 @@ def split_results(
 
     A method without an entry in `scan_scores`, or with NaN for every scan (the centred Gaussian), has no scan score.
     Scans without slice labels have no localization.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import bayes_scan_scores, bayes_slice_scores, shifted_mean
-        >>> bags = shifted_mean(40, seed=1, features=2, shift=3.0)
-        >>> oracle = bayes_slice_scores(bags, shift=3.0), bayes_scan_scores(bags, shift=3.0)
-        >>> split = split_results(bags, {"ceiling": oracle[0]}, {"ceiling": oracle[1]})
-        >>> len(split.scan_ids), split.localized.sum().item(), np.nanmean(split.methods["ceiling"].auroc).item()
-        (40, 20, 1.0)
     """
     if unknown := [method for method in scan_scores if method not in slice_scores]:
         raise UserError(f"{unknown[0]!r} scores scans but no slices; give its slice scores, or leave it out")
@@ -143,15 +129,7 @@ class Patients:
 
 
 def patients_of(splits: Sequence[SplitResults]) -> Patients:
-    """The patients of all splits; the splits must agree on the methods, and on the scans that they share.
-
-    Example:
-        >>> nothing = np.full(2, np.nan)
-        >>> one = SplitResults(("A1", "B1"), ("A", "B"), np.array([1, 0]), {"ng": MethodResults(nothing, nothing)})
-        >>> two = SplitResults(("A1", "C1"), ("A", "C"), np.array([1, 1]), {"ng": MethodResults(nothing, nothing)})
-        >>> patients_of([one, two])
-        Patients(ids=('A', 'B', 'C'), positive=array([ True, False,  True]), of_scans=(array([0, 1]), array([0, 2])))
-    """
+    """The patients of all splits; the splits must agree on the methods, and on the scans that they share."""
     if not splits:
         raise UserError("no split was given; test at least one")
     _check_agreement(splits)

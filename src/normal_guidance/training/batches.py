@@ -62,14 +62,7 @@ class LabelledScans(Scans, Protocol):
 
 
 def slice_labels_of(scans: Scans) -> Int[Tensor, "slices"]:
-    """The labels of all slices, for the supervised reference only: nothing else in training reads them.
-
-    Example:
-        >>> slice_labels_of(Bags(torch.zeros(2, 1), torch.tensor([2]), torch.tensor([1])))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: a supervised reference learns slice labels, but 1 scans have none; add them to
-        the scans, or leave the reference out
-    """
+    """The labels of all slices, for the supervised reference only: nothing else in training reads them."""
     labels: Tensor | None = getattr(scans, "slice_labels", None)
     if labels is None:
         raise UserError(
@@ -80,14 +73,7 @@ def slice_labels_of(scans: Scans) -> Int[Tensor, "slices"]:
 
 
 class Targets:
-    """The labels to learn: those of the scans or, for a supervised reference, those of their slices, packed.
-
-    Example:
-        >>> slice_labels = torch.tensor([0, 0, 1, 0, 1])
-        >>> bags = Bags(torch.zeros(5, 1), torch.tensor([2, 3]), torch.tensor([0, 1]), slice_labels)
-        >>> [Targets(bags, on_slices=on).of(torch.tensor([1, 0])).tolist() for on in (False, True)]
-        [[1, 0], [1, 0, 1, 0, 0]]
-    """
+    """The labels to learn: those of the scans or, for a supervised reference, those of their slices, packed."""
 
     def __init__(self, scans: Scans, *, on_slices: bool) -> None:
         self.labels = scans.labels
@@ -101,14 +87,7 @@ class Targets:
 
 
 def check_scans_like(scans: object, name: str) -> None:
-    """Refuse what is not a set of scans, such as a list of arrays.
-
-    Example:
-        >>> check_scans_like([torch.zeros(3, 8)], "train")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: train: got list; give Bags (of a list of Bag: Bags.pack), or
-        open_store(FOLDER)
-    """
+    """Refuse what is not a set of scans, such as a list of arrays."""
     if not isinstance(scans, Scans):
         raise UserError(
             f"{name}: got {type(scans).__name__}; give Bags (of a list of Bag: Bags.pack), or open_store(FOLDER)"
@@ -124,12 +103,7 @@ def check_batch_size(scans: int, batch_size: int) -> None:
 
 
 def in_batches(lengths: Int[Tensor, "scans"], most: int) -> list[Int[Tensor, "batch"]]:
-    """The numbers of all scans in their order, in batches of at most `most` scans and `MOST_PLACES` padded slices.
-
-    Example:
-        >>> [batch.tolist() for batch in in_batches(torch.tensor([9, 9, 9, 400_000, 9]), most=2)]
-        [[0, 1], [2], [3], [4]]
-    """
+    """The numbers of all scans in their order, in batches of at most `most` scans and `MOST_PLACES` padded slices."""
     found, begin, longest = [], 0, 0
     for number, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -140,12 +114,7 @@ def in_batches(lengths: Int[Tensor, "scans"], most: int) -> list[Int[Tensor, "ba
 
 
 def heaviest_batch(lengths: Int[Tensor, "scans"], size: int, orders: Iterable[Tensor]) -> Int[Tensor, "size"]:
-    """The scans of the batch with the most slices in all epochs, whose orders are given.
-
-    Example:
-        >>> heaviest_batch(torch.tensor([1, 5, 1, 6]), 2, [torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 3, 1])])
-        tensor([3, 1])
-    """
+    """The scans of the batch with the most slices in all epochs, whose orders are given."""
     whole = len(lengths) // size * size
     batches = torch.cat([order[:whole].reshape(-1, size) for order in orders])
     return batches[lengths[batches].sum(1).argmax()]
@@ -165,11 +134,6 @@ def pool_scans(scans: Scans, pool: Callable[[Tensor], Tensor]) -> Bags:
     """Reduce each scan to one row by a pooling without parameters; the rest of the model is logistic regression.
 
     Mean and max pooling then need one pass over the features, and each of the 1,000 epochs reads one row per scan.
-
-    Example:
-        >>> bags = Bags(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([2, 1]), torch.tensor([0, 1]))
-        >>> pool_scans(bags, lambda rows: rows.mean(0)).features.flatten().tolist()
-        [2.0, 5.0]
     """
     dtype = torch.promote_types(scans.dtype, torch.float32)  # half precision would round the mean
     rows = [pool(scans.rows(torch.tensor([number])).to(dtype)) for number in range(len(scans.lengths))]
@@ -177,12 +141,7 @@ def pool_scans(scans: Scans, pool: Callable[[Tensor], Tensor]) -> Bags:
 
 
 def prefetch(make: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-    """Yield `make(item)` for every item, computed ahead by a thread; its error is raised here.
-
-    Example:
-        >>> [int(x) for x in prefetch(lambda i: torch.tensor(i * i), range(3))]
-        [0, 1, 4]
-    """
+    """Yield `make(item)` for every item, computed ahead by a thread; its error is raised here."""
     made: queue.Queue[tuple[U] | BaseException | None] = queue.Queue(PREFETCH)
     stopped = threading.Event()
 
@@ -364,11 +323,6 @@ class Streamed:
 
 
 def batched(scans: Int[Tensor, "scans"], size: int, filler: int) -> Int[Tensor, "steps size"]:
-    """Batches of `size` scans, the last one filled up with `filler`.
-
-    Example:
-        >>> batched(torch.arange(3), 2, filler=9).tolist()
-        [[0, 1], [2, 9]]
-    """
+    """Batches of `size` scans, the last one filled up with `filler`."""
     missing = -len(scans) % size
     return torch.cat([scans, scans.new_full((missing,), filler)]).reshape(-1, size)

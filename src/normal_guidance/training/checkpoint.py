@@ -22,18 +22,7 @@ The time is checked after each epoch, so a killed run loses at most that much, p
 
 
 class StateFile:
-    """A `Checkpoint` in a file that belongs to one run and records its time and environments so far.
-
-    Example:
-        >>> import torch
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     state = StateFile(Path(folder, "state.safetensors"), "run A")
-        ...     state.save({"history": torch.zeros(2, 0)}, {"epoch": 7})
-        ...     tensors, about = state.load()
-        ...     tensors["history"].shape, about, state.resumed
-        (torch.Size([2, 0]), {'epoch': 7}, 1)
-    """
+    """A `Checkpoint` in a file that belongs to one run and records its time and environments so far."""
 
     def __init__(
         self,

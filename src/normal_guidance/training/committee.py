@@ -52,15 +52,6 @@ class Committee(nn.Module):
         gain: g.
         sharpness: t.
         shown: whether the members tell scans apart; else attention is the prior.
-
-    Example:
-        >>> scaling = Scaling(torch.zeros(2), torch.ones(2))
-        >>> one = {"weights": torch.tensor([[1.0, 0.0]]), "bias": torch.zeros(1)}
-        >>> one |= {"gain": torch.ones(1), "sharpness": torch.ones(1)}
-        >>> committee = Committee(scaling, [Places(0.0, central=False)], torch.tensor([0]), **one)
-        >>> found = committee(torch.tensor([[0.0, 1.0], [9.0, 1.0]]), [2])
-        >>> found.attention.round(decimals=3), found.logit.round(decimals=1)
-        (tensor([0., 1.]), tensor([9.]))
     """
 
     kind: Tensor
@@ -175,27 +166,14 @@ class _Content:
 
 
 def shares(places: Sequence[Places]) -> tuple[Float64[Tensor, "members"], Float64[Tensor, "members"]]:
-    """The share of each member in the log-odds and in the attention, by the places that it looks for.
-
-    Example:
-        >>> one, whole = Places(0.0, central=True), Places(None, central=False)
-        >>> shares([one, one, whole])
-        (tensor([0.2500, 0.2500, 0.5000], dtype=torch.float64), tensor([0.5000, 0.5000, 0.0000], dtype=torch.float64))
-        >>> shares([one, one])[0]
-        tensor([0.5000, 0.5000], dtype=torch.float64)
-    """
+    """The share of each member in the log-odds and in the attention, by the places that it looks for."""
     divided = ([one.whole_scan is whole for one in places] for whole in (False, True))
     groups = [torch.tensor(group, dtype=torch.float64) / sum(group) for group in divided if any(group)]
     return torch.stack(groups).mean(0), groups[0]
 
 
 def prior_attention(places: Sequence[Places], lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
-    """The mean attention of members that look for these places, without any evidence.
-
-    Example:
-        >>> prior_attention([Places(0.0, central=False), Places(None, central=False)], torch.tensor([2, 1]))
-        tensor([0.5000, 0.5000, 1.0000])
-    """
+    """The mean attention of members that look for these places, without any evidence."""
     layouts = (Layout.packed(lengths[batch]) for batch in in_batches(lengths, len(lengths)))
     return torch.cat([layout.restore(_prior(places, layout)).float() for layout in layouts])
 

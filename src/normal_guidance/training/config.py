@@ -258,22 +258,12 @@ class Config:
 
 
 def paper_config(method: str, **fields: Any) -> Config:
-    """Return a configuration of the paper's protocol, but for the given fields.
-
-    Example:
-        >>> paper_config("ng", seed=1001).train_above_val
-        True
-    """
+    """Return a configuration of the paper's protocol, but for the given fields."""
     return Config(method, **{**PAPER, **fields})
 
 
 def fitting_batch(scans: int) -> int:
-    """Return the batch size for so many training scans: 64, or fewer where an epoch would have less than four steps.
-
-    Example:
-        >>> [fitting_batch(scans) for scans in (5, 54, 200, 10_000)]
-        [5, 8, 32, 64]
-    """
+    """Return the batch size for so many training scans: 64, or fewer where an epoch would have less than four steps."""
     size = 64
     while size > 8 and 4 * size > scans:
         size //= 2
@@ -315,13 +305,7 @@ def grid(
 
 
 def grid_of_method(base: Config, **axes: Any) -> tuple[Config, ...]:
-    """Return `grid` of the given axes, without those that have no effect on the method.
-
-    Example:
-        >>> weights = [0.1, 1.0]
-        >>> [len(grid_of_method(Config(name), lr=[0.1], guidance_weight=weights)) for name in ("abmil", "ng")]
-        [8, 16]
-    """
+    """Return `grid` of the given axes, without those that have no effect on the method."""
     known = {"lr", "l1", "seed", *base.term_options, *(["guidance_weight"] if base.spec.regularizer else [])}
     return grid(base, **{axis: axes[axis] for axis in axes if axis in known})
 
@@ -329,12 +313,7 @@ def grid_of_method(base: Config, **axes: Any) -> tuple[Config, ...]:
 def sensitivity_grid(
     base: Config, *, lr: Sequence[float] = LEARNING_RATES, l1: Sequence[float] = L1_STRENGTHS
 ) -> tuple[Config, ...]:
-    """Return the grid for each divergence and each of the paper's lambdas.
-
-    Example:
-        >>> len(sensitivity_grid(Config("ng")))
-        288
-    """
+    """Return the grid for each divergence and each of the paper's lambdas."""
     return grid(base, lr=lr, l1=l1, divergence=list(DIVERGENCES), guidance_weight=GUIDANCE_WEIGHTS)
 
 
@@ -357,12 +336,7 @@ def check_together(configs: Sequence[Config]) -> None:
 
 
 def departures(config: Config) -> dict[str, object]:
-    """Return the fields that differ from the paper's protocol, apart from the grid's axes; a run's report lists them.
-
-    Example:
-        >>> departures(paper_config("ng", epochs=50, patience=10))
-        {'epochs': 50, 'patience': 10}
-    """
+    """Return the fields that differ from the paper's protocol, apart from the grid's axes; a run's report lists them."""
     paper = paper_config(config.method, receptive_field=config.receptive_field)
     return {
         field.name: getattr(config, field.name)

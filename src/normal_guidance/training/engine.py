@@ -396,12 +396,7 @@ class SlottedEngine(Engine):
 def cross_entropy(
     logits: Float[Tensor, "configs *targets"], labels: Int[Tensor, "*targets"]
 ) -> Float64[Tensor, "configs"]:
-    """Mean binary cross-entropy of the targets with a known label.
-
-    Example:
-        >>> cross_entropy(torch.tensor([[0.0, 2.0, 9.0]]), torch.tensor([1, 0, UNKNOWN]))  # (log 2 + log(1 + e^2)) / 2
-        tensor([1.4100], dtype=torch.float64)
-    """
+    """Mean binary cross-entropy of the targets with a known label."""
     logits, labels = logits.flatten(1), labels.flatten()
     known = labels != UNKNOWN
     each = torch.where(known, F.softplus(torch.where(labels == 1, -logits, logits)).double(), 0.0)
@@ -409,13 +404,7 @@ def cross_entropy(
 
 
 def slice_auroc(logits: Float[Tensor, "configs *slots"], labels: Int[Tensor, "*slots"]) -> Float64[Tensor, "configs"]:
-    """AUROC of all slices with a known label together, for a few configurations at a time to limit memory.
-
-    Example:
-        >>> logits = torch.tensor([[[0.1, 0.9], [0.4, 0.5]], [[0.9, 0.1], [0.4, 0.5]]])
-        >>> slice_auroc(logits, torch.tensor([[0, 1], [0, UNKNOWN]]))
-        tensor([1., 0.], dtype=torch.float64)
-    """
+    """AUROC of all slices with a known label together, for a few configurations at a time to limit memory."""
     labels = labels.flatten()
     known = (labels != UNKNOWN).nonzero().squeeze(1)
     together = max(1, MAX_CELLS // max(1, len(known)))
@@ -428,11 +417,6 @@ def slot_numbers(
     """Row counts for `SlottedEngine`: the largest holds every batch of all epochs, smaller ones most of them.
 
     Batches, sorted by size, are cut into `classes` equal parts; each part's largest batch sets one count.
-
-    Example:
-        >>> lengths = torch.tensor([20, 20, 20, 100])
-        >>> slot_numbers(lengths, 2, iter([torch.tensor([0, 1, 2, 3])]), classes=2)
-        (64, 128)
     """
     whole = len(lengths) // batch_size * batch_size
     totals = torch.cat([lengths[order[:whole]].reshape(-1, batch_size).sum(1) for order in orders])

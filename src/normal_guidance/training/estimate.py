@@ -101,13 +101,6 @@ def estimate_sweep(
     """Estimate what `sweep` would take with the same arguments.
 
     The batches are drawn at random, with the same draws every time, and trained as a sweep would do it.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> train, val = shifted_mean(64, seed=1, features=8), shifted_mean(32, seed=2, features=8)
-        >>> found = estimate_sweep([Config("ng", epochs=100, batch_size=16)], train, val)
-        >>> found.batches, found.engine, found.total_s > 0
-        (4, 'packed', True)
     """
     check_together(configs)
     execution = execution or Execution()

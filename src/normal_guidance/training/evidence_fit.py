@@ -60,10 +60,6 @@ class Penalty:
 
         Ridge is what makes noise in all inputs together as large as the evidence, in the order of inputs / scans.
         Lasso is the largest slope that noise alone would have in any input.
-
-        Example:
-            >>> Penalty("ridge", 1.0).of(200, 100), Penalty("lasso", 1.0).of(200, 100)
-            ((0.5, 0.0), (0.0, 0.1072...))
         """
         if self.kind == "ridge":
             return self.strength * inputs / scans, 0.0
@@ -105,13 +101,6 @@ def fit_evidence(
         power: the scan's odds are this power of the odds of one place.  Above 1 it is the number of places with a
             finding.  Below 1 attention is sharper than the odds: the clearest slice alone says nearly what all say.
         before: the turn before; without it, attention begins as the prior.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> scans, folds = shifted_mean(60, seed=1, features=4, shift=2.0), torch.arange(60) % 3
-        >>> *_, found = fit_evidence(scans, folds, Places(6.0, central=False), [Penalty("ridge", 1.0)])
-        >>> found.weights.shape, found.weights.mean((0, 1)).abs().argmax().item()  # the first feature has the signal
-        (torch.Size([3, 1, 4]), 0)
     """
     count, device = int(folds.max()) + 1, scans.features.device
     folds = folds.to(device)
@@ -209,15 +198,6 @@ def fit_sharpness(
     Args:
         factors: those that are tried, rising.
         odds: log-odds of the scans with each, out of fold.
-
-    Example:
-        >>> labels, factors = torch.arange(100) % 2, torch.tensor([[1.0, 2.0, 4.0, 8.0]]).double()
-        >>> score = torch.where(torch.arange(100) < 80, labels - 0.5, 0.5 - labels)  # right in four of five
-        >>> odds = score[:, None, None] * factors
-        >>> fit_sharpness(factors, odds, labels, torch.ones(1, 100, dtype=torch.bool))
-        (tensor([[2.]], dtype=torch.float64), tensor([[1.]], dtype=torch.float64))
-        >>> fit_sharpness(factors, odds, labels.roll(1), torch.ones(1, 100, dtype=torch.bool))[1].item()
-        0.0
     """
     loss = _loss_with_best_bias(torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2), labels, training)
     best, place = loss[:, :, 1:].min(2)

@@ -177,23 +177,13 @@ def _is_little_work(packed: PackedEngine, epochs: int) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says, cut to a readable length.
-
-    Example:
-        >>> describe(RuntimeError("out of resources"))
-        'RuntimeError: out of resources'
-    """
+    """The kind of an error and the first line of what it says, cut to a readable length."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first[:200]}".removesuffix(": ")
 
 
 def compiled_seconds(rest: float) -> float | None:
-    """The time of work that takes `rest` seconds recorded, if it is compiled first; None where that would not be less.
-
-    Example:
-        >>> compiled_seconds(1000.0), compiled_seconds(100.0)
-        (810.0, None)
-    """
+    """The time of work that takes `rest` seconds recorded, if it is compiled first; None where that would not be less."""
     compiled = COMPILING_SECONDS + COMPILED_SHARE * rest
     return compiled if compiled < rest else None
 

@@ -127,16 +127,7 @@ class CommitteeFit:
 
 
 def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 0) -> Plan:
-    """Decide how to fit these scans; too few are refused.
-
-    Example:
-        >>> make_plan([0, 1] * 40, [str(n) for n in range(80)])
-        Plan(folds=5, repeats=5, seed=0, components=256)
-        >>> make_plan([0, 0, 1], ["A", "B", "C"])
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: 1 positive scans of 1 patients and 2 negative ones of 2; at least 3 patients
-        of each are needed: add labelled scans of other patients
-    """
+    """Decide how to fit these scans; too few are refused."""
     seed = checked_whole("seed", seed, 0, LARGEST_SEED)
     patients = [{patient for patient, label in zip(patient_ids, labels, strict=True) if label == one} for one in (1, 0)]
     least = min(map(len, patients))
@@ -166,13 +157,6 @@ def fit_committee(
         plan: how; without it, `make_plan` decides.
         device: where it is fitted; the committee is on the CPU.
         watch: called with the share that is done.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> scans = shifted_mean(60, seed=1, features=4, shift=2.0)
-        >>> found = fit_committee(scans, scans.patient_ids, Plan(folds=3))
-        >>> found.committee(scans.features, scans.lengths).logit.shape
-        torch.Size([60])
     """
     labels = scans.labels.tolist()
     plan = plan or make_plan(labels, patient_ids)
@@ -311,21 +295,7 @@ def choose(
     labels: Int[Tensor, "scans"],
     patient_ids: Sequence[str],
 ) -> Choice:
-    """The settings that stay.
-
-    Example:
-        >>> kinds = Places(1.0, central=True), Places(1.0, central=False), Places(None, central=False)
-        >>> settings = [Setting(places, 1.0, Penalty("ridge", 1.0), 1) for places in kinds]
-        >>> labels, names = torch.arange(8) % 2, [str(n) for n in range(8)]
-        >>> good = 2.0 * (2 * labels.double() - 1)
-        >>> choose(settings, torch.stack([0.8 * good, good, 0.8 * good]), labels, names)[:2]
-        ((1,), True)
-        >>> choose(settings, torch.stack([0.8 * good, good, good]), labels, names)[:2]  # the whole scan is as good
-        ((0, 2), False)
-        >>> noisy = good * torch.tensor([1.1, 0.8] * 4)
-        >>> choose(settings, torch.stack([noisy, good, 0.8 * good]), labels, names)[:2]
-        ((0,), False)
-    """
+    """The settings that stay."""
     losses = F.binary_cross_entropy_with_logits(logits, labels.double().expand_as(logits), reduction="none")
     means = losses.mean(1)
 

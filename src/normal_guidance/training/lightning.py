@@ -27,14 +27,7 @@ FindAttention = Callable[[tuple[Any, ...], Any], Mapping[str, Any]]
 
 
 def attention_of_prediction(inputs: tuple[Any, ...], output: Any) -> Mapping[str, Any]:
-    """The arguments of the guidance for a module of `build_model`, which takes `(features, bags)`.
-
-    Example:
-        >>> from normal_guidance.core.methods import build_model
-        >>> inputs = (torch.randn(5, 8), torch.tensor([2, 3]))
-        >>> sorted(attention_of_prediction(inputs, build_model("ng", 8)(*inputs)))
-        ['attention', 'from_logits', 'lengths']
-    """
+    """The arguments of the guidance for a module of `build_model`, which takes `(features, bags)`."""
     if not isinstance(output, Prediction) or len(inputs) != 2:
         raise UserError(
             f"the module's output is {type(output).__name__}, not a Prediction of (features, bags); say where its "

@@ -57,11 +57,6 @@ def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = False) -
 
     `train_above_val` is the paper's rule: only epochs whose training AUROC is higher than their validation AUROC count,
     and of equals the first.  None if there is no such epoch.
-
-    Example:
-        >>> history = (Epoch(1, 0.7, 0.5, 0.6, 0.7), Epoch(2, 0.6, 0.8, 0.7, 0.6), Epoch(3, 0.5, 0.9, 0.7, 0.5))
-        >>> select_epoch(history).number, select_epoch(history, train_above_val=True).number
-        (3, 2)
     """
     comparable = [epoch for epoch in history if not math.isnan(epoch.val_auroc)]
     if train_above_val:

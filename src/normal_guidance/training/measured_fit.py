@@ -151,12 +151,6 @@ def fit_and_measure(
             labels. Without it, .9 if there are enough.
         device: where it is fitted.
         watch: called with the share that is done.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> found = fit_and_measure(shifted_mean(60, seed=1, features=4, shift=2.0), Plan(folds=3))
-        >>> found.sentences()[0]
-        'It tells scans apart with an AUROC of ...'
     """
     check_sensitivity(sensitivity)  # before the work
     check_promise(coverage, scans)

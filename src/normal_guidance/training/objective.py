@@ -35,14 +35,6 @@ def objective(
     (`Method.loss`) in the place of BCE; `regularizer` may be any term on attention, some of which need `features`.
     Labels are those of the scans, or with `on_slices` those of the slices, for a supervised reference.
     `class_weights` are those of `balanced_weights`.
-
-    Example:
-        >>> from normal_guidance.core.guidance import NormalGuidance
-        >>> from normal_guidance.core.methods import build_model
-        >>> model, layout = build_model("ng", 8), Layout.packed([3, 4])
-        >>> prediction = model(torch.randn(7, 8), layout)
-        >>> objective(prediction, torch.tensor([0, 1]), layout, model.parameters(), regularizer=NormalGuidance()).shape
-        torch.Size([])
     """
     loss = (slice_classification if on_slices else classify)(prediction, labels, class_weights)
     loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
@@ -54,11 +46,6 @@ def objective(
 
 
 def balanced_weights(labels: Int[Tensor, "targets"]) -> Float[Tensor, "two"]:
-    """Weights of negative and positive targets, inverse to their number; the mean over all with a known label is 1.
-
-    Example:
-        >>> balanced_weights(torch.tensor([0, 0, 0, 1, -1]))  # 4 / (2 * 3) and 4 / (2 * 1)
-        tensor([0.6667, 2.0000], dtype=torch.float64)
-    """
+    """Weights of negative and positive targets, inverse to their number; the mean over all with a known label is 1."""
     counts = torch.stack([(labels == 0).sum(), (labels == 1).sum()]).double()
     return counts.sum() / (2.0 * counts.clamp_min(1.0))  # a sample for an estimate may lack a class

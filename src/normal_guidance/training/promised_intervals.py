@@ -83,13 +83,7 @@ class PromisedIntervals:
         }
 
     def sentences(self) -> list[str]:
-        """What intervals promise, and whether test scans agree.
-
-        Example:
-            >>> print(*PromisedIntervals(0.9, labelled=4).sentences())
-            Intervals promise nothing about the finding: 4 patients have a positive scan with slice labels, but a
-            promise of 90 % needs 9, better 30.
-        """
+        """What intervals promise, and whether test scans agree."""
         if self.calibration is None or self.length is None:
             return [
                 f"Intervals promise nothing about the finding: {_patients(self.labelled)} a positive scan with slice "
@@ -136,12 +130,6 @@ def promise_intervals(
         scans: the training scans.
         attention: by members that were not trained on the scan.
         coverage: the probability to promise; without it, `COVERAGE` if the labels allow it.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> scans = shifted_mean(60, seed=1, features=4)
-        >>> promise_intervals(scans, torch.rand(len(scans.features))).calibration.coverage
-        0.9
     """
     check_promise(coverage, scans)
     asked, chosen = coverage or COVERAGE, one_per_patient(scans)
@@ -173,21 +161,7 @@ def check_on(promised: PromisedIntervals, test: LabelledScans, attention: Float[
 
 
 def one_per_patient(scans: LabelledScans) -> list[int]:
-    """The places of the scans with a positive slice, of each patient the one whose id has the lowest hash.
-
-    Example:
-        >>> from normal_guidance.core.bags import Bags
-        >>> bags = Bags(
-        ...     torch.zeros(6, 1),
-        ...     torch.tensor([2, 2, 2]),
-        ...     torch.tensor([1, 1, 0]),
-        ...     torch.tensor([0, 1, 1, 1, 0, 0]),
-        ...     scan_ids=("a", "b", "c"),
-        ...     patient_ids=("P1", "P1", "P2"),
-        ... )
-        >>> one_per_patient(bags)
-        [1]
-    """
+    """The places of the scans with a positive slice, of each patient the one whose id has the lowest hash."""
     if scans.slice_labels is None:
         return []
     chosen: dict[str, int] = {}

@@ -44,14 +44,6 @@ def fit_logistic(
     Args:
         rows: of each model, or of all.
         chosen: the training scans.
-
-    Example:
-        >>> rows = torch.tensor([[[2.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-2.0, -0.1]]])
-        >>> weights, bias = fit_logistic(
-        ...     rows, torch.tensor([1, 1, 0, 0]), torch.ones(1, 4, dtype=torch.bool),
-        ...     ridge=torch.tensor([0.1]), lasso=torch.tensor([0.1]))
-        >>> weights.abs().round(decimals=2).tolist(), abs(round(bias.item(), 2))
-        ([[1.14, 0.0]], 0.0)
     """
     share = chosen.double() / chosen.sum(1, keepdim=True)
     rows, targets = rows.double(), labels.double()

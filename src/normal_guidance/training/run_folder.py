@@ -40,22 +40,9 @@ CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
 
-# ----------------------------------------------------------------------------------------------------
-# The identity of a run
-# ----------------------------------------------------------------------------------------------------
-
 
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What identifies a run, as config.json holds it; a run started again with anything else is refused.
-
-    Example:
-        >>> from normal_guidance.training.config import paper_config
-        >>> identity = identity_of([paper_config("ng", epochs=5)], Execution(), {"train": "8e1f"})
-        >>> identity["execution"]
-        {'device': 'cpu', 'precision': 'float32', 'engine': 'packed', 'chunk': None}
-        >>> identity["departures"]
-        {'epochs': 5, 'lr': [0.01], 'l1': [0.0]}
-    """
+    """What identifies a run, as config.json holds it; a run started again with anything else is refused."""
     return {
         "format": FORMAT,
         "data": dict(data),
@@ -110,15 +97,7 @@ class RunFolder:
 
 @contextmanager
 def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[RunFolder]:
-    """Lock a folder for one run, new or begun before; a folder of another run is refused.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     with open_run(folder, identity_of([Config("ng")], Execution(), {})) as run:
-        ...         sorted(file.name for file in run.path.iterdir()), run.complete
-        (['config.json', 'lock'], False)
-    """
+    """Lock a folder for one run, new or begun before; a folder of another run is refused."""
     path = Path(folder)
     with lock_folder(path):
         _claim(path, identity)
@@ -140,10 +119,6 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
     """Whether the folder holds something of this run; a folder of another run is refused.  Nothing is written.
 
     `identity` may be a part of what `identity_of` makes: only that part is compared.
-
-    Example:
-        >>> is_begun("nowhere", identity_of([Config("ng")], Execution(), {}))
-        False
     """
     folder = Path(folder)
     names, path = _names_in(folder), folder / CONFIG

@@ -25,12 +25,7 @@ REPEATING = 0.5
 
 
 class Scaling(nn.Module):
-    """Scales rows of features: $(h - \\mathrm{mean}) \\cdot \\mathrm{scale}$, then a rotation if there is one.
-
-    Example:
-        >>> Scaling(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.5]))(torch.tensor([[1.0, 4.0]]))
-        tensor([[0., 2.]])
-    """
+    """Scales rows of features: $(h - \\mathrm{mean}) \\cdot \\mathrm{scale}$, then a rotation if there is one."""
 
     mean: Tensor
     scale: Tensor
@@ -66,16 +61,6 @@ def fit_scaling(scans: Scans, components: int = COMPONENTS) -> Scaling:
     """Scale the features of these scans to variance 1; a feature that is always the same becomes 0.
 
     Features that repeat each other become at most `components` principal components, also of variance 1.
-
-    Example:
-        >>> from normal_guidance.core.bags import Bags
-        >>> noise = torch.randn(400, 8, generator=torch.Generator().manual_seed(0))
-        >>> lengths, labels = torch.full((40,), 10), torch.arange(40) % 2
-        >>> fit_scaling(Bags(noise, lengths, labels), 2).inputs  # eight features of their own
-        8
-        >>> repeated = noise[:, :2].repeat(1, 4) + 0.1 * noise
-        >>> fit_scaling(Bags(repeated, lengths, labels), 2).inputs
-        2
     """
     count, mean, covariance = _moments(scans)
     deviation = covariance.diagonal().clamp_min(0.0).sqrt()
@@ -94,12 +79,7 @@ def fit_scaling(scans: Scans, components: int = COMPONENTS) -> Scaling:
 
 
 def effective_number(variances: Float[Tensor, "components"]) -> float:
-    """How many equal variances would be as spread out as these: (sum v)^2 / sum v^2.
-
-    Example:
-        >>> effective_number(torch.tensor([1.0, 1.0, 0.0]))
-        2.0
-    """
+    """How many equal variances would be as spread out as these: (sum v)^2 / sum v^2."""
     squares = variances.square().sum().item()
     return variances.sum().item() ** 2 / squares if squares else 0.0
 

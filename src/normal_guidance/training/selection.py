@@ -18,12 +18,7 @@ from normal_guidance.training.stacked_model import Parameters
 
 
 def group_of(config: Config) -> tuple[object, ...]:
-    """The values that selection keeps apart: it picks the best lr and l1 within each group.
-
-    Example:
-        >>> group_of(Config("ng", lr=0.1)) == group_of(Config("ng", lr=0.01, l1=1.0))
-        True
-    """
+    """The values that selection keeps apart: it picks the best lr and l1 within each group."""
     return (config.divergence, config.guidance_weight, config.seed)
 
 
@@ -54,13 +49,6 @@ class Selection:
     Patience counts from the last epoch whose validation AUROC was higher than that of the selected one or of all before
     it. So a configuration that still learns goes on while its training AUROC is below its validation AUROC, and one
     whose AUROC stays at its highest stops, although its loss may still fall.
-
-    Example:
-        >>> parameters = {"weight": torch.tensor([[1.0], [2.0]])}
-        >>> selection = Selection(parameters, train_above_val=True)
-        >>> selection.update(1, *(torch.tensor(x) for x in ([0.9, 0.6], [0.7, 0.8], [0.5, 0.4])), parameters)
-        >>> selection.epoch.tolist(), selection.weights["weight"].tolist()
-        ([1, 0], [[1.0], [0.0]])
     """
 
     def __init__(self, parameters: Parameters, train_above_val: bool = False, patience: int | None = None) -> None:

@@ -60,13 +60,7 @@ def _weights(configs: Sequence[Config], divergences: Sequence[DivergenceName]) -
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """The model's structure, and the values that differ between configurations, one row each.
-
-    Example:
-        >>> stack = Stack.of([Config("ng", lr=0.1), Config("ng", lr=0.01)], features=8)
-        >>> stack.initial_parameters()["score.weight"].shape
-        torch.Size([2, 1, 128])
-    """
+    """The model's structure, and the values that differ between configurations, one row each."""
 
     configs: tuple[Config, ...]
     skeleton: nn.Module
@@ -172,12 +166,7 @@ class Stack:
 
 
 def initial_momenta(parameters: Parameters, optimizer: OptimizerName) -> Parameters:
-    """Zeros for what the optimizer remembers: a velocity of each parameter, or AdamW's two moments and its steps.
-
-    Example:
-        >>> list(initial_momenta({"w": torch.ones(2, 1)}, "adamw"))
-        ['w', 'w.square', 'steps']
-    """
+    """Zeros for what the optimizer remembers: a velocity of each parameter, or AdamW's two moments and its steps."""
     momenta = {name: torch.zeros_like(theta) for name, theta in parameters.items()}
     if optimizer == "adamw":
         first = next(iter(parameters.values()))
@@ -214,14 +203,6 @@ def descend(
     the `unpenalized` parameters.  They may have a lower precision than the parameters.  `copies` are parameters in a
     lower precision, to be brought up to date.  `momenta` are those of `initial_momenta`; `momentum` is AdamW's beta_1.
     `weight_decay` is that of `torch.optim.SGD` or `AdamW`.  Return the value of the L1 term before the step.
-
-    Example:
-        >>> theta, velocity = {"w": torch.tensor([[1.0], [1.0]])}, {"w": torch.zeros(2, 1)}
-        >>> rates = {"lr": torch.tensor([0.1, 1.0]), "l1": torch.zeros(2)}
-        >>> descend(theta, [torch.full((2, 1), 0.5)], velocity, **rates, momentum=0.9, clip_norm=1.0)
-        tensor([0., 0.])
-        >>> theta["w"].flatten()
-        tensor([0.9500, 0.5000])
     """
 
     def per_config(values: Tensor) -> Tensor:

@@ -34,16 +34,7 @@ def diverged(result: Sweep) -> int:
 
 
 def history_table(result: Sweep) -> pa.Table:
-    """One row for each configuration and epoch that was trained.
-
-    Example:
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> from normal_guidance.training.sweep import sweep
-        >>> scans = shifted_mean(16, seed=1, features=8)
-        >>> table = history_table(sweep([Config("mean", epochs=3, batch_size=8)], scans, scans))
-        >>> table.num_rows, table.column_names[-6:]
-        (3, ['loss', 'train_auroc', 'val_auroc', 'val_loss', 'selected', 'winner'])
-    """
+    """One row for each configuration and epoch that was trained."""
     epochs, count, _ = result.history.shape
     number, epoch = torch.meshgrid(torch.arange(count), torch.arange(1, epochs + 1), indexing="ij")
     trained = epoch <= result.trained[:, None]
@@ -64,12 +55,7 @@ def history_table(result: Sweep) -> pa.Table:
 
 
 def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
-    """A name for each group that has its own winner, fit for a file name; empty where there is only one group.
-
-    Example:
-        >>> list(group_names([Config("ng", divergence=name) for name in ("forward_kl", "reverse_kl")]).values())
-        ['forward_kl-lambda1.0-seed0', 'reverse_kl-lambda1.0-seed0']
-    """
+    """A name for each group that has its own winner, fit for a file name; empty where there is only one group."""
     groups = {group_of(config): config for config in configs}
     if len(groups) == 1:
         return dict.fromkeys(groups, "")
@@ -152,14 +138,7 @@ def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -
 
 
 def load_winner(folder: str | Path, group: str = "") -> nn.Module:
-    """Load the winner of a run as a plain model; `group` names which one, where the run has several.
-
-    Example:
-        >>> load_winner("nowhere")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is not a complete run: report.json is missing; give the folder of a
-        complete run
-    """
+    """Load the winner of a run as a plain model; `group` names which one, where the run has several."""
     folder = Path(folder)
     if not (folder / REPORT).is_file():
         raise UserError(f"{folder} is not a complete run: {REPORT} is missing; give the folder of a complete run")
@@ -181,12 +160,6 @@ def check_group(
     Args:
         note: why the run has no winner at all.
         choose: how the user names a group.
-
-    Example:
-        >>> check_group(Path("runs/ng/1"), ["forward_kl-lambda1.0-seed0", "reverse_kl-lambda1.0-seed0"], "")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: runs/ng/1 has several winners; choose a group: forward_kl-lambda1.0-seed0,
-        reverse_kl-lambda1.0-seed0
     """
     if group in groups:
         return

@@ -33,12 +33,6 @@ def curve(
         heads: log-attention of each head.
         probability: the scan's probability.
         spacing: mm from slice to slice.
-
-    Example:
-        >>> attention = torch.tensor([0.1, 0.5, 0.05, 0.35])
-        >>> drawn = curve(attention, attention.log()[None], 0.75)
-        >>> drawn["key_slices"], drawn["heads"]
-        ([1, 3], [])
     """
     return {
         "probability": number(probability),
@@ -51,12 +45,7 @@ def curve(
 
 
 def fitted_normal(attention: Float[Tensor, "slices"]) -> Float[Tensor, "slices"]:
-    """The normal with the curve's own mean and variance (eqs. 2 and 3), scaled to the curve's sum.
-
-    Example:
-        >>> fitted_normal(torch.tensor([0.0, 0.5, 0.5, 0.0])).round(decimals=3)
-        tensor([0.0090, 0.4910, 0.4910, 0.0090])
-    """
+    """The normal with the curve's own mean and variance (eqs. 2 and 3), scaled to the curve's sum."""
     total = attention.sum()
     if not total > 0:
         return torch.zeros_like(attention)
@@ -64,26 +53,14 @@ def fitted_normal(attention: Float[Tensor, "slices"]) -> Float[Tensor, "slices"]
 
 
 def key_slices(attention: Float[Tensor, "slices"], spacing: float | None = None) -> list[int]:
-    """Choose key slices as `nguide predict` does; none where all slices are about equal, as in mean pooling.
-
-    Example:
-        >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
-        [2, 6]
-        >>> key_slices(torch.full((40,), 1 / 40))
-        []
-    """
+    """Choose key slices as `nguide predict` does; none where all slices are about equal, as in mean pooling."""
     if attention.max() - attention.min() <= FLAT * attention.max():
         return []
     return list(by_attention.key_slices(attention, spacing=spacing))
 
 
 def number(value: float | None) -> float | None:
-    """Round a number for JSON, which has no NaN.
-
-    Example:
-        >>> number(0.1), number(float("nan"))
-        (0.1, None)
-    """
+    """Round a number for JSON, which has no NaN."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 

@@ -12,15 +12,7 @@ Value = TypeVar("Value")
 
 
 class Cache(Generic[Key, Value]):
-    """Keep the values used last, up to the limit; the newest is kept even if it alone exceeds the limit.
-
-    Example:
-        >>> cache = Cache(limit=10, size=len)
-        >>> for word in ("four", "eleven", "two"):
-        ...     cache.put(word, word)
-        >>> cache.get("four"), cache.get("eleven"), cache.bytes
-        (None, 'eleven', 9)
-    """
+    """Keep the values used last, up to the limit; the newest is kept even if it alone exceeds the limit."""
 
     def __init__(self, limit: int, size: Callable[[Value], int]) -> None:
         self.limit, self.bytes = limit, 0

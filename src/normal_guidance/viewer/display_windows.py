@@ -35,12 +35,7 @@ WHOLE_SCALE = (-1024.0, 3071.0)
 
 
 def body_of(sources: Sequence[str | None], encoder_windows: Sequence[Window | None]) -> str | None:
-    """The part of the body, by the names of datasets or else by the encoder's first window; None if unknown.
-
-    Example:
-        >>> body_of(["rsna-pe"], []), body_of(["folder"], [(-100.0, 300.0)]), body_of([None], [])
-        ('chest', 'head', None)
-    """
+    """The part of the body, by the names of datasets or else by the encoder's first window; None if unknown."""
     known = [BODY_OF_SOURCE[source] for source in sources if source in BODY_OF_SOURCE]
     named = [BODY_OF_WINDOW[name] for name in BODY_OF_WINDOW if encoder_windows and encoder_windows[0] == WINDOWS[name]]
     return next(iter(known + named), None)
@@ -53,12 +48,6 @@ def display_windows(
 
     A range of None is each slice's own, from the 1st to the 99th percentile, which the page measures.  CT of an unknown
     part of the body starts with the model's window, or else with soft tissue.
-
-    Example:
-        >>> [one["title"] for one in display_windows("CT", "head", [(-100.0, 300.0)])]
-        ['Brain', 'Subdural', 'Stroke', 'Bone', 'Lung', 'Mediastinum', 'Soft tissue', 'Model']
-        >>> [one["title"] for one in display_windows("MR") if one["first"]]
-        ['Auto']
     """
     if modality == "CT":
         presets: list[tuple[str, str, Range | None]] = [

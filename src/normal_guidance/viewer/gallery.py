@@ -433,22 +433,12 @@ def _geometry(row: ScanRow | None) -> dict[str, Any]:
 
 
 def known_label(label: int | None) -> int | None:
-    """A label of 0 or 1; None for any other number.
-
-    Example:
-        >>> known_label(1), known_label(-1)
-        (1, None)
-    """
+    """A label of 0 or 1; None for any other number."""
     return label if label in (0, 1) else None
 
 
 def letters(orientation: Sequence[float] | None) -> dict[str, str] | None:
-    """The letters at the edges of a slice, from the direction cosines of its rows and columns.
-
-    Example:
-        >>> letters((1.0, 0.0, 0.0, 0.0, 1.0, 0.0))
-        {'left': 'R', 'right': 'L', 'top': 'A', 'bottom': 'P'}
-    """
+    """The letters at the edges of a slice, from the direction cosines of its rows and columns."""
     if orientation is None:
         return None
     across, down = _direction(orientation[:3]), _direction(orientation[3:])

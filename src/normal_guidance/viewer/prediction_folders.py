@@ -57,14 +57,7 @@ class SplitPredictions:
 
 
 def find_splits(folder: Path) -> list[SplitPredictions]:
-    """Find every split of a folder, its methods in the order of the paper's tables.
-
-    Example:
-        >>> find_splits(Path("nowhere"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is not a folder; give what nguide experiment, nguide sweep or nguide
-        predict wrote
-    """
+    """Find every split of a folder, its methods in the order of the paper's tables."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give what nguide experiment, nguide sweep or nguide predict wrote")
     if (folder / PREDICTION_TABLE).is_file():

@@ -123,13 +123,6 @@ def flags(found: Iterable[Caution]) -> list[str]:
 
 
 def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[Caution]:
-    """The cautions of a scan, the gravest first, those of the model, then what was odd and changes nothing, as notes.
-
-    Example:
-        >>> odd = [Problem("A", "", "gap", "10 mm", "kept"), Problem("A", "", "tilt", "12 degrees", "kept")]
-        >>> [one.text for one in warnings(odd)]
-        ['Slices are missing: the step between two neighbours is larger than the usual one.',
-        'Note: 12 degrees (kept).']
-    """
+    """The cautions of a scan, the gravest first, those of the model, then what was odd and changes nothing, as notes."""
     notes = [Caution(NOTE, f"Note: {one.detail} ({one.action}).") for one in problems if one.kind in HARMLESS]
     return [*cautions(problems), *(Caution(DOUBTFUL, text) for text in of_model), *dict.fromkeys(notes)]

@@ -96,14 +96,7 @@ def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_byte
 
 
 def read_page(static: Path) -> dict[str, tuple[bytes, str]]:
-    """Read every file of the page, by address: all are held in memory, so no file is opened for a client.
-
-    Example:
-        >>> read_page(Path("nowhere"))
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: the page is not built: nowhere/index.html does not exist; run make viewer in
-        the repository (it needs node 18 or newer)
-    """
+    """Read every file of the page, by address: all are held in memory, so no file is opened for a client."""
     for name, _ in FILES.values():
         if not (static / name).is_file():
             raise UserError(

@@ -128,11 +128,6 @@ def examine() -> Diagnosis:
     return Diagnosis(known, checks)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Packages
-# ----------------------------------------------------------------------------------------------------
-
-
 def _versions(needed: Mapping[str, str]) -> dict[str, str | None]:
     return {package: version_of(package) for package in needed}
 
@@ -192,11 +187,6 @@ def _sentence(wrong: Mapping[str, str]) -> str:
     return "; ".join([*([f"not installed: {', '.join(gone)}"] if gone else []), *rest])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Codecs, weights, GPU
-# ----------------------------------------------------------------------------------------------------
-
-
 def check_codecs(found: Found) -> Check:
     """Check which transfer syntaxes of DICOM can be decoded."""
     purpose, fix = "compressed DICOM", install_package("dicom")
@@ -213,12 +203,7 @@ def check_codecs(found: Found) -> Check:
 
 
 def _families(syntaxes: Sequence[Mapping[str, str]]) -> str:
-    """Return short names, each once, with the number of syntaxes where a name has several.
-
-    Example:
-        >>> _families([{"name": "JPEG 2000 Image Compression"}, {"name": "JPEG Baseline (Process 1)"}])
-        'JPEG 2000, JPEG Baseline'
-    """
+    """Return short names, each once, with the number of syntaxes where a name has several."""
     counts = Counter(re.split(r" Image| with|[,(]", one["name"])[0].strip() for one in syntaxes)
     return ", ".join(name if count == 1 else f"{name} ({count})" for name, count in counts.items())
 
@@ -310,11 +295,6 @@ def _has_nvidia() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
-# ----------------------------------------------------------------------------------------------------
-# The machine, the viewer
-# ----------------------------------------------------------------------------------------------------
-
-
 def check_machine() -> Iterator[Check]:
     """Report cores, memory, and free space on the disks that are written to."""
     from normal_guidance.features.weights import cache_folder
@@ -369,11 +349,6 @@ def _node_version() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return said.strip().lstrip("v")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Probes
-# ----------------------------------------------------------------------------------------------------
 
 
 def _probes(modules: Sequence[str]) -> dict[str, list[str]]:

@@ -38,12 +38,7 @@ def clone() -> Path | None:
 
 
 def requirements() -> dict[str, dict[str, str]]:
-    """Return the lowest version of every needed package, for the core ("") and for each extra.
-
-    Example:
-        >>> sorted(requirements()[""])[:3], requirements()["ray"]
-        (['filelock', 'jaxtyping', 'matplotlib'], {'ray': '2.40'})
-    """
+    """Return the lowest version of every needed package, for the core ("") and for each extra."""
     root = clone()
     if root is not None:
         project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
@@ -73,24 +68,14 @@ def _expanded(lines: Iterable[str], groups: Mapping[str, Iterable[str]]) -> Iter
 
 
 def _parse(line: str) -> tuple[str, str]:
-    """Return name and lowest version of a requirement.
-
-    Example:
-        >>> _parse("torch>=2.11"), _parse("pydicom>=3.0; extra == 'dicom'"), _parse("pandas-stubs")
-        (('torch', '2.11'), ('pydicom', '3.0'), ('pandas-stubs', ''))
-    """
+    """Return name and lowest version of a requirement."""
     match = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*(?:>=\s*([\w.]+))?", line)
     assert match is not None
     return match.group(1), match.group(2) or ""
 
 
 def module_of(package: str) -> str:
-    """Return the name of a package's module.
-
-    Example:
-        >>> module_of("scikit-learn"), module_of("efficientnet-lite-pytorch")
-        ('sklearn', 'efficientnet_lite_pytorch')
-    """
+    """Return the name of a package's module."""
     return MODULES.get(package, package.replace("-", "_"))
 
 
@@ -130,12 +115,7 @@ def _is_there(module: str) -> bool:
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, for comparison.
-
-    Example:
-        >>> numbers_of("2.13.0+cpu") >= numbers_of("2.11"), numbers_of("0.2.5") >= numbers_of("0.2.30")
-        (True, False)
-    """
+    """Return the numbers of a version, for comparison."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match.group().split("."))) if match else ()
 

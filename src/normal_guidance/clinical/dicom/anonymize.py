@@ -31,16 +31,7 @@ _SECRET = token_hex(32)
 
 
 def anonymize(source: SourceSeries) -> SourceSeries:
-    """Replace the scan's UIDs, and its patient by a pseudonym.
-
-    Example:
-        >>> source = SourceSeries("1.2.3", "", (), {"PatientID": "4711", "PatientName": "Doe^Jane"})
-        >>> one, two = anonymize(source), anonymize(source)
-        >>> one.study_uid == two.study_uid != source.study_uid
-        True
-        >>> one.identity["PatientName"]
-        'ANONYMOUS^...'
-    """
+    """Replace the scan's UIDs, and its patient by a pseudonym."""
     patient = source.identity["PatientID"], source.identity.get("IssuerOfPatientID", "")
     number = _hash(repr(patient) if patient[0] else source.study_uid)[:12].upper()
     return replace(

@@ -105,13 +105,6 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
     Problems name attributes, never their values.
     Raises UserError where results would have no DICOM object to refer to, or an ambiguous one: NIfTI, missing UIDs, two
     slices with one UID, two patients or studies.
-
-    Example:
-        >>> row = ScanRow("A17", "P1", 0, None, "nifti", ("A17.nii.gz",) * 2, (0, 1), (0.0, 5.0), 512, 512)
-        >>> read_source(row, Path("scans"), print)
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: scan 'A17' is the NIfTI file A17.nii.gz, which has no DICOM identity (patient,
-        study, SOP instances) that results could refer to; predict from the DICOM series, or without DICOM results
     """
     if row.kind != "dicom":
         raise UserError(
@@ -144,11 +137,6 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
         lossy=any(header.lossy for header in headers.values()),
         series=series,
     )
-
-
-# ----------------------------------------------------------------------------------------------------
-# One file
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -229,11 +217,6 @@ def _decoded(dataset: Dataset, name: str) -> str:
         value = value.decode("latin-1")
     words = value if isinstance(value, MultiValue) else [value]
     return "\\".join("" if word is None else str(word) for word in words).strip(" \0")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Checks
-# ----------------------------------------------------------------------------------------------------
 
 
 def _checked(found: Mapping[str, str], tell: Callable[[str, str], None]) -> dict[str, str]:

@@ -123,11 +123,6 @@ def structured_report(result: Result) -> Dataset:
     return result.finish(document)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Groups
-# ----------------------------------------------------------------------------------------------------
-
-
 def _key_slice(result: Result, rank: int, number: int) -> PlanarROIMeasurementsAndQualitativeEvaluations:
     name = f"key slice {rank} of {len(result.prediction.key_slices)}: slice {number + 1}, whole slice"
     attention = _number(ATTENTION, float(result.prediction.attention[number]))
@@ -220,11 +215,6 @@ def _parameters(result: Result) -> Iterator[str]:
         yield f"model: {model.fingerprint}"
         yield str(model)
     yield f"the interval {result.prediction.meaning}"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Items
-# ----------------------------------------------------------------------------------------------------
 
 
 def _number(name: CodedConcept, value: float, *places: Reference) -> Measurement:

@@ -33,11 +33,6 @@ class ACMIL(nn.Module):
 
     Reference: Zhang et al., "Attention-Challenging Multiple Instance Learning for Whole Slide Image Classification",
     2024.
-
-    Example:
-        >>> prediction = ACMIL(features=8)(torch.randn(5, 8), torch.tensor([2, 3]))
-        >>> prediction.log_attention.shape, prediction.extra["branches"].shape
-        (torch.Size([5, 5]), torch.Size([2, 5]))
     """
 
     def __init__(self, features: int = FEATURES, hidden: int = 128, branches: int = BRANCHES) -> None:

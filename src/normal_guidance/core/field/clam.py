@@ -29,11 +29,6 @@ class CLAM(nn.Module):
     smooth hinge of margin 1 (Berrada et al., 2018), $\log(1 + e^{1 - m})$ for a margin m.
 
     Reference: Lu et al., "Data-efficient and weakly supervised computational pathology on whole-slide images", 2021.
-
-    Example:
-        >>> prediction = CLAM(features=8)(torch.randn(5, 8), torch.tensor([2, 3]))
-        >>> prediction.extra["own"].shape  # of each scan, if it were negative or positive
-        torch.Size([2, 2])
     """
 
     def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:

@@ -22,10 +22,6 @@ class DSMIL(nn.Module):
 
     Reference: Li, Li, Eliceiri, "Dual-stream Multiple Instance Learning Network for Whole Slide Image Classification
     with Self-supervised Contrastive Learning", 2021.
-
-    Example:
-        >>> DSMIL(features=8)(torch.randn(5, 8), torch.tensor([2, 3])).attention.shape
-        torch.Size([5])
     """
 
     def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:

@@ -20,10 +20,6 @@ class MADMIL(nn.Module):
        \quad a_k = \mathrm{softmax}(\mathrm{gated}_k(h_{\cdot k})) $$
 
     Reference: Keshvarikhojasteh, Pluim, Veta, "Multi-head Attention-based Deep Multiple Instance Learning", 2024.
-
-    Example:
-        >>> MADMIL(features=10)(torch.randn(5, 10), torch.tensor([2, 3])).log_attention.shape
-        torch.Size([4, 5])
     """
 
     def __init__(self, features: int = FEATURES, hidden: int = 128, heads: int = HEADS) -> None:

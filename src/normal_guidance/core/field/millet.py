@@ -23,10 +23,6 @@ class Millet(nn.Module):
     ranks slices as they do, and sums to one as attention does.
 
     Reference: Early et al., "Inherently Interpretable Time Series Classification via Multiple Instance Learning", 2024.
-
-    Example:
-        >>> Millet(features=8)(torch.randn(5, 8), torch.tensor([2, 3])).attention.shape
-        torch.Size([5])
     """
 
     def __init__(self, features: int = FEATURES, hidden: int = HIDDEN) -> None:

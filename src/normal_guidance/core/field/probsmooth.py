@@ -32,11 +32,6 @@ class ProbSmooth(nn.Module):
 
     Reference: Castro-Macías et al., "Probabilistic Smooth Attention for Deep Multiple Instance Learning in Medical
     Imaging", 2025; without variance: Wu et al., 2023 (`core.regularizers.smoothness`).
-
-    Example:
-        >>> prediction = ProbSmooth(features=8)(torch.randn(5, 8), torch.tensor([2, 3]))
-        >>> prediction.extra["samples"].shape, prediction.extra["divergence"].shape
-        (torch.Size([2, 8]), torch.Size([2]))
     """
 
     def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:

@@ -35,12 +35,6 @@ def depthwise(
     """Slices convolved within their bag, with zeros beyond its ends; class tokens unchanged; 0 in unused rows.
 
     `taps` is odd.  Sums are in float32 or better, and the result has the rows' dtype.
-
-    Example:
-        >>> rows, weight = torch.tensor([[9.0], [1.0], [2.0], [9.0], [4.0], [7.0]]), torch.tensor([[1.0, 10.0, 100.0]])
-        >>> first, lengths = torch.tensor([0, 3]), torch.tensor([2, 1])
-        >>> depthwise(rows, weight, torch.tensor([0.5]), first, lengths, longest=2).flatten().tolist()
-        [9.0, 210.5, 21.5, 9.0, 40.5, 0.0]
     """
     if weight.shape[-1] % 2 == 0:
         raise ValueError(

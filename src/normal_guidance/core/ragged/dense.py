@@ -18,12 +18,7 @@ from normal_guidance.core.ragged.products import vmap_over_configurations
 def project(
     rows: Float[Tensor, "*parts rows inputs"], weight: Float[Tensor, "*parts outputs inputs"]
 ) -> Float[Tensor, "*parts rows outputs"]:
-    """Every row times the transposed weight: a linear layer without bias.  `parts` is at most one dimension.
-
-    Example:
-        >>> project(torch.ones(2, 3), torch.tensor([[1.0, 2.0, 3.0]])).tolist()
-        [[6.0], [6.0]]
-    """
+    """Every row times the transposed weight: a linear layer without bias.  `parts` is at most one dimension."""
     if rows.ndim == 3:
         return stacked_project(rows, weight)
     return stacked_project(rows[None], weight[None]).squeeze(0)
@@ -36,11 +31,6 @@ def with_bias(
 
     Adding the bias to the product afterwards would read and write all of it once more, and again for the gradient.  The
     width stays a multiple of eight, as matrix units need.
-
-    Example:
-        >>> rows, weight = with_bias(torch.ones(2, 8), torch.ones(3, 8), torch.arange(3.0))
-        >>> rows.shape, project(rows, weight)[0].tolist()
-        (torch.Size([2, 16]), [8.0, 9.0, 10.0])
     """
     ones = rows.new_zeros(rows.shape[0], 8)
     ones = torch.where(torch.arange(8, device=rows.device) == 0, 1.0, ones)
@@ -54,13 +44,7 @@ def take_first(
     bag: Int[Tensor, "rows"],
     is_first: Bool[Tensor, "rows"],
 ) -> Float[Tensor, "bags features"]:
-    """Row `first[b]` of each bag b.  `bag` and `is_first` describe the same rows one by one, for the gradient.
-
-    Example:
-        >>> bag, is_first = torch.tensor([0, 0, 1]), torch.tensor([True, False, True])
-        >>> take_first(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2]), bag, is_first).tolist()
-        [[1.0], [3.0]]
-    """
+    """Row `first[b]` of each bag b.  `bag` and `is_first` describe the same rows one by one, for the gradient."""
     return stacked_take_first(rows[None], first, bag, is_first).squeeze(0)
 
 
@@ -138,11 +122,6 @@ def fold(
     """`values[..., pad_index]`, where bag b has the `lengths[b]` rows from `first[b]` on; the rest is arbitrary.
 
     The gradient of arbitrary places is not read.
-
-    Example:
-        >>> first, lengths, bag = torch.tensor([0, 2]), torch.tensor([2, 1]), torch.tensor([0, 0, 1])
-        >>> fold(torch.tensor([1.0, 2.0, 3.0]), first, lengths, bag, torch.tensor([[0, 1], [2, 2]])).tolist()
-        [[1.0, 2.0], [3.0, 3.0]]
     """
     parts = values.shape[:-1]
     folded = stacked_fold(values.reshape(-1, values.shape[-1]), first, lengths, bag, pad_index)

@@ -31,14 +31,7 @@ def dot(
     count: Int[Tensor, "bags"],
     longest: int,
 ) -> Float[Tensor, "bags queries longest"]:
-    """Products of each bag's queries with its own rows, s_bqj = u_bq . x_(first_b + j), in float32; 0 past its end.
-
-    Example:
-        >>> rows, first, count = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1]), torch.tensor([1, 2])
-        >>> dot(torch.tensor([[[1.0]], [[10.0]]]), rows, first, count, 2)
-        tensor([[[ 1.,  0.]],
-                [[20., 30.]]])
-    """
+    """Products of each bag's queries with its own rows, s_bqj = u_bq . x_(first_b + j), in float32; 0 past its end."""
     if queries.dtype != rows.dtype:
         raise TypeError(f"queries are {queries.dtype} and rows {rows.dtype}; cast one to the dtype of the other")
     return stacked_dot(queries[None], rows[None], first, count, longest).squeeze(0)
@@ -53,12 +46,6 @@ def pool(
     """Weighted sums of each bag's own rows, z_bq = sum_j a_bqj x_(first_b + j); weights past its end are ignored.
 
     Weights are float32 for rows of any dtype, because they come from a softmax and are differentiated in float32.
-
-    Example:
-        >>> rows, first, count = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1]), torch.tensor([1, 2])
-        >>> pool(torch.ones(2, 1, 2), rows, first, count)
-        tensor([[[1.]],
-                [[5.]]])
     """
     return stacked_pool(weights[None], rows[None], first, count).squeeze(0)
 
@@ -70,13 +57,7 @@ def spread(
     count: Int[Tensor, "bags"],
     rows: int,
 ) -> Float[Tensor, "rows features"]:
-    """Weighted sums of each bag's queries for its own rows, y_(first_b + j) = sum_q a_bqj u_bq; 0 in unused rows.
-
-    Example:
-        >>> first, count = torch.tensor([0, 1]), torch.tensor([1, 2])
-        >>> spread(torch.ones(2, 1, 2), torch.tensor([[[1.0]], [[10.0]]]), first, count, rows=4).flatten().tolist()
-        [1.0, 10.0, 10.0, 0.0]
-    """
+    """Weighted sums of each bag's queries for its own rows, y_(first_b + j) = sum_q a_bqj u_bq; 0 in unused rows."""
     return stacked_spread(weights[None], queries[None], first, count, rows).squeeze(0)
 
 

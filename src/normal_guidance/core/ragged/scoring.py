@@ -18,24 +18,14 @@ from normal_guidance.core.ragged.products import accumulator, runs_in_triton, sa
 def project_columns(
     rows: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]
 ) -> Float[Tensor, "outputs rows"]:
-    """The weight times every row, one column for each.
-
-    Example:
-        >>> project_columns(torch.ones(2, 3), torch.tensor([[1.0, 2.0, 3.0]])).tolist()
-        [[6.0, 6.0]]
-    """
+    """The weight times every row, one column for each."""
     return stacked_columns(rows, weight[None]).squeeze(0)
 
 
 def tanh_scores(
     columns: Float[Tensor, "hidden rows"], bias: Float[Tensor, "hidden"], vector: Float[Tensor, "hidden"]
 ) -> Float[Tensor, "rows"]:
-    """The score of each column, in float32 or better.
-
-    Example:
-        >>> tanh_scores(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), torch.tensor([1.0, 0.0]), torch.tensor([1.0, 10.0]))
-        tensor([10.4019,  0.9640])
-    """
+    """The score of each column, in float32 or better."""
     return stacked_scores(columns[None], bias[None], vector[None]).squeeze(0)
 
 

@@ -31,11 +31,6 @@ def attend(
 
     `token` holds the class token's queries, keys and values; it replaces `qkv` in the first row of every bag.
     Unused rows give 0.  `configs` is at most one dimension, and `longest` is at least the largest length.
-
-    Example:
-        >>> first, lengths = torch.tensor([0, 4]), torch.tensor([3, 2])
-        >>> attend(torch.randn(8, 24), torch.randn(24), first, lengths, heads=2, longest=3)[7]
-        tensor([0., 0., 0., 0., 0., 0., 0., 0.])
     """
     token = token.to(qkv.dtype)
     if qkv.ndim == 2:

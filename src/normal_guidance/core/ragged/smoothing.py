@@ -31,13 +31,7 @@ def smooth(
     count: Int[Tensor, "bags"],
     longest: int,
 ) -> Float[Tensor, "rows features"]:
-    """Rows smoothed within each bag by a symmetric kernel of 2T + 1 taps; 0 in unused rows.
-
-    Example:
-        >>> rows, kernel = torch.tensor([[0.0], [4.0], [0.0], [8.0]]), torch.tensor([0.25, 0.5, 0.25])
-        >>> smooth(rows, kernel, torch.tensor([0, 3]), torch.tensor([3, 1]), longest=3).flatten().tolist()
-        [2.0, 2.0, 2.0, 8.0]
-    """
+    """Rows smoothed within each bag by a symmetric kernel of 2T + 1 taps; 0 in unused rows."""
     return stacked_smooth(rows[None], kernel[None], first, count, longest, False).squeeze(0)
 
 

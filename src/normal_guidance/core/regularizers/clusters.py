@@ -27,11 +27,6 @@ class ClusterUniformity(AttentionTerm):
 
     Reference: Sharma et al., "Cluster-to-Conquer: A Framework for End-to-End Multi-Instance Learning for Whole Slide
     Image Classification", 2021.
-
-    Example:
-        >>> features = torch.tensor([[[0.0], [0.0], [9.0], [9.0]]])
-        >>> ClusterUniformity()(torch.tensor([[0.4, 0.1, 0.25, 0.25]]), features=features).round(decimals=4)
-        tensor(0.0964)
     """
 
     in_order = True

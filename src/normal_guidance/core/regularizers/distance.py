@@ -36,11 +36,6 @@ class DistancePrior(AttentionTerm):
 
     Reference: Peled et al., "PSA-MIL: A Probabilistic Spatial Attention-Based Multiple Instance Learning for Whole
     Slide Image Classification", 2025.
-
-    Example:
-        >>> alone, together = torch.tensor([[0.5, 0, 0, 0, 0.5]]), torch.tensor([[0, 0.5, 0.5, 0, 0]])
-        >>> bool(DistancePrior()(together) < DistancePrior()(alone))
-        True
     """
 
     in_order = True

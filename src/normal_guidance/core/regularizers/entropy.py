@@ -17,11 +17,6 @@ class EntropyMaximization(AttentionTerm):
 
     Reference: Zhang et al., "AEM: Attention Entropy Maximization for Multiple Instance Learning based Whole Slide Image
     Classification", 2024.
-
-    Example:
-        >>> import torch
-        >>> EntropyMaximization()(torch.tensor([[0.5, 0.5, 0.0, 0.0]]))  # log 4 - log 2
-        tensor(0.6931)
     """
 
     def values(self, log_a: Padded, layout: Layout, given: Given) -> Float[Tensor, "bags heads"]:

@@ -17,11 +17,6 @@ class Smoothness(AttentionTerm):
 
     Reference: Wu et al., "Smooth Attention for Deep Multiple Instance Learning: Application to CT Intracranial
     Hemorrhage Detection", 2023.
-
-    Example:
-        >>> import torch
-        >>> Smoothness()(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), from_logits=True)  # (4 + 0 + 1) / 4
-        tensor(1.2500)
     """
 
     in_order = True

@@ -19,12 +19,7 @@ __all__ = ["SOURCES", "Candidate", "Group", "ScanSource", "Source", "SourceOptio
 
 @dataclass(frozen=True)
 class Source:
-    """One kind of dataset.
-
-    Example:
-        >>> SOURCES["rsna-pe"].title
-        'chest CT, RSNA 2020 Pulmonary Embolism'
-    """
+    """One kind of dataset."""
 
     title: str
     open: Callable[[Path, SourceOptions, Report], ScanSource]

@@ -201,11 +201,6 @@ class FolderScans:
         """`groups` reported the rows without files already."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# The table
-# ----------------------------------------------------------------------------------------------------
-
-
 def _read_table(path: Path, findings: Sequence[Finding]) -> dict[str, list[str]]:
     needed = ["scan_id", "path"] if findings else ["scan_id", "path", "label"]  # findings are labels
     return read_labels(path, "--table", COLUMNS, needed, findings, {"label": SLICES})

@@ -38,12 +38,7 @@ OWN_PATIENT = "scan is its own patient"
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options of a source besides its root.
-
-    Example:
-        >>> SourceOptions(labels="patient")
-        SourceOptions(table=None, labels='patient', findings=())
-    """
+    """Options of a source besides its root."""
 
     table: Path | None = None
     """`folder`: the table of scans."""
@@ -55,12 +50,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class Group:
-    """Files whose headers are needed together.
-
-    Example:
-        >>> Group("A17", ("train/A17/1.dcm", "train/A17/2.dcm")).name
-        'A17'
-    """
+    """Files whose headers are needed together."""
 
     name: str
     """The source's name for the group: the scan, where a group is one."""
@@ -74,12 +64,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A scan before its slices are in order.
-
-    Example:
-        >>> Candidate("A17", "P1", ()).dataset_labels
-        {}
-    """
+    """A scan before its slices are in order."""
 
     scan_id: str
     patient_id: str
@@ -118,19 +103,8 @@ class ScanSource(Protocol):
         """Reports the labels that have no file."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Places and tables
-# ----------------------------------------------------------------------------------------------------
-
-
 def find_base(root: Path, competition: str, files: Sequence[str], folder: str) -> Path:
-    """The folder with the tables and images as Kaggle distributes them: `root`, or the competition's folder in it.
-
-    Example:
-        >>> find_base(Path("nowhere"), "rsna", ("train.csv",), "train")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is not a folder; give the folder that holds train.csv and train
-    """
+    """The folder with the tables and images as Kaggle distributes them: `root`, or the competition's folder in it."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the folder that holds {', '.join(files)} and {folder}")
     base = next((base for base in (root, root / competition) if (base / files[0]).is_file()), root)
@@ -187,12 +161,7 @@ def list_below(root: Path, folder: str, report: Report) -> Iterator[str]:
 
 
 def series_folders(files: Iterable[str]) -> Iterator[tuple[PurePosixPath, list[str]]]:
-    """Groups sorted files by their folder; an archive counts as a folder.
-
-    Example:
-        >>> [(str(folder), files) for folder, files in series_folders(["a/1.dcm", "a/2.dcm", "b.zip!1.dcm"])]
-        [('a', ['a/1.dcm', 'a/2.dcm']), ('b', ['b.zip!1.dcm'])]
-    """
+    """Groups sorted files by their folder; an archive counts as a folder."""
     folder, held = PurePosixPath("."), list[str]()
     for file in files:
         own = PurePosixPath(file.replace(".zip!", "/")).parent
@@ -203,11 +172,6 @@ def series_folders(files: Iterable[str]) -> Iterator[tuple[PurePosixPath, list[s
         held.append(file)
     if held:
         yield folder, held
-
-
-# ----------------------------------------------------------------------------------------------------
-# One series, and slice labels by file
-# ----------------------------------------------------------------------------------------------------
 
 
 def largest_series(scan_id: str, headers: Sequence[Header], report: Report) -> Sequence[Header]:
@@ -239,12 +203,7 @@ def patient_of(scan_id: str, headers: Sequence[Header], report: Report) -> str:
 
 
 def stem(file: str) -> str:
-    """A file's name without folder, archive and ending.
-
-    Example:
-        >>> stem("train/series.zip!17.dcm")
-        '17'
-    """
+    """A file's name without folder, archive and ending."""
     return PurePosixPath(file.replace("!", "/")).stem
 
 

@@ -20,13 +20,6 @@ def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
 
     Raises a ValueError if positions are unknown, or if the mask has another orientation, does not cover the scan, or
     is nonzero outside it.
-
-    Example:
-        >>> from normal_guidance.data.geometry import Ordered
-        >>> axial = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-        >>> scan = Ordered((("1", 0), ("2", 0)), (0.0, 5.0), 5.0, axial, 512, 512, None, (), True)
-        >>> slices_of_mask(Mask("m.nii", axial, ((0.0, 0.0, 5.0), (0.0, 0.0, 0.0)), (True, False)), scan).tolist()
-        [0, 1]
     """
     if not ordered.located or ordered.orientation is None:
         raise ValueError(f"mask {mask.file} cannot be matched: positions of the slices are unknown")
@@ -46,16 +39,7 @@ def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
 
 
 def slices_of_masks(masks: Sequence[Mask], ordered: Ordered) -> np.ndarray:
-    """Labels a slice positive if it is by one of the masks; raises a ValueError if one of them does not fit.
-
-    Example:
-        >>> from normal_guidance.data.geometry import Ordered
-        >>> axial, places = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), ((0.0, 0.0, 0.0), (0.0, 0.0, 5.0))
-        >>> scan = Ordered((("1", 0), ("2", 0)), (0.0, 5.0), 5.0, axial, 512, 512, None, (), True)
-        >>> masks = [Mask("m.nii", axial, places, one) for one in ((True, False), (False, True))]
-        >>> slices_of_masks(masks, scan).tolist()
-        [1, 1]
-    """
+    """Labels a slice positive if it is by one of the masks; raises a ValueError if one of them does not fit."""
     return np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0)
 
 

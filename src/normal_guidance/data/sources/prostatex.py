@@ -64,14 +64,7 @@ ATTRIBUTION = (
 
 
 def open_prostatex(root: Path, options: SourceOptions, report: Report) -> ScanSource:
-    """Opens the clone, its folder Files/lesions, or a folder with labels.csv.
-
-    Example:
-        >>> open_prostatex(Path("nowhere"), SourceOptions(), print)
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is not a folder; give the clone of
-        github.com/rcuocolo/PROSTATEx_masks
-    """
+    """Opens the clone, its folder Files/lesions, or a folder with labels.csv."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the clone of github.com/rcuocolo/PROSTATEx_masks")
     if (root / DERIVED).is_file() and not (root / TABLE).is_file():

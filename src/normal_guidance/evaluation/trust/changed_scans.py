@@ -51,12 +51,7 @@ class SliceSelection(NamedTuple):
 
     @classmethod
     def where(cls, keep: Bool[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> SliceSelection:
-        """The slices of a mask, in their own order.
-
-        Example:
-            >>> SliceSelection.where(torch.tensor([True, False, True]), torch.tensor([2, 1]))
-            SliceSelection(slices=tensor([0, 2]), lengths=tensor([1, 1]))
-        """
+        """The slices of a mask, in their own order."""
         return cls(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
 
 
@@ -66,12 +61,6 @@ def predict_scans(
     """The model's predictions for every scan, without gradients, on its device and in its dtype.
 
     `shown` names the slices that the model sees of each scan and their order; without it, the model sees whole scans.
-
-    Example:
-        >>> from normal_guidance.core.methods import build_model
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> predict_scans(build_model("abmil", 8), shifted_mean(5, seed=1, features=8)).logit.shape
-        torch.Size([5])
     """
     lengths = scans.lengths.cpu()
     if shown is None:

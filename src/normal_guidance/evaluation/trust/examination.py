@@ -93,13 +93,6 @@ def examine(
         by: remove by share of slices or of attention.
         seed: seed of the random orders.
         watch: receives the share done of the curves, which take longest.
-
-    Example:
-        >>> from normal_guidance.core.models import CenteredGaussian
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> found = examine(CenteredGaussian(), shifted_mean(40, seed=1, features=2))
-        >>> found["shuffle"].verdict, found["deletion"].verdict
-        ('fails', 'cannot be told')
     """
     if by not in BY:
         raise UserError(f"by is {by!r}; choose one of {', '.join(BY)}")

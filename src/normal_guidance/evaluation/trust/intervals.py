@@ -28,12 +28,7 @@ LEAST_PATIENTS = 5
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval; NaN where there is none.
-
-    Example:
-        >>> print(Estimate(0.123, 0.1, 0.15))
-        .123 [.100, .150]
-    """
+    """A number with its interval; NaN where there is none."""
 
     value: float
     low: float
@@ -72,16 +67,7 @@ class Varied:
 
 
 class Bootstrap:
-    """Resamples one set of scans, with the same draws for every number, so that differences are paired.
-
-    Example:
-        >>> import torch
-        >>> from normal_guidance.simulate.semi_synthetic import shifted_mean
-        >>> bags = shifted_mean(40, seed=1, features=1)
-        >>> bootstrap = Bootstrap(bags)
-        >>> print(bootstrap.estimate(bootstrap.aurocs({"perfect": bags.labels.double()})["perfect"]))
-        1.000 [1.000, 1.000]
-    """
+    """Resamples one set of scans, with the same draws for every number, so that differences are paired."""
 
     def __init__(self, scans: NamedScans) -> None:
         self.labels = scans.labels.cpu().numpy()

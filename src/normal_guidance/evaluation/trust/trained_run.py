@@ -43,11 +43,6 @@ def examine_run(
         split: table of parts, if they are not the store's own; without it, the one that the run recorded.
         part: 'test' or 'val'.
         group: which winner, where the run has several.
-
-    Example:
-        >>> examine_run("nowhere")
-        Traceback (most recent call last):
-        normal_guidance.errors.UserError: nowhere is not a complete run: report.json is missing; ...
     """
     if part not in TESTED:
         raise UserError(f"models are not tested on part {part!r}; choose one of {', '.join(TESTED)}")

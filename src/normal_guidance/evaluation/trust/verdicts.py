@@ -20,13 +20,7 @@ TRACE = 0.03
 
 @dataclass(frozen=True)
 class TrustResult:
-    """The result of one test: its main number with interval and reference, the verdict, and further numbers.
-
-    Example:
-        >>> number = Estimate(0.09, 0.06, 0.12)
-        >>> TrustResult("deletion", "Delete", "passes", "AUROC", number, 0.0, "random", "It matters.", "-").verdict
-        'passes'
-    """
+    """The result of one test: its main number with interval and reference, the verdict, and further numbers."""
 
     name: str
     title: str
@@ -97,14 +91,7 @@ class TrustTest:
 
 
 def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
-    """Whether a number is above 0 and more than a trace, by its whole interval.
-
-    Example:
-        >>> [decide(Estimate(0.05, low, high)) for low, high in ((0.01, 0.09), (-0.01, 0.11))]
-        ['passes', 'cannot be told']
-        >>> decide(Estimate(0.005, 0.001, 0.009))
-        'fails'
-    """
+    """Whether a number is above 0 and more than a trace, by its whole interval."""
     if not number.known:
         return UNDECIDED
     if number.high < trace:
@@ -113,10 +100,5 @@ def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """'fails' if any verdict is, else 'cannot be told' if any is, else 'passes'.
-
-    Example:
-        >>> worst(["passes", "cannot be told"]), worst(["fails", "cannot be told", "passes"])
-        ('cannot be told', 'fails')
-    """
+    """'fails' if any verdict is, else 'cannot be told' if any is, else 'passes'."""
     return next((one for one in (FAILS, UNDECIDED) if one in verdicts), PASSES)

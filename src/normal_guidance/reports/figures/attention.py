@@ -106,12 +106,7 @@ class AttendedScan:
 
 
 def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0) -> list[int]:
-    """Chooses candidates to show at random, in their order; all of them if there are no more than `count`.
-
-    Example:
-        >>> random_scans([3, 5, 8, 13, 21, 34])
-        [8, 13, 21, 34]
-    """
+    """Chooses candidates to show at random, in their order; all of them if there are no more than `count`."""
     chosen = np.random.default_rng(seed).permutation(len(candidates))[:count]
     return [candidates[number] for number in sorted(chosen)]
 
@@ -223,12 +218,7 @@ def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) ->
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:
-    """The largest number of columns that fit into a width in inches; matplotlib fills them one after the other.
-
-    Example:
-        >>> [legend_columns(["ABMIL", "ABMIL + Normal Guidance"], width) for width in (5.0, 2.0)]
-        [2, 1]
-    """
+    """The largest number of columns that fit into a width in inches; matplotlib fills them one after the other."""
     for columns in range(len(names), 1, -1):
         widest = [max(map(len, column)) for column in np.array_split(np.array(names, dtype=object), columns)]
         if sum(LEGEND_LINE + LEGEND_LETTER * letters for letters in widest) <= width:

@@ -32,11 +32,6 @@ SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"
 PUBLISHED_STYLE: dict[str, Any] = {"color": "0.35", "marker": "D", "ms": 4.5, "mfc": "white", "lw": 1.1}
 
 
-# ----------------------------------------------------------------------------------------------------
-# Methods
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class MethodValues:
     """One metric of one method: a value per seed, and the published mean and sd (None where there is none).
@@ -110,11 +105,6 @@ def _draw_legend(figure: Figure, is_published: bool) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Sensitivity
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SettingValues:
     """One metric of a guided method under one divergence and lambda (`weight`), one value per seed."""
@@ -184,11 +174,6 @@ def _draw_settings(panel: Axes, rows: Sequence[SettingValues]) -> None:
     panel.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
     panel.set_xlim(-0.4, len(weights) - 0.6)
     panel.grid(axis="y", color="0.9", lw=0.7)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Differences
-# ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

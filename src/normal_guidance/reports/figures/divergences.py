@@ -41,19 +41,10 @@ BEHAVIOUR: dict[DivergenceName, str] = {
 """The paper's term for each divergence."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# What each divergence does
-# ----------------------------------------------------------------------------------------------------
-
-
 def pull(attention: Float[Tensor, "slices"], divergence: DivergenceName) -> Float[Tensor, "slices"]:
     r"""Where guidance pulls each slice: $-\partial D(r, a)/\partial z_j$ for the scores z of $a = \mathrm{softmax}(z)$.
 
     The scores are what training moves, so this is the gradient step itself.  For forward KL it is r - a.
-
-    Example:
-        >>> pull(torch.tensor([0.1, 0.1, 0.6, 0.2]), "forward_kl").round(decimals=3)
-        tensor([-0.0640,  0.1730, -0.1130,  0.0040])
     """
     scores = attention.log().detach().requires_grad_()
     loss = NormalGuidance(divergence=divergence)(scores[None], from_logits=True)
@@ -121,11 +112,6 @@ def _draw_arrows(
     heads: dict[str, Any] = {"headwidth": 3.5, "headlength": 4, "headaxislength": 3.6, "width": 0.006, "minlength": 0}
     in_data_units: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1}
     panel.quiver(slices, attention, np.zeros(len(slices)), arrows, color=color, zorder=3, **in_data_units, **heads)
-
-
-# ----------------------------------------------------------------------------------------------------
-# One reference for each head
-# ----------------------------------------------------------------------------------------------------
 
 
 def draw_heads(

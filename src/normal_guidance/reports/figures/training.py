@@ -38,12 +38,6 @@ def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
     """The kept epoch of each configuration that has one: the winner, then by validation AUROC, then by number.
 
     A history of version 0.1 does not name the winner, which was the first of these.
-
-    Example:
-        >>> history = pd.DataFrame({"config": [0, 1], "val_auroc": [0.7, 0.8], "selected": [True, True]})
-        >>> history[GROUP] = ["forward_kl", 1.0, 0]
-        >>> selected_epochs(history)["config"].tolist()
-        [1, 0]
     """
     missing = [column for column in ("config", "val_auroc", "selected", *GROUP) if column not in history]
     if missing:
@@ -55,11 +49,6 @@ def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
         )
     history = history.assign(winner=history.get("winner", default=False))
     return history[history["selected"]].sort_values(["winner", "val_auroc", "config"], ascending=[False, False, True])
-
-
-# ----------------------------------------------------------------------------------------------------
-# Learning curves
-# ----------------------------------------------------------------------------------------------------
 
 
 def draw_learning_curves(history: pd.DataFrame, method: str, path: Path) -> Path:
@@ -122,11 +111,6 @@ def _limit_loss(panel: Axes, history: pd.DataFrame, winner: pd.Series | None) ->
         own = history.loc[history["config"] == winner["config"], "loss"]
         low, high = min(low, own.min()), max(high, own.max())
     panel.set(yscale="log", ylim=(low / 1.15, high * 1.15))
-
-
-# ----------------------------------------------------------------------------------------------------
-# The grid
-# ----------------------------------------------------------------------------------------------------
 
 
 def draw_grid(history: pd.DataFrame, path: Path) -> Path:

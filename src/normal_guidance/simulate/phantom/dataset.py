@@ -53,13 +53,6 @@ def write_phantom(
         anatomy: head (default), chest or abdomen; only for the layout folder, because the others have their own.
         oddities: names of `ODDITIES`.
         compression: one of `COMPRESSIONS`, or mixed.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     truth = write_phantom("rsna-pe", folder, scans=2, size=32, slices=16, positive=0.5)
-        >>> [scan["label"] for scan in truth["scans"]]
-        [1, 0]
     """
     chosen = _check(layout, size, contrast, anatomy, oddities, compression)
     part = chosen.anatomy or anatomy or "head"

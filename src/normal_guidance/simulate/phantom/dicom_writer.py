@@ -107,11 +107,6 @@ def _truncate(path: Path, cut: str) -> None:
     path.write_bytes(content[: int(end)])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Headers
-# ----------------------------------------------------------------------------------------------------
-
-
 def _single(draft: Draft, image: Image) -> Dataset:
     dataset = _common(draft, SecondaryCaptureImageStorage if image.capture else CTImageStorage, image.uid)
     if image.series_uid is not None:

@@ -25,12 +25,6 @@ class Encoding:
     """The encoding of HU as stored values: BitsStored, PixelRepresentation and RescaleIntercept.
 
     Stored values are cut to BitsStored without extending their sign; this changes nothing for the usual encodings.
-
-    Example:
-        >>> Encoding(12, False, -1024).store(np.array([-1000, 40], np.int16)).tolist()
-        [24, 1064]
-        >>> WRONG_INTERCEPT.store(np.array([-1000, 40], np.int16)).tolist()
-        [3096, 40]
     """
 
     bits: int
@@ -125,12 +119,7 @@ class Draft:
 
 
 def short_name(uid: str) -> str:
-    """The last 12 hexadecimal digits of a uid's number.
-
-    Example:
-        >>> short_name("2.25.255")
-        '0000000000ff'
-    """
+    """The last 12 hexadecimal digits of a uid's number."""
     return f"{int(uid.rpartition('.')[2]):032x}"[-12:]
 
 

@@ -42,10 +42,6 @@ class Field:
     """A smooth random function of place with values of about -1 to 1, drawn on a coarse grid.
 
     Between the grid's points it is interpolated by cubic B-splines, one axis after the other.
-
-    Example:
-        >>> Field(np.random.default_rng(0), size=16, cells=4, levels=3).at(0.5).shape
-        (16, 16)
     """
 
     def __init__(self, random: np.random.Generator, *, size: int, cells: int, levels: int) -> None:
@@ -77,13 +73,6 @@ class Canvas:
         size: rows and columns.
         width: mm of the whole picture.
         distortion: mm by which shapes are bent.
-
-    Example:
-        >>> canvas = Canvas(64, 250.0, Pose(0.0, 0.0, 0.0, 1.0, 1.0), np.random.default_rng(0), distortion=0.0)
-        >>> canvas.start(0.5)
-        >>> canvas.ellipse(0.0, 0.0, 50.0, 50.0, 40.0)
-        >>> canvas.image[32, 32], canvas.image[0, 0]
-        (np.float32(40.0), np.float32(-1000.0))
     """
 
     def __init__(self, size: int, width: float, pose: Pose, random: np.random.Generator, *, distortion: float) -> None:
@@ -181,22 +170,12 @@ def minus(one: Cover | None, other: Cover | None) -> Cover | None:
 
 
 def bump(z: float, low: float, high: float) -> float:
-    """Half-axis, as a share of the largest, at `z` of a body that reaches from `low` to `high`: an ellipse's outline.
-
-    Example:
-        >>> bump(0.5, 0.0, 1.0), bump(0.0, 0.0, 1.0)
-        (1.0, 0.0)
-    """
+    """Half-axis, as a share of the largest, at `z` of a body that reaches from `low` to `high`: an ellipse's outline."""
     u = (2 * z - low - high) / (high - low)
     return float(np.sqrt(max(0.0, 1 - u * u)))
 
 
 def ramp(z: float, low: float, high: float) -> float:
-    """0 below `low`, 1 above `high`, smooth between.
-
-    Example:
-        >>> ramp(0.5, 0.0, 1.0)
-        0.5
-    """
+    """0 below `low`, 1 above `high`, smooth between."""
     u = min(max((z - low) / (high - low), 0.0), 1.0)
     return u * u * (3 - 2 * u)

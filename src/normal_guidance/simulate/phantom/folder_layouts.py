@@ -100,11 +100,6 @@ def _order(seed: int, name: str, count: int) -> list[int]:
     return [int(number) for number in stream(seed, name).permutation(count)]
 
 
-# ----------------------------------------------------------------------------------------------------
-# RSNA 2019: head
-# ----------------------------------------------------------------------------------------------------
-
-
 def _ich_ids(plan: ScanPlan) -> tuple[str, str]:
     return "", f"ID_{plan.patient_stream('patient id').bytes(4).hex()}"
 
@@ -126,11 +121,6 @@ def _ich_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
             images.append([(f"{_ich_name(image)}_{kind}", int(kind in shown)) for kind in ICH_TYPES])
     order = stream(seed, "rows").permutation(len(images)).tolist()
     return {"stage_2_train.csv": _csv(("ID", "Label"), (row for number in order for row in images[number]))}
-
-
-# ----------------------------------------------------------------------------------------------------
-# RSNA 2020: chest
-# ----------------------------------------------------------------------------------------------------
 
 
 def _pe_key(plan: ScanPlan, name: str) -> str:
@@ -179,11 +169,6 @@ def _pe_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
     return {"train.csv": _csv(PE_COLUMNS, rows)}
 
 
-# ----------------------------------------------------------------------------------------------------
-# RSNA 2023: abdomen
-# ----------------------------------------------------------------------------------------------------
-
-
 def _at_series(plan: ScanPlan) -> int:
     return _number(plan, "series numbers", plan.number)
 
@@ -226,11 +211,6 @@ def _at_patient(name: str, scans: Sequence[Draft]) -> list[Any]:
     for organ in ("kidney", "liver", "spleen"):
         row += [int(injuries.get(organ, "healthy") == grade) for grade in ("healthy", "low", "high")]
     return [*row, int(bool(bowel or leak or injuries.keys() & ORGANS.keys()))]
-
-
-# ----------------------------------------------------------------------------------------------------
-# Folders and one table
-# ----------------------------------------------------------------------------------------------------
 
 
 def _folder_ids(plan: ScanPlan) -> tuple[str, str]:

@@ -52,11 +52,6 @@ def _swell(u: float) -> float:
     return 0.5 + 0.5 * math.sqrt(max(0.0, 1 - u * u))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Head: bleeding
-# ----------------------------------------------------------------------------------------------------
-
-
 def _intraparenchymal(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     turn, out, size, flat, tilt, _ = shape.numbers
     x, y, a, b = body.brain(z)
@@ -105,11 +100,6 @@ def _subarachnoid(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, 
         stain(canvas, times(sector, place), BLOOD, contrast)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Chest: clots in pulmonary arteries
-# ----------------------------------------------------------------------------------------------------
-
-
 def _embolus(side: int) -> Painter:
     def paint(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
         first, second, size, off, turn, _ = shape.numbers
@@ -125,11 +115,6 @@ def _embolus(side: int) -> Painter:
             stain(canvas, times(body.central(canvas, z, side), reach), CLOT, contrast)
 
     return paint
-
-
-# ----------------------------------------------------------------------------------------------------
-# Abdomen: leaking contrast medium, injured bowel
-# ----------------------------------------------------------------------------------------------------
 
 
 def _in_cavity(body: Abdomen, z: float, u: float, shape: Shape) -> tuple[float, float]:
@@ -175,11 +160,6 @@ LESIONS: Mapping[str, Painter] = {
     "Bowel": _bowel,
 }
 """The painter of each kind of lesion."""
-
-
-# ----------------------------------------------------------------------------------------------------
-# Look-alikes
-# ----------------------------------------------------------------------------------------------------
 
 
 def _calcification(body: Head | Abdomen, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:

@@ -115,13 +115,7 @@ class LesionBlock:
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """One scan to be drawn.
-
-    Example:
-        >>> scan = ScanPlan(0, 0, "head", 5, (LesionBlock(1, 3, "subdural"),), seed=7)
-        >>> scan.slice_labels.tolist(), scan.label
-        ([0, 1, 1, 0, 0], 1)
-    """
+    """One scan to be drawn."""
 
     number: int
     patient: int
@@ -166,11 +160,6 @@ def plan(
     Args:
         positive: share of positive scans, met to the nearest whole number; the real dataset's by default.
         slices: median number of slices, `Anatomy.slices` by default.
-
-    Example:
-        >>> scans = plan("chest", 10, seed=0)
-        >>> [scan.label for scan in scans]
-        [0, 0, 0, 0, 0, 0, 1, 1, 0, 1]
     """
     if anatomy not in ANATOMIES:
         raise UserError(f"anatomy {anatomy!r} is unknown; choose one of {', '.join(ANATOMIES)}")

@@ -54,11 +54,6 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
     """Draws a scan: int16 HU of (slices, rows, columns), from the lower end up.
 
     Labels and contrast change nothing but the lesions.
-
-    Example:
-        >>> from normal_guidance.simulate.phantom.plan import plan
-        >>> render(plan("head", 1, seed=0)[0], 64).shape
-        (22, 64, 64)
     """
     part = PARTS[plan.anatomy]
     body = part.body(plan.patient_stream("body"), size)
