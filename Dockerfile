@@ -21,7 +21,7 @@ ARG PIP_INDEX_URL
 WORKDIR /build
 COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE CHANGELOG.md CITATION.cff ./
 COPY src/ src/
-COPY --from=page /build/src/normal_guidance/viewer/static/ src/normal_guidance/viewer/static/
+COPY --from=page /build/src/normal_guidance/clinic/viewer/static/ src/normal_guidance/clinic/viewer/static/
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 ARG EXTRAS=node,encoders
 ARG TORCH_INDEX=

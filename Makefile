@@ -38,7 +38,7 @@ demo: $(STAMP) ## the whole chain on drawn head CTs: DICOM in, training, a repor
 	$(BIN)/nguide demo
 
 # The page that nguide view serves; sources and pinned packages are in frontend/, the result is never committed.
-PAGE := src/normal_guidance/viewer/static/index.html
+PAGE := src/normal_guidance/clinic/viewer/static/index.html
 viewer: $(PAGE) ## build the viewer's page with npm
 
 $(PAGE): $(wildcard frontend/*.json frontend/*.mjs frontend/src/*)
@@ -118,6 +118,6 @@ constraints: $(STAMP) ## write what .venv holds to constraints.txt
 	@mv constraints.txt.new constraints.txt && touch $(STAMP)
 
 clean: ## remove .venv, caches and outputs
-	rm -rf frontend/node_modules src/normal_guidance/viewer/static
+	rm -rf frontend/node_modules src/normal_guidance/clinic/viewer/static
 	rm -rf $(VENV) build dist site demo-output .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ for _ in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.", one
     pass  # walking imports packages; one whose extra is not installed has no tests here
 
 # A canvas has no shapes to check, and drawing a scan calls it 30,000 times.
-from normal_guidance.simulate.phantom.drawing import Canvas  # noqa: E402
+from normal_guidance.scans.phantom.drawing import Canvas  # noqa: E402
 
 for _name, _checked in list(vars(Canvas).items()):
     if hasattr(_checked, "__wrapped__"):

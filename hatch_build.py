@@ -12,7 +12,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-PAGE = Path("src", "normal_guidance", "viewer", "static")
+PAGE = Path("src", "normal_guidance", "clinic", "viewer", "static")
 REPOSITORY = "normal-guidance/normal-guidance"
 LINK = re.compile(r"""(\]\(<?|\b(?:href|src|srcset)=["'])(?![a-z][a-z+.-]*:|#|//)([^)>"'\s]+)""")
 """The target of a Markdown or HTML link, unless it is absolute or within the page."""

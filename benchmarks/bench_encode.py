@@ -39,15 +39,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does
 import torch
 from safetensors.torch import save_file
 
-from normal_guidance.data.indexing import index
-from normal_guidance.data.manifest import Manifest, read_manifest
-from normal_guidance.data.volumes import read_volume
-from normal_guidance.features.encoders import Encoder, load_encoder
-from normal_guidance.features.encoding import encode
-from normal_guidance.features.encoding_machine import EncodingOptions
-from normal_guidance.features.preprocessing import Preprocessing, Statistics
-from normal_guidance.machine import keep_freed_memory
-from normal_guidance.simulate.phantom.dataset import write_phantom
+from normal_guidance.base.system import keep_freed_memory
+from normal_guidance.scans.features.encoders import Encoder, load_encoder
+from normal_guidance.scans.features.encoding import encode
+from normal_guidance.scans.features.encoding_machine import EncodingOptions
+from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics
+from normal_guidance.scans.index.indexing import index
+from normal_guidance.scans.index.manifest import Manifest, read_manifest
+from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.scans.phantom.phantom_files import write_phantom
 from report import machine
 
 GOAL, FIRST_BATCH_GOAL = 0.9, 2.0

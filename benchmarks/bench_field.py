@@ -19,9 +19,9 @@ import torch
 
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.core.prediction import FEATURES
-from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training.config import Config, grid
-from normal_guidance.training.engine import (
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.engine import (
     Engine,
     PackedEngine,
     SlottedEngine,
@@ -29,8 +29,8 @@ from normal_guidance.training.engine import (
     slot_numbers,
     synchronize,
 )
-from normal_guidance.training.execution import SLOT_CLASSES
-from normal_guidance.training.stacked_model import Stack
+from normal_guidance.sweep.execution import SLOT_CLASSES
+from normal_guidance.sweep.stack import Stack
 from report import machine, names
 
 TRAINED = [name for name in DISTINCT if EVERY_METHOD[name].attends]

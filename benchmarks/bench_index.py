@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
+from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
 
 SECONDS_GOAL, GIB_GOAL = 60.0, 4.0
 STEPS = ("write", "open", "walk", "split", "audit", "describe")
@@ -57,10 +57,8 @@ def scans(slices: int) -> Iterator[ScanRow]:
 def run(step: str, path: Path, slices: int) -> dict[str, Any]:
     """One step, timed; opening is counted apart for those that need it."""
     if step in ("split", "audit", "describe"):
-        from normal_guidance.data import (  # torch and scikit-learn, which the other steps do without
-            dataset_statistics,
-            splits,
-        )
+        from normal_guidance.scans.index import indexing as dataset_statistics
+        from normal_guidance.scans.index import splits
     start = time.perf_counter()
     if step == "write":
         manifest = write_manifest(path, scans(slices), {"source": "rsna-pe", "root": "."})

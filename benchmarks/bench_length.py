@@ -29,18 +29,17 @@ from typing import Any
 
 import torch
 
+from normal_guidance.base.system import is_out_of_memory, peak_bytes
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.bells import Places
 from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD
-from normal_guidance.core.places import Places
-from normal_guidance.machine import is_out_of_memory, peak_bytes
-from normal_guidance.training.committee import Committee
-from normal_guidance.training.config import Config
-from normal_guidance.training.engine import PackedEngine
-from normal_guidance.training.evidence_fit import Penalty, fit_evidence
-from normal_guidance.training.fit_committee import LASSOS, REACHES, RIDGES
-from normal_guidance.training.loop import predict_bags
-from normal_guidance.training.scaling import Scaling
-from normal_guidance.training.stacked_model import Stack
+from normal_guidance.fit.committee import Committee, Scaling
+from normal_guidance.fit.evidence import Penalty, fit_evidence
+from normal_guidance.fit.fit_committee import LASSOS, REACHES, RIDGES
+from normal_guidance.sweep.config import Config
+from normal_guidance.sweep.engine import PackedEngine
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.stack import Stack
 from report import machine, names
 
 GIB = 2**30

@@ -38,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from pydicom import Dataset, dcmread
 
-from normal_guidance.clinical import bundle as bundles
-from normal_guidance.clinical.bundle import load_bundle, write_bundle
-from normal_guidance.clinical.new_scans import find_scans
-from normal_guidance.clinical.predicting import PredictOptions, Predictor
-from normal_guidance.clinical.result_folder import write_scan
+from normal_guidance.clinic.predict.new_scans import find_scans
+from normal_guidance.clinic.predict.predicting import PredictOptions, Predictor
+from normal_guidance.clinic.results.result_folder import write_scan
+from normal_guidance.fit import bundle as bundles
+from normal_guidance.fit.bundle import load_bundle, write_bundle
 from orthanc import ORTHANC, Orthanc, free_port, make_orthanc
 from report import machine
 from small_bundle import make_run, tiny

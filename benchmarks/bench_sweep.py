@@ -43,9 +43,9 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import METHODS, build_model
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.prediction import FEATURES
-from normal_guidance.simulate.semi_synthetic import SIZES, shifted_mean
-from normal_guidance.training.config import Config, grid
-from normal_guidance.training.engine import (
+from normal_guidance.study.drawn import SIZES, shifted_mean
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.engine import (
     Engine,
     PackedEngine,
     Precision,
@@ -55,11 +55,9 @@ from normal_guidance.training.engine import (
     slot_numbers,
     synchronize,
 )
-from normal_guidance.training.execution import SLOT_CLASSES, EngineName, Execution
-from normal_guidance.training.selection import Selection
-from normal_guidance.training.stacked_model import Stack
-from normal_guidance.training.sweep import Sweep, sweep
-from normal_guidance.training.sweep_state import HISTORY
+from normal_guidance.sweep.execution import SLOT_CLASSES, EngineName, Execution
+from normal_guidance.sweep.stack import Stack
+from normal_guidance.sweep.sweep import HISTORY, Selection, Sweep, sweep
 from report import machine, names
 
 SEED = 2026

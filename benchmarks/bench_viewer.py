@@ -33,10 +33,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from normal_guidance.data.indexing import index
-from normal_guidance.data.manifest import Manifest, write_manifest
-from normal_guidance.evaluation.predictions import PREDICTIONS
-from normal_guidance.simulate.phantom.dataset import write_phantom
+from normal_guidance.scans.index.indexing import index
+from normal_guidance.scans.index.manifest import Manifest, write_manifest
+from normal_guidance.scans.phantom.phantom_files import write_phantom
+from normal_guidance.sweep.predictions import PREDICTIONS
 from report import machine
 
 ORIGINALS = 4

@@ -31,15 +31,14 @@ from typing import Any, get_args
 
 import torch
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD, SLICE_REFERENCE
-from normal_guidance.errors import UserError
-from normal_guidance.training import execution
-from normal_guidance.training.config import Config, grid
-from normal_guidance.training.engine import Precision
-from normal_guidance.training.execution import EngineName, Execution
-from normal_guidance.training.sweep import sweep
-from normal_guidance.training.sweep_state import HISTORY
+from normal_guidance.sweep import execution
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.engine import Precision
+from normal_guidance.sweep.execution import EngineName, Execution
+from normal_guidance.sweep.sweep import HISTORY, sweep
 from report import machine, names
 
 WIDTHS = (64, 192, 384, 768, 1000, 1001, 1024, 1280, 1536, 2048)

@@ -35,12 +35,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from normal_guidance.core.packed import bag_of_rows, place_in_bag
+from normal_guidance.core.arrays import bag_of_rows, place_in_bag
 from normal_guidance.statistics.conformal import calibrate_intervals
-from normal_guidance.statistics.delong import delong
-from normal_guidance.statistics.differences import Claim, differences
-from normal_guidance.statistics.scores import METRICS, Metric
-from normal_guidance.statistics.split_results import MethodResults, SplitResults
+from normal_guidance.statistics.differences import Claim, delong, differences
+from normal_guidance.statistics.split_results import METRICS, MethodResults, Metric, SplitResults
 from report import machine, names
 
 COVERAGE, SIZE = (0.93, 0.97), (0.03, 0.07)

@@ -33,21 +33,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normal_guidance.core.arrays import bag_of_rows, place_in_bag
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import COMMITTEE, DISTINCT, EVERY_METHOD
 from normal_guidance.core.metrics import localization
-from normal_guidance.core.packed import bag_of_rows, place_in_bag
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.data.splits import fold_scans
-from normal_guidance.features.store import open_store
-from normal_guidance.simulate.semi_synthetic import semi_synthetic
-from normal_guidance.training.config import Config, fitting_batch, grid_of_method
-from normal_guidance.training.execution import Execution
-from normal_guidance.training.fit_committee import fit_committee, make_plan
-from normal_guidance.training.loop import predict_bags
-from normal_guidance.training.selection import Winner
-from normal_guidance.training.sweep import sweep
-from normal_guidance.training.winners import winner_model
+from normal_guidance.fit.fit_committee import fit_committee, make_plan
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.splits import fold_scans
+from normal_guidance.study.drawn import semi_synthetic
+from normal_guidance.sweep.config import Config, fitting_batch, grid_of_method
+from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.run import winner_model
+from normal_guidance.sweep.sweep import Winner, sweep
 from report import machine, names
 
 FOLDS = 5

@@ -21,11 +21,11 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layers import Sm
-from normal_guidance.presentation.figure_style import save
-from normal_guidance.reports.figures.divergences import plot_divergences, plot_heads
-from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training.config import Config
-from normal_guidance.training.loop import predict_bags, train_model
+from normal_guidance.show.figure_style import save
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.study.figures.divergences import plot_divergences, plot_heads
+from normal_guidance.sweep.config import Config
+from normal_guidance.sweep.loop import predict_bags, train_model
 
 IMAGES = Path(__file__).parent / "images"
 

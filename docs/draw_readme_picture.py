@@ -28,14 +28,13 @@ from torch import Tensor
 
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.data.manifest import Manifest, ScanRow, read_manifest
-from normal_guidance.data.nifti import read_nifti
-from normal_guidance.data.splits import fold_scans
-from normal_guidance.data.volumes import read_volume
-from normal_guidance.features.field import in_field
-from normal_guidance.features.store import open_store
-from normal_guidance.presentation.figure_style import BLUE, RED, save
-from normal_guidance.training.slice_finder import SliceFinder
+from normal_guidance.fit.slice_finder import SliceFinder
+from normal_guidance.scans.features.preprocessing import in_field
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import Manifest, ScanRow, read_manifest
+from normal_guidance.scans.index.splits import fold_scans
+from normal_guidance.scans.index.volumes import read_nifti, read_volume
+from normal_guidance.show.figure_style import BLUE, RED, save
 
 OUT = Path(__file__).parent / "images" / "prostatex-scans.png"
 FOLDS = 5

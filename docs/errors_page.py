@@ -39,7 +39,7 @@ import pandas as pd
 import torch
 
 import normal_guidance as ng
-from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.study.drawn import shifted_mean
 
 bags, other = shifted_mean(20, seed=1, features=8), shifted_mean(20, seed=2, features=4)  # 8 and 4 features a slice
 attention = torch.full((2, 4), 0.25)  # two scans of four slices
@@ -424,9 +424,9 @@ def namespace(folder: Path) -> dict[str, Any]:
     """The names that the calls use; the files that they use are made in the folder."""
     import numpy as np
 
-    from normal_guidance.clinical.fitting import fit_model
-    from normal_guidance.features.store import write_store
-    from normal_guidance.training.fit_committee import Plan
+    from normal_guidance.fit.fit_committee import Plan
+    from normal_guidance.fit.fitting import fit_model
+    from normal_guidance.scans.features.store import write_store
 
     made: dict[str, Any] = {"run": run}
     (block,) = re.findall(r"```python\n(.*?)```", LEAD, re.DOTALL)

@@ -7,7 +7,7 @@ import { dirname, join } from "node:path"
 import { fileURLToPath } from "node:url"
 
 const here = dirname(fileURLToPath(import.meta.url))
-const out = join(here, "..", "src", "normal_guidance", "viewer", "static")
+const out = join(here, "..", "src", "normal_guidance", "clinic", "viewer", "static")
 const draft = `${out}.partial`
 
 await rm(draft, { recursive: true, force: true })

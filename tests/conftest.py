@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
-from normal_guidance.evaluation import runs
-from normal_guidance.evaluation.study import Study
-from normal_guidance.reports.figures import training
-from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
-from normal_guidance.training.sweep import sweep
+from normal_guidance.study.experiment import Study
+from normal_guidance.study.figures import training
+from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
+from normal_guidance.sweep import run as runs
+from normal_guidance.sweep.sweep import sweep
 from small_study import make_phantom, make_study, small_grid, small_sensitivity
 
 REAL_CLOCK = time.monotonic
@@ -69,3 +70,11 @@ def unrendered(monkeypatch) -> None:
     monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.write(b"\x89PNG\r\n\x1a\n"))
     monkeypatch.setattr(training, "plot_learning_curves", lambda history, method: Figure())
     monkeypatch.setattr(training, "plot_grid", lambda history: Figure())
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Make float64 the default: `fit` takes its dtype from the features, but losses of integers from the default."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from normal_guidance.viewer.server import STATIC
+from normal_guidance.clinic.viewer.server import STATIC
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "normal-guidance"

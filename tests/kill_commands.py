@@ -171,12 +171,12 @@ def load_everything() -> None:
     ):
         importlib.import_module(name)
     import small_bundle
-    from normal_guidance.clinical import bundle
-    from normal_guidance.data.manifest import PARTS
-    from normal_guidance.evaluation.run_report import Run
-    from normal_guidance.evaluation.study import DATASETS
-    from normal_guidance.features import encoders
-    from normal_guidance.simulate.semi_synthetic import shifted_mean
+    from normal_guidance.fit import bundle
+    from normal_guidance.scans.features import encoders
+    from normal_guidance.scans.index.manifest import PARTS
+    from normal_guidance.study.drawn import shifted_mean
+    from normal_guidance.study.experiment import DATASETS
+    from normal_guidance.sweep.run import Run
 
     def tiny(name: str, **options: Any) -> Any:
         return small_bundle.tiny(options.get("device", "cpu"))

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 def main() -> None:
     from killing import die_at
     from normal_guidance.cli.__main__ import main as nguide
-    from normal_guidance.clinical import bundle
+    from normal_guidance.fit import bundle
     from small_bundle import tiny
 
     bundle.load_encoder = lambda name, **_: tiny()

@@ -11,17 +11,18 @@ import torch
 from pydicom import dcmread
 from pydicom.dataset import Dataset
 
-from normal_guidance.clinical import bundle as bundles
-from normal_guidance.data.indexing import index
-from normal_guidance.data.manifest import ScanRow, read_manifest
-from normal_guidance.data.volumes import read_volume
-from normal_guidance.evaluation.runs import run_sweep
-from normal_guidance.features.encoders import Encoder
-from normal_guidance.features.encoding import encode
-from normal_guidance.features.preprocessing import Preprocessing
-from normal_guidance.features.store import FeatureStore
-from normal_guidance.simulate.phantom.dataset import write_phantom
-from normal_guidance.training.config import Config
+from normal_guidance.fit import bundle as bundles
+from normal_guidance.fit.bundle import load_bundle
+from normal_guidance.scans.features.encoders import Encoder
+from normal_guidance.scans.features.encoding import encode
+from normal_guidance.scans.features.preprocessing import Preprocessing
+from normal_guidance.scans.features.store import FeatureStore
+from normal_guidance.scans.index.indexing import index
+from normal_guidance.scans.index.manifest import ScanRow, read_manifest
+from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.scans.phantom.phantom_files import write_phantom
+from normal_guidance.sweep.config import Config
+from normal_guidance.sweep.run import run_sweep
 
 SIZE, WIDTH = 16, 8
 WINDOW = (-100.0, 300.0)
@@ -98,3 +99,19 @@ def read_or_die(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[np.nd
     if row.scan_id.startswith("deadly"):
         os.kill(os.getpid(), signal.SIGSEGV)
     return read_volume(row, root, repair=repair)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def tiny_encoder(monkeypatch) -> None:
+    """The encoder that the run was trained with: small, and found by its name."""
+    use_tiny(monkeypatch)
+
+
+@pytest.fixture
+def bundle(trained):
+    return load_bundle(trained.run)

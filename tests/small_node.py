@@ -20,15 +20,15 @@ from pynetdicom import AE, evt
 from pynetdicom.sop_class import CTImageStorage, Verification
 
 from killing import signals_of_a_terminal
-from normal_guidance.clinical.bundle import Bundle
-from normal_guidance.clinical.predicting import PredictOptions, Predictor
-from normal_guidance.node import node as nodes
-from normal_guidance.node.addresses import parse_peer
-from normal_guidance.node.destinations import Identity, parse_destination
-from normal_guidance.node.node import Node, NodeSettings, run_node
-from normal_guidance.node.predicting import Taking
-from normal_guidance.node.receiver import Listening
-from normal_guidance.node.series_queue import UNFINISHED
+from normal_guidance.clinic.node import node as nodes
+from normal_guidance.clinic.node.destination import Identity, parse_destination
+from normal_guidance.clinic.node.node import Node, NodeSettings, run_node
+from normal_guidance.clinic.node.partners import parse_peer
+from normal_guidance.clinic.node.receiver import Listening
+from normal_guidance.clinic.node.series_queue import UNFINISHED
+from normal_guidance.clinic.node.serving import Taking
+from normal_guidance.clinic.predict.predicting import PredictOptions, Predictor
+from normal_guidance.fit.bundle import Bundle
 
 HANGS = 300
 """Seconds after which something hangs, on however slow a machine."""
@@ -109,8 +109,8 @@ def quick_loops(monkeypatch) -> None:
     """Threads look for work more often, and pauses between attempts are short."""
     monkeypatch.setattr(nodes, "IDLE_SECONDS", 0.02)
     monkeypatch.setattr(nodes, "STOP_SECONDS", 5.0)
-    monkeypatch.setattr("normal_guidance.node.sending.FIRST_PAUSE", 0.05)
-    monkeypatch.setattr("normal_guidance.node.sending.LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr("normal_guidance.clinic.node.sending.FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("normal_guidance.clinic.node.sending.LONGEST_PAUSE", 0.2)
 
 
 # ----------------------------------------------------------------------------------------------------

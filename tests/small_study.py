@@ -9,13 +9,12 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.core.bags import Bags
-from normal_guidance.data.manifest import PARTS, Manifest, read_manifest
-from normal_guidance.evaluation.stored_features import stored_dataset
-from normal_guidance.evaluation.study import Study
-from normal_guidance.features.store import FeatureStore, open_store, write_store
-from normal_guidance.simulate.phantom.dataset import write_phantom
-from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training.config import Config, grid
+from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
+from normal_guidance.scans.index.manifest import PARTS, Manifest, read_manifest
+from normal_guidance.scans.phantom.phantom_files import write_phantom
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.study.experiment import Study, stored_dataset
+from normal_guidance.sweep.config import Config, grid
 
 # Any epoch may be selected, so that few epochs on few scans have a winner.
 PROTOCOL = Config("ng", epochs=3, batch_size=16, train_above_val=False)

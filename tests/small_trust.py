@@ -11,11 +11,11 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.models import ABMIL
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.data.manifest import PARTS
-from normal_guidance.evaluation.runs import run_sweep
-from normal_guidance.features.store import open_store, write_store
-from normal_guidance.simulate.semi_synthetic import BLOCK, SHIFT, shifted_mean
-from normal_guidance.training.config import Config
+from normal_guidance.scans.features.store import open_store, write_store
+from normal_guidance.scans.index.manifest import PARTS
+from normal_guidance.study.drawn import BLOCK, SHIFT, shifted_mean
+from normal_guidance.sweep.config import Config
+from normal_guidance.sweep.run import run_sweep
 from small_study import some_scans, write_splits
 
 FEATURES, STRONG = 64, 1.5

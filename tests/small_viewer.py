@@ -7,11 +7,10 @@ import numpy as np
 import pyarrow as pa
 import uvicorn
 
-from normal_guidance.data.manifest import Manifest
-from normal_guidance.evaluation.predictions import PREDICTIONS, write_predictions_table
-from normal_guidance.viewer.gallery import Gallery
-from normal_guidance.viewer.security import Access
-from normal_guidance.viewer.server import make_app, make_server, open_socket
+from normal_guidance.clinic.viewer.gallery import Gallery
+from normal_guidance.clinic.viewer.server import Access, make_app, make_server, open_socket
+from normal_guidance.scans.index.manifest import Manifest
+from normal_guidance.sweep.predictions import PREDICTIONS, write_predictions_table
 
 
 def bell(slices: int, centre: float, width: float) -> np.ndarray:

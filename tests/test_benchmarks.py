@@ -413,7 +413,7 @@ def test_the_metrics_benchmark_refuses_what_it_cannot_do(options, complaint):
 
 @pytest.mark.slow
 def test_the_viewer_benchmark_reads_and_browses():
-    page = BENCHMARKS.parent / "src" / "normal_guidance" / "viewer" / "static" / "index.html"
+    page = BENCHMARKS.parent / "src" / "normal_guidance" / "clinic" / "viewer" / "static" / "index.html"
     if not page.exists():
         pytest.skip("the viewer's page has not been built: make viewer")
     run = run_benchmark("--readers 3 --seconds 1 --scans 4 --size 32 --slices 12", "bench_viewer.py")

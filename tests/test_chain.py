@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from normal_guidance.base.files import read_json
 from normal_guidance.cli import app
-from normal_guidance.data.manifest import read_manifest
-from normal_guidance.data.problems import KINDS, Problem, read_problems
-from normal_guidance.data.volumes import read_volume
-from normal_guidance.features.store import open_store
-from normal_guidance.files import read_json
-from normal_guidance.simulate.phantom.dataset import write_phantom
-from normal_guidance.simulate.phantom.oddities import ODDITIES
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import read_manifest
+from normal_guidance.scans.index.problems import KINDS, Problem, read_problems
+from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.scans.phantom.oddities import ODDITIES
+from normal_guidance.scans.phantom.phantom_files import write_phantom
 
 LAYOUTS = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
 SIZE = {"size": 32, "slices": 12, "positive": 0.5}

@@ -16,15 +16,14 @@ import torch
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
-from normal_guidance.clinical import load_bundle
+from normal_guidance.clinic import load_bundle
+from normal_guidance.clinic.viewer.gallery import open_gallery
 from normal_guidance.core.methods import REMOVED
-from normal_guidance.data.manifest import read_manifest
-from normal_guidance.evaluation.runs import load_run, run_sweep
-from normal_guidance.features.store import open_store
-from normal_guidance.training.config import Config
-from normal_guidance.training.loop import predict_bags
-from normal_guidance.training.winners import load_winner
-from normal_guidance.viewer.gallery import open_gallery
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import read_manifest
+from normal_guidance.sweep.config import Config
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.run import load_run, load_winner, run_sweep
 from small_bundle import use_tiny
 
 FILES = Path(__file__).parent / "files_of_version_0_1"

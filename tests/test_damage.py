@@ -11,19 +11,22 @@ import pyarrow as pa
 import pytest
 import torch
 
-from normal_guidance.errors import UserError
-from normal_guidance.evaluation.predictions import read_predictions
-from normal_guidance.evaluation.run_report import load_run
-from normal_guidance.evaluation.runs import run_sweep
-from normal_guidance.evaluation.study import environment
-from normal_guidance.features.store import open_store, write_store
-from normal_guidance.files import read_json, read_parquet, write_json, write_parquet
-from normal_guidance.seals import MARK
-from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.tensor_files import read_tensors, write_tensors
-from normal_guidance.training.config import Config
-from normal_guidance.training.execution import Execution
-from normal_guidance.training.winners import load_winner
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import (
+    MARK,
+    read_json,
+    read_parquet,
+    write_json,
+    write_parquet,
+)
+from normal_guidance.base.tensor_files import read_tensors, write_tensors
+from normal_guidance.scans.features.store import open_store, write_store
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.study.experiment import environment
+from normal_guidance.sweep.config import Config
+from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.predictions import read_predictions
+from normal_guidance.sweep.run import load_run, load_winner, run_sweep
 
 FLIPS = 150
 """Bits to flip in each file, of thousands."""

@@ -99,7 +99,7 @@ def test_what_it_copies_is_in_the_clone_and_not_ignored():
     assert [source for source in sources if not (ROOT / source).exists() or is_ignored(source)] == []
     assert is_ignored("tests")
     assert is_ignored("frontend/node_modules")
-    assert is_ignored("src/normal_guidance/viewer/static")
+    assert is_ignored("src/normal_guidance/clinic/viewer/static")
 
 
 @pytest.mark.parametrize(("answer", "code"), [(200, 0), (503, 1), (None, 1)])

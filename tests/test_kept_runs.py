@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.evaluation.run_report import load_run
-from normal_guidance.evaluation.runs import run_sweep
-from normal_guidance.evaluation.study_predictions import read_prediction
-from normal_guidance.features.store import write_store
-from normal_guidance.files import read_json, write_json
-from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.scans.features.store import write_store
 from normal_guidance.statistics.split_results import MethodResults
-from normal_guidance.training.config import Config, grid
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.study.experiment import read_prediction
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.run import load_run, run_sweep
 
 DOCS = Path(__file__).parents[1] / "docs"
 

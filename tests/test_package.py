@@ -22,10 +22,10 @@ from markdown_it import MarkdownIt
 
 import normal_guidance
 from installed import NAME, ROOT, Environment, build, closure, link_packages, outside, requirements
-from normal_guidance.viewer.server import FILES
+from normal_guidance.clinic.viewer.server import FILES
 
 SDIST_BYTES = 2_000_000
-PAGE = {f"normal_guidance/viewer/static/{name}" for name, _ in FILES.values()}
+PAGE = {f"normal_guidance/clinic/viewer/static/{name}" for name, _ in FILES.values()}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,9 @@ def test_the_wheel_holds_the_page_and_every_file_of_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("normal_guidance/")}
     assert held >= tracked | PAGE
-    assert held - tracked - PAGE <= {"normal_guidance/viewer/.gitignore"} | {name for name in held if is_new(name)}
+    assert held - tracked - PAGE <= {"normal_guidance/clinic/viewer/.gitignore"} | {
+        name for name in held if is_new(name)
+    }
 
 
 def is_new(name: str) -> bool:
@@ -111,11 +113,11 @@ def test_the_metadata_names_pythons_and_addresses(about):
 def clone(tmp_path) -> Path:
     """The files that a build reads, without most of the source."""
     package = tmp_path / "src" / "normal_guidance"
-    (package / "viewer" / "static").mkdir(parents=True)
+    (package / "clinic" / "viewer" / "static").mkdir(parents=True)
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src/normal_guidance/__init__.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("index.html", *(name for name, _ in FILES.values())):
-        (package / "viewer" / "static" / name).write_text(
+        (package / "clinic" / "viewer" / "static" / name).write_text(
             '<link href="/icon.svg"><link href="/style.css"><script src="/app.js"></script>' if "html" in name else ""
         )
     return tmp_path
@@ -130,11 +132,11 @@ def build_target(clone: Path, target: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("target", "lost"), [("wheel", "index.html"), ("sdist", "app.js")])
 def test_no_package_is_built_without_the_page(clone, target, lost):
     assert build_target(clone, target).returncode == 0
-    (clone / "src/normal_guidance/viewer/static" / lost).unlink()
+    (clone / "src/normal_guidance/clinic/viewer/static" / lost).unlink()
     result = build_target(clone, target)
     said = " ".join(result.stderr.split())
     assert result.returncode != 0
-    assert f"src/normal_guidance/viewer/static/{lost} is missing" in said
+    assert f"src/normal_guidance/clinic/viewer/static/{lost} is missing" in said
     assert said.endswith("build the package again: make viewer")
     assert "Traceback" not in said
 
@@ -147,7 +149,7 @@ def load_hook():
 
 
 def test_an_editable_install_does_not_need_the_page(clone):
-    shutil.rmtree(clone / "src/normal_guidance/viewer/static")
+    shutil.rmtree(clone / "src/normal_guidance/clinic/viewer/static")
     hook = load_hook().NeedsPage(str(clone), {}, None, None, "", "wheel")
     hook.initialize("editable", {})
     with pytest.raises(SystemExit):

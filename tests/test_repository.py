@@ -110,16 +110,16 @@ def test_imports_point_one_way():
 @pytest.mark.parametrize(
     ("file", "code", "reason"),
     [
-        ("core/a.py", "from normal_guidance.data import bags", "core/a.py:1: core may not import data"),
+        ("core/a.py", "from normal_guidance.scans.index import bags", "core/a.py:1: core may not import data"),
         ("core/a.py", "def f():\n    import normal_guidance.cli", "core/a.py:2: core may not import cli"),
         ("core/a.py", "from ..data.bags import Bags", "core/a.py:1: core may not import data"),
         ("core/deep/a.py", "from ...data import bags", "core/deep/a.py:1: core may not import data"),
         ("core/__init__.py", "from .. import data", "core/__init__.py:1: core may not import data"),
         ("core/a.py", "import numpy as np", "core/a.py:1: core may not import numpy"),
         ("errors.py", "import torch", "errors.py:1: errors may not import torch"),
-        ("reports/a.py", "from normal_guidance.viewer import x", "reports/a.py:1: reports may not"),
+        ("reports/a.py", "from normal_guidance.clinic.viewer import x", "reports/a.py:1: reports may not"),
         ("data/a.py", "from normal_guidance import Bags", "data/a.py:1: import 'Bags' from the module"),
-        ("__init__.py", "from normal_guidance.evaluation import f", "__init__.py:1: the top-level module"),
+        ("__init__.py", "from normal_guidance.study import f", "__init__.py:1: the top-level module"),
         ("__init__.py", "from .cli import app", "__init__.py:1: the top-level module may not import cli"),
         ("utils/a.py", "", "utils/a.py: utils has no place in LAYERS"),
     ],
@@ -136,10 +136,10 @@ def test_the_import_guard_can_fail(tmp_path, file, code, reason):
     ("file", "code"),
     [
         ("core/a.py", "import math, torch.nn.functional as F\nfrom jaxtyping import Float\nfrom . import b"),
-        ("core/a.py", "from normal_guidance.errors import UserError\nfrom ..errors import UserError"),
+        ("core/a.py", "from normal_guidance.base.errors import UserError\nfrom ..errors import UserError"),
         ("training/a.py", "import numpy\nfrom ..features.store import Store\nfrom .config import Config"),
         ("cli/commands.py", "from normal_guidance import __version__\nfrom ..reports import html"),
-        ("__init__.py", "from .core.guidance import NormalGuidance\nfrom normal_guidance.training import sweep"),
+        ("__init__.py", "from .core.guidance import NormalGuidance\nfrom normal_guidance.sweep import sweep"),
     ],
 )
 def test_the_import_guard_lets_good_code_pass(tmp_path, file, code):
@@ -165,7 +165,7 @@ def names_for_type_checkers(file: Path) -> set[str]:
     return {alias.name for line in block.body for alias in line.names}
 
 
-@pytest.mark.parametrize("package", ["normal_guidance", "normal_guidance.clinical", "normal_guidance.reports.figures"])
+@pytest.mark.parametrize("package", ["normal_guidance", "normal_guidance.clinic", "normal_guidance.study.figures"])
 def test_lazy_names_are_the_same_for_people_tools_and_type_checkers(package):
     module = importlib.import_module(package)
     names = sorted(module.__all__)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from normal_guidance.statistics.number_format import digits
+from normal_guidance.show.text_tables import digits
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SEEDS = (1001, 2001, 3001)

@@ -27,14 +27,14 @@ CHOICES = {
     "regularizers": "core.regularizers:REGULARIZERS",
     "divergences": "core.guidance:DIVERGENCES",
     "negatives": "core.guidance:NEGATIVES",
-    "sources": "data.sources:SOURCES",
-    "import formats": "features.import_features:FORMATS",
-    "export formats": "features.convert:FORMATS",
-    "encoders": "features.encoders:ENCODERS",
-    "phantoms": "simulate.phantom.folder_layouts:LAYOUTS",
-    "oddities": "simulate.phantom.oddities:ODDITIES",
-    "compressions": "simulate.phantom.dicom_writer:COMPRESSIONS",
-    "destinations": "node.destinations:KINDS",
+    "sources": "scans.index.sources:SOURCES",
+    "import formats": "scans.features.convert:IMPORT_FORMATS",
+    "export formats": "scans.features.convert:EXPORT_FORMATS",
+    "encoders": "scans.features.encoders:ENCODERS",
+    "phantoms": "scans.phantom.phantom_files:LAYOUTS",
+    "oddities": "scans.phantom.oddities:ODDITIES",
+    "compressions": "scans.phantom.phantom_files:COMPRESSIONS",
+    "destinations": "clinic.node.destination:KINDS",
 }
 """What a user chooses between -> the table in the code."""
 
@@ -90,7 +90,8 @@ def source() -> str:
 def surface() -> dict[str, Any]:
     """All that a user of this version can name."""
     import normal_guidance
-    from normal_guidance import clinical, figures
+    from normal_guidance import clinic as clinical
+    from normal_guidance import figures
     from normal_guidance.cli import app, endings
 
     text = source()

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from normal_guidance.cli.__main__ import main
-from normal_guidance.clinical import bundle, result_folder
+from normal_guidance.clinic.results import result_folder
+from normal_guidance.fit import bundle
 from small_bundle import tiny
 
 WRITE = result_folder.write_scan

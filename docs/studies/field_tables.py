@@ -21,14 +21,17 @@ from page_fit import splits as splits_of_folds
 from page_fit import title as title_of
 
 from normal_guidance.core.methods import CEILING, COMMITTEE, DISTINCT, EVERY_METHOD
-from normal_guidance.evaluation.study import LIDC_POSITIONS, SEMI_SYNTHETIC
-from normal_guidance.presentation.figure_style import WIDTH, method_color, save, styled
-from normal_guidance.statistics.bootstrap import measure, resample
-from normal_guidance.statistics.differences import Claim, Difference, differences
-from normal_guidance.statistics.number_format import NOTHING, digits, signed
-from normal_guidance.statistics.scores import Metric, Scores
+from normal_guidance.show.figure_style import (
+    WIDTH,
+    method_color,
+    save,
+    styled,
+)
+from normal_guidance.show.text_tables import NOTHING, digits, signed
+from normal_guidance.statistics.differences import Claim, Difference, differences, measure, resample
 from normal_guidance.statistics.skill import skill
-from normal_guidance.statistics.split_results import SplitResults
+from normal_guidance.statistics.split_results import Metric, Scores, SplitResults
+from normal_guidance.study.experiment import LIDC_POSITIONS, SEMI_SYNTHETIC
 
 GUESSES = (*GUESSES_OF_FOLDS, "centered_gaussian")
 """Scores that see a slice's position and nothing else."""

@@ -27,16 +27,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from normal_guidance.base.files import write_atomically
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.evaluation.study import DATASETS
-from normal_guidance.evaluation.study_folder import FORMS, SCORES
-from normal_guidance.evaluation.study_predictions import StudyPredictions, read_prediction
-from normal_guidance.files import write_atomically
-from normal_guidance.statistics.scores import score
 from normal_guidance.statistics.skill import POSITION_DENSITY, position_density
-from normal_guidance.statistics.split_results import MethodResults
-from normal_guidance.training.run_folder import PREDICTION_TABLE, REPORT
+from normal_guidance.statistics.split_results import MethodResults, score
+from normal_guidance.study.experiment import DATASETS, FORMS, SCORES, StudyPredictions, read_prediction
+from normal_guidance.sweep.run import PREDICTION_TABLE, REPORT
 
 Row = Mapping[str, Any]
 

@@ -23,13 +23,13 @@ import torch
 from keep import read, write
 from torch import Tensor
 
+from normal_guidance.core.arrays import bag_of_rows, place_in_bag
 from normal_guidance.core.methods import NAMED
 from normal_guidance.core.metrics import localization
-from normal_guidance.core.packed import bag_of_rows, place_in_bag
-from normal_guidance.data.splits import fold_scans
-from normal_guidance.features.store import open_store
-from normal_guidance.simulate.semi_synthetic import semi_synthetic_part
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.statistics.skill import MIDDLE, POSITION_DENSITY, position_density
+from normal_guidance.study.drawn import semi_synthetic_part
 
 FOLDS, SEMI = 5, "semi/"
 

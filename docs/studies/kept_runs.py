@@ -15,11 +15,9 @@ from keep import read, results_of
 from make_page import TABLES
 from removed_heads import SHOWN
 
-from normal_guidance.evaluation.run_report import scores_from_json
-from normal_guidance.evaluation.study_folder import FORMS, SCORES
-from normal_guidance.statistics.scores import Scores
-from normal_guidance.statistics.split_results import SplitResults
-from normal_guidance.training.run_folder import REPORT
+from normal_guidance.statistics.split_results import Scores, SplitResults
+from normal_guidance.study.experiment import FORMS, SCORES
+from normal_guidance.sweep.run import REPORT, scores_from_json
 
 
 @cache

@@ -16,8 +16,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from normal_guidance.show.text_tables import (
+    NOTHING,
+    digits,
+    p_value,
+    signed,
+)
 from normal_guidance.statistics.differences import Difference
-from normal_guidance.statistics.number_format import NOTHING, digits, p_value, signed
 
 DOCS = Path(__file__).resolve().parents[1]
 TABLES, IMAGES = DOCS / "results/tables", DOCS / "images"

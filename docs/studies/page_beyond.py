@@ -27,13 +27,24 @@ from matplotlib.figure import Figure
 from page_semi_synthetic import PAPER, compare, scores
 from removed_heads import color_of, title_of
 
-from normal_guidance.presentation.figure_style import METHOD_MARKERS, WIDTH, save, styled
-from normal_guidance.simulate.semi_synthetic import SEEDS, VARIANTS
-from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
-from normal_guidance.statistics.differences import LEVEL, Claim, differences, student_quantile
-from normal_guidance.statistics.number_format import NOTHING, digits, signed
-from normal_guidance.statistics.scores import Metric
-from normal_guidance.statistics.split_results import SplitResults
+from normal_guidance.show.figure_style import (
+    METHOD_MARKERS,
+    WIDTH,
+    save,
+    styled,
+)
+from normal_guidance.show.text_tables import NOTHING, digits, signed
+from normal_guidance.statistics.differences import (
+    DRAWS,
+    LEVEL,
+    Claim,
+    differences,
+    measure,
+    resample,
+    student_quantile,
+)
+from normal_guidance.statistics.split_results import Metric, SplitResults
+from normal_guidance.study.drawn import SEEDS, VARIANTS
 
 LOCALIZATION: Metric = "localization_auroc"
 SCANS: Metric = "scan_auroc"

@@ -10,10 +10,15 @@ from make_page import IMAGES, table
 from matplotlib.figure import Figure
 
 from normal_guidance.core.methods import CEILING, COMMITTEE
-from normal_guidance.presentation.figure_style import WIDTH, method_color, save, styled
-from normal_guidance.statistics.bootstrap import measure
-from normal_guidance.statistics.number_format import NOTHING, digits
-from normal_guidance.statistics.scores import Metric
+from normal_guidance.show.figure_style import (
+    WIDTH,
+    method_color,
+    save,
+    styled,
+)
+from normal_guidance.show.text_tables import NOTHING, digits
+from normal_guidance.statistics.differences import measure
+from normal_guidance.statistics.split_results import Metric
 
 SETS = {
     "prostate-70": "PROSTATEx (MRI)",

@@ -19,14 +19,17 @@ from matplotlib.figure import Figure
 from removed_heads import title_of
 
 from normal_guidance.core.methods import COMMITTEE
-from normal_guidance.presentation.figure_style import WIDTH, method_color, save, styled
-from normal_guidance.simulate.semi_synthetic import VARIANTS
-from normal_guidance.statistics.bootstrap import measure
-from normal_guidance.statistics.differences import Claim, Difference, differences
-from normal_guidance.statistics.number_format import NOTHING, digits, signed
-from normal_guidance.statistics.scores import Metric
+from normal_guidance.show.figure_style import (
+    WIDTH,
+    method_color,
+    save,
+    styled,
+)
+from normal_guidance.show.text_tables import NOTHING, digits, signed
+from normal_guidance.statistics.differences import Claim, Difference, differences, measure
 from normal_guidance.statistics.skill import MIDDLE, POSITION_DENSITY, skill
-from normal_guidance.statistics.split_results import MethodResults, SplitResults
+from normal_guidance.statistics.split_results import MethodResults, Metric, SplitResults
+from normal_guidance.study.drawn import VARIANTS
 
 SEMI, ORACLE = "semi/", "oracle"
 ALL = 3

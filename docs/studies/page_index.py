@@ -10,8 +10,8 @@ from page_field import SETS
 from page_fit import gain
 
 from normal_guidance.core.methods import CEILING, COMMITTEE
+from normal_guidance.show.text_tables import NOTHING, digits, signed
 from normal_guidance.statistics.differences import Difference
-from normal_guidance.statistics.number_format import NOTHING, digits, signed
 
 REAL = ("prostate-70", "ecg")
 

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from removed_heads import GUIDED, SHOWN, color_of, title_of
 
 from normal_guidance.core.methods import CEILING
-from normal_guidance.presentation.figure_style import WIDTH, save, styled
+from normal_guidance.show.figure_style import WIDTH, save, styled
+from normal_guidance.show.text_tables import NOTHING, digits
 from normal_guidance.statistics.differences import RIVALS, Difference
-from normal_guidance.statistics.number_format import NOTHING, digits
-from normal_guidance.statistics.scores import METRICS, Metric
+from normal_guidance.statistics.split_results import METRICS, Metric
 
 LAYOUTS = ("head", "chest", "abdomen")
 LOCALIZATION: Metric = "localization_auroc"

@@ -19,27 +19,26 @@ from make_page import short, table
 from torch import Tensor
 
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.bells import VARIANCE_FLOOR
 from normal_guidance.core.guidance import DIVERGENCES, NormalGuidance, normal_reference
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.methods import METHODS, build_model
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.models import CenteredGaussian
-from normal_guidance.core.normals import VARIANCE_FLOOR
-from normal_guidance.evaluation.published import published, published_choice, published_seed
-from normal_guidance.simulate.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT
-from normal_guidance.simulate.phantom.plan import ANATOMIES, plan
-from normal_guidance.simulate.phantom.render import render
-from normal_guidance.simulate.semi_synthetic import (
+from normal_guidance.scans.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT, render
+from normal_guidance.scans.phantom.plan import ANATOMIES, plan
+from normal_guidance.statistics.split_results import METRICS, Metric
+from normal_guidance.study.drawn import (
     SEEDS,
     SemiSynthetic,
     bayes_scan_scores,
     semi_synthetic_part,
     shifted_mean,
 )
-from normal_guidance.statistics.scores import METRICS, Metric
-from normal_guidance.training.config import L1_STRENGTHS
-from normal_guidance.training.loop import predict_bags
-from normal_guidance.training.objective import objective
+from normal_guidance.study.references import published, published_choice, published_seed
+from normal_guidance.sweep.config import L1_STRENGTHS
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.stack import objective
 
 
 def digits(value: float, places: int = 3) -> str:

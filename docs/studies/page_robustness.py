@@ -11,7 +11,15 @@ from collections.abc import Callable
 from make_page import IMAGES, TABLES, table
 from matplotlib.figure import Figure
 
-from normal_guidance.presentation.figure_style import BLUE, GREEN, ORANGE, RED, WIDTH, save, styled
+from normal_guidance.show.figure_style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    RED,
+    WIDTH,
+    save,
+    styled,
+)
 
 COLORS = {"refused": GREEN, "same": BLUE, "only shown": ORANGE, "silent": RED, "traceback": "black"}
 BAD = ("silent", "traceback")

@@ -18,21 +18,21 @@ from make_page import IMAGES, difference, table
 from removed_heads import SHOWN
 
 from normal_guidance.core.methods import method_title
-from normal_guidance.evaluation.initialisations import INITIALISATIONS, ORIGINS
-from normal_guidance.evaluation.study import SEMI_SYNTHETIC
-from normal_guidance.presentation.figure_style import save
-from normal_guidance.reports.initialisations import (
+from normal_guidance.show.figure_style import save
+from normal_guidance.show.text_tables import NOTHING, digits
+from normal_guidance.statistics.differences import Claim, Difference, claims
+from normal_guidance.statistics.differences import differences as test
+from normal_guidance.statistics.split_results import Metric
+from normal_guidance.study.experiment import SEMI_SYNTHETIC
+from normal_guidance.study.reproduction import (
+    INITIALISATIONS,
     INNER,
+    ORIGINS,
     InitialisationTable,
     initialisation_tables,
     plot_initialisations,
 )
-from normal_guidance.reports.localization_table import CAPTION, COLUMNS
-from normal_guidance.reports.study_tables import Results, collect
-from normal_guidance.statistics.differences import Claim, Difference, claims
-from normal_guidance.statistics.differences import differences as test
-from normal_guidance.statistics.number_format import NOTHING, digits
-from normal_guidance.statistics.scores import Metric
+from normal_guidance.study.study_tables import CAPTION, COLUMNS, Results, collect
 
 PAPER = "semi-synthetic"
 """The set of the paper's nine methods and the oracle."""

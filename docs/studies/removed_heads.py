@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normal_guidance.core.methods import CEILING, COMMITTEE, DISTINCT, METHODS, method_title
-from normal_guidance.presentation.figure_style import method_color
+from normal_guidance.show.figure_style import method_color
 from normal_guidance.statistics.skill import POSITION_DENSITY
 
 REMOVED = {

@@ -17,15 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normal_guidance.extras import missing_extras
-from normal_guidance.lazy_names import lazy_names
+from normal_guidance.base.system import lazy_names, missing_extras
 
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from normal_guidance.clinical.hub import pull_from_hub, push_to_hub
-    from normal_guidance.clinical.in_python import fit, predict
-    from normal_guidance.clinical.predicting import PredictOptions
+    from normal_guidance.base.errors import UserError
+    from normal_guidance.clinic.predict.predicting import PredictOptions, fit, predict
     from normal_guidance.core.bags import Bag, Bags, collate
     from normal_guidance.core.guidance import (
         DIVERGENCES,
@@ -40,23 +38,23 @@ if TYPE_CHECKING:
     from normal_guidance.core.methods import METHODS, build_model
     from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
     from normal_guidance.core.prediction import Prediction
-    from normal_guidance.errors import UserError
-    from normal_guidance.export import export_model
-    from normal_guidance.features.store import open_store
-    from normal_guidance.reports import figures
-    from normal_guidance.training.config import Config, grid
-    from normal_guidance.training.execution import Execution
-    from normal_guidance.training.lightning import GuidanceCallback
-    from normal_guidance.training.loop import predict_bags, train_model
-    from normal_guidance.training.slice_finder import SliceFinder
-    from normal_guidance.training.sweep import sweep
+    from normal_guidance.fit.export import export_model
+    from normal_guidance.fit.hub import pull_from_hub, push_to_hub
+    from normal_guidance.fit.slice_finder import SliceFinder
+    from normal_guidance.scans.features.store import open_store
+    from normal_guidance.study import figures
+    from normal_guidance.sweep.config import Config, grid
+    from normal_guidance.sweep.execution import Execution
+    from normal_guidance.sweep.lightning import GuidanceCallback
+    from normal_guidance.sweep.loop import predict_bags, train_model
+    from normal_guidance.sweep.sweep import sweep
 
 _HOME = {
-    "pull_from_hub": "clinical.hub",
-    "push_to_hub": "clinical.hub",
-    "fit": "clinical.in_python",
-    "predict": "clinical.in_python",
-    "PredictOptions": "clinical.predicting",
+    "pull_from_hub": "fit.hub",
+    "push_to_hub": "fit.hub",
+    "fit": "clinic.predict.predicting",
+    "predict": "clinic.predict.predicting",
+    "PredictOptions": "clinic.predict.predicting",
     "Bag": "core.bags",
     "Bags": "core.bags",
     "collate": "core.bags",
@@ -77,20 +75,20 @@ _HOME = {
     "localization": "core.metrics",
     "scan_level": "core.metrics",
     "Prediction": "core.prediction",
-    "UserError": "errors",
-    "export_model": "export",
-    "open_store": "features.store",
-    "Config": "training.config",
-    "grid": "training.config",
-    "Execution": "training.execution",
-    "GuidanceCallback": "training.lightning",
-    "predict_bags": "training.loop",
-    "train_model": "training.loop",
-    "SliceFinder": "training.slice_finder",
-    "sweep": "training.sweep",
+    "UserError": "base.errors",
+    "export_model": "fit.export",
+    "open_store": "scans.features.store",
+    "Config": "sweep.config",
+    "grid": "sweep.config",
+    "Execution": "sweep.execution",
+    "GuidanceCallback": "sweep.lightning",
+    "predict_bags": "sweep.loop",
+    "train_model": "sweep.loop",
+    "SliceFinder": "fit.slice_finder",
+    "sweep": "sweep.sweep",
 }
 
-_MODULES = {"figures": "reports.figures"}
+_MODULES = {"figures": "study.figures"}
 
 __all__ = [
     "DIVERGENCES",

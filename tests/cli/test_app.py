@@ -9,8 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from normal_guidance import __version__
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.commands import Commands, app
-from normal_guidance.errors import UserError
 
 runner = CliRunner()
 

@@ -13,19 +13,17 @@ from normal_guidance.cli.reproduce_scans import SCAN_DATASETS
 from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES
 from normal_guidance.core.methods import BEYOND, FIELD, METHODS
 from normal_guidance.core.regularizers import REGULARIZERS
-from normal_guidance.data.sources import SOURCES
-from normal_guidance.data.sources.rsna_at import LABELS
-from normal_guidance.data.windows import WINDOWS
-from normal_guidance.evaluation.study import DATASETS
-from normal_guidance.features import import_features
-from normal_guidance.features.convert import FORMATS
-from normal_guidance.features.encoders import ENCODERS, Precision
-from normal_guidance.simulate.phantom.dataset import MIXED
-from normal_guidance.simulate.phantom.dicom_writer import COMPRESSIONS
-from normal_guidance.simulate.phantom.folder_layouts import LAYOUTS
-from normal_guidance.simulate.phantom.oddities import ODDITIES
-from normal_guidance.simulate.phantom.plan import ANATOMIES
-from normal_guidance.training.config import OptimizerName, ScheduleName
+from normal_guidance.scans.features import convert as import_features
+from normal_guidance.scans.features.convert import EXPORT_FORMATS
+from normal_guidance.scans.features.encoders import ENCODERS, Precision
+from normal_guidance.scans.features.preprocessing import WINDOWS
+from normal_guidance.scans.index.rsna import LABELS
+from normal_guidance.scans.index.sources import SOURCES
+from normal_guidance.scans.phantom.oddities import ODDITIES
+from normal_guidance.scans.phantom.phantom_files import COMPRESSIONS, LAYOUTS, MIXED
+from normal_guidance.scans.phantom.plan import ANATOMIES
+from normal_guidance.study.experiment import DATASETS
+from normal_guidance.sweep.config import OptimizerName, ScheduleName
 
 # As the installed command does; torch and its like must not be imported for it.
 PROGRAM = """
@@ -142,7 +140,7 @@ def test_a_real_bash_completes(tmp_path):
         (completion.ANATOMIES, ANATOMIES),
         (completion.ODDITIES, ODDITIES),
         (completion.COMPRESSIONS, (*COMPRESSIONS, MIXED)),
-        (completion.FORMATS, FORMATS),
+        (completion.FORMATS, EXPORT_FORMATS),
         (completion.IMPORT_FORMATS, import_features.FORMATS),
         (completion.PRECISIONS, ("auto", *get_args(Precision))),
     ],

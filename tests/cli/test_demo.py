@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.cli.demo import command_lines, stages
+from normal_guidance.clinic.viewer import server
+from normal_guidance.clinic.viewer.gallery import open_gallery
 from normal_guidance.core.methods import METHODS
-from normal_guidance.viewer import server
-from normal_guidance.viewer.gallery import open_gallery
 
 SEED, SCANS = 7, 40
 module = import_module("normal_guidance.cli.demo")  # the package gives the command that name

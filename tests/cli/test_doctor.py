@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance import __version__
+from normal_guidance.base.system import source_version
 from normal_guidance.cli import app
 from normal_guidance.cli.doctor import checks, packages, probes
 from normal_guidance.cli.doctor.checks import Check, Diagnosis
 from normal_guidance.cli.doctor.command import describe
-from normal_guidance.source_version import source_version
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)
 
@@ -246,7 +246,7 @@ def test_the_viewers_page(monkeypatch, tmp_path):
     assert node.name == "Node.js"  # nguide node is another thing
     monkeypatch.setattr(checks.shutil, "which", lambda program: f"/usr/bin/{program}")
     assert next(reversed(list(checks.check_viewer("20.1.0")))).state == "ok"
-    static = tmp_path / "src" / "normal_guidance" / "viewer" / "static"
+    static = tmp_path / "src" / "normal_guidance" / "clinic" / "viewer" / "static"
     static.mkdir(parents=True)
     (static / "index.html").touch()
     page, node = checks.check_viewer(None)

@@ -16,17 +16,17 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 from rich.console import Console
 from typer.testing import CliRunner
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli import progress_bar
 from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.commands import app as nguide
 from normal_guidance.cli.encode import _statistics, _watch, describe_progress, encode
-from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
-from normal_guidance.data.problems import read_problems
-from normal_guidance.data.volumes import read_volume
-from normal_guidance.errors import UserError
-from normal_guidance.features.encoders import load_encoder
-from normal_guidance.features.encoding_store import EncodingProgress
-from normal_guidance.features.store import open_store
+from normal_guidance.scans.features.encoders import load_encoder
+from normal_guidance.scans.features.encoding import EncodingProgress
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
+from normal_guidance.scans.index.problems import read_problems
+from normal_guidance.scans.index.volumes import read_volume
 from own_clock import OwnClock
 
 app = typer.Typer(cls=Commands)

@@ -17,11 +17,11 @@ import typer
 from typer.testing import CliRunner
 
 from killing import signals_of_a_terminal
-from normal_guidance import files
+from normal_guidance.base import files
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli import app, endings
 from normal_guidance.cli.command import Command
 from normal_guidance.cli.commands import Commands
-from normal_guidance.errors import UserError
 from small_disk import small_disk
 from small_study import make_store
 

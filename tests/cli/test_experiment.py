@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
-from normal_guidance.evaluation.run_report import load_run
+from normal_guidance.sweep.run import load_run
 from pages import check_page
 from small_study import make_store, some_scans, without_slice_labels, write_splits
 

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.index import _watch, index
-from normal_guidance.data.indexing import IndexProgress
-from normal_guidance.data.manifest import read_manifest
-from normal_guidance.data.sources import SOURCES
+from normal_guidance.scans.index.indexing import IndexProgress
+from normal_guidance.scans.index.manifest import read_manifest
+from normal_guidance.scans.index.sources import SOURCES
 
 app = typer.Typer(cls=Commands)
 app.command()(index)

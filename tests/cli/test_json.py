@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import pytest
 from typer.testing import CliRunner
 
+from normal_guidance.base.files import read_json
 from normal_guidance.cli import app
 from normal_guidance.cli.json_output import print_json
 from normal_guidance.core.methods import BEYOND, EVERY_METHOD
-from normal_guidance.data.manifest import write_manifest
-from normal_guidance.evaluation.study import DATASETS
-from normal_guidance.features.store import open_store, write_store
-from normal_guidance.files import read_json
-from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.scans.features.store import open_store, write_store
+from normal_guidance.scans.index.manifest import write_manifest
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.study.experiment import DATASETS
 from small_bundle import make_run
 
 

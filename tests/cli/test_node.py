@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli import app
 from normal_guidance.cli import node as command
-from normal_guidance.node import node as nodes
+from normal_guidance.clinic.node import node as nodes
 
 runner = CliRunner()
 
@@ -27,8 +27,8 @@ def chosen(monkeypatch, tmp_path):
             return options
 
     monkeypatch.setattr(nodes, "run_node", stop)
-    monkeypatch.setattr("normal_guidance.clinical.bundle.load_bundle", lambda folder: Bundle())
-    monkeypatch.setattr("normal_guidance.clinical.predicting.Predictor", lambda *given: given)
+    monkeypatch.setattr("normal_guidance.fit.bundle.load_bundle", lambda folder: Bundle())
+    monkeypatch.setattr("normal_guidance.clinic.predict.predicting.Predictor", lambda *given: given)
     return found
 
 

@@ -11,9 +11,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
-from normal_guidance.clinical.bundle import load_bundle
-from normal_guidance.clinical.predicting import score
-from normal_guidance.features.store import open_store
+from normal_guidance.clinic.predict.predicting import score
+from normal_guidance.fit.bundle import load_bundle
+from normal_guidance.scans.features.store import open_store
 from small_bundle import make_run
 
 

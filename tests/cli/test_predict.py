@@ -18,15 +18,16 @@ from click.testing import Result
 from pydicom import dcmread
 from typer.testing import CliRunner
 
-from normal_guidance import files
+from normal_guidance.base import files
+from normal_guidance.base.files import read_json
 from normal_guidance.cli import app
-from normal_guidance.clinical import bundle as bundles
-from normal_guidance.clinical import load_bundle, predict, result_folder, write_predictions
-from normal_guidance.clinical.prediction_job import COMMAND
-from normal_guidance.clinical.result_folder import write_scan
-from normal_guidance.features.encoders import Encoder
-from normal_guidance.files import read_json
-from normal_guidance.viewer.gallery import open_gallery
+from normal_guidance.clinic import load_bundle, predict, write_predictions
+from normal_guidance.clinic.predict.job import COMMAND
+from normal_guidance.clinic.results import result_folder
+from normal_guidance.clinic.results.result_folder import write_scan
+from normal_guidance.clinic.viewer.gallery import open_gallery
+from normal_guidance.fit import bundle as bundles
+from normal_guidance.scans.features.encoders import Encoder
 from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
 from small_bundle import PATIENT, copy_series, make_run, tiny, use_tiny
 from small_disk import small_disk

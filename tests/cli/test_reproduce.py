@@ -18,14 +18,14 @@ from normal_guidance.cli import app
 from normal_guidance.cli.reproduce import choose_methods, show_page
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, METHODS
-from normal_guidance.data import lidc_table
-from normal_guidance.data.manifest import PARTS, read_manifest
-from normal_guidance.evaluation.run_report import load_run
-from normal_guidance.evaluation.study import DATASETS
-from normal_guidance.features import encoders
-from normal_guidance.features.store import open_store
-from normal_guidance.simulate import lidc_positions
-from normal_guidance.simulate.semi_synthetic import shifted_mean
+from normal_guidance.scans.features import encoders
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index import labels as lidc_table
+from normal_guidance.scans.index.manifest import PARTS, read_manifest
+from normal_guidance.study import drawn as lidc_positions
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.study.experiment import DATASETS
+from normal_guidance.sweep.run import load_run
 from pages import check_page
 from small_bundle import tiny as tiny_encoder
 

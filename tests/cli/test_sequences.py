@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from documents import ROOT, blocks_of, run_python
 from normal_guidance.cli import app
-from normal_guidance.features.store import open_store
-from normal_guidance.training import fit_committee
+from normal_guidance.fit import fit_committee
+from normal_guidance.scans.features.store import open_store
 from pages import check_page
 from test_documents import shell_commands
 

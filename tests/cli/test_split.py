@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json
 from normal_guidance.cli import app
-from normal_guidance.data.manifest import ScanRow, read_manifest, write_manifest
-from normal_guidance.data.splits import read_parts, split_scans
-from normal_guidance.errors import UserError
-from normal_guidance.files import read_json
+from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
+from normal_guidance.scans.index.splits import read_parts, split_scans
 
 run = CliRunner()
 

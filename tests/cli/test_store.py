@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.store import store_app
 from normal_guidance.core.bags import Bags
-from normal_guidance.features.convert import FORMATS
-from normal_guidance.features.store import FeatureStore, write_store
+from normal_guidance.scans.features.convert import EXPORT_FORMATS
+from normal_guidance.scans.features.store import FeatureStore, write_store
 
 app = typer.Typer(cls=Commands)
 app.add_typer(store_app, name="store")
@@ -49,7 +49,7 @@ def test_verify(store):
     assert "1 of 3 scans are damaged: C; copy the store again, or encode it again" in said
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
 def test_export_and_import(store, tmp_path, form):
     assert f"3 scans as {form}" in run("export", store.folder, "--format", form, "-o", tmp_path / "exported")
     assert repr(store) in run("import", tmp_path / "exported", "-f", form, "-o", tmp_path / "again")

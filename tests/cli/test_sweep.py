@@ -11,19 +11,19 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json
 from normal_guidance.cli import app, progress_bar
 from normal_guidance.cli.progress_bar import describe, watch_run
 from normal_guidance.cli.sweep import make_grids, parse_methods
 from normal_guidance.cli.training_options import TrainingOptions, choose_execution
 from normal_guidance.core.methods import BEYOND, METHODS
-from normal_guidance.errors import UserError
-from normal_guidance.evaluation.run_report import load_run
-from normal_guidance.features.store import open_store, write_store
-from normal_guidance.files import read_json
-from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.training.config import departures
-from normal_guidance.training.execution import Execution
-from normal_guidance.training.progress import SweepProgress
+from normal_guidance.scans.features.store import open_store, write_store
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep.config import departures
+from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.run import load_run
+from normal_guidance.sweep.sweep import SweepProgress
 from own_clock import OwnClock
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")

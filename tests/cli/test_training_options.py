@@ -6,10 +6,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli import app
 from normal_guidance.cli.training_options import TrainingOptions
-from normal_guidance.errors import UserError
-from normal_guidance.training.config import Config, grid, grid_of_method, paper_config
+from normal_guidance.sweep.config import (
+    Config,
+    grid,
+    grid_of_method,
+    paper_config,
+)
 
 COMMANDS = ("sweep", "experiment", "reproduce")
 

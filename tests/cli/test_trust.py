@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from normal_guidance.base.files import read_json
 from normal_guidance.cli import app
-from normal_guidance.files import read_json
 from small_trust import make_run
 
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from killing import signals_of_a_terminal
 from normal_guidance.cli import app
-from normal_guidance.evaluation.predictions import write_predictions_table
-from normal_guidance.viewer import server
-from normal_guidance.viewer.gallery import open_gallery
-from normal_guidance.viewer.server import FILES, STATIC
+from normal_guidance.clinic.viewer import server
+from normal_guidance.clinic.viewer.gallery import open_gallery
+from normal_guidance.clinic.viewer.server import FILES, STATIC
+from normal_guidance.sweep.predictions import write_predictions_table
 
 BUILT = all((STATIC / name).is_file() for name, _ in FILES.values())
 runner = CliRunner()
@@ -69,7 +69,7 @@ def test_anonymous_results_say_why_there_are_no_images(small_experiment, tmp_pat
 
 
 PAGE = """
-from normal_guidance.viewer import server
+from normal_guidance.clinic.viewer import server
 server.read_page = lambda static: {"/": (b"<title>drawn</title>", "text/html")}
 """
 """In place of the page, which is not built everywhere."""

@@ -8,7 +8,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.methods import build_model
-from normal_guidance.training.config import Config
+from normal_guidance.sweep.config import Config
 
 
 def main(method: str, device: str = "cpu") -> None:

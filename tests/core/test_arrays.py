@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import as_tensor
-from normal_guidance.errors import UserError
 
 
 @pytest.mark.parametrize(

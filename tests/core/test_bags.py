@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags, collate
 from normal_guidance.core.methods import build_model
-from normal_guidance.errors import UserError
 
 
 def some_bags() -> Bags:

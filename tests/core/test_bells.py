@@ -11,14 +11,14 @@ from scipy.special import log_softmax, logsumexp
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from normal_guidance.core import window_sums
+from normal_guidance.core import bells as window_sums
 from normal_guidance.core.bells import WindowAttention, gaussian_window, shaped_window
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.methods import build_model
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import EvidenceMIL
-from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
+from normal_guidance.study.drawn import bayes_slice_scores, shifted_mean
 
 BELLS = pytest.mark.parametrize("bells", [False, True])
 

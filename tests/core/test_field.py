@@ -8,12 +8,11 @@ import torch.nn.functional as F
 import torchmil.models
 from torch import Tensor, nn
 
+from normal_guidance.base.system import one_per_file
 from normal_guidance.core import field
-from normal_guidance.core.discovery import one_per_file
 from normal_guidance.core.field import acmil, clam
-from normal_guidance.core.losses import scan_cross_entropy
 from normal_guidance.core.methods import EVERY_METHOD, FIELD, build_model
-from normal_guidance.core.noise import normal, set_epoch, uniform
+from normal_guidance.core.prediction import normal, scan_cross_entropy, set_epoch, uniform
 
 FEATURES = 12
 LENGTHS = [17, 30, 19, 24]

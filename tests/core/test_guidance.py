@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import (
     DIVERGENCES,
     LabelGuidance,
@@ -21,7 +22,6 @@ from normal_guidance.core.guidance import (
 )
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.methods import build_model
-from normal_guidance.errors import UserError
 
 KINDS = pytest.mark.parametrize("kind", DIVERGENCES)
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)

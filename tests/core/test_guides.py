@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.bells import EM_STEPS, log_mixture, log_normal
 from normal_guidance.core.guidance import (
     DIVERGENCES,
     NEGATIVES,
@@ -14,10 +16,7 @@ from normal_guidance.core.guidance import (
     divergence,
     normal_reference,
 )
-from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.normals import EM_STEPS, log_mixture, log_normal
-from normal_guidance.core.slotted_layout import SlottedLayout
-from normal_guidance.errors import UserError
+from normal_guidance.core.layout import Layout, SlottedLayout, unpack
 
 KINDS = pytest.mark.parametrize("kind", DIVERGENCES)
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)

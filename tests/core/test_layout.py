@@ -5,8 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normal_guidance.core.layout import Layout, as_rows, mirror, pack, take_rows, unpack
-from normal_guidance.errors import UserError
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.layout import (
+    Layout,
+    as_rows,
+    mirror,
+    pack,
+    take_rows,
+    unpack,
+)
 
 LENGTHS = st.lists(st.integers(1, 80), min_size=1, max_size=6)
 

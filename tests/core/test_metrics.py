@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core import metrics
 from normal_guidance.core.metrics import (
     MAX_PADDING,
@@ -23,7 +24,6 @@ from normal_guidance.core.metrics import (
     mean_and_sd,
     scan_level,
 )
-from normal_guidance.errors import UserError
 
 Metric = Callable[..., Tensor]
 SKLEARN = {auroc: roc_auc_score, auprc: average_precision_score}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from killing import HANGS
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.methods import (
     BEYOND,
@@ -25,8 +26,7 @@ from normal_guidance.core.methods import (
     model_options,
 )
 from normal_guidance.core.models import ABMIL, CenteredGaussian, MaxPooling, MeanPooling, TransMIL
-from normal_guidance.errors import UserError
-from normal_guidance.training.config import Config
+from normal_guidance.sweep.config import Config
 
 FEATURES = 16
 EVERY = pytest.mark.parametrize("method", [name for name, method in NAMED.items() if method.model == name])

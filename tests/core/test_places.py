@@ -6,8 +6,13 @@ from itertools import product
 import pytest
 import torch
 
+from normal_guidance.core.bells import (
+    CENTRAL_WIDTH,
+    FLATNESS,
+    INSIDE,
+    Places,
+)
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.places import CENTRAL_WIDTH, FLATNESS, INSIDE, Places
 
 KINDS = [Places(*kind) for kind in product((0.0, 1.5), (True, False))]
 EVIDENCE = [0.3, -1.0, 2.0, 0.0, 0.5, -0.2, 1.0]

@@ -7,11 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.bells import fold_positions, in_slices, slice_numbers
 from normal_guidance.core.guidance import DIVERGENCES, NormalGuidance, normal_reference
-from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.positions import fold_positions, in_slices, slice_numbers
-from normal_guidance.core.slotted_layout import SlottedLayout
-from normal_guidance.errors import UserError
+from normal_guidance.core.layout import Layout, SlottedLayout, unpack
 
 MODES = 3
 LENGTHS = st.lists(st.integers(MODES, 40), min_size=1, max_size=4)

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normal_guidance.core import regularizers, window_sums
+from normal_guidance.base.errors import UserError
+from normal_guidance.core import bells as window_sums
+from normal_guidance.core import regularizers
 from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
@@ -19,7 +21,6 @@ from normal_guidance.core.regularizers.clusters import ClusterUniformity, cluste
 from normal_guidance.core.regularizers.distance import REACHES, STEPS, DistancePrior
 from normal_guidance.core.regularizers.entropy import EntropyMaximization
 from normal_guidance.core.regularizers.smoothness import Smoothness
-from normal_guidance.errors import UserError
 
 EVERY = pytest.mark.parametrize("name", REGULARIZERS)
 

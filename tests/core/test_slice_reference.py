@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.bells import SliceReference
+from normal_guidance.core.layout import Layout, SlottedLayout, unpack
 from normal_guidance.core.methods import METHODS, SLICE_REFERENCE
-from normal_guidance.core.slice_reference import SliceReference
-from normal_guidance.core.slotted_layout import SlottedLayout
-from normal_guidance.errors import UserError
 
 LENGTHS = [5, 1, 40, 13, 2]
 WIDTHS = pytest.mark.parametrize("width", [1, 2, 3, 12, 35])

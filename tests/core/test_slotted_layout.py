@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.layout import Layout
+from normal_guidance.core.layout import Layout, SlottedLayout
 from normal_guidance.core.methods import NAMED, build_model
-from normal_guidance.core.slotted_layout import SlottedLayout
 
 FEATURES = 16
 

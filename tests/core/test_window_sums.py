@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from in_a_process import assert_compiled_equals_eager, assert_script_passes, needs_cuda
-from normal_guidance.core.window_sums import window_sums
+from normal_guidance.core.bells import window_sums
 
 
 def by_matrix(values: Tensor, taps: Tensor) -> Tensor:

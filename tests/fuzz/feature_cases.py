@@ -33,8 +33,8 @@ from table_mutations import mutate_csv, mutate_parquet
 from watching import attempt, expect
 
 from normal_guidance.core.bags import Bags
-from normal_guidance.features.import_features import import_store
-from normal_guidance.features.store import FeatureStore, open_store, write_store
+from normal_guidance.scans.features.convert import import_store
+from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 
 TABLE = b"scan_id,label,patient_id,part,slice_labels\nA,0,P1,train,0 0\nB,1,P2,val,0 1 1 0\nC,1,P3,val,1 0 0\n"
 

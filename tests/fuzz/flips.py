@@ -65,7 +65,7 @@ def attack(folder: Path, name: str, file: Path, count: int, seed: int) -> Iterat
     """Bit, outcome and detail of some flips in one file."""
     from own_folders import READERS
 
-    from normal_guidance.errors import UserError
+    from normal_guidance.base.errors import UserError
 
     read, content = READERS[name], file.read_bytes()
     before = read(folder)

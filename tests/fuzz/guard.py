@@ -125,7 +125,7 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _is_worker(words: list[str]) -> bool:
     """Whether the started program is a worker process of the package."""
-    return words[:3] == [sys.executable, "-P", "-c"] and "normal_guidance.data.worker_process" in words[3]
+    return words[:3] == [sys.executable, "-P", "-c"] and "normal_guidance.base.workers" in words[3]
 
 
 def _judge(probe: Probe, event: str, path: str | bytes | os.PathLike[str], *, writes: bool) -> None:

@@ -29,24 +29,31 @@ from typing import Any, NamedTuple
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
-from normal_guidance.clinical.bundle import bundle_run, load_bundle, write_bundle
-from normal_guidance.data.findings import Finding
-from normal_guidance.data.manifest import read_manifest
-from normal_guidance.data.problems import Problem, read_problems, summarize, write_problems
-from normal_guidance.data.splits import audit, read_split, split_scans, write_split
-from normal_guidance.data.volumes import read_volume
-from normal_guidance.evaluation.predictions import read_predictions
-from normal_guidance.evaluation.runs import load_run, run_sweep
-from normal_guidance.evaluation.stored_features import stored_dataset
-from normal_guidance.evaluation.study import Study, train_study
-from normal_guidance.features.encoding import EncodingOptions, encode
-from normal_guidance.features.preprocessing import Preprocessing
-from normal_guidance.features.store import open_store
-from normal_guidance.reports import experiment_page
-from normal_guidance.reports.study_tables import collect
-from normal_guidance.training import winners
-from normal_guidance.training.config import Config, grid
-from normal_guidance.training.winners import load_winner
+from normal_guidance.fit.bundle import bundle_run, load_bundle, write_bundle
+from normal_guidance.scans.features.encoding import EncodingOptions, encode
+from normal_guidance.scans.features.preprocessing import Preprocessing
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import Finding, read_manifest
+from normal_guidance.scans.index.problems import (
+    Problem,
+    read_problems,
+    summarize,
+    write_problems,
+)
+from normal_guidance.scans.index.splits import (
+    audit,
+    read_split,
+    split_scans,
+    write_split,
+)
+from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.study import study_page as experiment_page
+from normal_guidance.study.experiment import Study, stored_dataset, train_study
+from normal_guidance.study.study_tables import collect
+from normal_guidance.sweep import run as winners
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.predictions import read_predictions
+from normal_guidance.sweep.run import load_run, load_winner, run_sweep
 from small_bundle import WINDOW, make_run, tiny
 
 SCANS = 24

@@ -19,9 +19,9 @@ from own_folders import make_folders
 from pydicom.uid import ExplicitVRBigEndian, ImplicitVRLittleEndian
 from table_mutations import read_rows, write_rows
 
-from normal_guidance.data.indexing import index
-from normal_guidance.data.manifest import Manifest, read_manifest
-from normal_guidance.simulate.phantom.dataset import write_phantom
+from normal_guidance.scans.index.indexing import index
+from normal_guidance.scans.index.manifest import Manifest, read_manifest
+from normal_guidance.scans.phantom.phantom_files import write_phantom
 
 OWN = "own"
 """The folder of what we wrote ourselves (`own_folders`)."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_curve
 
-from normal_guidance.errors import UserError
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.records import read_as
 from normal_guidance.statistics.calibration import (
     Calibration,
     Operation,
@@ -19,7 +20,6 @@ from normal_guidance.statistics.calibration import (
     sensitive_threshold,
     youden_threshold,
 )
-from normal_guidance.typed_json import read_as
 
 
 def draw(seed: int, scans: int = 120, shift: float = 1.5, scale: float = 1.0):

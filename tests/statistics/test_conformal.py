@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normal_guidance.errors import UserError
+from normal_guidance.base.errors import UserError
 from normal_guidance.statistics import conformal
 from normal_guidance.statistics.conformal import IntervalCalibration, calibrate_intervals, scans_needed
-from normal_guidance.statistics.packed_scans import UNITS
+from normal_guidance.statistics.split_results import UNITS
 
 # Whole numbers that tie often.
 ATTENTION = st.lists(st.integers(0, 4), min_size=1, max_size=30).filter(any)

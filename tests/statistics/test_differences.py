@@ -9,22 +9,31 @@ import torch
 from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.methods import METHODS
-from normal_guidance.errors import UserError
-from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.statistics.bootstrap import measure, multiplicities, resample
-from normal_guidance.statistics.delong import DeLong, delong
 from normal_guidance.statistics.differences import (
     Claim,
+    DeLong,
     Difference,
     claims,
+    delong,
     differences,
     holm,
+    measure,
+    multiplicities,
+    resample,
     student_p,
     student_quantile,
 )
-from normal_guidance.statistics.scores import METRICS, score
-from normal_guidance.statistics.split_results import MethodResults, SplitResults, patients_of, split_results
+from normal_guidance.statistics.split_results import (
+    METRICS,
+    MethodResults,
+    SplitResults,
+    patients_of,
+    score,
+    split_results,
+)
+from normal_guidance.study.drawn import shifted_mean
 
 TITLES = {"ng": "NG", "abmil": "ABMIL"}
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from normal_guidance.statistics.bootstrap import measure
-from normal_guidance.statistics.differences import differences
-from normal_guidance.statistics.scores import METRICS
+from normal_guidance.statistics.differences import differences, measure
+from normal_guidance.statistics.split_results import METRICS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

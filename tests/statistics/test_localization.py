@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.blocks import find_blocks
 from normal_guidance.core.metrics import localization
-from normal_guidance.errors import UserError
 from normal_guidance.statistics.localization import (
     LocalizationMeasures,
     Summary,

@@ -6,7 +6,7 @@ import torch
 from sklearn.calibration import _SigmoidCalibration
 from sklearn.linear_model import LogisticRegression
 
-from normal_guidance.statistics.platt import fit_line
+from normal_guidance.statistics.calibration import fit_line
 
 
 def draw(seed: int, scans: int = 120, shift: float = 1.5, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:

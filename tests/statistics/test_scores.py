@@ -7,10 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN
-from normal_guidance.errors import UserError
-from normal_guidance.simulate.semi_synthetic import shifted_mean
-from normal_guidance.statistics.scores import score
+from normal_guidance.statistics.split_results import score
+from normal_guidance.study.drawn import shifted_mean
 
 
 def test_scores_are_scikit_learns_over_positive_scans() -> None:

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.methods import METHODS
 from normal_guidance.core.metrics import localization
-from normal_guidance.errors import UserError
-from normal_guidance.simulate.semi_synthetic import bayes_slice_scores, shifted_mean
 from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import (
     PositionDensity,
@@ -24,6 +23,7 @@ from normal_guidance.statistics.skill import (
     position_density,
     skill,
 )
+from normal_guidance.study.drawn import bayes_slice_scores, shifted_mean
 
 LENGTHS = torch.tensor([30, 41, 24, 35, 30, 52])
 

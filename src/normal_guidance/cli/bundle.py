@@ -24,9 +24,9 @@ def bundle(
 
     Without --sensitivity, the threshold maximises sensitivity + specificity on the validation scans.
     """
-    from normal_guidance.clinical.bundle import BUNDLE, bundle_run, write_bundle
-    from normal_guidance.data.findings import FINDINGS
-    from normal_guidance.files import read_json
+    from normal_guidance.base.files import read_json
+    from normal_guidance.fit.bundle import BUNDLE, bundle_run, write_bundle
+    from normal_guidance.scans.index.manifest import FINDINGS
     from normal_guidance.statistics.calibration import describe
     from normal_guidance.statistics.conformal import promise
 

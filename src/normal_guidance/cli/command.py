@@ -11,11 +11,11 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import private_files, remove_left_drafts_of
+from normal_guidance.base.system import missing_extras
 from normal_guidance.cli import endings
 from normal_guidance.cli.completion import SOURCES
-from normal_guidance.errors import UserError
-from normal_guidance.extras import missing_extras
-from normal_guidance.files import private_files, remove_left_drafts_of
 
 PRIVATE = ("predict",)
 """Commands whose results name patients that are being treated; only the user who runs one may read what it writes.
@@ -129,7 +129,7 @@ def lacking_lines(options: Mapping[str, Any]) -> list[str]:
     lines = []
     for path in dict.fromkeys(_paths(value for name, value in options.items() if name != "out")):
         if os.path.isfile(path / "store.json"):  # any text may stand here; this one never raises
-            from normal_guidance.features.store_files import LACKING, read_about
+            from normal_guidance.scans.features.store import LACKING, read_about
 
             with suppress(UserError):  # the command itself says what is wrong with it
                 lacking = read_about(path).provenance.get(LACKING, 0)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from normal_guidance import __version__
+from normal_guidance.base.system import keep_freed_memory
 from normal_guidance.cli import endings
 from normal_guidance.cli.bundle import bundle
 from normal_guidance.cli.command import OTHER_COMMANDS, Command, Group
@@ -35,7 +36,6 @@ from normal_guidance.cli.sweep import sweep
 from normal_guidance.cli.trust import trust
 from normal_guidance.cli.view import view
 from normal_guidance.cli.weights import weights_app
-from normal_guidance.machine import keep_freed_memory
 
 # Must be set before torch is imported.  OpenMP's threads spin while they wait; where cores are shared (containers,
 # clusters) that made the demo take 7 minutes instead of 30 seconds.  The price: about 15 % on an idle machine (LOG.md).

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normal_guidance.errors import UserError
+from normal_guidance.base.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,8 +124,7 @@ def _stage(title: str, *words: str | Path, made: Path) -> Stage:
 def _open(out: Path, options: Mapping[str, Any]) -> None:
     """Take an empty folder, or one of a demo with the same options; refuse others."""
     from normal_guidance import __version__
-    from normal_guidance.files import make_folder, read_json, write_json
-    from normal_guidance.folders import difference
+    from normal_guidance.base.files import difference, make_folder, read_json, write_json
 
     make_folder(out)
     now = {"normal_guidance": __version__, **options}
@@ -197,8 +196,8 @@ def _program() -> str:
 
 def _new_scans(out: Path) -> Iterator[str]:
     """Yield the predictions beside the truth that was drawn."""
-    from normal_guidance.files import read_json
-    from normal_guidance.simulate.phantom.dataset import TRUTH
+    from normal_guidance.base.files import read_json
+    from normal_guidance.scans.phantom.phantom_files import TRUTH
 
     truth = {one["scan_id"]: one["slice_labels"] for one in read_json(out / "new" / TRUTH)["scans"]}
     yield "\nNew scans: drawn and predicted\n"
@@ -240,7 +239,7 @@ def _places(out: Path) -> Iterator[str]:
     ):
         yield from (f"  {line}" for line in command_lines(words))
     try:
-        from normal_guidance.viewer import server
+        from normal_guidance.clinic.viewer import server
 
         server.read_page(server.STATIC)
     except UserError as error:  # it names the next action

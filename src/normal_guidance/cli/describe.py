@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.json_output import AsJson, print_json, valid_json
-from normal_guidance.errors import UserError
 
 
 def describe(
@@ -25,11 +25,11 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Describe indexed scans: lengths, blocks of positive slices, and their positions."""
-    from normal_guidance.data.dataset_statistics import describe as describe_scans
-    from normal_guidance.data.manifest import PARTS, read_manifest
-    from normal_guidance.data.splits import read_parts
-    from normal_guidance.files import make_folder, write_atomically, write_json
-    from normal_guidance.reports.dataset_tables import description_tables
+    from normal_guidance.base.files import make_folder, write_atomically, write_json
+    from normal_guidance.scans.index.indexing import describe as describe_scans
+    from normal_guidance.scans.index.manifest import PARTS, read_manifest
+    from normal_guidance.scans.index.splits import read_parts
+    from normal_guidance.study.study_tables import description_tables
 
     manifest = read_manifest(index)
     found = {"all": describe_scans(manifest)}
@@ -49,7 +49,7 @@ def describe(
     else:
         typer.echo(page)
     if out is not None:
-        from normal_guidance.reports.figures.datasets import draw_density
+        from normal_guidance.study.figures.datasets import draw_density
 
         make_folder(out)
         write_atomically(out / "description.md", page.encode())

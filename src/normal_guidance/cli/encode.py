@@ -11,23 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.system import count_text, size_text, time_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution, choose_precision
-from normal_guidance.errors import UserError
-from normal_guidance.quantities import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.data.manifest import Manifest
-    from normal_guidance.data.windows import Window
-    from normal_guidance.features.encoding import EncodingResult
-    from normal_guidance.features.encoding_estimate import EncodingEstimate
-    from normal_guidance.features.encoding_machine import EncodingOptions
-    from normal_guidance.features.encoding_store import EncodingProgress
-    from normal_guidance.features.preprocessing import Statistics
+    from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
+    from normal_guidance.scans.features.encoding_machine import EncodingOptions
+    from normal_guidance.scans.features.preprocessing import Statistics, Window
+    from normal_guidance.scans.index.manifest import Manifest
 
 
 def encode(
@@ -125,14 +122,13 @@ def encode(
     from functools import partial
 
     from normal_guidance.cli.progress_bar import make_console, say
-    from normal_guidance.data.manifest import read_manifest
-    from normal_guidance.data.splits import read_parts
-    from normal_guidance.data.volumes import read_volume
-    from normal_guidance.data.windows import parse_windows
-    from normal_guidance.features.encoders import load_encoder
-    from normal_guidance.features.encoding import encode as run
-    from normal_guidance.features.preprocessing import Preprocessing
-    from normal_guidance.features.store_files import DTYPES
+    from normal_guidance.scans.features.encoders import load_encoder
+    from normal_guidance.scans.features.encoding import encode as run
+    from normal_guidance.scans.features.preprocessing import Preprocessing, parse_windows
+    from normal_guidance.scans.features.store import DTYPES
+    from normal_guidance.scans.index.manifest import read_manifest
+    from normal_guidance.scans.index.splits import read_parts
+    from normal_guidance.scans.index.volumes import read_volume
 
     if dtype not in ("float16", "float32"):
         raise UserError(f"--dtype {dtype} is unknown; choose float16 or float32")
@@ -156,15 +152,15 @@ def encode(
     if dry_run:
         if ray is not None:
             raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
-        from normal_guidance.features.encoding_estimate import estimate_encoding
+        from normal_guidance.scans.features.encoding import estimate_encoding
 
         _print_estimate(estimate_encoding(manifest, load, out, **arguments), out, console, as_json)
         return
     with _watch(console) as watch:
         outcome = run(manifest, load, out, ray=ray, watch=watch, **arguments)
     if as_json:
-        from normal_guidance.features.encoding_folder import REPORT
-        from normal_guidance.files import read_json
+        from normal_guidance.base.files import read_json
+        from normal_guidance.scans.features.encoding_job import REPORT
 
         print_json(read_json(outcome.store.folder / REPORT))
     else:
@@ -179,7 +175,7 @@ def encode(
 def _default_window(manifest: Manifest, console: Console) -> str:
     """Return the window for the manifest's modality, and say which it is where it changes the values."""
     from normal_guidance.cli.progress_bar import say
-    from normal_guidance.data.windows import default_window
+    from normal_guidance.scans.features.preprocessing import default_window
 
     modalities = sorted(set(manifest.table["modality"].to_pylist()))
     window = default_window(modalities)
@@ -190,7 +186,7 @@ def _default_window(manifest: Manifest, console: Console) -> str:
 
 def describe_modality(manifest: Manifest, windows: Sequence[Window | None]) -> str:
     """Return a warning where a window for MR meets NIfTI scans that count as CT; empty otherwise."""
-    from normal_guidance.data.windows import WINDOWS, Percentiles
+    from normal_guidance.scans.features.preprocessing import WINDOWS, Percentiles
 
     kinds = zip(manifest.table["kind"].to_pylist(), manifest.table["modality"].to_pylist(), strict=True)
     count = sum(one == ("nifti", "CT") for one in kinds)
@@ -250,7 +246,7 @@ def _field(text: str | None) -> float | None:
 
 def _statistics(text: str | None, channels: int) -> Statistics | None:
     """Return mean and sd of each channel."""
-    from normal_guidance.features.preprocessing import Statistics
+    from normal_guidance.scans.features.preprocessing import Statistics
 
     if text is None:
         return None
@@ -266,7 +262,7 @@ def _statistics(text: str | None, channels: int) -> Statistics | None:
 def _options(
     device: str | None, precision: str, ray: str | None, repair: bool, batch_size: int, threads: int | None
 ) -> EncodingOptions:
-    from normal_guidance.features.encoding_machine import EncodingOptions
+    from normal_guidance.scans.features.encoding_machine import EncodingOptions
 
     if ray is None:
         device = choose_execution(device, "auto").device

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from normal_guidance.errors import FULL, UserError
+from normal_guidance.base.errors import FULL, UserError
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -177,7 +177,7 @@ def ending_of(error: BaseException) -> Ending | None:
 
 def _ending_of_system(error: BaseException) -> Ending | None:
     """Return how a command ends by an error of the machine."""
-    from normal_guidance.machine import is_out_of_memory
+    from normal_guidance.base.system import is_out_of_memory
 
     number = error.errno if isinstance(error, OSError) else None
     if number in FULL or os.strerror(errno.ENOSPC) in str(error):
@@ -239,8 +239,7 @@ def _detail(ending: Ending, error: BaseException, job: Job) -> str:
 
 def _free(out: Path) -> str:
     """Return the free space of the output's disk."""
-    from normal_guidance.machine import disk
-    from normal_guidance.quantities import size_text
+    from normal_guidance.base.system import disk, size_text
 
     return size_text(disk(out)[1])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.tracking import check_track, track_runs
 from normal_guidance.cli.training_estimate import DryRun, print_estimates
@@ -18,13 +19,17 @@ from normal_guidance.cli.training_options import (
     methods_option,
     with_training_options,
 )
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.data.manifest import Manifest
-    from normal_guidance.evaluation.study import MakeGrid, Study, StudyData, Train
+    from normal_guidance.scans.index.manifest import Manifest
+    from normal_guidance.study.experiment import (
+        MakeGrid,
+        Study,
+        StudyData,
+        Train,
+    )
 
 
 @with_training_options
@@ -86,8 +91,8 @@ def experiment(
     """
     from normal_guidance.cli.progress_bar import make_console
     from normal_guidance.cli.reproduce import choose_methods
-    from normal_guidance.evaluation.stored_features import stored_dataset
-    from normal_guidance.features.store import open_store
+    from normal_guidance.scans.features.store import open_store
+    from normal_guidance.study.experiment import stored_dataset
 
     check_track(track)
     names = tuple(training.regularized(choose_methods(methods, sensitivity=False)))
@@ -129,8 +134,8 @@ def plan_study(
     from functools import partial
 
     from normal_guidance.core.methods import EVERY_METHOD
-    from normal_guidance.evaluation.study import Study
-    from normal_guidance.training.config import grid_of_method, sensitivity_grid
+    from normal_guidance.study.experiment import Study
+    from normal_guidance.sweep.config import grid_of_method, sensitivity_grid
 
     axes = training.study_axes()
     study = Study(
@@ -157,8 +162,8 @@ def run_study(
     """Train what the folder lacks, write tables, figures and report.html, and print the tables."""
     from normal_guidance.cli.progress_bar import say
     from normal_guidance.cli.reproduce import make_listener, show_page
-    from normal_guidance.reports.experiment_report import write_report
-    from normal_guidance.reports.reproduction import reproduce, reproduce_sensitivity
+    from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
+    from normal_guidance.study.study_page import write_report
 
     listener = make_listener(console)
     results = reproduce(plan.study, make_grid=plan.make_grid, listener=listener, train=train)
@@ -173,9 +178,8 @@ def run_study(
 
 
 def _estimate(plan: StudyPlan, console: Console, as_json: bool) -> None:
-    from normal_guidance.evaluation.study import study_jobs
-    from normal_guidance.evaluation.study_estimate import estimate_study
-    from normal_guidance.reports.reproduction import sensitivity_jobs
+    from normal_guidance.study.experiment import estimate_study, study_jobs
+    from normal_guidance.study.reproduction import sensitivity_jobs
 
     jobs = study_jobs(plan.study, plan.make_grid) + sensitivity_jobs(plan.varied, plan.make_varied_grid)
     print_estimates(estimate_study(plan.study, jobs), console, as_json)
@@ -185,8 +189,8 @@ def _manifest(index: Path | None, data: StudyData) -> Manifest | None:
     """Read and check the manifest before training, so that a wrong folder costs no hours."""
     if index is None:
         return None
-    from normal_guidance.data.manifest import read_manifest
-    from normal_guidance.reports.experiment_report import check_manifest
+    from normal_guidance.scans.index.manifest import read_manifest
+    from normal_guidance.study.study_page import check_manifest
 
     manifest = read_manifest(index)
     check_manifest(manifest, data)
@@ -198,6 +202,6 @@ def _cluster(address: str | None) -> Train | None:
         return None
     from functools import partial
 
-    from normal_guidance.evaluation.study_on_ray import train_on_cluster
+    from normal_guidance.study.experiment import train_on_cluster
 
     return partial(train_on_cluster, address)

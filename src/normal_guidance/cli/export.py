@@ -21,9 +21,8 @@ def export(
     logit and attention as nguide predict does; the metadata names encoder, preprocessing and thresholds. What was
     written is compared with the model before the file appears.
     """
-    from normal_guidance.clinical.bundle import load_bundle
-    from normal_guidance.clinical.bundle_export import export_bundle
-    from normal_guidance.export import TOLERANCE, read_metadata
+    from normal_guidance.fit.bundle import load_bundle
+    from normal_guidance.fit.export import TOLERANCE, export_bundle, read_metadata
 
     export_bundle(load_bundle(model), out)
     about = read_metadata(out)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.base.system import LARGEST_SEED
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.tracking import check_track, track_fits
 from normal_guidance.cli.training_options import Device, Track, choose_execution, parse_list
-from normal_guidance.quantities import LARGEST_SEED
 
 if TYPE_CHECKING:
-    from normal_guidance.clinical.fitting import FittedModel
-    from normal_guidance.features.store import FeatureStore
+    from normal_guidance.fit.fitting import FittedModel
+    from normal_guidance.scans.features.store import FeatureStore
 
 
 def fit(
@@ -56,14 +56,13 @@ def fit(
     never train. A store with several findings gives a folder with a model for each, which nguide predict takes as a
     whole.
     """
-    from normal_guidance.features.store_place import check_store
+    from normal_guidance.scans.features.store import check_store
 
     check_store(store)  # before the imports below, which take seconds
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
-    from normal_guidance.clinical.fit_findings import training_scans
-    from normal_guidance.clinical.fitting import fit_model
-    from normal_guidance.features.store import open_store
-    from normal_guidance.training.fit_committee import make_plan
+    from normal_guidance.fit.fit_committee import make_plan
+    from normal_guidance.fit.fitting import fit_model, training_scans
+    from normal_guidance.scans.features.store import open_store
 
     check_track(track)
     asked = {"store": store, "split": split, "sensitivity": sensitivity, "coverage": coverage, "seed": seed}
@@ -102,7 +101,7 @@ def fit(
 
 def _print_model(out: Path, made: FittedModel, as_json: bool) -> None:
     from normal_guidance.cli.progress_bar import make_console, say
-    from normal_guidance.clinical.fit_page import PAGE
+    from normal_guidance.fit.fit_page import PAGE
     from normal_guidance.statistics.calibration import describe
 
     if as_json:
@@ -118,7 +117,7 @@ def _print_model(out: Path, made: FittedModel, as_json: bool) -> None:
 
 def _as_json(out: Path, made: FittedModel) -> dict[str, Any]:
     """Return what is printed about one model, as JSON."""
-    from normal_guidance.clinical.fit_page import PAGE
+    from normal_guidance.fit.fit_page import PAGE
 
     measured = {"out_of_fold": made.out_of_fold, "test": made.test}
     return {
@@ -137,8 +136,8 @@ def _fit_findings(
 ) -> Mapping[str, FittedModel]:
     """Fit a model of each finding, and print the sentences about each."""
     from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
-    from normal_guidance.clinical.fit_findings import fit_findings
-    from normal_guidance.clinical.fit_page import PAGE
+    from normal_guidance.fit.fit_page import PAGE
+    from normal_guidance.fit.fitting import fit_findings
 
     console = make_console(stderr=as_json)
     say(console, f"{len(store)} scans of {len({*store.patient_ids})} patients, findings {', '.join(names)}")

@@ -32,7 +32,7 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Upload a model with a model card: weights (safetensors), bundle.json, README.md; no code, no patient data."""
-    from normal_guidance.clinical.hub import push_to_hub
+    from normal_guidance.fit.hub import push_to_hub
 
     files = push_to_hub(model, repository, private=private, dry_run=dry_run)
     if as_json:
@@ -50,7 +50,7 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Download a model that nguide hub push uploaded, and check it; no code is taken."""
-    from normal_guidance.clinical.hub import pull_from_hub
+    from normal_guidance.fit.hub import pull_from_hub
 
     bundle = pull_from_hub(repository, out, revision)
     if as_json:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.base.system import count_text
 from normal_guidance.cli.completion import LABELS, SOURCES, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.quantities import count_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.data.indexing import Index, IndexProgress
+    from normal_guidance.scans.index.indexing import Index, IndexProgress
 
 MOST_WORKERS = 8
 """More processes than this seldom read one disk faster."""
@@ -89,8 +89,8 @@ def index(
     The manifest does not depend on the number of workers.
     """
     from normal_guidance.cli.progress_bar import make_console, say
-    from normal_guidance.data.findings import parse_findings
-    from normal_guidance.data.indexing import check_options
+    from normal_guidance.scans.index.indexing import check_options
+    from normal_guidance.scans.index.manifest import parse_findings
 
     named = () if findings is None else parse_findings(findings)
     check_options(source, table, labels, named)
@@ -108,8 +108,8 @@ def index(
 def make_watched(
     source: str, root: Path, out: Path, console: Console, workers: int | None = None, **options: Any
 ) -> Index:
-    """Index scans and show the progress; `options` are those of `normal_guidance.data.indexing.index`."""
-    from normal_guidance.data.indexing import index as make_index
+    """Index scans and show the progress; `options` are those of `normal_guidance.scans.index.indexing.index`."""
+    from normal_guidance.scans.index.indexing import index as make_index
 
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
     with _watch(console, f"Reading headers in {root}, layout {source}") as watch:
@@ -168,7 +168,7 @@ def describe_modality(made: Index, table: Path | None) -> str:
     """Return a warning with the number of NIfTI scans that count as CT because nothing says what they are."""
     if table is None:
         return ""
-    from normal_guidance.data.label_tables import read_table
+    from normal_guidance.scans.index.labels import read_table
 
     columns = read_table(table, "--table", ("scan_id", "modality"), ("scan_id",))
     told = {scan for scan, modality in zip(columns["scan_id"], columns.get("modality", ()), strict=False) if modality}

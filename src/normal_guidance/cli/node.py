@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli import endings
 from normal_guidance.cli.training_options import COMPUTING, Device, choose_execution, choose_precision
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     import ssl
@@ -162,17 +162,17 @@ def node(
     A killed node goes on where it was: what it has confirmed to a sender is not lost. SIGTERM and Ctrl-C end it.
     Research software, not a medical device.
     """
-    from normal_guidance.clinical.bundle import load_bundle
-    from normal_guidance.clinical.dicomweb import parse_server
-    from normal_guidance.clinical.predicting import PredictOptions, Predictor
-    from normal_guidance.node.addresses import check_title, parse_peer, parse_place
-    from normal_guidance.node.destinations import Identity, parse_destination
-    from normal_guidance.node.node import NodeSettings, run_node
-    from normal_guidance.node.predicting import Taking
-    from normal_guidance.node.receiver import Listening
-    from normal_guidance.node.series_queue import Limits
-    from normal_guidance.node.status import serving_status
-    from normal_guidance.node.taking import parse_rule
+    from normal_guidance.clinic.node.destination import Identity, parse_destination
+    from normal_guidance.clinic.node.incoming import parse_rule
+    from normal_guidance.clinic.node.node import NodeSettings, run_node
+    from normal_guidance.clinic.node.partners import check_title, parse_peer, parse_place
+    from normal_guidance.clinic.node.receiver import Listening
+    from normal_guidance.clinic.node.series_queue import Limits
+    from normal_guidance.clinic.node.serving import Taking
+    from normal_guidance.clinic.node.status import serving_status
+    from normal_guidance.clinic.predict.dicomweb import parse_server
+    from normal_guidance.clinic.predict.predicting import PredictOptions, Predictor
+    from normal_guidance.fit.bundle import load_bundle
 
     if watch is not None and not watch.is_dir():
         raise UserError(f"--watch {watch} is not a folder; make it first")

@@ -61,8 +61,8 @@ def phantom(
     """
     from rich.console import Console
 
-    from normal_guidance.simulate.phantom.dataset import TRUTH, write_phantom
-    from normal_guidance.simulate.phantom.oddities import ODDITIES
+    from normal_guidance.scans.phantom.oddities import ODDITIES
+    from normal_guidance.scans.phantom.phantom_files import TRUTH, write_phantom
 
     if oddities == "all":
         names = [name for name, one in ODDITIES.items() if layout in one.layouts]

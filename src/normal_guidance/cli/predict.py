@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.command import need_extras
 from normal_guidance.cli.completion import ENCODERS, one_of
 from normal_guidance.cli.json_output import print_json
 from normal_guidance.cli.training_options import COMPUTING, Device, choose_execution, choose_precision
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
-    from normal_guidance.clinical.bundle import Bundle
-    from normal_guidance.clinical.dicomweb import DicomWeb
-    from normal_guidance.clinical.result_folder import Written
-    from normal_guidance.data.problems import Problem
+    from normal_guidance.clinic.predict.dicomweb import DicomWeb
+    from normal_guidance.clinic.results.result_folder import Written
+    from normal_guidance.fit.bundle import Bundle
+    from normal_guidance.scans.index.problems import Problem
 
 FAILED_EXIT_CODE = 1
 """At least one scan was not predicted, or its results could not all be written."""
@@ -96,13 +96,17 @@ def predict(
     again to resume it. Exit code 0: all scans were predicted; 1: at least one was not, or lacks results; 2: a mistake
     in the command.
     """
-    from normal_guidance.clinical.bundle import load_bundle
-    from normal_guidance.clinical.new_features import is_features, predict_features
-    from normal_guidance.clinical.new_scans import find_scans
-    from normal_guidance.clinical.predicting import PredictOptions, predict_found
-    from normal_guidance.clinical.prediction_job import COMMAND, completed, identity_of, open_prediction_job
-    from normal_guidance.clinical.result_folder import outcome_json, summary_line, write_predictions
-    from normal_guidance.clinical.summary_counts import count_sentence, is_all
+    from normal_guidance.clinic.predict.job import (
+        COMMAND,
+        completed,
+        identity_of,
+        open_prediction_job,
+    )
+    from normal_guidance.clinic.predict.new_scans import find_scans
+    from normal_guidance.clinic.predict.predicting import PredictOptions, is_features, predict_features, predict_found
+    from normal_guidance.clinic.results.result_folder import outcome_json, summary_line, write_predictions
+    from normal_guidance.clinic.results.scan_pages import count_sentence, is_all
+    from normal_guidance.fit.bundle import load_bundle
 
     count = (os.cpu_count() or 1) if workers is None else workers
     options = PredictOptions(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
@@ -173,11 +177,11 @@ def predict(
 
 def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
     """Return the paths of the scans, after fetching those on servers into a folder beside the results."""
-    from normal_guidance.clinical.new_scans import is_url
+    from normal_guidance.clinic.predict.new_scans import is_url
 
     if not any(map(is_url, scans)):
         return list(map(Path, scans))
-    from normal_guidance.clinical.dicomweb import fetch_all, fetched_folder, parse_place
+    from normal_guidance.clinic.predict.dicomweb import fetch_all, fetched_folder, parse_place
 
     folder, places = fetched_folder(out), list[Path]()
     for one in scans:
@@ -190,7 +194,7 @@ def _archive(url: str | None, anonymize: bool) -> DicomWeb | None:
     """Return the server that results are stored on; a wrong address is refused before hours of work."""
     if url is None:
         return None
-    from normal_guidance.clinical.dicomweb import parse_server
+    from normal_guidance.clinic.predict.dicomweb import parse_server
 
     if anonymize:
         raise UserError("--store puts results into the patient's study, which --anonymize hides; leave one of them out")
@@ -199,7 +203,7 @@ def _archive(url: str | None, anonymize: bool) -> DicomWeb | None:
 
 def _store(archive: DicomWeb | None, out: Path) -> None:
     """Store the DICOM results on a server; what it has already stays as it is."""
-    from normal_guidance.clinical.result_folder import dicom_results
+    from normal_guidance.clinic.results.result_folder import dicom_results
 
     files = dicom_results(out) if archive is not None else []
     if archive is not None and files:
@@ -209,8 +213,8 @@ def _store(archive: DicomWeb | None, out: Path) -> None:
 
 def _tell_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> None:
     """Say that there is nothing to do, and end as the command did that did it."""
-    from normal_guidance.clinical.result_folder import summary_json
-    from normal_guidance.clinical.summary_counts import is_all
+    from normal_guidance.clinic.results.result_folder import summary_json
+    from normal_guidance.clinic.results.scan_pages import is_all
 
     if as_json:
         for one in summary_json(out, summary):
@@ -230,7 +234,7 @@ def _refuse_for_features(**given: object) -> None:
 
 def describe(one: Written, bundle: Bundle) -> list[str]:
     """Return the lines to print about one scan."""
-    from normal_guidance.clinical.result_folder import problems_of, summary_lines
+    from normal_guidance.clinic.results.result_folder import problems_of, summary_lines
 
     lines = summary_lines(one, bundle)
     line = lines[0]
@@ -254,6 +258,6 @@ def _result(line: Mapping[str, Any]) -> str:
 
 def _kinds(problems: Iterable[Problem]) -> str:
     """Return the number of problems of each kind."""
-    from normal_guidance.data.problems import summarize
+    from normal_guidance.scans.index.problems import summarize
 
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in summarize(problems).items())

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from normal_guidance.quantities import time_text
+from normal_guidance.base.system import time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.training.progress import SweepProgress
+    from normal_guidance.sweep.sweep import SweepProgress
 
 P = TypeVar("P")
 

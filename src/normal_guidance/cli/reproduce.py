@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.completion import DATASETS, ENCODERS, SCAN_DATASETS, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.training_options import (
@@ -17,13 +18,12 @@ from normal_guidance.cli.training_options import (
     parse_list,
     with_training_options,
 )
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.evaluation.run_report import Run
-    from normal_guidance.evaluation.study import Listener, StudyData
+    from normal_guidance.study.experiment import Listener, StudyData
+    from normal_guidance.sweep.run import Run
 
 
 EVERY_ROW = "all,field,committee"
@@ -88,12 +88,11 @@ def reproduce(
 
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.cli.reproduce_scans import ENCODER, reproduce_scans
-    from normal_guidance.evaluation.study import LIDC_POSITIONS, Study
-    from normal_guidance.evaluation.study_folder import SENSITIVITY
-    from normal_guidance.reports.reproduction import reproduce as reproduce_tables
-    from normal_guidance.reports.reproduction import reproduce_sensitivity
-    from normal_guidance.simulate.lidc_positions import read_positions
-    from normal_guidance.training.config import grid_of_method, sensitivity_grid
+    from normal_guidance.study.drawn import read_positions
+    from normal_guidance.study.experiment import LIDC_POSITIONS, SENSITIVITY, Study
+    from normal_guidance.study.reproduction import reproduce as reproduce_tables
+    from normal_guidance.study.reproduction import reproduce_sensitivity
+    from normal_guidance.sweep.config import grid_of_method, sensitivity_grid
 
     if initialisations and (sensitivity or dataset in SCAN_DATASETS):
         raise UserError(f"--initialisations {initialisations}: only the tables of drawn data have them; leave it out")
@@ -137,8 +136,7 @@ def reproduce(
             show_page(console, one.markdown())
         say(console, f"Tables: {path}, and as .tex, .csv and .json beside it")
     if initialisations:
-        from normal_guidance.evaluation.initialisations import train_initialisations
-        from normal_guidance.reports.initialisations import write_initialisations
+        from normal_guidance.study.reproduction import train_initialisations, write_initialisations
 
         train_initialisations(study, initialisations, make_listener(console))
         page = write_initialisations(out, dataset)
@@ -146,7 +144,7 @@ def reproduce(
             show_page(console, page)
         say(console, f"Initialisations: {out / 'initialisations.md'}, and .json and .png beside it")
     if report:
-        from normal_guidance.reports.experiment_report import write_report
+        from normal_guidance.study.study_page import write_report
 
         say(console, f"Report: {write_report(study)}")
 
@@ -168,7 +166,7 @@ def _refuse_sensitivity(dataset: str, out: Path, sensitivity: bool) -> None:
 
 
 def _dataset(name: str, table: Path | None) -> StudyData:
-    from normal_guidance.evaluation.study import DATASETS, lidc_data
+    from normal_guidance.study.experiment import DATASETS, lidc_data
 
     if name not in DATASETS:
         raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join((*DATASETS, *SCAN_DATASETS))}")
@@ -186,7 +184,7 @@ def make_listener(console: Console) -> Listener:
     """Return a listener that shows the progress of a study's runs, and what they selected."""
     from normal_guidance.cli.progress_bar import say, watch_run
     from normal_guidance.cli.sweep import outcome
-    from normal_guidance.evaluation.study import Listener
+    from normal_guidance.study.experiment import Listener
 
     def finished(title: str, run: Run) -> None:
         # A study goes on without a winner; its tables leave the run out.

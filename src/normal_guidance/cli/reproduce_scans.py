@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from normal_guidance.errors import UserError
+from normal_guidance.base.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.cli.training_options import TrainingOptions
-    from normal_guidance.data.manifest import Manifest
+    from normal_guidance.scans.index.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def reproduce_scans(
     """Do the steps that OUT lacks, and say where the page is and how to open the viewer."""
     from normal_guidance.cli.experiment import plan_study, run_study
     from normal_guidance.cli.progress_bar import make_console, say
-    from normal_guidance.data.sources import SOURCES
-    from normal_guidance.evaluation.stored_features import stored_dataset
-    from normal_guidance.features.store import open_store
+    from normal_guidance.scans.features.store import open_store
+    from normal_guidance.scans.index.sources import SOURCES
+    from normal_guidance.study.experiment import stored_dataset
 
     dataset = SCAN_DATASETS[name]
     if root is None:
@@ -109,7 +109,7 @@ def _index(dataset: ScanDataset, root: Path, folder: Path, console: Console) -> 
     """Index the scans, or read the index; refuse that of another folder."""
     from normal_guidance.cli.index import make_watched, summary
     from normal_guidance.cli.progress_bar import say
-    from normal_guidance.data.manifest import read_manifest
+    from normal_guidance.scans.index.manifest import read_manifest
 
     if not (folder / "manifest.parquet").is_file():
         for line in summary(make_watched(dataset.source, root, folder, console), folder):
@@ -141,7 +141,7 @@ def _encode(dataset: ScanDataset, out: Path, encoder: str, training: TrainingOpt
     Scans that the store lacks have been named, and the study is of the others.
     """
     from normal_guidance.cli.encode import encode
-    from normal_guidance.features.encoders import ENCODERS
+    from normal_guidance.scans.features.encoders import ENCODERS
 
     normalize = dataset.normalize if encoder in ENCODERS else None
     where = (out / "index", encoder, out / "store")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.training_options import parse_list
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
-    from normal_guidance.data.manifest import Manifest
-    from normal_guidance.data.splits import Split
-    from normal_guidance.features.store import FeatureStore
+    from normal_guidance.scans.features.store import FeatureStore
+    from normal_guidance.scans.index.manifest import Manifest
+    from normal_guidance.scans.index.splits import Split
 
 Scans = Annotated[
     Path, typer.Argument(help="Folder that nguide index made, or a feature store.", metavar="INDEX_OR_STORE")
@@ -32,8 +32,8 @@ def split(
 
     No patient is in two parts. The same seed gives the same split.
     """
-    from normal_guidance.data.splits import split_scans, write_split
-    from normal_guidance.files import make_folder
+    from normal_guidance.base.files import make_folder
+    from normal_guidance.scans.index.splits import split_scans, write_split
 
     shares, numbers = _proportions(proportions), parse_list("--seeds", seeds, int)
     listed = _listed(scans)
@@ -52,9 +52,8 @@ def split(
 
 def _listed(folder: Path) -> Manifest | FeatureStore:
     """Return the scans of an index or of a store: both have ids, patients and labels."""
-    from normal_guidance.data.manifest import read_manifest
-    from normal_guidance.features.store import open_store
-    from normal_guidance.features.store_place import is_store
+    from normal_guidance.scans.features.store import is_store, open_store
+    from normal_guidance.scans.index.manifest import read_manifest
 
     if is_store(folder):
         return open_store(folder)
@@ -78,10 +77,10 @@ def audit(
 
     The command fails and names the first thing that two parts share.
     """
-    from normal_guidance.data.manifest import Manifest
-    from normal_guidance.data.splits import audit as audit_split
-    from normal_guidance.data.splits import read_split
-    from normal_guidance.features.store import open_store
+    from normal_guidance.scans.features.store import open_store
+    from normal_guidance.scans.index.manifest import Manifest
+    from normal_guidance.scans.index.splits import audit as audit_split
+    from normal_guidance.scans.index.splits import read_split
 
     listed = _listed(scans)
     features = open_store(store) if store is not None else None if isinstance(listed, Manifest) else listed

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.command import Command, Group
 from normal_guidance.cli.completion import FORMATS, IMPORT_FORMATS, one_of
 from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
-    from normal_guidance.features.store import FeatureStore
+    from normal_guidance.scans.features.store import FeatureStore
 
 store_app = typer.Typer(
     help="Show, verify, import and export feature stores.",
@@ -38,7 +38,7 @@ Form = Annotated[
 @store_app.command(cls=Command)
 def show(store: Store, as_json: AsJson = False) -> None:
     """Show what a store holds and how it was made; features are not read."""
-    from normal_guidance.features.store import open_store
+    from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
     if as_json:
@@ -71,7 +71,7 @@ def _about(store: FeatureStore) -> dict[str, Any]:
 @store_app.command(cls=Command)
 def verify(store: Store, as_json: AsJson = False) -> None:
     """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged."""
-    from normal_guidance.features.store import open_store
+    from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
     damaged = opened.damaged()
@@ -125,8 +125,8 @@ def import_(
     A file may hold one scan or many; the command prints under which keys it found features, labels and patients.
     Reading executes no code: pickled objects are refused.
     """
-    from normal_guidance.data.findings import parse_findings
-    from normal_guidance.features.import_features import import_store
+    from normal_guidance.scans.features.convert import import_store
+    from normal_guidance.scans.index.manifest import parse_findings
 
     named = () if findings is None else parse_findings(findings)
     store = import_store(source, out, form, labels=labels, findings=named, tell=lambda line: typer.echo(line, err=True))
@@ -145,8 +145,8 @@ def export(
     ] = None,
 ) -> None:
     """Write a store as npz files, HDF5 or torchmil's folders."""
-    from normal_guidance.features.convert import export_store
-    from normal_guidance.features.store import open_store
+    from normal_guidance.scans.features.convert import export_store
+    from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store) if finding is None else open_store(store).of_finding(finding)
     export_store(opened, out, form)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.json_output import AsJson, print_json
 from normal_guidance.cli.tracking import check_track, track_runs
 from normal_guidance.cli.training_estimate import DryRun, print_estimates
@@ -20,16 +21,15 @@ from normal_guidance.cli.training_options import (
     parse_list,
     with_training_options,
 )
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from normal_guidance.evaluation.run_report import Run, Selected
-    from normal_guidance.features.store import FeatureStore
-    from normal_guidance.training.config import Config
-    from normal_guidance.training.execution import Execution
+    from normal_guidance.scans.features.store import FeatureStore
+    from normal_guidance.sweep.config import Config
+    from normal_guidance.sweep.execution import Execution
+    from normal_guidance.sweep.run import Run, Selected
 
 
 def _above_zero(minutes: float) -> float:
@@ -101,8 +101,8 @@ def _estimate(
     as_json: bool,
 ) -> None:
     """Print what the runs would take; the seeds of a method take equally long."""
-    from normal_guidance.evaluation.runs import check_sweep
-    from normal_guidance.training.estimate import estimate_sweep
+    from normal_guidance.sweep.estimate import estimate_sweep
+    from normal_guidance.sweep.run import check_sweep
 
     for (method, seed), configs in grids.items():
         check_sweep(out / method / str(seed), configs, *parts, execution)
@@ -122,7 +122,7 @@ def _run_all(
 ) -> dict[tuple[str, int], Run]:
     """Train one run for each method and seed, after checking all of them."""
     from normal_guidance.cli.progress_bar import say, watch_run
-    from normal_guidance.evaluation.runs import check_sweep, run_sweep
+    from normal_guidance.sweep.run import check_sweep, run_sweep
 
     folders = {(method, seed): out / method / str(seed) for method, seed in grids}
     for key, configs in grids.items():
@@ -141,7 +141,7 @@ def make_grids(
     methods: Sequence[str], seeds: Sequence[int], training: TrainingOptions, scans: int
 ) -> dict[tuple[str, int], tuple[Config, ...]]:
     """Return the configurations of every method and seed, for so many training scans."""
-    from normal_guidance.training.config import grid_of_method
+    from normal_guidance.sweep.config import grid_of_method
 
     protocol, axes = training.protocol(scans), training.axes()
     return {
@@ -164,8 +164,8 @@ def parse_methods(text: str) -> list[str]:
 
 def open_parts(folder: Path, split: Path | None) -> tuple[FeatureStore, FeatureStore, FeatureStore | None]:
     """Return the training, validation and, if there is one, test part of a store."""
-    from normal_guidance.evaluation.stored_features import check_parts
-    from normal_guidance.features.store import open_store
+    from normal_guidance.scans.features.store import open_store
+    from normal_guidance.study.experiment import check_parts
 
     store = open_store(folder)
     if split is not None:

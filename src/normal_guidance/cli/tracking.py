@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.clinical.fitting import FittedModel
-    from normal_guidance.training.measured_fit import Measured
+    from normal_guidance.fit.fitting import FittedModel
+    from normal_guidance.fit.measured import Measured
 
 
 def check_track(to: str | None) -> None:
     """Refuse a tracker that is unknown or not installed, before training."""
     if to is not None:
-        from normal_guidance.tracking import check_tracker
+        from normal_guidance.sweep.tracking import check_tracker
 
         check_tracker(to)
 
@@ -26,8 +26,7 @@ def track_runs(to: str | None, out: Path, console: Console) -> None:
     """Write the winners of the complete runs in a folder, with their curves."""
     if to is not None:
         from normal_guidance.cli.progress_bar import say
-        from normal_guidance.evaluation.tracked_runs import tracked_runs
-        from normal_guidance.tracking import track
+        from normal_guidance.sweep.tracking import track, tracked_runs
 
         say(console, f"Tracked: {track(tracked_runs(out), to, out)}")
 
@@ -38,7 +37,7 @@ def track_fits(
     """Write what was measured about fitted models; they are not trained by epochs and have no curves."""
     if to is not None:
         from normal_guidance.cli.progress_bar import make_console, say
-        from normal_guidance.tracking import Training, track
+        from normal_guidance.sweep.tracking import Training, track
 
         given = {name: str(value) for name, value in asked.items() if value is not None}
         found = [Training(name, given | _options(one), _metrics(one)) for name, one in models.items()]

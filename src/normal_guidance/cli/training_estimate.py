@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.base.system import size_text, time_text
 from normal_guidance.cli.json_output import print_json
-from normal_guidance.quantities import size_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.training.estimate import SweepEstimate
+    from normal_guidance.sweep.estimate import SweepEstimate
 
 DryRun = Annotated[
     bool,

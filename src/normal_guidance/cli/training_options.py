@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.completion import (
     BEYOND,
     DEVICES,
@@ -30,12 +31,11 @@ from normal_guidance.cli.completion import (
     one_of,
     some_of,
 )
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from normal_guidance.core.method import Method
-    from normal_guidance.training.config import Config
-    from normal_guidance.training.execution import EngineName, Execution
+    from normal_guidance.sweep.config import Config
+    from normal_guidance.sweep.execution import EngineName, Execution
 
 T = TypeVar("T")
 
@@ -242,13 +242,13 @@ class TrainingOptions:
 
         Its method and seed are placeholders, and the grid's axes have their defaults.
         """
-        from normal_guidance.training.config import Config, fitting_batch
+        from normal_guidance.sweep.config import Config, fitting_batch
 
         return Config("ng", **{"batch_size": fitting_batch(scans), **self._given()})
 
     def paper_protocol(self) -> Config:
         """Return the paper's protocol, but for the options that were given; method and seed are placeholders."""
-        from normal_guidance.training.config import paper_config
+        from normal_guidance.sweep.config import paper_config
 
         return paper_config("ng", **self._given())
 
@@ -323,7 +323,7 @@ class TrainingOptions:
 
     def given_guidance(self) -> list[str]:
         """Return the options of guidance that differ from the defaults, as one types them."""
-        from normal_guidance.training.config import GUIDES
+        from normal_guidance.sweep.config import GUIDES
 
         names = ("guidance_weight", "divergence", *GUIDES)
         default = TrainingOptions()
@@ -331,7 +331,7 @@ class TrainingOptions:
         return [f"--no-{name}" if value is False else f"{_flag(name)} {value}" for name, value in given.items()]
 
     def _guides(self) -> dict[str, Any]:
-        from normal_guidance.training.config import GUIDES
+        from normal_guidance.sweep.config import GUIDES
 
         return {**{name: getattr(self, name) for name in GUIDES}, "least_width": self._width()}
 
@@ -421,7 +421,7 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
     """Return where and how to compute; a device that the machine lacks is an error."""
     import torch
 
-    from normal_guidance.training.execution import Execution
+    from normal_guidance.sweep.execution import Execution
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

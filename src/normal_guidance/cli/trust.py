@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli.completion import one_of
 from normal_guidance.cli.json_output import AsJson, print_json, valid_json
 from normal_guidance.cli.training_options import Device
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from normal_guidance.evaluation.trust.deletion_curves import By
-    from normal_guidance.evaluation.trust.examination import Trust
+    from normal_guidance.study.trust.attention_tests import By
+    from normal_guidance.study.trust.examine import Trust
 
 PARTS = ("val", "test")
 BY = ("slices", "attention")
@@ -60,15 +60,13 @@ def trust(
     Each test reports a number, its value by chance, an interval and a verdict: passes, fails, or cannot be told. No
     slice labels are needed. The exit code is 0 whatever the verdicts.
     """
+    from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.cli.progress_bar import make_console, say
     from normal_guidance.cli.training_options import choose_execution
-    from normal_guidance.clinical.bundle import BUNDLE
-    from normal_guidance.clinical.bundle_trust import examine_bundle
-    from normal_guidance.data.findings import refuse_several
-    from normal_guidance.evaluation.trust.trained_run import examine_run
-    from normal_guidance.files import make_folder, write_atomically, write_json
-    from normal_guidance.reports.figures.deletion import draw_trust
-    from normal_guidance.reports.trust_page import trust_page
+    from normal_guidance.fit.bundle import BUNDLE
+    from normal_guidance.scans.index.manifest import refuse_several
+    from normal_guidance.study.figures.deletion import draw_trust
+    from normal_guidance.study.trust.examine import examine_bundle, examine_run, trust_page
 
     chosen, where = _by(by), choose_execution(device, "auto").device
     console = make_console(stderr=as_json)
@@ -113,7 +111,7 @@ def _by(text: str) -> By:
 def _table(found: Trust) -> Table:
     from rich.table import Table
 
-    from normal_guidance.reports.trust_page import verdict_table
+    from normal_guidance.study.trust.examine import verdict_table
 
     grid = verdict_table(found)
     table = Table(*grid.header, title=grid.title)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.cli import endings
-from normal_guidance.errors import UserError
 
 if TYPE_CHECKING:
-    from normal_guidance.viewer.gallery import Gallery
+    from normal_guidance.clinic.viewer.gallery import Gallery
 
 
 def view(
@@ -34,8 +34,8 @@ def view(
     The page is served to this machine only, and opens with the printed address only. Nothing is written.
     """
     from normal_guidance.cli.progress_bar import make_console, say
-    from normal_guidance.viewer.gallery import open_gallery
-    from normal_guidance.viewer.server import serve
+    from normal_guidance.clinic.viewer.gallery import open_gallery
+    from normal_guidance.clinic.viewer.server import serve
 
     console = make_console()
     gallery = open_gallery(folder, index, store)
@@ -53,7 +53,7 @@ def view(
 
 
 def _images(gallery: Gallery) -> str:
-    from normal_guidance.viewer.gallery import is_anonymous
+    from normal_guidance.clinic.viewer.gallery import is_anonymous
 
     if gallery.manifest is not None:
         return "yes"

@@ -28,7 +28,7 @@ weights_app = typer.Typer(
 @weights_app.command("list", cls=Command)
 def list_weights(as_json: AsJson = False) -> None:
     """List the known weights and where they are; the files are not read."""
-    from normal_guidance.features.weights import KNOWN_WEIGHTS, cache_folder, find_weights
+    from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, cache_folder, find_weights
 
     found = {name: find_weights(name) for name in KNOWN_WEIGHTS}
     if as_json:
@@ -53,7 +53,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="The published file, downloaded elsewhere.", metavar="FILE")],
 ) -> None:
     """Copy a weights file into the cache, if its sha256 is the published one."""
-    from normal_guidance.features.weights import import_weights
+    from normal_guidance.scans.features.weights import import_weights
 
     typer.echo(f"{name}: {import_weights(name, file)}")
 
@@ -61,8 +61,8 @@ def import_(
 @weights_app.command("check", cls=Command)
 def check(as_json: AsJson = False) -> None:
     """Compare the sha256 of each weights file with the published one; fail if a file is damaged."""
-    from normal_guidance.errors import UserError
-    from normal_guidance.features.weights import check_weights
+    from normal_guidance.base.errors import UserError
+    from normal_guidance.scans.features.weights import check_weights
 
     found = check_weights()
     if as_json:

@@ -19,12 +19,11 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from normal_guidance.core.arrays import Array, as_tensor
-from normal_guidance.core.checks import is_number
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.arrays import Array, as_tensor, is_number
+from normal_guidance.core.bells import Positions
 from normal_guidance.core.layout import Layout, as_mask
-from normal_guidance.core.positions import Positions
 from normal_guidance.core.prediction import Features
-from normal_guidance.errors import UserError
 
 Padded = Float[Tensor, "bags heads longest"]
 Values = Float[Tensor, "*shape"]

@@ -12,12 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from normal_guidance.core.arrays import Array, as_tensor
-from normal_guidance.core.checks import check_device
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.system import size_text
+from normal_guidance.core.arrays import Array, as_tensor, check_device, find_bags, sum_per_bag
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.packed import find_bags, sum_per_bag
-from normal_guidance.errors import UserError
-from normal_guidance.quantities import size_text
 
 UNKNOWN = -1
 """The slice label of every slice in a scan without slice labels."""

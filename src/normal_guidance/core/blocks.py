@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from normal_guidance.core.packed import check_lengths, find_bags, sum_per_bag
-from normal_guidance.errors import UserError
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.arrays import check_lengths, find_bags, sum_per_bag
 
 GAP = 3
 """The most consecutive negative slices inside a block: the rule behind the paper's three block tables."""

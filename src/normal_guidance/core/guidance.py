@@ -25,7 +25,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from normal_guidance.core.arrays import Array, as_tensor
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.arrays import Array, as_tensor, checked_whole, is_number
 from normal_guidance.core.attention_term import (
     AttentionTerm,
     BagLabels,
@@ -41,11 +42,8 @@ from normal_guidance.core.attention_term import (
     log_probability,
     look,
 )
-from normal_guidance.core.checks import checked_whole, is_number
+from normal_guidance.core.bells import Positions, fold_positions, log_mixture, log_normal
 from normal_guidance.core.layout import Layout, as_mask
-from normal_guidance.core.normals import log_mixture, log_normal
-from normal_guidance.core.positions import Positions, fold_positions
-from normal_guidance.errors import UserError
 
 DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
 

@@ -17,14 +17,18 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normal_guidance.core.layout import SMOOTHING_BLOCK, Layout, mirror, take_rows
-from normal_guidance.core.ragged.convolution import depthwise as ragged_depthwise
-from normal_guidance.core.ragged.dense import project, with_bias
-from normal_guidance.core.ragged.products import vmap_over_configurations
-from normal_guidance.core.ragged.scoring import project_columns, tanh_scores
-from normal_guidance.core.ragged.self_attention import attend as ragged_attend
-from normal_guidance.core.ragged.smoothing import smooth as ragged_smooth
-from normal_guidance.core.slotted_layout import SlottedLayout
+from normal_guidance.core.kernels.convolution import depthwise as ragged_depthwise
+from normal_guidance.core.kernels.products import project, vmap_over_configurations, with_bias
+from normal_guidance.core.kernels.scoring import project_columns, tanh_scores
+from normal_guidance.core.kernels.self_attention import attend as ragged_attend
+from normal_guidance.core.kernels.smoothing import smooth as ragged_smooth
+from normal_guidance.core.layout import (
+    SMOOTHING_BLOCK,
+    Layout,
+    SlottedLayout,
+    mirror,
+    take_rows,
+)
 
 Rows = Float[Tensor, "rows features"]
 

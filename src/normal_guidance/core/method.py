@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from normal_guidance.core.attention_term import Regularizer
-from normal_guidance.core.losses import ClassWeights, classification
-from normal_guidance.core.prediction import Prediction
+from normal_guidance.core.prediction import ClassWeights, Prediction, classification
 
 Loss = Callable[[Prediction, Tensor, ClassWeights], Tensor]
 """Maps a prediction, the scans' labels and the weights of the classes to the loss of classification."""

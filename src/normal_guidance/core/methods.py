@@ -15,9 +15,10 @@ from inspect import signature
 
 from torch import nn
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.system import one_per_file
 from normal_guidance.core import field
-from normal_guidance.core.checks import checked_whole, is_number, is_whole
-from normal_guidance.core.discovery import one_per_file
+from normal_guidance.core.arrays import checked_whole, is_number, is_whole
 from normal_guidance.core.method import GUIDANCE, Method
 from normal_guidance.core.models import (
     ABMIL,
@@ -30,7 +31,6 @@ from normal_guidance.core.models import (
 )
 from normal_guidance.core.prediction import FEATURES
 from normal_guidance.core.regularizers import REGULARIZERS
-from normal_guidance.errors import UserError
 
 
 def _centered_gaussian(features: int, *, published: bool = False) -> CenteredGaussian:

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import Array, as_tensor
 from normal_guidance.core.blocks import count_slices
-from normal_guidance.errors import UserError
 
 MAX_PADDING = 1 / 8
 """The largest share of padding in a row, when bags of similar length are padded together."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.bells import WindowAttention
 from normal_guidance.core.layers import (
     PPEG,
@@ -32,7 +33,6 @@ from normal_guidance.core.prediction import (
     attend_and_classify,
     classify,
 )
-from normal_guidance.errors import UserError
 
 
 class CenteredGaussian(nn.Module):

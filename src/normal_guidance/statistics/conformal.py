@@ -38,12 +38,11 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.records import read_as
+from normal_guidance.core.arrays import check_lengths, is_number, running_sum
 from normal_guidance.core.blocks import count_slices
-from normal_guidance.core.checks import is_number
-from normal_guidance.core.packed import check_lengths, running_sum
-from normal_guidance.errors import UserError
-from normal_guidance.statistics.packed_scans import UNITS, PackedScans, whole_numbers
-from normal_guidance.typed_json import read_as
+from normal_guidance.statistics.split_results import UNITS, PackedScans, whole_numbers
 
 SMOOTHING = 0.1
 """The share of a scan's slices over which attention is averaged, half of it on each side of a slice."""

@@ -10,21 +10,307 @@ p-value uses DeLong's standard error (`delong`).  Holm's correction covers all c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, EVERY_METHOD, NAMED, scores_scans
-from normal_guidance.errors import UserError
-from normal_guidance.statistics.bootstrap import DRAWS, measure, resample
-from normal_guidance.statistics.delong import delong, in_standard_errors
-from normal_guidance.statistics.number_format import interval, p_value, signed
-from normal_guidance.statistics.scores import METRICS, Metric
-from normal_guidance.statistics.split_results import Patients, SplitResults, patients_of
+from normal_guidance.show.text_tables import interval, p_value, signed
+from normal_guidance.statistics.split_results import METRICS, Metric, Patients, SplitResults, patients_of
+
+# DeLong's test of a difference between two scan AUROCs, for patients with several scans and for several splits.
+# An AUROC is a mean of placement values: the share of negative scans that a positive scan outranks, and the share of
+# positive scans that outrank a negative one; ties count one half.  DeLong takes the variance from their spread.  With
+# several scans per patient the placement values of a patient are summed before squaring (Obuchowski), and with several
+# splits they are summed over the splits too, so that a patient tested in two splits counts once.
+# Reference: DeLong, DeLong, Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating
+# characteristic curves", 1988; Obuchowski, "Nonparametric analysis of clustered ROC curve data", 1997; counting by
+# sorting instead of by pairs: Sun and Xu, "Fast implementation of DeLong's algorithm", 2014.
+
+
+@dataclass(frozen=True)
+class DeLong:
+    """A difference in scan AUROC with its standard error, and the resulting normal test and interval."""
+
+    difference: float
+    standard_error: float
+
+    @property
+    def z(self) -> float:
+        """The difference divided by its standard error."""
+        return in_standard_errors(self.difference, self.standard_error)
+
+    @property
+    def p(self) -> float:
+        """The two-sided p-value."""
+        return math.erfc(abs(self.z) / math.sqrt(2))
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval at this level."""
+        reach = NormalDist().inv_cdf((1 + level) / 2) * self.standard_error
+        return self.difference - reach, self.difference + reach
+
+
+def separated_low(positive: int, negative: int, level: float = 0.95) -> float:
+    r"""The lower end of the interval of an AUROC of 1, where DeLong's variance is 0 however few scans there are.
+
+    $\theta$ with $1 - \theta = z \sqrt{V(\theta)}$ and
+    $V(\theta) = \frac{\theta (1 - \theta)}{m n} \big( 1 + (\tfrac{m + n}{2} - 1) (\tfrac{1 - \theta}{2 - \theta}
+    + \tfrac{\theta}{1 + \theta}) \big)$ for m positive and n negative patients.
+
+    Reference: Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic. Part 2",
+    2006, method 5.
+    """
+    z, low, high = NormalDist().inv_cdf((1 + level) / 2), 0.0, 1.0
+    for _ in range(60):  # bisection: the difference of both sides, divided by 1 - theta, falls with theta
+        middle = (low + high) / 2
+        spread = 1 + ((positive + negative) / 2 - 1) * ((1 - middle) / (2 - middle) + middle / (1 + middle))
+        below = (1 - middle) > z * z * middle * spread / (positive * negative)
+        low, high = (middle, high) if below else (low, middle)
+    return low
+
+
+def in_standard_errors(difference: float, standard_error: float) -> float:
+    """The difference divided by its standard error; with an error of 0, a difference of 0 gives 0, others infinity."""
+    if standard_error == 0:
+        return math.copysign(math.inf, difference) if difference else 0.0
+    return difference / standard_error
+
+
+def delong(splits: Sequence[SplitResults], method: str, against: str) -> DeLong:
+    r"""The difference in scan AUROC, method minus against, averaged over the splits.
+
+    $\mathrm{var} = \sum_c u_c^2 + \sum_c v_c^2 + 2 \sum_c \tilde u_c \tilde v_c$ over patients c, with $u_c$ and $v_c$
+    the patient's centred placement values of positive and of negative scans, summed over the splits and scaled by
+    $\sqrt{I/(I-1)}$, I being the patients of a split who have such scans (in $\tilde u, \tilde v$: any scans).
+    One split with one scan per patient is DeLong's test exactly; one split with several is Obuchowski's.
+    """
+    patients = patients_of(splits)
+    # Rows: positive scans' and negative scans' values scaled by their own patients, then both by all patients.
+    sums, difference = np.zeros((4, len(patients.ids))), 0.0
+    for i, (split, of) in enumerate(zip(splits, patients.of_scans, strict=True)):
+        positive = split.labels == 1
+        if positive.all() or not positive.any():
+            raise UserError(
+                f"split {i + 1} has only positive or only negative test scans, so no scan AUROC; leave it out"
+            )
+        first, second = (_placements(_scores(split, name), positive) for name in (method, against))
+        delta = first - second
+        for kind, rows in ((positive, (0, 2)), (~positive, (1, 3))):
+            mean = delta[kind].mean()
+            centred = np.bincount(of[kind], (delta[kind] - mean) / kind.sum(), minlength=len(patients.ids))
+            sums[rows[0]] += _unbiased(of[kind]) * centred
+            sums[rows[1]] += _unbiased(of) * centred
+        difference += delta[positive].mean() / len(splits)
+    sums /= len(splits)
+    variance = (sums[0] ** 2).sum() + (sums[1] ** 2).sum() + 2 * (sums[2] * sums[3]).sum()
+    return DeLong(float(difference), float(np.sqrt(np.maximum(variance, 0.0))))
+
+
+def _scores(split: SplitResults, method: str) -> Float64[np.ndarray, "scans"]:
+    if method not in split.methods:
+        raise UserError(f"method {method!r} was not tested; choose one of {', '.join(split.methods)}")
+    scores = split.methods[method].scan_scores
+    if scores is None:
+        raise UserError(f"{method!r} has no scan scores, so no scan AUROC; compare its localization")
+    return scores
+
+
+def _placements(scores: Float64[np.ndarray, "scans"], positive: Bool[np.ndarray, "scans"]) -> np.ndarray:
+    """Placement values: the share of negatives below each positive scan, or of positives above each negative scan."""
+    values = np.empty(len(scores))
+    for kind, sign in ((positive, 1.0), (~positive, -1.0)):
+        others = np.sort(sign * scores[~kind])
+        own = sign * scores[kind]
+        twice = np.searchsorted(others, own, side="left") + np.searchsorted(others, own, side="right")
+        values[kind] = twice / (2 * len(others))
+    return values
+
+
+def _unbiased(patients: Int64[np.ndarray, "_"]) -> float:
+    """sqrt(I / (I - 1)) for I patients; NaN for one patient, whose spread is unknown."""
+    count = len(np.unique(patients))
+    return math.sqrt(count / (count - 1)) if count > 1 else math.nan
+
+
+# Bootstrap over patients: the four metrics of every method, averaged over splits, in thousands of resampled tests.
+# Patients of all splits together are drawn with replacement, positive and negative ones separately.  Each drawn patient
+# brings all of his scans in all splits, for all methods.  A draw is a vector of multiplicities, so no scan is copied:
+# localization is a weighted mean, one matrix product for all methods, and scan AUROC and AUPRC sort the scans once per
+# method and then take running sums of the weights.
+# Reference: Field and Welsh, "Bootstrapping clustered data", 2007; drawing n - 1 of n: Rao and Wu, "Resampling
+# inference with complex survey data", 1988.
+
+
+DRAWS = 2000
+"""Resampled tests; with 2,000 of them the standard error itself is off by about 1.6 %."""
+
+MAX_CELLS = 2**15
+"""The most weights of one split's scans at a time: a thread's few arrays of 256 KiB fit its core's cache."""
+
+Draws = dict[Metric, dict[str, Float64[np.ndarray, "draws"]]]
+"""Metric -> method -> one average over splits per draw; methods without scan scores have no scan metrics."""
+
+
+def measure(splits: Sequence[SplitResults]) -> dict[Metric, dict[str, float]]:
+    """Every metric of every method, averaged over the splits; NaN where it is undefined in a split."""
+    patients = patients_of(splits)
+    once = _Weighted(splits, patients).averages(np.ones((1, len(patients.ids))))
+    return {metric: {method: draw.item() for method, draw in methods.items()} for metric, methods in once.items()}
+
+
+def resample(splits: Sequence[SplitResults], draws: int = DRAWS, seed: int = 0) -> Draws:
+    """Every metric of every method in `draws` resampled tests, averaged over the splits.  A seed fixes the draws.
+
+    Each draw takes n - 1 of the n positive patients, and likewise of the negative ones, which makes the variance of a
+    mean unbiased.  A draw that leaves a split without positive or without negative scans is NaN.
+    """
+    if draws < 2:
+        raise UserError(f"draws is {draws}, but a standard error needs at least 2; use {DRAWS}")
+    patients = patients_of(splits)
+    weighted = _Weighted(splits, patients)
+    at_once = max(1, MAX_CELLS // max(len(split.labels) for split in splits))
+    chunks = [weighted.averages(weights) for weights in multiplicities(patients.positive, draws, seed, at_once)]
+    return {
+        metric: {method: np.concatenate([chunk[metric][method] for chunk in chunks]) for method in methods}
+        for metric, methods in chunks[0].items()
+    }
+
+
+def multiplicities(
+    positive: Bool[np.ndarray, "patients"], draws: int, seed: int, at_once: int
+) -> Iterator[Float64[np.ndarray, "_ patients"]]:
+    """How often each patient is drawn, in chunks of `at_once` draws; the chunk size does not change the draws."""
+    strata = [np.flatnonzero(positive), np.flatnonzero(~positive)]
+    generators = np.random.default_rng(seed).spawn(len(strata))
+    for start in range(0, draws, at_once):
+        rows = min(at_once, draws - start)
+        weights = np.zeros((rows, len(positive)))
+        for members, generator in zip(strata, generators, strict=True):
+            if len(members):
+                drawn = generator.integers(len(members), size=(rows, len(members) - 1))
+                cell = drawn + len(members) * np.arange(rows)[:, None]
+                counts = np.bincount(cell.ravel(), minlength=rows * len(members))
+                weights[:, members] = counts.reshape(rows, len(members))
+        yield weights
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """One method's scans in ascending order of score: their patients, and the rank of each positive."""
+
+    positives: Int64[np.ndarray, "positives"]
+    negatives: Int64[np.ndarray, "negatives"]
+    own: Int64[np.ndarray, "positives"]
+    """The number of positives strictly below each positive."""
+    below: Int64[np.ndarray, "positives"]
+    """The number of negatives strictly below each positive."""
+    upto: Int64[np.ndarray, "positives"]
+    """The number of negatives below each positive or tied with it."""
+
+    @classmethod
+    def of(cls, scores: np.ndarray, positive: np.ndarray, patients: np.ndarray) -> _Sorted:
+        order = np.argsort(scores, kind="stable")
+        is_positive = positive[order]
+        high, low = order[is_positive], order[~is_positive]
+        return cls(
+            positives=patients[high],
+            negatives=patients[low],
+            own=np.searchsorted(scores[high], scores[high], side="left"),
+            below=np.searchsorted(scores[low], scores[high], side="left"),
+            upto=np.searchsorted(scores[low], scores[high], side="right"),
+        )
+
+    def metrics(self, weights: Float64[np.ndarray, "draws patients"]) -> tuple[np.ndarray, np.ndarray]:
+        """AUROC and AUPRC of every draw; counts are whole numbers, so ties count exactly one half."""
+        w = weights.take(self.positives, axis=1)
+        positives, negatives = _running(w), _running(weights.take(self.negatives, axis=1))
+        below = negatives.take(self.below, axis=1)
+        all_positives, all_negatives = positives[:, -1], negatives[:, -1]
+        hits = all_positives[:, None] - positives.take(self.own, axis=1)
+        flagged = hits + (all_negatives[:, None] - below)
+        # `flagged` is 0 only if the positive itself was not drawn, and then its weight is 0.
+        precision = hits / np.maximum(flagged, 1)
+        below += negatives.take(self.upto, axis=1)
+        with np.errstate(invalid="ignore"):
+            auroc = np.einsum("dp,dp->d", w, below) / (2 * all_positives * all_negatives)
+            auprc = np.einsum("dp,dp->d", w, precision) / all_positives
+        # Without negatives precision is always 1, so there is nothing to compare.
+        return auroc, np.where(all_negatives > 0, auprc, np.nan)
+
+
+def _running(weights: Float64[np.ndarray, "draws scans"]) -> Float64[np.ndarray, "draws bounds"]:
+    """Running sums that start with 0."""
+    sums = np.zeros((len(weights), weights.shape[1] + 1))
+    np.cumsum(weights, axis=1, out=sums[:, 1:])
+    return sums
+
+
+class _Weighted:
+    """The parts of the metrics that do not depend on the weights, computed once."""
+
+    def __init__(self, splits: Sequence[SplitResults], patients: Patients) -> None:
+        self.methods = tuple(splits[0].methods)
+        self.sums = [
+            _sums(split, self.methods, of, len(patients.ids))
+            for split, of in zip(splits, patients.of_scans, strict=True)
+        ]
+        self.rankings = {
+            method: [
+                _Sorted.of(scores, split.labels == 1, of)
+                for split, of in zip(splits, patients.of_scans, strict=True)
+                if (scores := split.methods[method].scan_scores) is not None
+            ]
+            for method, measured in splits[0].methods.items()
+            if measured.scan_scores is not None
+        }
+
+    def averages(self, weights: Float64[np.ndarray, "draws patients"]) -> Draws:
+        """Every metric of every method under each draw, averaged over the splits."""
+        with np.errstate(invalid="ignore"):
+            means = np.mean([_means(weights @ sums) for sums in self.sums], axis=0)
+        half = len(self.methods)
+        # NumPy releases the interpreter lock in `take` and sums, so threads run in parallel.
+        with ThreadPoolExecutor() as threads:
+            scans = dict(
+                zip(self.rankings, threads.map(partial(_averages, weights), self.rankings.values()), strict=True)
+            )
+        return {
+            "localization_auroc": dict(zip(self.methods, means.T[:half], strict=True)),
+            "localization_auprc": dict(zip(self.methods, means.T[half:], strict=True)),
+            "scan_auroc": {method: both[0] for method, both in scans.items()},
+            "scan_auprc": {method: both[1] for method, both in scans.items()},
+        }
+
+
+def _averages(weights: Float64[np.ndarray, "draws patients"], rankings: Sequence[_Sorted]) -> np.ndarray:
+    """AUROC and AUPRC of one method, averaged over its splits."""
+    return np.mean([ranking.metrics(weights) for ranking in rankings], axis=0)
+
+
+def _sums(
+    split: SplitResults, methods: Sequence[str], patients: np.ndarray, count: int
+) -> Float64[np.ndarray, "patients columns"]:
+    """Sums over each patient's scans in one split: AUROC of every method, AUPRC of every method, and their number."""
+    kept = split.localized
+    columns = [split.methods[method].auroc for method in methods]
+    columns += [split.methods[method].auprc for method in methods]
+    values = np.stack([column[kept] for column in [*columns, np.ones(len(kept))]], axis=1)
+    sums = np.zeros((count, values.shape[1]))
+    np.add.at(sums, patients[kept], values)
+    return sums
+
+
+def _means(totals: Float64[np.ndarray, "draws columns"]) -> np.ndarray:
+    return totals[:, :-1] / totals[:, -1:]
+
 
 LEVEL = 0.95
 

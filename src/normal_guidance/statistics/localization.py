@@ -16,6 +16,7 @@ the device of the attention, without a loop over scans.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,10 +25,10 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.arrays import bag_of_rows, check_lengths, place_in_bag, running_sum
 from normal_guidance.core.blocks import GAP, check_gap, count_slices
-from normal_guidance.core.packed import check_lengths, running_sum
-from normal_guidance.errors import UserError
-from normal_guidance.statistics.packed_scans import UNITS, PackedScans, whole_numbers
+from normal_guidance.statistics.split_results import UNITS, PackedScans, whole_numbers
 
 TOPS = (1, 3, 5)
 """Numbers of slices to look at: the peak, then a few."""
@@ -93,7 +94,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class LocalizationMeasures:
-    """The measures of each scan with slices of both classes, in the order of `kept`, and how many scans were left out."""
+    """The measures of each scan with slices of both classes, ordered as `kept`, and the number of scans left out."""
 
     kept: Int64[Tensor, "kept"]
     hits: Mapping[int, Float64[Tensor, "kept"]]
@@ -288,3 +289,93 @@ def _check_choices(tops: Sequence[int], shares: Sequence[float], gap: int) -> No
     for share in shares:
         _check_share(share)
     check_gap(gap)
+
+
+# Key slices: the few slices of a scan to look at first, chosen by attention and kept apart.
+
+
+KEYS = 5
+"""The most key slices of a scan."""
+
+APART_MM = 8.0
+"""The least distance between key slices, which are never adjacent either: neighbours show the same thing."""
+
+
+def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: float | None = None) -> tuple[int, ...]:
+    """The slices to look at first, counted from 0, highest attention first.
+
+    Each is at least `APART_MM` from those before it (or 2 slices, if that is more or the spacing is unknown).  The list
+    ends where attention falls below an even share, 1 / slices, so a scan with all attention in one place has few.
+    Of slices with the same attention, the one nearest to the mean position comes first.
+
+    Example:
+        >>> import torch
+        >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
+        (2, 6)
+        >>> key_slices(torch.full((9,), 1 / 9), count=3)
+        (4, 2, 6)
+    """
+    slices = len(attention)
+    apart = 2 if not spacing else max(2, math.ceil(APART_MM / spacing))
+    shares = (attention.double() / attention.double().sum()).tolist()
+    middle = sum(place * share for place, share in enumerate(shares))
+    order = sorted(range(slices), key=lambda place: (-round(shares[place], 9), abs(place - middle), place))
+    chosen: list[int] = []
+    for place in order:
+        enough = shares[place] >= (1 - 1e-6) / slices or not chosen
+        if len(chosen) == count or not enough:
+            break
+        if all(abs(place - other) >= apart for other in chosen):
+            chosen.append(place)
+    return tuple(chosen)
+
+
+# Ranks of slices within their scans: orders in which to remove them, and the correlation of two orders.
+
+
+def highest_first(
+    scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"], generator: torch.Generator
+) -> Int64[Tensor, "slices"]:
+    """The slices' numbers, scan after scan, the highest score first; ties in random order.
+
+    Ties must not be broken by position: max pooling ties most slices, and the first of them would mark a place.
+    """
+    order = torch.randperm(len(scores), generator=generator)
+    order = order[scores[order].argsort(descending=True, stable=True)]
+    return order[bag_of_rows(lengths)[order].argsort(stable=True)]
+
+
+def moved_round(lengths: Int[Tensor, "scans"], generator: torch.Generator) -> Int64[Tensor, "slices"]:
+    """The slices' numbers, scan after scan, each scan rotated to begin at a random slice."""
+    size, place = lengths[bag_of_rows(lengths)], place_in_bag(lengths)
+    by = (torch.rand(len(lengths), generator=generator) * lengths).long()[bag_of_rows(lengths)]
+    return torch.arange(len(size)) - place + (place + by) % size
+
+
+def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Float64[Tensor, "slices"]:
+    """Ranks within each scan from 0, ties sharing their mean."""
+    scan = bag_of_rows(lengths)
+    order = scores.argsort(stable=True)
+    order = order[scan[order].argsort(stable=True)]
+    ordered, of = scores[order], scan[order]
+    begins = torch.ones_like(of, dtype=torch.bool)
+    begins[1:] = (ordered[1:] != ordered[:-1]) | (of[1:] != of[:-1])
+    group = begins.cumsum(0) - 1
+    place = place_in_bag(lengths).double()  # also right for the ordered slices: scans keep their order and lengths
+    count = torch.bincount(group).double()
+    mean = torch.zeros_like(count).index_add(0, group, place) / count
+    return torch.empty_like(place).index_copy(0, order, mean[group])
+
+
+def rank_correlation(
+    one: Float[Tensor, "slices"], other: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
+) -> Float64[Tensor, "scans"]:
+    """Spearman's correlation within each scan; NaN where all slices of a scan tie in either score."""
+    scan, half = bag_of_rows(lengths), (lengths.double() - 1) / 2
+    x, y = (ranks(scores, lengths) - half[scan] for scores in (one, other))
+
+    def total(values: Tensor) -> Tensor:
+        return torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, values)
+
+    # Ranks are multiples of one half, so sums are exact.
+    return total(x * y) / (total(x * x) * total(y * y)).sqrt()

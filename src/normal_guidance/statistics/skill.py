@@ -23,17 +23,22 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.arrays import bag_of_rows, place_in_bag
 from normal_guidance.core.blocks import count_slices
 from normal_guidance.core.metrics import Localization, localization
 from normal_guidance.core.models import CenteredGaussian
-from normal_guidance.core.packed import bag_of_rows, place_in_bag
-from normal_guidance.errors import UserError
-from normal_guidance.statistics.bootstrap import DRAWS, resample
-from normal_guidance.statistics.differences import BASELINE, LEVEL, ROUNDING, student_quantile
-from normal_guidance.statistics.number_format import digits, interval, signed
-from normal_guidance.statistics.packed_scans import PackedScans
-from normal_guidance.statistics.slice_ranks import ranks
-from normal_guidance.statistics.split_results import MethodResults, SplitResults
+from normal_guidance.show.text_tables import digits, interval, signed
+from normal_guidance.statistics.differences import (
+    BASELINE,
+    DRAWS,
+    LEVEL,
+    ROUNDING,
+    resample,
+    student_quantile,
+)
+from normal_guidance.statistics.localization import ranks
+from normal_guidance.statistics.split_results import MethodResults, PackedScans, SplitResults
 
 BINS = 20
 """Bins of relative position, each a twentieth of a scan."""

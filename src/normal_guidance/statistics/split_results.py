@@ -5,16 +5,70 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from normal_guidance.core.metrics import localization
-from normal_guidance.errors import UserError
-from normal_guidance.statistics.scores import Labelled
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
+from normal_guidance.core.metrics import localization, scan_level
+
+# The four numbers of the paper's tables for one method on one set of scans.
+
+
+Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
+
+METRICS: tuple[Metric, ...] = get_args(Metric)
+"""The paper's four result tables, each named after its field of `Scores`."""
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A set of labelled scans, such as `Bags` or a feature store."""
+
+    @property
+    def lengths(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def labels(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Localization over the positive scans with slices of both classes, and classification over all scans."""
+
+    localization_auroc: float
+    localization_auprc: float
+    scan_auroc: float | None
+    scan_auprc: float | None
+    localized: int
+    """The number of scans on which localization was measured."""
+    left_out: int
+    """The number of positive scans without localization: slice labels missing, or all of one class."""
+
+
+def score(
+    bags: Labelled, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
+) -> Scores:
+    """The scores of one method; `scan_scores` is None for a method without scan scores."""
+    if bags.slice_labels is None:
+        raise UserError(f"{bags} have no slice labels, so localization cannot be measured; use scan_level alone")
+    # Negative scans have no positive slice, so `localization` leaves them out by itself.
+    found = localization(slice_scores, bags.slice_labels, bags.lengths)
+    scans = None if scan_scores is None else scan_level(scan_scores, bags.labels)
+    return Scores(
+        localization_auroc=found.mean_auroc.item(),
+        localization_auprc=found.mean_auprc.item(),
+        scan_auroc=None if scans is None else scans.auroc.item(),
+        scan_auprc=None if scans is None else scans.auprc.item(),
+        localized=len(found.kept),
+        left_out=int(bags.labels.sum()) - len(found.kept),
+    )
+
 
 PerScan = Float64[np.ndarray, "scans"]
 
@@ -159,3 +213,64 @@ def _check_agreement(splits: Sequence[SplitResults]) -> None:
                     f"scan {scan!r} has patient and label {known} in one split and {tuple(facts)} in split {i + 1}; "
                     "give different scans different ids"
                 )
+
+
+# Packed scans as the measures need them: where each scan starts and stops, and its attention in whole numbers.
+
+
+UNITS = 2**40
+"""The sum of a scan's attention as whole numbers. Sums of whole numbers are exact in any order, on any device and after
+any number of scans; 64 bits have room for 8 million scans."""
+
+
+@dataclass(frozen=True)
+class PackedScans:
+    """The start and stop of each packed scan, and the scan of each slice."""
+
+    lengths: Int64[Tensor, "scans"]
+    starts: Int64[Tensor, "scans"]
+    stops: Int64[Tensor, "scans"]
+    of_slice: Int64[Tensor, "slices"]
+
+    @classmethod
+    def of(cls, lengths: Int[Tensor, "scans"]) -> PackedScans:
+        """The scans with these numbers of slices, each at least 1."""
+        lengths = lengths.long()
+        stops = lengths.cumsum(0)
+        return cls(lengths, stops - lengths, stops, bag_of_rows(lengths))
+
+    @property
+    def places(self) -> Int64[Tensor, "slices"]:
+        """Each slice's place in its scan, counted from 0."""
+        return place_in_bag(self.lengths)
+
+    def count(self, values: Shaped[Tensor, "slices"]) -> Int64[Tensor, "scans"]:
+        """The sum of flags or whole numbers in each scan, exact."""
+        return sum_per_bag(values, self.lengths)
+
+    def reduce(self, values: Shaped[Tensor, "slices"], how: Literal["sum", "amin", "amax"]) -> Shaped[Tensor, "scans"]:
+        """The sum, minimum or maximum of each scan; NaN affects its own scan only."""
+        empty = values.new_zeros(len(self.lengths))
+        return empty.scatter_reduce(0, self.of_slice, values, how, include_self=False)
+
+    def locate(self, flags: Shaped[Tensor, "slices"]) -> tuple[int, int]:
+        """The scan of the first flagged slice, and the slice's place in it."""
+        first = int(flags.nonzero()[0])
+        return int(self.of_slice[first]), int(self.places[first])
+
+
+def whole_numbers(attention: Float[Tensor, "slices"], scans: PackedScans) -> Int64[Tensor, "slices"]:
+    """Attention as whole numbers that add up to about `UNITS` in each scan."""
+    attention = attention.detach().double()
+    wrong = ~(attention.isfinite() & (attention >= 0))
+    if wrong.any():
+        scan, place = scans.locate(wrong)
+        raise UserError(
+            f"scan {scan}, slice {place}: attention {attention[wrong][0].item()} is not a finite number of 0 or more; "
+            "pass attention, not its logarithm, of a model that has not diverged"
+        )
+    total = scans.reduce(attention, "sum")
+    if (total <= 0).any():
+        scan = int((total <= 0).nonzero()[0])
+        raise UserError(f"scan {scan}: attention is 0 on all of its slices, so no slice holds a share of it")
+    return (attention / total[scans.of_slice] * UNITS).round().long()

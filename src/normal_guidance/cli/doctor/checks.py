@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normal_guidance import __version__
+from normal_guidance.base.system import EXTRAS, PACKAGE, disk, machine_memory, size_text, source_version, usable_cores
 from normal_guidance.cli.doctor import packages
 from normal_guidance.cli.doctor.packages import (
     GONE,
@@ -35,10 +36,6 @@ from normal_guidance.cli.doctor.packages import (
     version_of,
     wrong_packages,
 )
-from normal_guidance.extras import EXTRAS, PACKAGE
-from normal_guidance.machine import disk, machine_memory, usable_cores
-from normal_guidance.quantities import size_text
-from normal_guidance.source_version import source_version
 
 PROBE_SECONDS = 60.0
 """Time limit of an import; a network disk may need some seconds."""
@@ -210,7 +207,7 @@ def _families(syntaxes: Sequence[Mapping[str, str]]) -> str:
 
 def check_weights(encoders_ready: bool) -> Iterator[Check]:
     """Check which encoders work without a network; weight files are found, not read (`nguide weights check` does)."""
-    from normal_guidance.features.weights import KNOWN_WEIGHTS, find_weights, is_offline
+    from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, find_weights, is_offline
 
     for name, known in KNOWN_WEIGHTS.items():
         file = find_weights(name)
@@ -297,7 +294,7 @@ def _has_nvidia() -> bool:
 
 def check_machine() -> Iterator[Check]:
     """Report cores, memory, and free space on the disks that are written to."""
-    from normal_guidance.features.weights import cache_folder
+    from normal_guidance.scans.features.weights import cache_folder
 
     cores, (total, free) = usable_cores(), machine_memory()
     yield Check("cpu", "ok", f"{cores:g} cores ({platform.machine()})", details={"cores": cores})
@@ -320,7 +317,7 @@ def check_machine() -> Iterator[Check]:
 
 def check_viewer(node: str | None) -> Iterator[Check]:
     """Check the page that `nguide view` serves and, in a clone, the tools that build it."""
-    built = (packages.HOME / "viewer" / "static" / "index.html").is_file()
+    built = (packages.HOME / "clinic" / "viewer" / "static" / "index.html").is_file()
     root = clone()
     if built:
         yield Check("viewer's page", "ok", "built")

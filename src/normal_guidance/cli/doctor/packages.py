@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.extras import PACKAGE as PACKAGE
+from normal_guidance.base.system import PACKAGE as PACKAGE
 
 HOME = Path(__file__).parents[2]
 """The folder of the package."""

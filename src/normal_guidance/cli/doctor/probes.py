@@ -46,7 +46,7 @@ def probe_codecs() -> dict[str, dict[str, str | None]]:
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.uid import UID
 
-    from normal_guidance.data.pixels import GDCM, OPENJPEG, PYDICOM
+    from normal_guidance.scans.index.pixels import GDCM, OPENJPEG, PYDICOM
 
     gdcm = _error(lambda: import_module("gdcm"))
     found: dict[str, dict[str, str | None]] = {}

@@ -9,10 +9,18 @@ from torch import Tensor, nn
 
 from normal_guidance.core.layers import GatedScores
 from normal_guidance.core.layout import Layout, as_rows
-from normal_guidance.core.losses import ClassWeights, scan_cross_entropy
 from normal_guidance.core.method import Method
-from normal_guidance.core.noise import Epoch, uniform
-from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, as_prediction
+from normal_guidance.core.prediction import (
+    FEATURES,
+    BagsLike,
+    ClassWeights,
+    Epoch,
+    Features,
+    Prediction,
+    as_prediction,
+    scan_cross_entropy,
+    uniform,
+)
 
 BRANCHES = 5
 """Branches of attention, as in the paper."""

@@ -9,9 +9,16 @@ from torch import Tensor, nn
 
 from normal_guidance.core.layers import GatedScores, linear
 from normal_guidance.core.layout import Layout, as_rows
-from normal_guidance.core.losses import ClassWeights, scan_cross_entropy
 from normal_guidance.core.method import Method
-from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, attend_and_classify
+from normal_guidance.core.prediction import (
+    FEATURES,
+    BagsLike,
+    ClassWeights,
+    Features,
+    Prediction,
+    attend_and_classify,
+    scan_cross_entropy,
+)
 
 SLICES = 8
 """B, the slices that are taken from either end of attention, as in the paper; at most half of a scan."""

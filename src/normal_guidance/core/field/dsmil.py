@@ -8,9 +8,16 @@ from torch import Tensor, nn
 
 from normal_guidance.core.layers import linear
 from normal_guidance.core.layout import as_rows
-from normal_guidance.core.losses import ClassWeights, scan_cross_entropy
 from normal_guidance.core.method import Method
-from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, classify
+from normal_guidance.core.prediction import (
+    FEATURES,
+    BagsLike,
+    ClassWeights,
+    Features,
+    Prediction,
+    classify,
+    scan_cross_entropy,
+)
 
 
 class DSMIL(nn.Module):

@@ -8,10 +8,18 @@ from torch import Tensor, nn
 
 from normal_guidance.core.layers import linear
 from normal_guidance.core.layout import Layout, as_rows
-from normal_guidance.core.losses import ClassWeights, scan_cross_entropy
 from normal_guidance.core.method import Method
-from normal_guidance.core.noise import Epoch, normal
-from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, attend_and_classify
+from normal_guidance.core.prediction import (
+    FEATURES,
+    BagsLike,
+    ClassWeights,
+    Epoch,
+    Features,
+    Prediction,
+    attend_and_classify,
+    normal,
+    scan_cross_entropy,
+)
 from normal_guidance.core.regularizers.smoothness import chain_energy
 
 SAMPLES = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from normal_guidance.base.system import one_per_file
 from normal_guidance.core.attention_term import Regularizer
-from normal_guidance.core.discovery import one_per_file
 
 REGULARIZERS: dict[str, Regularizer] = one_per_file(sys.modules[__name__], "REGULARIZER")

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
 from normal_guidance.core.layout import Layout, as_rows, take_rows
-from normal_guidance.errors import UserError
 
 CLUSTERS = 8
 """Clusters of a bag, as in the paper; a bag with fewer slices has one for each."""

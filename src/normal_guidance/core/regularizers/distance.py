@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
+from normal_guidance.core.bells import is_long, window_sums
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.window_sums import is_long, window_sums
 
 REACHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Slices over which the influence of a slice falls to 1/e, one for each part of the prior."""

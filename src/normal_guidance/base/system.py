@@ -1,0 +1,337 @@
+"""The extras of the package: the purpose of each, and the words that say which one is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import pkgutil
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from normal_guidance.base.errors import UserError
+
+PACKAGE = "normal-guidance"
+
+
+class Extra(NamedTuple):
+    """A set of packages that some commands need."""
+
+    purpose: str
+    modules: tuple[str, ...]
+    """If none of these is there, the extra was not installed."""
+
+
+EXTRAS = {
+    "dicom": Extra("scans: nguide phantom, index, encode, predict, and slices in nguide view", ("pydicom",)),
+    "encoders": Extra(
+        "features of scans: nguide encode and predict", ("transformers", "efficientnet_lite_pytorch", "h5py")
+    ),
+    "export": Extra("models as ONNX graphs", ("onnx", "onnxruntime")),
+    "hub": Extra("models to and from the Hugging Face Hub", ("huggingface_hub",)),
+    "lightning": Extra("the callback for Lightning's Trainer", ("lightning",)),
+    "node": Extra("nguide node", ("pynetdicom",)),
+    "ray": Extra("several machines: the option --ray", ("ray",)),
+    "track": Extra("the option --track", ("tensorboard", "mlflow")),
+    "viewer": Extra("nguide view", ("fastapi", "uvicorn")),
+}
+"""The extras that a user may want; `all` has them all."""
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that brings the package with these extras."""
+    return f"pip install '{PACKAGE}[{','.join(extras)}]'"
+
+
+def missing_extras(*extras: str) -> list[str]:
+    """Return those of these extras that were not installed; nothing is imported."""
+    return [extra for extra in extras if not any(find_spec(module) for module in EXTRAS[extra].modules)]
+
+
+# Cores, memory and disk that a program may use (in a container, less than the machine has), and what this one took.
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
+_LARGEST = 2**30
+
+
+def keep_freed_memory() -> bool:
+    """Makes glibc keep large freed blocks, for the whole process; returns whether this worked.
+
+    By default glibc returns a freed block of more than 32 MB to the system, which clears its pages before they are used
+    again.  A network on the CPU frees and allocates such blocks in every layer: EfficientNet-Lite0 spends half of its
+    time on clearing them (LOG.md).  The price: the process never shrinks.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # not glibc
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the error, or one that it followed from, says that memory ran out, in torch's or a library's words."""
+    if error is None:
+        return False
+    words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+    found = isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    return found or type(error).__name__ == "OutOfMemoryError" or is_out_of_memory(error.__context__)
+
+
+def peak_bytes(device: str) -> int:
+    """Return the most memory that was taken so far: on CUDA of the card, else by this process."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_reserved(device)
+    import resource  # Windows has none
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def usable_cores() -> float:
+    """Return the cores that this process may use, by its affinity and the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = (_read("/sys/fs/cgroup/cpu.max") or "max").partition(" ")
+    return float(cores) if quota == "max" else min(float(cores), int(quota) / int(period))
+
+
+def machine_memory() -> tuple[int | None, int | None]:
+    """Return the bytes that a program may use and those free or reclaimable; None if the system hides them."""
+    lines = (line.split() for line in (_read("/proc/meminfo") or "").splitlines())
+    known = {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines if len(words) > 1}
+    total, free = known.get("MemTotal"), known.get("MemAvailable")
+    if total is None and hasattr(os, "sysconf"):  # Windows has neither
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read("/sys/fs/cgroup/memory.max") or "max"
+    if limit != "max" and (total is None or int(limit) < total):
+        total = int(limit)
+        used = int(_read("/sys/fs/cgroup/memory.current") or 0)
+        free = max(0, total - used) if free is None else min(free, max(0, total - used))
+    return total, free
+
+
+def limit_memory(size: int) -> None:
+    """Let this process take so many bytes more than it has; where the system knows no such limit, nothing happens."""
+    pages = (_read("/proc/self/statm") or "").split()
+    if not pages:  # not Linux
+        return
+    import resource
+
+    limit, (_, hard) = int(pages[0]) * resource.getpagesize() + size, resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def disk(folder: Path) -> tuple[Path, int, bool]:
+    """Return the folder or its first existing parent, its free bytes, and whether it can be written to."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+    return there, shutil.disk_usage(there).free, os.access(there, os.W_OK)
+
+
+def _read(file: str) -> str | None:
+    """Return the text of one of the system's own files, or None where there is none."""
+    try:
+        return Path(file).read_text().strip()
+    except OSError:
+        return None
+
+
+# The commit that the running code comes from.
+
+
+SOURCE_FOLDER = Path(__file__).parents[1]
+"""The folder of this package."""
+
+
+def source_version(package: Path = SOURCE_FOLDER) -> dict[str, Any] | None:
+    """Return the commit of the git checkout that holds a package, and whether files differ from it.
+
+    None for a package that is not in a checkout of its own: one installed inside another project's checkout is not
+    tracked there.  Where the code comes without its repository, for instance in a container, the variable NGUIDE_COMMIT
+    names the commit.  The variable wins over git, because a stale repository may lie beside a copied tree; the result
+    then says "told".
+    """
+    if told := os.environ.get("NGUIDE_COMMIT"):
+        return {"id": told, "dirty": None, "told": True}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", *arguments]
+        return subprocess.run(command, cwd=package, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", "."))}
+    except (OSError, subprocess.CalledProcessError):  # no git, no checkout, or one without its history
+        return None
+
+
+# Counts, sizes and times as people read them.
+
+
+LARGEST_SEED = 2**31 - 1
+"""The largest seed of folds: scikit-learn takes less than 2**32, and each repeat has the next one."""
+
+
+def count_text(count: int, what: str) -> str:
+    """Return a number of things; a plural ends in s."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def size_text(count: int) -> str:
+    """Return bytes in the largest unit that fits."""
+    for name, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:,.1f} {name}"
+    return f"{count} B"
+
+
+def time_text(seconds: float | int) -> str:
+    """Return seconds as hours, minutes and seconds."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+# Connects to a running Ray cluster; its errors become UserErrors that name the next step.
+
+
+ANSWER_SECONDS = 10.0
+"""Longest wait for an answer of the cluster; Ray itself would try for minutes."""
+
+RETRIES = 5
+"""How often Ray repeats a task whose machine or process died."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A connected cluster."""
+
+    address: str
+
+    def room(self, needs: Mapping[str, float], hint: str) -> int:
+        """The number of tasks with these needs (CPU, GPU) that run at a time; a UserError with `hint` if it is 0."""
+        import ray
+
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = sum(fits(node, needs) for node in nodes)
+        if not room:
+            wanted = ", ".join(f"{count:g} {name}" for name, count in needs.items())
+            raise UserError(
+                f"--ray {self.address}: none of the cluster's {len(nodes)} machines has {wanted}; {hint}, or add "
+                "machines"
+            )
+        return room
+
+    def result(self, task: Any) -> Any:
+        """The result of a task."""
+        import ray
+
+        try:
+            return ray.get(task)
+        except UserError as error:
+            raise UserError(str(getattr(error, "cause", error))) from error
+        except ray.exceptions.RayError as error:
+            raise UserError(
+                f"--ray {self.address}: a task failed ({error}); run the same command again to continue"
+            ) from error
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Connection]:
+    """Connects to the cluster at this address for a block."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"ray is not installed; {install_command('ray')}, or leave out --ray") from error
+    _check_answers(address)
+    ending = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head") from error
+    if ending is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(
+            signal.SIGTERM, ending
+        )  # Ray's own would end the process with code 15 and skip the command line's
+    try:
+        yield Connection(address)
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Refuses HOST:PORT if no server listens there; Ray checks other forms ('auto', 'ray://...') itself."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head") from error
+
+
+def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """The number of tasks that a machine can run at a time."""
+    return int(min(node.get(name, 0.0) // count for name, count in needs.items()))
+
+
+# Names of a package that are imported when they are first used, so that a program waits only for what it needs.
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], modules: Mapping[str, str] | None = None, unlisted: Collection[str] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package.
+
+    A wrong name is an AttributeError that suggests the nearest right one.
+
+    Args:
+        package: its `__name__`.
+        homes: public name -> module that defines it, without `normal_guidance.`.
+        modules: public name -> module that it stands for, without `normal_guidance.`.
+        unlisted: names that `dir` leaves out, since a package that they need is not installed.
+    """
+    modules, root = modules or {}, package.partition(".")[0]
+
+    def get(name: str) -> object:
+        if name in modules:
+            return import_module(f"{root}.{modules[name]}")
+        if name in homes:
+            return getattr(import_module(f"{root}.{homes[name]}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{_suggestion(name, names())}")
+
+    def names() -> list[str]:
+        return sorted({*homes, *modules} - {*unlisted})
+
+    return get, names
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches  # only where something went wrong
+
+    if name.startswith("__"):
+        return ""  # Python itself asks for such names
+    folded = {one.lower().replace("_", ""): one for one in known}
+    near = get_close_matches(name.lower().replace("_", ""), folded, n=1)
+    return f"; did you mean {folded[near[0]]!r}?" if near else f"; it has {', '.join(known)}"
+
+
+# Finds what the files of a package define, so that adding a method or a regularizer is adding one file.
+
+
+def one_per_file(package: ModuleType, attribute: str) -> dict[str, Any]:
+    """What each module of a package calls `attribute`, by the module's name, in alphabetical order."""
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return {name: getattr(importlib.import_module(f"{package.__name__}.{name}"), attribute) for name in names}

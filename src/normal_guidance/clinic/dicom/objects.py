@@ -1,0 +1,660 @@
+"""The structured report: a Comprehensive 3D SR by TID 1500 (DICOM PS3.16), for software to read.
+
+    Image Library          every object of the scan, its frame of reference and body part
+    Imaging Measurements
+      'key slice 1 of 3'   TID 1410, a group for each key slice, the highest attention first: its attention, and the
+                           whole slice as its region; none where the scan is negative by its threshold
+      'scan'               TID 1501: body part; probability; threshold and call, if there are any; first and last slice
+                           of the interval, each inferred from the whole slice; the attention within it; what was
+                           looked for; as comments, cautions and that there are no key slices
+    Attention of every slice
+      'slices'             TID 1501: the attention of every slice, inferred from that slice; in the order of the slices
+
+Every group names the finding, if it has a name, and the algorithm with its model (TID 4019).
+
+Viewers such as OHIF open the slice of the first group, and draw its region: the edge of the image, because nothing is
+known of a place within the slice.  A group without a region among the Imaging Measurements makes OHIF 3.12 fail, so the
+interval's ends have one, and 'slices', which would be drawn as one long list, lies in a container of its own.
+
+All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from secrets import token_hex
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from highdicom.coding_schemes import CodingSchemeIdentificationItem
+from highdicom.ko import KeyObjectSelection, KeyObjectSelectionDocument
+from highdicom.sc import SCImage
+from highdicom.sr import (
+    AlgorithmIdentification,
+    CodeContentItem,
+    CodedConcept,
+    Comprehensive3DSR,
+    ContainerContentItem,
+    ContentSequence,
+    CoordinatesForMeasurement,
+    DeviceObserverIdentifyingAttributes,
+    FindingSite,
+    GraphicTypeValues,
+    ImageContentItem,
+    ImageRegion,
+    Measurement,
+    MeasurementReport,
+    MeasurementsAndQualitativeEvaluations,
+    ObservationContext,
+    ObserverContext,
+    PlanarROIMeasurementsAndQualitativeEvaluations,
+    QualitativeEvaluation,
+    RelationshipTypeValues,
+    SourceImageForMeasurement,
+    SourceImageForRegion,
+    TextContentItem,
+    TrackingIdentifier,
+    UIDRefContentItem,
+)
+from PIL import Image
+from pydicom import Dataset
+from pydicom.sr.codedict import codes
+from pydicom.sr.coding import Code
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+from normal_guidance import __version__
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.dicom.source_series import REQUIRED, Reference, SourceSeries
+from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
+from normal_guidance.scans.index.geometry import orientation_letters
+from normal_guidance.scans.index.manifest import Finding
+
+# What DICOM knows of a BodyPartExamined (PS3.16, annex L): its code, and whether there is a left and a right one.
+
+
+OTHERS = {
+    "ABDOMENPELVIS": codes.cid4031.AbdomenAndPelvis,
+    "BRAIN": codes.SCT.Brain,
+    "CHESTABDOMEN": codes.cid4031.ChestAndAbdomen,
+    "CHESTABDPELVIS": codes.cid4031.ChestAbdomenAndPelvis,
+    "CSPINE": codes.cid4031.CervicalSpine,
+    "HEADNECK": codes.cid4031.HeadAndNeck,
+    "LIVER": codes.SCT.Liver,
+    "LSPINE": codes.cid4031.LumbarSpine,
+    "LUNG": codes.SCT.Lung,
+    "TSPINE": codes.cid4031.ThoracicSpine,
+}
+"""Terms that are not the names of the codes in CID 4031."""
+
+UNPAIRED = frozenset(
+    {
+        *("ABDOMEN", "ABDOMENPELVIS", "AORTA", "BLADDER", "BRAIN", "CERVIX", "CHEST", "CHESTABDOMEN"),
+        *("CHESTABDPELVIS", "CIRCLEOFWILLIS", "COCCYX", "COLON", "CORONARYARTERY", "CSPINE", "CTSPINE", "DUODENUM"),
+        *("ESOPHAGUS", "FACE", "GALLBLADDER", "HEAD", "HEADNECK", "HEART", "ILEUM", "ILIUM", "JAW", "JEJUNUM"),
+        *("LARYNX", "LIVER", "LSPINE", "LSSPINE", "MAXILLA", "MEDIASTINUM", "MOUTH", "NECK", "NECKCHEST"),
+        *("NECKCHESTABDOMEN", "NECKCHESTABDPELV", "NOSE", "PANCREAS", "PELVIS", "PENIS", "PHARYNX", "PROSTATE"),
+        *("RECTUM", "SKULL", "SPINE", "SPLEEN", "SSPINE", "STERNUM", "STOMACH", "THYMUS", "THYROID", "TLSPINE"),
+        *("TONGUE", "TRACHEA", "TSPINE", "URETER", "URETHRA", "UTERUS", "VAGINA", "VULVA", "WHOLEBODY"),
+    }
+)
+"""Body parts of which images must not have a Laterality; all others must have one, which may be empty."""
+
+_REGIONS = {name.upper(): code for name, code in codes.cid4031.concepts.items()} | OTHERS
+
+
+def body_part_code(term: str) -> Code | None:
+    """The SNOMED CT code of a body part; None where pydicom's tables know none."""
+    return _REGIONS.get(term)
+
+
+# The series that results lie in: their numbers and descriptions, which tell results of two source series apart.
+
+
+FIRST_NUMBER = 9800
+"""Series numbers end with this and more: scanners seldom use such large ones."""
+
+SOURCE_STEP = 10_000
+"""The results of the source series 7 have the numbers from 79801 on, those of a series 0 from 9801 on."""
+
+FINDING_STEP = 10
+"""The series of the next finding have numbers that are larger by this."""
+
+LARGEST = 100_000
+"""Larger source numbers, negative and missing ones are replaced by a hash between this and its double."""
+
+LONGEST_DESCRIPTION = 64
+"""Characters of a SeriesDescription."""
+
+
+class Kind(NamedTuple):
+    """A kind of result: its place among the results of a finding, and what its series is called."""
+
+    place: int
+    title: str
+
+
+KINDS = {
+    "key_objects.dcm": Kind(1, "AI key slices, research only"),
+    "structured_report.dcm": Kind(2, "AI report, research only"),
+    "strip.dcm": Kind(3, "AI picture, research only"),
+}
+"""The results by the names of their files."""
+
+
+def series_number(source: SourceSeries, kind: Kind, finding: int = 0) -> int:
+    """The SeriesNumber of a result: no two source series of a study, findings or kinds share one.
+
+    Two source series with one number would; a study has at most one series of a number unless it was merged.
+
+    Args:
+        source: the scan.
+        kind: one of `KINDS`.
+        finding: the finding's place among those of the scan, from 0.
+    """
+    number = source.series.number
+    if number is None or not 0 <= number < LARGEST:
+        digest = sha256(source.slices[0].series_uid.encode()).digest()
+        number = LARGEST + int.from_bytes(digest[:8], "big") % LARGEST
+    return SOURCE_STEP * number + FIRST_NUMBER + FINDING_STEP * finding + kind.place
+
+
+def series_description(prediction: ScanPrediction, source: SourceSeries, kind: Kind) -> str:
+    """The finding, a warning where there are cautions, the kind, and which source series it is of.
+
+    Where there is no room, the source's description is cut first, then the finding's name.
+    """
+    series = source.series
+    warning = "CAUTION" if prediction.cautions else ""
+    of = "" if series.number is None else f", of {series.number}"
+    name = "" if prediction.finding is None else prediction.finding.name
+    room = LONGEST_DESCRIPTION - len(f"{warning}, : {kind.title}{of}")
+    first = ", ".join(filter(None, (name[:room], warning)))
+    text = f"{first}: {kind.title}{of}" if first else f"{kind.title}{of}"
+    between = " " if of else ", of "
+    return f"{text}{between}{series.description}"[:LONGEST_DESCRIPTION].rstrip(" ,") if series.description else text
+
+
+# A scan without its patient, by the Basic Application Level Confidentiality Profile (DICOM PS3.15 E).
+# Names, dates, numbers and descriptions are emptied or left out.  Every UID is replaced by its hash with a secret that
+# is drawn when the program starts and never stored:
+# - Results of one run agree with each other: slices of one series stay in one series, scans of one study in one study,
+#   scans of one patient with one patient.
+# - The original cannot be found from the result, not even by trying all likely UIDs, and two runs cannot be matched.
+# - A reference to a slice leads to no object in any archive.  It still distinguishes slices and connects the three
+#   results; the structured report lists the slices in their order, so that its n-th slice is the n-th of the scan.
+
+
+METHOD = f"normal-guidance {__version__}, basic profile"
+"""DeidentificationMethod of the results."""
+
+DUMMY_DATE, DUMMY_TIME = "19000101", "000000"
+"""They replace the date of the result, which is required: a scan is often scored on the day it was made."""
+
+_SECRET = token_hex(32)
+
+
+def anonymize(source: SourceSeries) -> SourceSeries:
+    """Replace the scan's UIDs, and its patient by a pseudonym."""
+    patient = source.identity["PatientID"], source.identity.get("IssuerOfPatientID", "")
+    number = _hash(repr(patient) if patient[0] else source.study_uid)[:12].upper()
+    return replace(
+        source,
+        study_uid=_new_uid(source.study_uid),
+        frame_of_reference=source.frame_of_reference and _new_uid(source.frame_of_reference),
+        slices=tuple(map(_moved, source.slices)),
+        identity={
+            **dict.fromkeys(REQUIRED, ""),
+            "PatientName": f"ANONYMOUS^{number}",
+            "PatientID": f"ANONYMOUS-{number}",
+            "PatientIdentityRemoved": "YES",
+            "DeidentificationMethod": METHOD,
+            "LongitudinalTemporalInformationModified": "REMOVED",
+        },
+        series=replace(source.series, description=""),
+        anonymous=True,
+    )
+
+
+def _moved(reference: Reference) -> Reference:
+    return replace(reference, sop_uid=_new_uid(reference.sop_uid), series_uid=_new_uid(reference.series_uid))
+
+
+def _new_uid(uid: str) -> str:
+    return str(generate_uid(entropy_srcs=[_SECRET, uid]))
+
+
+def _hash(value: str) -> str:
+    return sha256(f"{_SECRET} {value}".encode()).hexdigest()
+
+
+# The headers that all DICOM results of a scan share: UIDs, equipment, patient, and the program as their author.
+
+
+NAME = "normal-guidance"
+"""The program's name as equipment, observer and algorithm."""
+
+NOTICE = "AI-generated, for research use only, not for diagnosis."
+
+UNICODE = "ISO_IR 192"
+"""Character set of the results: the source's may not hold what is written here."""
+
+DATES = (
+    "InstanceCreationDate",
+    "InstanceCreationTime",
+    "DateOfSecondaryCapture",
+    "TimeOfSecondaryCapture",
+    "ContributionDateTime",
+)
+"""Optional attributes that say when a result was made."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One DICOM object about a scan, in its own series.
+
+    Its UIDs are a hash of what it is of and what it says in whole numbers: the source's UIDs and identity, the model,
+    the finding, the options, the key slices, the interval and the cautions.  Probability and attention are left out,
+    because their last digits differ with the number of threads.  So a result that is computed and sent again is not a
+    second one in the archive, and one that says something else, or of other slices, never has the same UIDs.
+    """
+
+    prediction: ScanPrediction
+    source: SourceSeries
+    kind: Kind
+    finding: int = 0
+    """The finding's place among those of the scan."""
+
+    def uid(self, purpose: str) -> str:
+        """The UID for a purpose, for example 'series' or 'instance'."""
+        one, source = self.prediction, self.source
+        content = (
+            (__version__, self.kind.place, purpose),
+            (source.study_uid, source.slices, sorted(source.identity.items()), source.series),
+            (one.method, None if one.model is None else one.model.fingerprint),
+            None if one.finding is None else (one.finding.name, one.finding.code),
+            (one.threshold, one.share, one.coverage),  # of the model or the command, never computed from the scan
+            (one.is_positive, one.key_slices, one.interval, one.cautions),
+        )
+        return str(generate_uid(entropy_srcs=[repr(content)]))
+
+    @property
+    def text(self) -> str:
+        """Everything that a reader must know, in sentences: the warnings first."""
+        return " ".join((NOTICE, *self.cautions, *self.sentences))
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Each caution as a sentence that is understood alone."""
+        return tuple(f"CAUTION: {caution}" for caution in self.prediction.cautions)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What was looked for and where, the result, and the model."""
+        one = self.prediction
+        where = f", body part {self.source.series.body_part}" if self.source.series.body_part else ""
+        model = f"method {one.method}" if one.model is None else f"{one.model}; fingerprint {one.model.fingerprint}"
+        return f"Looked for: {one.sought}{where}.", self.call, f"{NAME} {__version__}, {model}."
+
+    @property
+    def call(self) -> str:
+        """Probability, and the decision by the threshold."""
+        one = self.prediction
+        if one.threshold is None:
+            return f"Probability {one.probability:.4g}; no threshold was chosen."
+        side = "positive" if one.is_positive else "NEGATIVE"
+        return f"Probability {one.probability:.4g}, {side} by the threshold {one.threshold:.4g}."
+
+    @property
+    def shows_keys(self) -> bool:
+        """Whether key slices are reported as slices of interest: not of a scan that is negative by its threshold."""
+        return self.prediction.is_positive is not False
+
+    @property
+    def model_name(self) -> str:
+        """The model in the room of a ManufacturerModelName."""
+        one = self.prediction
+        name = f"{NAME} {one.method}"
+        return name[:64] if one.model is None else f"{name[: 63 - len(one.model.short)]} {one.model.short}"
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments that all highdicom objects need."""
+        model = self.prediction.model
+        return {
+            "series_instance_uid": self.uid("series"),
+            "series_number": series_number(self.source, self.kind, self.finding),
+            "sop_instance_uid": self.uid("instance"),
+            "instance_number": 1,
+            "manufacturer": NAME,
+            "manufacturer_model_name": self.model_name,
+            "software_versions": __version__ if model is None else (__version__, f"model {model.short}"),
+            "series_description": series_description(self.prediction, self.source, self.kind),
+            "content_qualification": "RESEARCH",
+            "specific_character_set": UNICODE,
+            "transfer_syntax_uid": ExplicitVRLittleEndian,
+        }
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """Add patient and study, the same in all results of a scan."""
+        for name, value in self.source.identity.items():
+            setattr(dataset, name, value)
+        if self.source.anonymous:
+            dataset.DeidentificationMethodCodeSequence = [code_item(codes.DCM.BasicApplicationConfidentialityProfile)]
+            for part in (dataset, *dataset.ContributingEquipmentSequence):
+                for name in DATES:
+                    part.pop(name, None)
+            dataset.ContentDate, dataset.ContentTime = DUMMY_DATE, DUMMY_TIME
+        return dataset
+
+
+def evidence(result: Result, references: Iterable[Reference]) -> list[Dataset]:
+    """Make the referenced objects as highdicom needs them; `Result.finish` adds the patient."""
+    row, found = result.prediction.row, []
+    for one in references:
+        dataset = Dataset()
+        dataset.SOPClassUID, dataset.SOPInstanceUID = one.sop_class, one.sop_uid
+        dataset.StudyInstanceUID, dataset.SeriesInstanceUID = result.source.study_uid, one.series_uid
+        dataset.Modality, dataset.Rows, dataset.Columns = row.modality, row.rows, row.columns
+        for name in REQUIRED:
+            setattr(dataset, name, None)
+        found.append(dataset)
+    return found
+
+
+def observer(result: Result) -> ObserverContext:
+    """Name the program as the observer."""
+    return ObserverContext(
+        observer_type=codes.DCM.Device,
+        observer_identifying_attributes=DeviceObserverIdentifyingAttributes(
+            uid=generate_uid(entropy_srcs=[NAME, __version__]),
+            name=NAME,
+            manufacturer_name=NAME,
+            model_name=result.model_name,
+        ),
+    )
+
+
+def frames(reference: Reference) -> list[int] | None:
+    """The frame numbers of a reference, in highdicom's form."""
+    return None if reference.frame is None else [reference.frame]
+
+
+def code_item(code: Any) -> Dataset:
+    """Make a code an item of a sequence."""
+    item = Dataset()
+    item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = code.value, code.scheme_designator, code.meaning
+    return item
+
+
+SCHEME = "99NGUIDE"
+"""Designator of our own codes; designators that begin with 99 are private."""
+
+ATTENTION = CodedConcept("attention", SCHEME, "Attention of the slice")
+INTERVAL = CodedConcept("interval", SCHEME, "Attention within the interval")
+THRESHOLD = CodedConcept("threshold", SCHEME, "Threshold of the probability")
+CALL = CodedConcept("call", SCHEME, "Scan by the threshold")
+FIRST = CodedConcept("first", SCHEME, "First slice of the interval")
+LAST = CodedConcept("last", SCHEME, "Last slice of the interval")
+SLICES = CodedConcept("slices", SCHEME, "Attention of every slice")
+SOUGHT = CodedConcept("sought", SCHEME, "Looked for")
+"""Concepts for which DICOM has no code."""
+
+PROBABILITY = CodedConcept.from_code(codes.DCM.Probability)
+NO_UNITS = CodedConcept.from_code(codes.UCUM.NoUnits)
+SOURCE = CodedConcept.from_code(codes.SCT.Source)
+COMMENT = CodedConcept.from_code(codes.DCM.Comment)
+"""Concepts with a DICOM code; made once, not for every slice."""
+
+WHOLE = "The region is the whole slice, as far as the image goes; it outlines nothing within the slice."
+NO_KEYS = "NEGATIVE by the threshold: no slice is reported as of interest, and there are no key objects."
+
+PROCEDURES = {
+    "CT": (codes.DCM.ComputedTomography, codes.LN.CTUnspecifiedBodyRegion),
+    "MR": (codes.DCM.MagneticResonance, codes.LN.MRIUnspecifiedBodyRegion),
+    "": (codes.DCM.OtherModality, Code("363679005", "SCT", "Imaging procedure")),
+}
+"""Modality and procedure by the headers' modality; the last entry is for all others."""
+
+
+Group = TypeVar("Group", MeasurementsAndQualitativeEvaluations, PlanarROIMeasurementsAndQualitativeEvaluations)
+
+
+class _Report(Comprehensive3DSR):
+    """A report without highdicom's copy of whole modules: `Result.finish` adds the patient, as for other results."""
+
+    def copy_patient_and_study_information(self, dataset: Dataset) -> None:
+        pass
+
+
+def structured_report(result: Result) -> Dataset:
+    """Report the scan's probability and the attention of every slice."""
+    objects = evidence(result, {one.sop_uid: one for one in result.source.slices}.values())
+    keys = list(enumerate(result.prediction.key_slices, start=1)) if result.shows_keys else []
+    report = MeasurementReport(
+        observation_context=ObservationContext(observer_device_context=observer(result)),
+        procedure_reported=_procedure(result)[1],
+        imaging_measurements=[*(_key_slice(result, *key) for key in keys), _scan(result)],
+    )
+    document = _Report(
+        objects,
+        report[0],
+        is_complete=True,
+        coding_schemes=[CodingSchemeIdentificationItem(SCHEME, name=NAME, responsible_organization=NAME)],
+        **result.arguments(),
+    )
+    # Parts with an item per slice are added last: highdicom would copy and search them, which takes half of the time.
+    document.ContentSequence.insert(len(document.ContentSequence) - 1, _library(result, objects))
+    document.ContentSequence.append(_slices(result))
+    return result.finish(document)
+
+
+def _key_slice(result: Result, rank: int, number: int) -> PlanarROIMeasurementsAndQualitativeEvaluations:
+    name = f"key slice {rank} of {len(result.prediction.key_slices)}: slice {number + 1}, whole slice"
+    attention = _number(ATTENTION, float(result.prediction.attention[number]))
+    region = ImageRegion(GraphicTypeValues.POLYLINE, *_whole(result, number))
+    group = PlanarROIMeasurementsAndQualitativeEvaluations(
+        **_shared(result, name), referenced_region=region, measurements=[attention]
+    )
+    return _with_texts(group, [(COMMENT, WHOLE)])
+
+
+def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
+    one = result.prediction
+    first, last = one.interval
+    inside = float(one.attention[first : last + 1].double().sum())
+    measurements = [_number(PROBABILITY, one.probability)]
+    evaluations = []
+    if one.threshold is not None:
+        measurements.append(_number(THRESHOLD, one.threshold))
+        evaluations.append(QualitativeEvaluation(CALL, codes.SCT.Positive if one.is_positive else codes.SCT.Negative))
+    measurements += [_end(result, FIRST, first), _end(result, LAST, last), _number(INTERVAL, inside)]
+    group = MeasurementsAndQualitativeEvaluations(
+        **_shared(result, "scan"), **_site(result), measurements=measurements, qualitative_evaluations=evaluations
+    )
+    comments = [*result.cautions, *([] if result.shows_keys else [NO_KEYS])]  # OHIF writes them on the image
+    return _with_texts(group, [*((COMMENT, comment) for comment in comments), (SOUGHT, one.sought)])
+
+
+def _slices(result: Result) -> ContainerContentItem:
+    weights = zip(result.prediction.attention.tolist(), result.source.slices, strict=True)
+    group = MeasurementsAndQualitativeEvaluations(
+        **_shared(result, "slices"), measurements=[_number(ATTENTION, weight, place) for weight, place in weights]
+    )
+    container = ContainerContentItem(SLICES, relationship_type=RelationshipTypeValues.CONTAINS)
+    container.ContentSequence = ContentSequence(group)
+    return container
+
+
+def _shared(result: Result, name: str) -> dict[str, Any]:
+    """What every group says: its name, the finding and the algorithm."""
+    return {
+        "tracking_identifier": TrackingIdentifier(uid=result.uid(name), identifier=name),
+        "finding_type": _finding(result.prediction.finding),
+        "algorithm_id": AlgorithmIdentification(
+            NAME, __version__, parameters=list(_parameters(result)), manufacturer=NAME
+        ),
+    }
+
+
+def _site(result: Result) -> dict[str, Any]:
+    """The body part, for the scan: OHIF would write it on every key slice, by the code of 'finding site'."""
+    site = body_part_code(result.source.series.body_part)
+    return {} if site is None else {"finding_sites": [FindingSite(site)]}
+
+
+def _with_texts(group: Group, texts: Iterable[tuple[CodedConcept, str]]) -> Group:
+    for name, text in texts:
+        group[0].ContentSequence.append(TextContentItem(name, text, RelationshipTypeValues.CONTAINS))
+    return group
+
+
+def _end(result: Result, name: CodedConcept, number: int) -> Measurement:
+    """An end of the interval: the number of its slice, from 1, inferred from the whole slice."""
+    place = CoordinatesForMeasurement(GraphicTypeValues.POLYLINE, *_whole(result, number))
+    return Measurement(name, number + 1, NO_UNITS, referenced_coordinates=[place])
+
+
+def _whole(result: Result, number: int) -> tuple[np.ndarray, SourceImageForRegion]:
+    """The edge of a slice, closed, from the corner of its first pixel to that of its last; and the slice."""
+    columns, rows = result.prediction.row.columns, result.prediction.row.rows
+    corners = np.array([[0, 0], [columns, 0], [columns, rows], [0, rows], [0, 0]], float)
+    place = result.source.slices[number]
+    return corners, SourceImageForRegion(place.sop_class, place.sop_uid, frames(place))
+
+
+def _finding(finding: Finding | None) -> CodedConcept | None:
+    """The finding by its SNOMED CT code or, where none is known, by its name in our own scheme."""
+    if finding is None:
+        return None
+    meaning = finding.meaning or finding.name.replace("_", " ")
+    if finding.code is None:
+        return CodedConcept(finding.name, SCHEME, meaning)
+    return CodedConcept(finding.code, "SCT", meaning)
+
+
+def _parameters(result: Result) -> Iterator[str]:
+    model = result.prediction.model
+    yield NOTICE
+    yield f"method: {result.prediction.method}"
+    if model is not None:
+        yield f"model: {model.fingerprint}"
+        yield str(model)
+    yield f"the interval {result.prediction.meaning}"
+
+
+def _number(name: CodedConcept, value: float, *places: Reference) -> Measurement:
+    images = [SourceImageForMeasurement(place.sop_class, place.sop_uid, frames(place)) for place in places]
+    return Measurement(name, value, NO_UNITS, referenced_images=images)
+
+
+def _procedure(result: Result) -> tuple[Code, Code]:
+    return PROCEDURES.get(result.prediction.row.modality, PROCEDURES[""])
+
+
+def _library(result: Result, objects: list[Dataset]) -> ContainerContentItem:
+    """List all objects of the scan in one group, with the attributes that they share.
+
+    highdicom's own library refuses images without spacing or position, and repeats both for every image.
+    """
+    context, contains = RelationshipTypeValues.HAS_ACQ_CONTEXT, RelationshipTypeValues.CONTAINS
+    shared = ContentSequence([CodeContentItem(codes.DCM.Modality, _procedure(result)[0], context)])
+    region = body_part_code(result.source.series.body_part)
+    if region is not None:
+        shared.append(CodeContentItem(codes.DCM.TargetRegion, region, context))
+    if result.source.frame_of_reference:
+        shared.append(UIDRefContentItem(codes.DCM.FrameOfReferenceUID, result.source.frame_of_reference, context))
+    for one in objects:
+        shared.append(ImageContentItem(SOURCE, one.SOPClassUID, one.SOPInstanceUID, None, None, contains))
+    group = ContainerContentItem(codes.DCM.ImageLibraryGroup, relationship_type=contains)
+    group.ContentSequence = shared
+    library = ContainerContentItem(codes.DCM.ImageLibrary, relationship_type=contains)
+    library.ContentSequence = ContentSequence([group])
+    return library
+
+
+# Key Object Selection: the list of slices to look at, for viewers to open (DICOM PS3.16, TID 2010).
+
+
+def key_objects(result: Result) -> Dataset:
+    """List the key slices by descending attention, one item a slice, also in a multi-frame object.
+
+    A scan that is negative by its threshold has no slices of interest, and gets none (`Result.shows_keys`).
+    """
+    chosen = [result.source.slices[number] for number in result.prediction.key_slices]
+    objects = evidence(result, chosen)
+    content = KeyObjectSelection(
+        document_title=codes.DCM.OfInterest,
+        referenced_objects=objects,
+        observer_device_context=observer(result),
+        description=f"{result.text} Slices of the highest attention, the highest first.",
+    )
+    images = [item for item in content[0].ContentSequence if item.ValueType == "IMAGE"]
+    for image, reference in zip(images, chosen, strict=True):
+        if reference.frame is not None:  # highdicom refers to whole objects only
+            image.ReferencedSOPSequence[0].ReferencedFrameNumber = reference.frame
+    return result.finish(KeyObjectSelectionDocument(objects, content, **result.arguments()))
+
+
+# The strip as a secondary capture: a picture, because many archives show nothing else.
+
+
+SHOWN = "Key slices and the attention of all slices."
+
+LONGEST = 10240
+"""Characters of ImageComments."""
+
+
+def capture(result: Result, content: bytes, name: str) -> Dataset:
+    """Make an image of the PNG file `content`, which is called `name`; a gray picture becomes a gray image.
+
+    BurnedInAnnotation says whether the patient can be read in it: the strip itself names nobody, but it shows slices
+    whose pixels may.  PatientOrientation is that of the slices, which all lie the same way in the strip.
+    """
+    pixels = _pixels(content, name)
+    source, row = result.source, result.prediction.row
+    image = SCImage(
+        pixels,
+        "MONOCHROME2" if pixels.ndim == 2 else "RGB",
+        bits_allocated=8,
+        coordinate_system="PATIENT",
+        patient_orientation=("L", "P"),  # highdicom wants one; replaced below
+        study_instance_uid=source.study_uid,
+        **result.arguments(),
+    )
+    letters = orientation_letters(row.orientation)
+    image.PatientOrientation = [] if letters is None else [letters.right, letters.bottom]
+    if source.series.body_part:
+        image.BodyPartExamined = source.series.body_part
+    if source.series.body_part not in UNPAIRED:
+        image.Laterality = source.series.laterality
+    image.ConversionType = "WSD"
+    image.BurnedInAnnotation = "YES" if source.burned_in else "NO"
+    image.LossyImageCompression = "01" if source.lossy else "00"
+    image.DerivationDescription = f"{NOTICE} {SHOWN}"
+    image.ImageComments = f"{result.text} {SHOWN}"[:LONGEST]
+    image.SourceImageSequence = [_source(result, number) for number in result.prediction.key_slices]
+    return result.finish(image)
+
+
+def _pixels(content: bytes, name: str) -> np.ndarray:
+    """Read a picture as gray (rows, columns) or colour (rows, columns, 3); transparent pixels become white."""
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            coloured = picture.convert("RGBA")
+    except (OSError, ValueError, SyntaxError) as error:  # PIL's errors for a broken PNG
+        raise UserError(f"{name} cannot be read as a picture ({error}); predict again") from error
+    white = Image.new("RGBA", coloured.size, "white")
+    values = np.asarray(Image.alpha_composite(white, coloured))[..., :3]
+    is_gray = (values == values[..., :1]).all()
+    return values[..., 0].copy() if is_gray else values.copy()
+
+
+def _source(result: Result, number: int) -> Dataset:
+    reference, item = result.source.slices[number], Dataset()
+    item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = reference.sop_class, reference.sop_uid
+    if reference.frame is not None:
+        item.ReferencedFrameNumber = reference.frame
+    item.PurposeOfReferenceCodeSequence = [code_item(codes.DCM.SourceImageForImageProcessingOperation)]
+    return item

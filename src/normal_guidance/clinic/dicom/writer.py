@@ -1,0 +1,94 @@
+"""DICOM results of a scan, for the software that hospitals have: key slices, a structured report, a picture.
+
+    key_objects.dcm         Key Object Selection: the slices to look at; not for a scan that is negative by threshold
+    structured_report.dcm   Comprehensive 3D SR, TID 1500: probability, threshold, key slices, attention of every slice
+    strip.dcm               Secondary Capture: key slices with the attention curve
+
+They belong to the source's patient and study, each as a new series.  The patient is taken from the headers of the
+scan's slices only.  All say what was looked for, by which model, and what a reader must be warned of.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from pydicom import Dataset, config
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import make_folder, write_atomically
+from normal_guidance.clinic.dicom.objects import KINDS, Result, capture, key_objects, structured_report
+from normal_guidance.clinic.dicom.objects import anonymize as without_patient
+from normal_guidance.clinic.dicom.source_series import SourceSeries, read_source
+from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
+from normal_guidance.scans.index.problems import Problem, Report
+
+
+def write_dicom(
+    prediction: ScanPrediction,
+    strip: Path,
+    out: Path,
+    *,
+    anonymize: bool = False,
+    report: Report | None = None,
+    place: int = 0,
+) -> list[Path]:
+    """Write a scan's results as DICOM into the folder `out`, and return the files.
+
+    The same scan, model and options give the same UIDs; see `Result`.  Key objects that are there from an earlier call
+    are deleted where the scan is negative now.
+
+    Args:
+        strip: a PNG file, which must not name the patient.
+        anonymize: leave out everything that identifies the patient, and use new UIDs; see `clinical.dicom.anonymize`.
+        report: receives missing and wrong attributes as problems, which hold no value of a header; in anonymous results
+            also no names of files, which often name the patient.
+        place: the finding's place among those of the scan, from 0, for the numbers of the series.
+
+    Raises UserError where the scan has no DICOM identity (NIfTI) or an ambiguous one; nothing is written then.
+    """
+
+    def tell(problem: Problem) -> None:
+        if report is not None:
+            report(problem._replace(file="") if anonymize else problem)
+
+    source = read_source(prediction.row, prediction.root, tell)
+    if anonymize:
+        source = _anonymous(source, prediction.row.scan_id)
+    try:
+        picture = strip.read_bytes()
+    except OSError as error:
+        raise UserError(f"{strip} cannot be read ({error.strerror}); predict again") from error
+    with config.disable_value_validation():  # pydicom would warn of the source's values, which are reported above
+        results = _results(prediction, source, picture, strip.name, place)
+        files = {out / name: _encoded(dataset) for name, dataset in results.items()}
+    make_folder(out)
+    for name in KINDS.keys() - results.keys():
+        (out / name).unlink(missing_ok=True)
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
+
+
+def _anonymous(source: SourceSeries, scan_id: str) -> SourceSeries:
+    if source.burned_in:
+        raise UserError(
+            f"scan {scan_id!r}: (0028,0301) BurnedInAnnotation is YES: its pixels name the patient, and the strip "
+            "shows them; clean the pixels first, or leave out --anonymize"
+        )
+    return without_patient(source)
+
+
+def _results(
+    prediction: ScanPrediction, source: SourceSeries, picture: bytes, strip: str, place: int
+) -> dict[str, Dataset]:
+    each = {name: Result(prediction, source, kind, place) for name, kind in KINDS.items()}
+    keys, report, image = each.values()
+    found = [key_objects(keys) if keys.shows_keys else None, structured_report(report), capture(image, picture, strip)]
+    return {name: dataset for name, dataset in zip(each, found, strict=True) if dataset is not None}
+
+
+def _encoded(dataset: Dataset) -> bytes:
+    file = io.BytesIO()
+    dataset.save_as(file, enforce_file_format=True)
+    return file.getvalue()

@@ -1,0 +1,258 @@
+"""The node: one process that receives, predicts and sends, and goes on after a kill.
+
+    STATE/
+      lock            held by the one process that works here
+      queue.sqlite    `series_queue`
+      incoming/       what has arrived
+      results/        what was predicted
+      audit.jsonl     what happened, without patients' data
+
+Every file may be read by its owner alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import lock_folder, make_folder, private_files, remove_left_drafts_of
+from normal_guidance.clinic.node.arriving import PollError, Polling, Watching
+from normal_guidance.clinic.node.destination import Destination, Identity, peers_of
+from normal_guidance.clinic.node.incoming import Incoming, NotTakenError, read_received
+from normal_guidance.clinic.node.partners import Audit, Callers, Peer, is_loopback
+from normal_guidance.clinic.node.receiver import Listening, Receiver
+from normal_guidance.clinic.node.send_dicom import Committer, Reports, handlers_of
+from normal_guidance.clinic.node.sending import Sending
+from normal_guidance.clinic.node.series_queue import ABORTED, Limits, SeriesQueue
+from normal_guidance.clinic.node.serving import (
+    Arrivals,
+    Predicting,
+    Results,
+    Taking,
+)
+from normal_guidance.clinic.predict.predicting import Predictor
+
+IDLE_SECONDS = 0.2
+"""A thread without work looks again after so long."""
+
+ERROR_SECONDS = 5.0
+"""A thread whose step failed tries again after so long."""
+
+CLEANING_SECONDS = 60.0
+DAY = 24 * 60 * 60
+
+STOP_SECONDS = 10.0
+"""Running associations may take so long when the node ends."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node does.
+
+    Args:
+        state: its folder.
+        listening: where it listens and as whom; None if it only watches a folder.
+        senders: who may send.
+        destinations: where results go.
+        watch: a folder whose files are taken.
+        pull: the address of a DICOMweb server whose new series are taken.
+        taking: which series are predicted, and when.
+        limits: the most that may wait.
+        keep: days for which the files of finished series are kept.
+        tls: for connections to destinations and senders.
+    """
+
+    state: Path
+    listening: Listening | None
+    senders: tuple[Peer, ...] = ()
+    destinations: tuple[Destination, ...] = ()
+    watch: Path | None = None
+    pull: str | None = None
+    taking: Taking = field(default_factory=Taking)
+    limits: Limits = field(default_factory=Limits)
+    keep: float = 1.0
+    tls: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        if not self.senders and self.watch is None and self.pull is None:
+            raise UserError("nobody may send: give --from AET@ADDRESS, a folder with --watch, or a server with --pull")
+        if self.listening is not None and is_loopback(self.listening.address):
+            far = next((one for one in self.senders if not is_loopback(one.host)), None)
+            if far is not None:
+                raise UserError(
+                    f"{far} cannot reach {self.listening.address}, where only this machine can; give --address with "
+                    "the address of this machine in the hospital's network, or 0.0.0.0 for all its addresses"
+                )
+        names = [one.name for one in self.destinations]
+        if len(set(names)) < len(names):
+            raise UserError("--to names a destination twice; leave one of them out")
+
+
+class Loop(threading.Thread):
+    """A thread that takes steps until the node ends; a step that fails is taken again after a pause."""
+
+    def __init__(self, name: str, step: Callable[[], bool], ended: threading.Event, idle: float = IDLE_SECONDS) -> None:
+        super().__init__(name=name, daemon=True)
+        self.step, self.ended, self.idle = step, ended, idle
+        self.problem = ""
+        """Why the last step failed; empty if it did not."""
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            try:
+                pause = 0.0 if self.step() else self.idle
+                self.problem = ""
+            except Exception as error:  # a full disk or a bug; health names it, and the node goes on
+                told = str(error) if isinstance(error, PollError) else type(error).__name__
+                self.problem, pause = f"{self.name}: {told}", ERROR_SECONDS
+            self.ended.wait(pause)
+
+
+class Node:
+    """A running node; `run_node` makes it."""
+
+    def __init__(self, settings: NodeSettings, predictor: Predictor) -> None:
+        state = settings.state
+        for sender in settings.senders:
+            _ = sender.addresses  # an unknown host is told now, not when it calls
+        self.settings, self.predictor, self.started = settings, predictor, time.time()
+        self.ended = threading.Event()
+        self.audit = Audit(state / "audit.jsonl")
+        self.queue = SeriesQueue(state / "queue.sqlite", settings.limits)
+        self.incoming, self.results = Incoming(state / "incoming"), Results(state / "results")
+        self.arrivals = Arrivals()
+        listening = settings.listening or Listening("NGUIDE", "127.0.0.1", 0)
+        self.callers = Callers(settings.senders, peers_of(settings.destinations))
+        self.receiver = Receiver(listening, self.callers, self.queue, self.incoming, self.audit, self.arrivals.touch)
+        self.reports = Reports(self.queue, self.audit)
+        self.committer = Committer(
+            Identity(listening.aet, tls=settings.tls), self.callers, self.queue, self.audit, self.ended
+        )
+        predicting = Predicting(
+            predictor,
+            self.queue,
+            self.incoming,
+            self.results,
+            self.audit,
+            settings.taking,
+            settings.destinations,
+            self.arrivals,
+            self.ended,
+        )
+        self.loops = [
+            Loop("predicting", predicting.step, self.ended),
+            *(
+                Loop(
+                    f"sending to {one.name}",
+                    Sending(one, self.queue, self.results, self.audit, self.reports).step,
+                    self.ended,
+                )
+                for one in settings.destinations
+            ),
+            Loop("cleaning", self.clean, self.ended, idle=CLEANING_SECONDS),
+        ]
+        if settings.watch is not None:
+            watching = Watching(settings.watch, self.receiver.store, self.audit)
+            self.loops.append(Loop("watching", watching.step, self.ended, idle=1.0))
+        if settings.pull is not None:
+            polling = Polling(
+                settings.pull,
+                predictor.bundle.expects.modalities,
+                settings.state / "fetching",
+                self.receiver.store,
+                self.queue,
+                self.audit,
+            )
+            self.loops.append(Loop("pulling", polling.step, self.ended, idle=settings.taking.settle))
+
+    def start(self) -> int | None:
+        """Take up what an earlier start left, and begin; return the port, if the node listens."""
+        self.recover()
+        port = None
+        if self.settings.listening is not None:
+            port = self.receiver.start(dict(handlers_of(self.reports, self.committer)))
+        for loop in self.loops:
+            loop.start()
+        gc.collect()
+        gc.freeze()  # what is loaded stays: later collections skip it
+        self.audit.write("started", port=port, queue=self.queue.by_state())
+        return port
+
+    def stop(self) -> None:
+        """End: no new associations, the running ones finish or are aborted, each thread finishes its step."""
+        self.ended.set()
+        self.receiver.stop(STOP_SECONDS)
+        for loop in self.loops:
+            loop.join(STOP_SECONDS)
+        self.audit.write("stopped", queue=self.queue.by_state())
+        if not any(loop.is_alive() for loop in self.loops):  # a thread that still works ends with the process
+            self.queue.close()
+
+    def recover(self) -> None:
+        """Take up objects whose file was written and whose row was not, and delete what was forgotten."""
+        remove_left_drafts_of(self.incoming.path)
+        self.queue.abort_open()
+        known = self.queue.names()
+        for folder in sorted(self.incoming.path.iterdir()):
+            series = self.queue.series(folder.name)
+            for file in sorted(folder.glob("*.dcm")):
+                if file.stem in known:
+                    continue
+                try:
+                    if series is not None and series.purged:
+                        raise NotTakenError("its series is finished")
+                    self.queue.add(read_received(file.read_bytes()), "recovered", ABORTED)
+                except NotTakenError:
+                    file.unlink(missing_ok=True)
+
+    def clean(self) -> bool:
+        """Delete the files of series that were finished long enough ago."""
+        for one in self.queue.finished_before(time.time() - self.settings.keep * DAY):
+            self.receiver.forget(one)
+            self.results.remove(one.key)
+        return False
+
+    def problems(self) -> list[str]:
+        """What keeps the node from working: for people and for monitoring."""
+        found = [*self.receiver.problems(), *(loop.problem for loop in self.loops if loop.problem)]
+        found += [f"{loop.name}: the thread has ended" for loop in self.loops if not loop.is_alive()]
+        late = [one for one in self.queue.late_dispatches() if one.attempts >= LATE_ATTEMPTS]
+        for name in dict.fromkeys(one.destination for one in late):
+            waiting = [one for one in late if one.destination == name]
+            found.append(f"{len(waiting)} results wait for {name}: {waiting[0].reason}")
+        if self.queue.held_bytes() >= FULL_SHARE * self.settings.limits.bytes:
+            found.append("the queue is almost full")
+        return found
+
+
+LATE_ATTEMPTS = 5
+"""After so many attempts, a minute, a destination counts as down."""
+
+FULL_SHARE = 0.9
+"""The queue is almost full from this share of its bytes on."""
+
+
+@contextmanager
+def run_node(settings: NodeSettings, predictor: Predictor) -> Iterator[tuple[Node, int | None]]:
+    """Run a node in the background of a block; yields it and its port."""
+    with ExitStack() as stack:
+        stack.enter_context(private_files())
+        make_folder(settings.state)
+        settings.state.chmod(0o700)
+        stack.enter_context(lock_folder(settings.state))
+        for folder in ("incoming", "results"):
+            make_folder(settings.state / folder)
+        stack.enter_context(predictor)
+        node = Node(settings, predictor)
+        port = node.start()
+        try:
+            yield node, port
+        finally:
+            node.stop()

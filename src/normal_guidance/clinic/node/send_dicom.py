@@ -1,0 +1,334 @@
+"""A PACS that takes results by C-STORE, and confirms them by storage commitment if asked to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydicom import Dataset, dcmread
+from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
+from pynetdicom import AE, evt
+from pynetdicom.association import Association
+from pynetdicom.events import Event
+from pynetdicom.pdu_primitives import SCP_SCU_RoleSelectionNegotiation
+from pynetdicom.presentation import build_context
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.node.destination import (
+    About,
+    Accepted,
+    Identity,
+    NotSentError,
+)
+from normal_guidance.clinic.node.incoming import hash_of
+from normal_guidance.clinic.node.partners import Audit, Callers, Peer
+from normal_guidance.clinic.node.receiver import address_of
+from normal_guidance.clinic.node.series_queue import SeriesQueue
+from normal_guidance.clinic.predict.dicomweb import DicomWeb, parse_server
+from normal_guidance.clinic.results.result_folder import dicom_results
+
+# Storage commitment (DICOM part 4, annex J): as a client of archives, and for senders that ask this node.
+# A client asks by N-ACTION whether objects are stored for good; the answer is an N-EVENT-REPORT, in the same
+# association or in a new one that the server opens.
+
+
+COMMITMENT, INSTANCE = "1.2.840.10008.1.20.1", "1.2.840.10008.1.20.1.1"
+"""SOP class Storage Commitment Push Model, and its only instance."""
+
+ALL_STORED, SOME_MISSING = 1, 2
+"""Kinds of a report."""
+
+NOT_HERE = 0x0112
+"""Reason for a missing object: no such object instance."""
+
+RETRIES = (1.0, 10.0, 60.0, 600.0)
+"""Seconds before each further attempt at a report in a new association."""
+
+MOST_OBJECTS = 100_000
+"""Objects in one request."""
+
+
+def request_dataset(transaction: str, objects: Sequence[tuple[str, str]]) -> Dataset:
+    """Make the content of a request: a UID of its own, and SOP class and instance of each object."""
+    dataset = Dataset()
+    dataset.TransactionUID = transaction
+    dataset.ReferencedSOPSequence = [_reference(*one) for one in objects]
+    return dataset
+
+
+def _reference(sop_class: str, sop_uid: str, reason: int | None = None) -> Dataset:
+    item = Dataset()
+    item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = sop_class, sop_uid
+    if reason is not None:
+        item.FailureReason = reason
+    return item
+
+
+class Reports:
+    """Receives reports on what this node has sent."""
+
+    def __init__(self, queue: SeriesQueue, audit: Audit) -> None:
+        self.queue, self.audit = queue, audit
+        self._came = threading.Condition()
+        self._awaited: set[str] = set()
+
+    def handlers(self) -> list[Any]:
+        """What an association that may bring a report is bound to."""
+        return [(evt.EVT_N_EVENT_REPORT, self.receive)]
+
+    def receive(self, event: Event) -> tuple[int, None]:
+        """Record a report; one that nobody asked for changes nothing."""
+        try:
+            dataset = event.event_information
+            transaction = str(dataset.TransactionUID)
+            missing = [str(one.ReferencedSOPInstanceUID) for one in dataset.get("FailedSOPSequence") or []]
+        except Exception:  # decoding foreign bytes
+            return 0x0110, None
+        known = self.queue.confirm(transaction, missing)
+        if known is not None:
+            self.audit.write("commitment", series=known.series, destination=known.destination, missing=len(missing))
+        with self._came:
+            self._awaited.discard(transaction)
+            self._came.notify_all()
+        return 0x0000, None
+
+    def expect(self, transaction: str) -> None:
+        """Say that a report will be waited for, before it is asked for."""
+        with self._came:
+            self._awaited.add(transaction)
+
+    def wait(self, transaction: str, seconds: float) -> None:
+        """Wait some seconds for a report; later ones are recorded, too."""
+        with self._came:
+            self._came.wait_for(lambda: transaction not in self._awaited, seconds)
+            self._awaited.discard(transaction)
+
+
+class Committer:
+    """Answers senders: what is on this disk and in the queue is safe until its series is finished."""
+
+    def __init__(
+        self, identity: Identity, callers: Callers, queue: SeriesQueue, audit: Audit, ended: threading.Event
+    ) -> None:
+        self.identity, self.callers, self.queue, self.audit, self.ended = identity, callers, queue, audit, ended
+
+    def receive(self, event: Event) -> tuple[int, None]:
+        """Take a request, and report in a thread of its own."""
+        peer, address = event.assoc.requestor.ae_title.strip(), address_of(event.assoc)
+        if not self.callers.is_sender(peer, address):
+            return 0x0124, None
+        try:
+            dataset = event.action_information
+            transaction = str(dataset.TransactionUID)
+            items = dataset.ReferencedSOPSequence
+            objects = [(str(one.ReferencedSOPClassUID), str(one.ReferencedSOPInstanceUID)) for one in items]
+        except Exception:  # decoding foreign bytes
+            return 0x0115, None
+        if event.action_type != 1 or len(objects) > MOST_OBJECTS:
+            return 0x0123 if event.action_type != 1 else 0x0213, None
+        kind, report = self.judge(transaction, objects)
+        self.audit.write("commitment asked", peer=peer, objects=len(objects), all_stored=kind == ALL_STORED)
+        work = threading.Thread(target=self._report, args=(event.assoc, peer, address, kind, report), daemon=True)
+        work.start()
+        return 0x0000, None
+
+    def judge(self, transaction: str, objects: Sequence[tuple[str, str]]) -> tuple[int, Dataset]:
+        """Make a report: which objects are stored, and which are not."""
+        held = [self.queue.holds(sop_uid, sop_class, hash_of(sop_uid)) for sop_class, sop_uid in objects]
+        stored = [one for one, here in zip(objects, held, strict=True) if here]
+        missing = [one for one, here in zip(objects, held, strict=True) if not here]
+        report = Dataset()
+        report.TransactionUID = transaction
+        if stored:
+            report.ReferencedSOPSequence = [_reference(*one) for one in stored]
+        if missing:
+            report.FailedSOPSequence = [_reference(*one, reason=NOT_HERE) for one in missing]
+        return SOME_MISSING if missing else ALL_STORED, report
+
+    def _report(self, association: Association, peer: str, address: str, kind: int, report: Dataset) -> None:
+        """Report in the same association if it is still open, else in a new one to the sender's port."""
+        time.sleep(0.05)  # the answer to the request goes first
+        if _sent(association, kind, report):
+            return
+        known = self.callers.find(self.callers.senders, peer, address)
+        if known is None or known.port is None:
+            self.audit.write("commitment report lost", peer=peer, reason="--from names no port to report to")
+            return
+        for seconds in (0.0, *RETRIES):
+            if self.ended.wait(seconds) or self._report_anew(known.host, known.port, peer, kind, report):
+                return
+        self.audit.write("commitment report lost", peer=peer, reason="the sender cannot be reached")
+
+    def _report_anew(self, host: str, port: int, peer: str, kind: int, report: Dataset) -> bool:
+        entity = AE(self.identity.aet)
+        entity.connection_timeout = 10
+        role = SCP_SCU_RoleSelectionNegotiation()
+        role.sop_class_uid, role.scu_role, role.scp_role = COMMITMENT, False, True
+        context = build_context(COMMITMENT, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
+        tls = None if self.identity.tls is None else (self.identity.tls, host)
+        association = entity.associate(host, port, [context], ae_title=peer, ext_neg=[role], tls_args=tls)
+        done = _sent(association, kind, report)
+        if association.is_established:
+            association.release()
+        return done
+
+
+def _sent(association: Association, kind: int, report: Dataset) -> bool:
+    """Send a report; whether it was taken."""
+    if not association.is_established:
+        return False
+    try:
+        answer, _ = association.send_n_event_report(report, kind, COMMITMENT, INSTANCE)
+    except (ValueError, RuntimeError, AttributeError):
+        return False
+    return answer.get("Status") == 0x0000
+
+
+Handler = Callable[[Event], tuple[int, None]]
+
+
+def handlers_of(reports: Reports, committer: Committer) -> dict[Any, Handler]:
+    """What the node's own server is bound to."""
+    return {evt.EVT_N_EVENT_REPORT: reports.receive, evt.EVT_N_ACTION: committer.receive}
+
+
+CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
+
+REPORT_SECONDS = 1.0
+"""An association in which storage commitment was asked for stays open for so long: some archives report at once."""
+
+WARNINGS = (0xB000, 0xB006, 0xB007)
+"""Answers to a C-STORE that mean: stored, with a change or a doubt."""
+
+
+@dataclass(frozen=True)
+class DicomDestination:
+    """A DICOM archive.
+
+    Args:
+        peer: its AE title, host and port.
+        identity: who we are.
+    """
+
+    peer: Peer
+    identity: Identity
+
+    @property
+    def name(self) -> str:
+        return str(self.peer)
+
+    @property
+    def commits(self) -> bool:
+        return self.identity.commit
+
+    def files(self, folder: Path) -> list[Path]:
+        """The DICOM results."""
+        return dicom_results(folder)
+
+    def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
+        """Store each file."""
+        datasets = {file: dcmread(file) for file in files}
+        classes = sorted({str(one.SOPClassUID) for one in datasets.values()})
+        contexts = [build_context(uid, [ExplicitVRLittleEndian, ImplicitVRLittleEndian]) for uid in classes]
+        with self._associated(contexts) as association:
+            for file, dataset in datasets.items():
+                try:
+                    status = association.send_c_store(dataset).get("Status")
+                except (ValueError, RuntimeError) as error:
+                    kind = dataset.SOPClassUID.name
+                    raise NotSentError(f"{self.peer} does not take {kind}, or has ended the association") from error
+                if status is None:
+                    raise NotSentError(f"{self.peer} did not answer")
+                if status != 0x0000 and status not in WARNINGS:
+                    raise NotSentError(f"{self.peer} refused {file.name} with status {status:04X}")
+                accepted(file)
+
+    def ask_commitment(self, files: Sequence[Path], transaction: str, reports: Reports) -> None:
+        """Ask whether the archive has stored files for good; `reports` receives the answer, now or later."""
+        context = build_context(COMMITMENT, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
+        dataset = request_dataset(transaction, [_identity(file) for file in files])
+        with self._associated([context], handlers=reports.handlers()) as association:
+            reports.expect(transaction)
+            try:
+                answer, _ = association.send_n_action(dataset, 1, COMMITMENT, INSTANCE)
+            except (ValueError, RuntimeError) as error:
+                raise NotSentError(f"{self.peer} has no storage commitment; leave out --commit") from error
+            status = answer.get("Status")
+            if status != 0x0000:
+                code = "no answer" if status is None else f"status {status:04X}"
+                raise NotSentError(f"{self.peer} did not take the request for storage commitment ({code})")
+            reports.wait(transaction, REPORT_SECONDS)
+
+    @contextmanager
+    def _associated(self, contexts: list[Any], handlers: Sequence[Any] = ()) -> Iterator[Association]:
+        """An association that is released at the end, and aborted after an error."""
+        entity = AE(self.identity.aet)
+        entity.connection_timeout = CONNECT_SECONDS
+        entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = ANSWER_SECONDS
+        tls = None if self.identity.tls is None else (self.identity.tls, self.peer.host)
+        association = entity.associate(
+            self.peer.host,
+            self.peer.port or 0,
+            contexts,
+            ae_title=self.peer.aet,
+            tls_args=tls,
+            evt_handlers=list(handlers),
+        )
+        if not association.is_established:
+            what = "rejected the association" if association.is_rejected else "cannot be reached"
+            raise NotSentError(f"{self.peer} {what}")
+        try:
+            yield association
+        except BaseException:
+            association.abort()
+            raise
+        if association.is_established:
+            association.release()
+
+
+def _identity(file: Path) -> tuple[str, str]:
+    """SOP class and instance of a file."""
+    meta = dcmread(file, specific_tags=[0x00080016, 0x00080018], stop_before_pixels=True)
+    return str(meta.SOPClassUID), str(meta.SOPInstanceUID)
+
+
+# A DICOMweb server that takes results by STOW-RS.
+
+
+@dataclass(frozen=True)
+class WebDestination:
+    """A DICOMweb server.
+
+    Args:
+        url: address of its root, as https://pacs/dicom-web.
+    """
+
+    url: str
+    commits: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    def files(self, folder: Path) -> list[Path]:
+        """The DICOM results."""
+        return dicom_results(folder)
+
+    def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
+        """Store all files together."""
+        try:
+            DicomWeb(self.url).store(files)
+        except UserError as error:
+            raise NotSentError(str(error)) from error
+        for file in files:
+            accepted(file)
+
+
+def parse_web(url: str) -> WebDestination:
+    """Make a destination from the address of a server."""
+    return WebDestination(parse_server(url).url)

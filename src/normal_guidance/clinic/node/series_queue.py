@@ -1,0 +1,424 @@
+"""The queue on disk: what has arrived, what was predicted, what was sent.  It survives a kill at any instant.
+
+    state       means                                         is set by
+    receiving   slices arrive                                 the receiver or the watcher, with each new slice
+    ready       complete: nothing arrived for a while         the predicting thread
+    predicted   results are written and wait to be sent       the predicting thread
+    sent        every destination has all files               a sending thread
+    done        ... and has confirmed them, if that is asked  a sending thread, or a report of storage commitment
+    ignored     no rule takes it                              the predicting thread
+    refused     the model was not made for it                 the predicting thread
+    failed      it cannot be predicted                        the predicting thread
+
+A new slice of a series in any state makes it `receiving` again, and the next result replaces the earlier one.  Files
+are written before the row that names them, so a row never names a file that is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.node.incoming import Received
+
+RECEIVING, READY, PREDICTED, SENT = "receiving", "ready", "predicted", "sent"
+DONE, IGNORED, REFUSED, FAILED = "done", "ignored", "refused", "failed"
+UNFINISHED = (RECEIVING, READY, PREDICTED, SENT)
+FINISHED = (DONE, IGNORED, REFUSED, FAILED)
+STATES = (*UNFINISHED, *FINISHED)
+
+OPEN, RELEASED, ABORTED = "open", "released", "aborted"
+"""How the last association that sent slices of a series stands."""
+
+FORMAT = 1
+"""Version of the tables."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS series (
+    key TEXT PRIMARY KEY, study_uid TEXT NOT NULL, series_uid TEXT NOT NULL, state TEXT NOT NULL,
+    reason TEXT NOT NULL DEFAULT '', detail TEXT NOT NULL DEFAULT '', association TEXT NOT NULL,
+    peer TEXT NOT NULL, files INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0, arrivals INTEGER NOT NULL DEFAULT 0,
+    round INTEGER NOT NULL DEFAULT 0, digest TEXT NOT NULL DEFAULT '', predicted_files INTEGER NOT NULL DEFAULT 0,
+    arrived REAL NOT NULL, changed REAL NOT NULL, latency REAL, purged INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS series_state ON series (state, arrived);
+CREATE TABLE IF NOT EXISTS objects (
+    name TEXT PRIMARY KEY, series TEXT NOT NULL, sop_uid TEXT NOT NULL, sop_class TEXT NOT NULL,
+    digest TEXT NOT NULL, bytes INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS objects_series ON objects (series);
+CREATE TABLE IF NOT EXISTS dispatches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, series TEXT NOT NULL, destination TEXT NOT NULL, state TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, next REAL NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
+    transaction_uid TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX IF NOT EXISTS dispatches_next ON dispatches (destination, state, next);
+CREATE INDEX IF NOT EXISTS dispatches_series ON dispatches (series);
+CREATE TABLE IF NOT EXISTS accepted (dispatch INTEGER NOT NULL, file TEXT NOT NULL, PRIMARY KEY (dispatch, file));
+"""
+
+WAITING, ACCEPTED, CONFIRMED = "waiting", "accepted", "confirmed"
+"""States of a dispatch: to be sent, accepted by the destination, confirmed by storage commitment."""
+
+Stored = Literal["new", "known", "conflict", "full"]
+"""What became of an object: stored, there already, refused because its UID has other content, or no room."""
+
+
+class Series(NamedTuple):
+    """A row of the table."""
+
+    key: str
+    study_uid: str
+    series_uid: str
+    state: str
+    reason: str
+    detail: str
+    association: str
+    peer: str
+    files: int
+    bytes: int
+    attempts: int
+    arrivals: int
+    """Objects that ever arrived, new ones only: a number that changes with each."""
+    round: int
+    """Results so far."""
+    digest: str
+    """Of the slices of the last result."""
+    predicted_files: int
+    """Number of the slices of the last result."""
+    arrived: float
+    changed: float
+    latency: float | None
+    """Seconds from the last slice to the last file that was accepted."""
+    purged: int
+    """Whether its files were deleted after they were done with."""
+
+
+class Dispatch(NamedTuple):
+    """The results of one series on their way to one destination."""
+
+    number: int
+    """A number that no other has, so that new slices cancel it for good."""
+    series: str
+    destination: str
+    state: str
+    attempts: int
+    next: float
+    reason: str
+    transaction_uid: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that may wait: series that are not finished, and the bytes of their files."""
+
+    series: int = 1000
+    bytes: int = 100 * 2**30
+
+
+class SeriesQueue:
+    """The tables behind one lock; each method is one transaction, on the disk when it returns."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self.path, self.limits = path, limits
+        self._lock = threading.RLock()
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=FULL")
+            version = self._database.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, FORMAT):
+                raise UserError(f"{path} is of another version ({version}); name another folder")
+            self._database.executescript(f"{_TABLES} PRAGMA user_version={FORMAT};")
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{path} cannot be read ({error}); move its folder away and start again") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+    def _all(self, query: str, *values: object) -> list[Any]:
+        with self._lock:
+            return self._database.execute(query, values).fetchall()
+
+    # ------------------------------------------------------------------------------------------------
+    # Arrivals
+    # ------------------------------------------------------------------------------------------------
+
+    def judge(self, one: Received) -> Stored:
+        """Say what should become of an object, before it is written."""
+        known = self._all("SELECT digest, series FROM objects WHERE name = ?", one.name)
+        if known:
+            return "known" if known[0] == (one.digest, one.series) else "conflict"
+        held = self._all(f"SELECT count(*), coalesce(sum(bytes), 0) FROM series WHERE state IN {_list(UNFINISHED)}")[0]
+        begun = self._all(f"SELECT 1 FROM series WHERE key = ? AND state IN {_list(UNFINISHED)}", one.series)
+        if held[1] + len(one.content) > self.limits.bytes or (not begun and held[0] >= self.limits.series):
+            return "full"
+        return "new"
+
+    def add(self, one: Received, peer: str, association: str = OPEN) -> Stored:
+        """Record an object whose file is written."""
+        now = time.time()
+        with self._transaction() as database:
+            verdict = self.judge(one)
+            if verdict in ("conflict", "known"):
+                return verdict
+            size = len(one.content)
+            database.execute(
+                "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)",
+                (one.name, one.series, one.sop_uid, one.sop_class, one.digest, size),
+            )
+            database.execute(
+                "INSERT INTO series (key, study_uid, series_uid, state, association, peer, arrived, changed) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+                (one.series, one.study_uid, one.series_uid, RECEIVING, association, peer, now, now),
+            )
+            database.execute(
+                "UPDATE series SET state = ?, reason = '', detail = '', association = ?, peer = ?, files = files + 1, "
+                "bytes = bytes + ?, attempts = 0, arrivals = arrivals + 1, arrived = ?, changed = ?, latency = NULL, "
+                "purged = 0 WHERE key = ?",
+                (RECEIVING, association, peer, size, now, now, one.series),
+            )
+            of_series = "SELECT number FROM dispatches WHERE series = ?"
+            database.execute(f"DELETE FROM accepted WHERE dispatch IN ({of_series})", (one.series,))
+            database.execute("DELETE FROM dispatches WHERE series = ?", (one.series,))
+        return "new"
+
+    def set_association(self, keys: Iterable[str], association: str) -> int:
+        """Record how the association that sent these series stands; returns how many of them are being received."""
+        with self._transaction() as database:
+            rows = [(association, key, RECEIVING) for key in keys]
+            query = "UPDATE series SET association = ? WHERE key = ? AND state = ?"
+            return database.executemany(query, rows).rowcount
+
+    def abort_open(self) -> None:
+        """Count associations that were open when the node ended as aborted."""
+        with self._transaction() as database:
+            database.execute("UPDATE series SET association = ? WHERE association = ?", (ABORTED, OPEN))
+
+    def holds(self, sop_uid: str, sop_class: str, name: str) -> bool:
+        """Whether an object is safely stored."""
+        query = "SELECT 1 FROM objects WHERE name = ? AND sop_uid = ? AND sop_class = ?"
+        return bool(self._all(query, name, sop_uid, sop_class))
+
+    def names(self) -> set[str]:
+        """The names of all objects."""
+        return {name for (name,) in self._all("SELECT name FROM objects")}
+
+    # ------------------------------------------------------------------------------------------------
+    # Predicting
+    # ------------------------------------------------------------------------------------------------
+
+    def in_state(self, *states: str) -> list[Series]:
+        """The series in these states, the oldest first, but after them those whose prediction ended the program."""
+        query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY attempts, arrived"
+        return [Series(*row) for row in self._all(query)]
+
+    def series(self, key: str) -> Series | None:
+        """One series."""
+        rows = self._all("SELECT * FROM series WHERE key = ?", key)
+        return Series(*rows[0]) if rows else None
+
+    def digest(self, key: str) -> str:
+        """A hash of the objects of a series that are here."""
+        rows = self._all("SELECT name, digest FROM objects WHERE series = ? ORDER BY name", key)
+        return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+    def move(self, one: Series, state: str, reason: str = "", detail: str = "") -> bool:
+        """Change the state of a series, unless a slice has arrived since `one` was read; whether it was changed."""
+        with self._transaction() as database:
+            return self._move(database, one, state, reason, detail)
+
+    def _move(self, database: sqlite3.Connection, one: Series, state: str, reason: str = "", detail: str = "") -> bool:
+        changed = database.execute(
+            "UPDATE series SET state = ?, reason = ?, detail = ?, changed = ? WHERE key = ? AND arrivals = ?",
+            (state, reason, detail, time.time(), one.key, one.arrivals),
+        )
+        return changed.rowcount == 1
+
+    def begin_attempt(self, one: Series) -> None:
+        """Count an attempt at a prediction before it begins: it may end the program."""
+        self._attempts(one, 1)
+
+    def take_back_attempt(self, one: Series) -> None:
+        """Do not count an attempt that failed for another reason than the series."""
+        self._attempts(one, -1)
+
+    def _attempts(self, one: Series, more: int) -> None:
+        with self._transaction() as database:
+            database.execute("UPDATE series SET attempts = max(0, attempts + ?) WHERE key = ?", (more, one.key))
+
+    def predicted(self, one: Series, digest: str, destinations: Sequence[str]) -> bool:
+        """Record results that are written; whether no slice has arrived since `one` was read."""
+        with self._transaction() as database:
+            if not self._move(database, one, PREDICTED if destinations else DONE):
+                return False
+            database.execute(
+                "UPDATE series SET round = round + 1, digest = ?, predicted_files = files WHERE key = ?",
+                (digest, one.key),
+            )
+            rows = [(one.key, name, WAITING) for name in destinations]
+            database.executemany("INSERT INTO dispatches (series, destination, state) VALUES (?, ?, ?)", rows)
+        return True
+
+    # ------------------------------------------------------------------------------------------------
+    # Sending
+    # ------------------------------------------------------------------------------------------------
+
+    def next_dispatch(self, destination: str, now: float) -> Dispatch | None:
+        """The results that wait longest for a destination and are due."""
+        rows = self._all(
+            "SELECT d.* FROM dispatches d JOIN series s ON s.key = d.series "
+            "WHERE d.destination = ? AND d.state = ? AND d.next <= ? ORDER BY d.next, s.arrived LIMIT 1",
+            *(destination, WAITING, now),
+        )
+        return Dispatch(*rows[0]) if rows else None
+
+    def unconfirmed(self, destination: str, before: float) -> list[Dispatch]:
+        """Dispatches whose storage commitment is to be asked for."""
+        rows = self._all(
+            "SELECT * FROM dispatches WHERE destination = ? AND state = ? AND next <= ?",
+            *(destination, ACCEPTED, before),
+        )
+        return [Dispatch(*row) for row in rows]
+
+    def accepted(self, one: Dispatch) -> set[str]:
+        """The files that the destination has accepted."""
+        return {file for (file,) in self._all("SELECT file FROM accepted WHERE dispatch = ?", one.number)}
+
+    def accept(self, one: Dispatch, file: str) -> None:
+        """Record a file that the destination has accepted; not if new slices have cancelled its sending."""
+        with self._transaction() as database:
+            database.execute(
+                "INSERT OR IGNORE INTO accepted SELECT number, ? FROM dispatches WHERE number = ?", (file, one.number)
+            )
+
+    def sent(self, one: Dispatch, commit: bool) -> None:
+        """Record that the destination has all files."""
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE dispatches SET state = ?, reason = '', next = 0 WHERE number = ?",
+                (ACCEPTED if commit else CONFIRMED, one.number),
+            )
+            self._finish(database, one.series)
+
+    def postpone(self, one: Dispatch, until: float, reason: str) -> None:
+        """Record an attempt that failed, and when the next is due."""
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE dispatches SET attempts = attempts + 1, next = ?, reason = ? WHERE number = ?",
+                (until, reason, one.number),
+            )
+
+    def asked(self, one: Dispatch, transaction: str, until: float) -> None:
+        """Record that storage commitment was asked for; without an answer it is asked again at `until`."""
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE dispatches SET transaction_uid = ?, next = ?, reason = '' WHERE number = ?",
+                (transaction, until, one.number),
+            )
+
+    def confirm(self, transaction: str, missing: Sequence[str]) -> Dispatch | None:
+        """Record a report of storage commitment; with missing objects, all files are sent again."""
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT * FROM dispatches WHERE transaction_uid = ? AND state = ?", (transaction, ACCEPTED)
+            ).fetchall()
+            if not rows:
+                return None
+            one = Dispatch(*rows[0])
+            state, reason = CONFIRMED, ""
+            if missing:
+                state, reason = WAITING, f"the destination does not hold {len(missing)} of the results"
+                database.execute("DELETE FROM accepted WHERE dispatch = ?", (one.number,))
+            database.execute(
+                "UPDATE dispatches SET state = ?, reason = ?, next = 0, transaction_uid = '' WHERE number = ?",
+                (state, reason, one.number),
+            )
+            self._finish(database, one.series)
+        return one
+
+    def _finish(self, database: sqlite3.Connection, key: str) -> None:
+        """Move a series on when all destinations have its results."""
+        states = {state for (state,) in database.execute("SELECT state FROM dispatches WHERE series = ?", (key,))}
+        if WAITING in states or not states:
+            database.execute("UPDATE series SET state = ? WHERE key = ? AND state = ?", (PREDICTED, key, SENT))
+            return
+        now, state = time.time(), SENT if ACCEPTED in states else DONE
+        database.execute(
+            "UPDATE series SET state = ?, changed = ?, latency = coalesce(latency, ? - arrived) "
+            f"WHERE key = ? AND state IN {_list((PREDICTED, SENT))}",
+            (state, now, now, key),
+        )
+
+    # ------------------------------------------------------------------------------------------------
+    # Cleaning and counting
+    # ------------------------------------------------------------------------------------------------
+
+    def finished_before(self, moment: float) -> list[Series]:
+        """Finished series whose files are still here, and that did not change since."""
+        query = f"SELECT * FROM series WHERE state IN {_list(FINISHED)} AND purged = 0 AND changed <= ?"
+        return [Series(*row) for row in self._all(query, moment)]
+
+    def purge(self, one: Series) -> bool:
+        """Forget the objects of a series before its files are deleted; whether no slice has arrived since."""
+        with self._transaction() as database:
+            changed = database.execute(
+                f"UPDATE series SET purged = 1, files = 0, bytes = 0 WHERE key = ? AND arrivals = ? "
+                f"AND state IN {_list(FINISHED)}",
+                (one.key, one.arrivals),
+            )
+            if changed.rowcount != 1:
+                return False
+            database.execute("DELETE FROM objects WHERE series = ?", (one.key,))
+        return True
+
+    def by_state(self) -> dict[str, int]:
+        """The number of series in each state."""
+        return {**dict.fromkeys(STATES, 0), **dict(self._all("SELECT state, count(*) FROM series GROUP BY state"))}
+
+    def held_bytes(self) -> int:
+        """The bytes of the files that are not finished."""
+        query = f"SELECT coalesce(sum(bytes), 0) FROM series WHERE state IN {_list(UNFINISHED)}"
+        return int(self._all(query)[0][0])
+
+    def late_dispatches(self) -> list[Dispatch]:
+        """Dispatches whose last attempt, at sending or at asking for commitment, failed."""
+        query = "SELECT * FROM dispatches WHERE reason != '' AND state != ?"
+        return [Dispatch(*row) for row in self._all(query, CONFIRMED)]
+
+    def recent(self, states: Sequence[str], most: int) -> list[Series]:
+        """The series that entered one of these states last."""
+        query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY changed DESC LIMIT ?"
+        return [Series(*row) for row in self._all(query, most)]
+
+    def latencies(self, since: float) -> list[float]:
+        """Seconds from the last slice to the last file sent, of results that were sent since then."""
+        query = "SELECT latency FROM series WHERE latency IS NOT NULL AND changed >= ?"
+        return [latency for (latency,) in self._all(query, since)]
+
+
+def _list(states: Sequence[str]) -> str:
+    """Our own words as a list in SQL."""
+    return "(" + ", ".join(f"'{state}'" for state in states) + ")"

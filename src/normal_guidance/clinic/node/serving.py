@@ -1,0 +1,234 @@
+"""The predicting thread: decides when a series is complete, predicts it, and writes its results.
+
+    STATE/results/SERIES-DIGEST/     outcome.json, and the folders of `clinical.result_folder`
+
+DIGEST is a hash of the slices.  outcome.json is written last, so a folder that has it is complete, and a node that was
+killed before the queue knew of it does not predict again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import write_json
+from normal_guidance.clinic.node.destination import Destination
+from normal_guidance.clinic.node.incoming import FILES, Incoming, Rule, read_conditions, why_ignored
+from normal_guidance.clinic.node.partners import Audit
+from normal_guidance.clinic.node.series_queue import (
+    ABORTED,
+    DONE,
+    FAILED,
+    IGNORED,
+    READY,
+    RECEIVING,
+    REFUSED,
+    Series,
+    SeriesQueue,
+)
+from normal_guidance.clinic.predict.new_scans import NotPredicted, find_scans
+from normal_guidance.clinic.predict.predicting import Predictor
+from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
+from normal_guidance.clinic.results.result_folder import dicom_results, write_scan
+from normal_guidance.scans.index.problems import KINDS, Problem
+
+ATTEMPTS = 3
+"""Attempts at a series that ends the whole program."""
+
+ABORTED_FACTOR = 10
+"""A series whose association was aborted waits so many times longer: its sender will come back."""
+
+OUTCOME = "outcome.json"
+
+
+@dataclass(frozen=True)
+class Taking:
+    """Which series are predicted, and when they are complete.
+
+    Args:
+        rules: one must fit; without rules all series are taken.
+        settle: seconds without a new slice after which a series is complete.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    settle: float = 60.0
+
+
+class Arrivals:
+    """The clock of each series that is being received, from the last slice or from the start of the node."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._begin, self._last = clock(), dict[str, float]()
+
+    def touch(self, series: str) -> None:
+        """Restart the clock of a series."""
+        with self._lock:
+            self._last[series] = self._clock()
+
+    def forget(self, series: str) -> None:
+        """Drop the clock of a series that is complete."""
+        with self._lock:
+            self._last.pop(series, None)
+
+    def quiet(self, series: str) -> float:
+        """Seconds since something arrived."""
+        with self._lock:
+            return self._clock() - self._last.get(series, self._begin)
+
+
+class Results:
+    """The folder of the results."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def folder(self, series: str, digest: str) -> Path:
+        """The results for a series with these slices."""
+        return self.path / f"{series}-{digest[:16]}"
+
+    def is_complete(self, folder: Path) -> bool:
+        """Whether results are all written."""
+        return (folder / OUTCOME).is_file()
+
+    def remove(self, series: str, but: Path | None = None) -> None:
+        """Delete the results of a series, but for those in one folder."""
+        for folder in self.path.glob(f"{series}-*"):
+            if folder != but:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+class Predicting:
+    """Moves series from `receiving` to `ready` and on to `predicted`, `ignored`, `refused` or `failed`."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        queue: SeriesQueue,
+        incoming: Incoming,
+        results: Results,
+        audit: Audit,
+        taking: Taking,
+        destinations: Sequence[Destination],
+        arrivals: Arrivals,
+        ended: threading.Event,
+    ) -> None:
+        self.predictor, self.queue, self.incoming, self.results = predictor, queue, incoming, results
+        self.audit, self.taking, self.destinations = audit, taking, destinations
+        self.arrivals, self.ended = arrivals, ended
+
+    def step(self) -> bool:
+        """Settle what is complete and predict one series; whether there was one."""
+        for one in self.queue.in_state(RECEIVING):
+            if self._is_complete(one):
+                self._settle(one)
+        ready = self.queue.in_state(READY)
+        if ready:
+            self._predict(ready[0])
+        return bool(ready)
+
+    # ------------------------------------------------------------------------------------------------
+    # Complete?
+    # ------------------------------------------------------------------------------------------------
+
+    def _is_complete(self, one: Series) -> bool:
+        wait = self.taking.settle * (ABORTED_FACTOR if one.association == ABORTED else 1)
+        return self.arrivals.quiet(one.key) >= wait
+
+    def _settle(self, one: Series) -> None:
+        """Decide whether a complete series is predicted."""
+        state, reason = READY, ""
+        file = next(iter(sorted(self.incoming.folder(one.key).glob("*.dcm"))), None)
+        conditions = {} if file is None else read_conditions(file)
+        ignored = why_ignored(self.taking.rules, {**conditions, FILES: str(one.files)})
+        if ignored is not None:
+            state, reason = IGNORED, ignored
+        elif one.files < one.predicted_files:
+            state = FAILED
+            reason = (
+                f"{one.files} of its slices came after {one.predicted_files} were predicted and deleted; send the "
+                "whole series again"
+            )
+        elif one.digest and self.queue.digest(one.key) == one.digest:
+            state, reason = DONE, "the same slices were predicted before"
+        self._move(one, state, reason)
+        self.arrivals.forget(one.key)
+
+    def _move(self, one: Series, state: str, reason: str = "", detail: str = "") -> bool:
+        moved = self.queue.move(one, state, reason, detail)
+        if moved:
+            self.audit.write(state, series=one.key, peer=one.peer, files=one.files, reason=reason or None)
+        return moved
+
+    # ------------------------------------------------------------------------------------------------
+    # Predict
+    # ------------------------------------------------------------------------------------------------
+
+    def _predict(self, one: Series) -> None:
+        digest = self.queue.digest(one.key)
+        folder = self.results.folder(one.key, digest)
+        if not self.results.is_complete(folder):
+            if one.attempts >= ATTEMPTS:
+                self._move(one, FAILED, f"the program ended {ATTEMPTS} times while it was predicted")
+                return
+            self.queue.begin_attempt(one)
+            if not self._write(one, folder):
+                return
+        if self.queue.predicted(one, digest, [destination.name for destination in self.destinations]):
+            self.audit.write("predicted", series=one.key, peer=one.peer, files=one.files, round=one.round + 1)
+            self.results.remove(one.key, but=folder)
+        else:  # a slice came meanwhile: the series is predicted again when it is complete
+            self.results.remove(one.key)
+
+    def _write(self, one: Series, folder: Path) -> bool:
+        """Predict a series and write its results; whether there are any.  An end of the node is not its fault."""
+        shutil.rmtree(folder, ignore_errors=True)  # of a node that was killed
+        try:
+            found = find_scans([self.incoming.folder(one.key)], modalities=self.predictor.bundle.expects.modalities)
+            outcomes = list(self.predictor.predict(found))
+            predicted = [self._marked(outcome, one) for outcome in outcomes if isinstance(outcome, ScanPrediction)]
+            refused = [outcome for outcome in outcomes if isinstance(outcome, NotPredicted)]
+            if self.ended.is_set() and refused:
+                raise OSError("the workers end with the node")
+            written = [write_scan(prediction, self.predictor.bundle, folder, dicom=True) for prediction in predicted]
+        except Exception as error:  # a bug must not end the node
+            if isinstance(error, OSError) or self.ended.is_set():  # the disk, or the end: not the series
+                self.queue.take_back_attempt(one)
+                raise
+            known = isinstance(error, UserError)
+            reason = "it holds no scan, or its results cannot be written" if known else type(error).__name__
+            self._move(one, FAILED, reason if known else f"predicting failed with {reason}", repr(error))
+            return False
+        if not written:
+            self._refuse(one, refused)
+            return False
+        if not dicom_results(folder):
+            problems = [problem for each in written for problem in each.problems]
+            detail = "; ".join(problem.detail for problem in problems)
+            self._move(one, FAILED, "its headers do not allow DICOM results", detail)
+            shutil.rmtree(folder, ignore_errors=True)
+            return False
+        write_json(folder / OUTCOME, {"series": one.key, "round": one.round + 1, "files": one.files})
+        return True
+
+    def _marked(self, prediction: ScanPrediction, one: Series) -> ScanPrediction:
+        """Say in a later result that it replaces an earlier one."""
+        if not one.round:
+            return prediction
+        detail = f"{one.predicted_files} files had arrived at the earlier result, {one.files} at this one"
+        note = Problem(prediction.row.scan_id, "", "late_slices", detail, "predicted again")
+        further = tuple(replace(each, problems=(*each.problems, note)) for each in prediction.further)
+        return replace(prediction, problems=(*prediction.problems, note), further=further)
+
+    def _refuse(self, one: Series, refused: Sequence[NotPredicted]) -> None:
+        first = refused[0].reason if refused else Problem("", "", "no_image", "no scan in it", "")
+        # Reasons of a refusal are sizes and kinds; others may quote a header, and stay in the queue's file.
+        if first.kind == "unsuitable":
+            self._move(one, REFUSED, first.detail)
+        else:
+            self._move(one, FAILED, KINDS.get(first.kind, first.kind), first.detail)

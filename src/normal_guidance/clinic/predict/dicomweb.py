@@ -1,0 +1,231 @@
+"""Scans from a DICOMweb server, and results to one: QIDO finds series, WADO fetches them, STOW stores results.
+
+The token comes from the environment variable `TOKEN`, never from the command line, which other users of a machine see.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.files import folder_atomically
+from normal_guidance.base.system import install_command
+from normal_guidance.clinic.predict.new_scans import is_url
+
+try:
+    import requests
+    from dicomweb_client.api import DICOMwebClient
+    from pydicom import dcmread
+except ImportError as error:
+    raise UserError(f"DICOMweb needs {error.name}; {install_command('node')}") from error
+
+TOKEN = "NGUIDE_DICOMWEB_TOKEN"
+"""Environment variable of the bearer token."""
+
+SECONDS = (10.0, 300.0)
+"""Longest wait for a connection, and for the next bytes of an answer."""
+
+ATTEMPTS = 2
+"""Calls of a server that is busy or cannot be reached, two seconds apart."""
+
+UID = re.compile(r"[0-9]+(\.[0-9]+)*")
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+PAGE = 200
+"""Series that are asked for at a time."""
+
+AS_STORED = (("application/dicom", "*"),)
+"""Asks for objects as the server holds them: it need not decompress them."""
+
+_STUDY, _SERIES, _MODALITY, _COUNT, _DESCRIPTION = "0020000D", "0020000E", "00080060", "00201209", "0008103E"
+
+
+class RemoteSeries(NamedTuple):
+    """A series on a server."""
+
+    study_uid: str
+    series_uid: str
+    modality: str = ""
+    description: str = ""
+    slices: int | None = None
+    """How many objects the server has; None if it does not say it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server, and the study or series on it that a user means.
+
+    Args:
+        server: address of its DICOMweb root.
+        study: UID; empty for all.
+        series: UID; empty for all of the study.
+    """
+
+    server: str
+    study: str = ""
+    series: str = ""
+
+
+def parse_place(url: str) -> Place:
+    """Take an address apart: SERVER, SERVER/studies/UID or SERVER/studies/UID/series/UID."""
+    parts = urlsplit(url)
+    if not is_url(url) or not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
+        raise UserError(
+            f"{shorten(url)} is not the address of a DICOMweb server; give for example https://pacs/dicom-web"
+        )
+    server, _, rest = url.rstrip("/").partition("/studies/")
+    study, _, rest = rest.partition("/")
+    word, _, series = rest.partition("/")
+    for uid in (study, series):
+        if uid and not (UID.fullmatch(uid) and len(uid) <= 64):
+            raise UserError(
+                f"{shorten(url)}: {shorten(uid)!r} is not a UID; give SERVER/studies/UID or "
+                "SERVER/studies/UID/series/UID"
+            )
+    if word not in ("", "series") or (word and not series):
+        raise UserError(f"{shorten(url)} has {shorten(rest)!r} after the study; give SERVER/studies/UID/series/UID")
+    return Place(server, study, series)
+
+
+def parse_server(url: str) -> DicomWeb:
+    """Make the server of an address that names neither study nor series."""
+    place = parse_place(url)
+    if place.study:
+        raise UserError(f"{url} names a study; give the server alone: {place.server}")
+    return DicomWeb(place.server)
+
+
+def refuse_open_token(url: str, token: str) -> None:
+    """Refuse to send a token without encryption to another machine."""
+    parts = urlsplit(url)
+    if token and parts.scheme != "https" and parts.hostname not in LOCAL:
+        raise UserError(f"{shorten(url)} is not https, so that anyone could read the token; give an https address")
+
+
+class DicomWeb:
+    """A DICOMweb server.
+
+    Args:
+        url: address of its root, as https://pacs/dicom-web.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url, token = url, os.environ.get(TOKEN, "")
+        refuse_open_token(url, token)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            self._client = DICOMwebClient(url, headers=headers, timeout=SECONDS)
+            self._client.set_http_retry_params(max_attempts=ATTEMPTS)
+        except ValueError as error:
+            raise UserError(f"{shorten(url)} is not the address of a DICOMweb server ({error})") from error
+
+    def series(self, study: str = "", series: str = "", *, modality: str = "", since: str = "") -> list[RemoteSeries]:
+        """Find series, of a study, a modality, or of studies from a date (YYYYMMDD) on."""
+        filters = {"SeriesInstanceUID": series, "Modality": modality, "StudyDate": f"{since}-" if since else ""}
+        wanted = {name: value for name, value in filters.items() if value}
+        found: list[RemoteSeries] = []
+        with self._answering("search for series"):
+            while True:
+                page = self._client.search_for_series(
+                    study or None,
+                    search_filters=wanted,
+                    fields=[_DESCRIPTION, _COUNT],
+                    limit=PAGE,
+                    offset=len(found),
+                )
+                found += [_remote(one) for one in page]
+                if len(page) < PAGE:
+                    return found
+
+    def fetch(self, one: RemoteSeries, folder: Path) -> int:
+        """Write the objects of a series into an empty folder; returns how many there are."""
+        count = 0
+        with self._answering(f"fetch series {one.series_uid}"):
+            for dataset in self._client.iter_series(one.study_uid, one.series_uid, media_types=AS_STORED):
+                count += 1
+                dataset.save_as(folder / f"{count:05d}.dcm", enforce_file_format=True)
+        if one.slices is not None and count < one.slices:
+            raise UserError(
+                f"{self.url} sent {count} of {one.slices} objects of series {one.series_uid}; try again later"
+            )
+        return count
+
+    def store(self, files: Sequence[Path]) -> None:
+        """Store files; those that the server has already stay as they are."""
+        datasets = [dcmread(file) for file in files]
+        with self._answering("store results"):
+            answer = self._client.store_instances(datasets)
+        failed = answer.get("FailedSOPSequence") or []
+        if failed:
+            reasons = ", ".join(sorted({f"{int(one.get('FailureReason', 0)):04X}" for one in failed}))
+            raise UserError(f"{self.url} refused {len(failed)} of {len(files)} results with reason {reasons}")
+
+    @contextmanager
+    def _answering(self, what: str) -> Iterator[None]:
+        """Turn errors of the network and of the answer into messages."""
+        try:
+            yield
+        except requests.HTTPError as error:
+            code = None if error.response is None else error.response.status_code
+            hint = f"; set {TOKEN}, or renew it" if code in (401, 403) else "; check the address"
+            raise UserError(f"{self.url} did not {what}: HTTP status {code}{hint}") from error
+        except requests.RequestException as error:
+            reason = type(error).__name__
+            raise UserError(f"{self.url} did not {what}: it cannot be reached ({reason}); check the address") from error
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:  # an answer that is not DICOMweb
+            raise UserError(f"{self.url} did not {what}: its answer is not DICOMweb; check the address") from error
+
+
+def _remote(found: dict[str, Any]) -> RemoteSeries:
+    study, series = _first(found, _STUDY), _first(found, _SERIES)
+    for uid in (study, series):
+        if not UID.fullmatch(uid):
+            raise ValueError(f"{shorten(uid)!r} is not a UID")
+    count = _first(found, _COUNT)
+    return RemoteSeries(
+        study, series, _first(found, _MODALITY), _first(found, _DESCRIPTION), int(count) if count else None
+    )
+
+
+def _first(found: dict[str, Any], tag: str) -> str:
+    values = found.get(tag, {}).get("Value") or [""]
+    return str(values[0])
+
+
+def fetch_all(place: Place, folder: Path, modalities: Iterable[str]) -> list[Path]:
+    """Fetch the series of a study, or one series, each into a folder of its own; those of other modalities are left.
+
+    A series whose folder is there was fetched before and is not fetched again.
+    """
+    if not place.study:
+        raise UserError(f"{place.server} names no study; give {place.server}/studies/UID")
+    server, wanted = DicomWeb(place.server), set(modalities)
+    found = server.series(place.study, place.series)
+    if not found:
+        raise UserError(f"{place.server} has no series {place.series or f'of study {place.study}'}; check the UIDs")
+    chosen = [one for one in found if place.series or not wanted or one.modality in wanted]
+    if not chosen:
+        others = ", ".join(sorted({one.modality for one in found}))
+        raise UserError(
+            f"study {place.study} on {place.server} has {len(found)} series of {others}, none of "
+            f"{' or '.join(sorted(wanted))}"
+        )
+    folders = [folder / f"series-{one.series_uid}" for one in chosen]
+    for one, out in zip(chosen, folders, strict=True):
+        if not out.is_dir():
+            with folder_atomically(out) as draft:
+                server.fetch(one, draft)
+    return folders
+
+
+def fetched_folder(out: Path) -> Path:
+    """Where the scans that results are made of lie, if they were fetched."""
+    return out.with_name(f"{out.name}.scans")

@@ -1,0 +1,144 @@
+"""The prediction for one scan, from which JSON, pictures, pages and DICOM results are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.fit.bundle import ModelIdentity
+from normal_guidance.scans.index.manifest import FEATURES, Finding, ScanRow
+from normal_guidance.scans.index.problems import Problem, cautions
+from normal_guidance.statistics.conformal import promise
+
+
+def attention_per_head(log_attention: Float[Tensor, "heads slices"]) -> Float[Tensor, "heads slices"]:
+    """Attention that sums to one over the slices of one scan: TransMIL leaves a share to its class token."""
+    return log_attention.softmax(dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class ScanPrediction:
+    """The prediction for one scan.  Slices are counted from 0, in the order of `row`: feet to head in axial scans.
+
+    Args:
+        row: the scan's ids, files and geometry, as a manifest has them; its label is meaningless here.
+        root: the folder that `row.files` are relative to.
+        method: a name in `METHODS`.
+        logit: the model's, not calibrated.
+        probability: calibrated, if the model's bundle has a calibration.
+        threshold: the probability from which on a scan is positive; None if none was chosen.
+        log_attention: one row a head, as the model gives it in float64; its exponential need not sum to one.
+        key_slices: the slices of the highest attention, the highest first.
+        interval: first and last slice, both included; `meaning` says what of.
+        share: of the attention that the interval holds, as the shortest that does; None for a calibrated interval.
+        coverage: the probability with which the interval of a positive scan contains the whole finding; None where
+            nothing is promised.
+        problems: everything that was odd about the scan.
+        finding: what was looked for; None where it has no name.
+        model: which model it is of.
+        model_cautions: what that model was not shown to do (`Bundle.cautions`).
+        further: the predictions for other findings of the same scan.
+    """
+
+    row: ScanRow
+    root: Path
+    method: str
+    logit: float
+    probability: float
+    threshold: float | None
+    log_attention: Float[Tensor, "heads slices"]
+    key_slices: tuple[int, ...]
+    interval: tuple[int, int]
+    share: float | None
+    coverage: float | None = None
+    problems: tuple[Problem, ...] = ()
+    finding: Finding | None = None
+    model: ModelIdentity | None = None
+    model_cautions: tuple[str, ...] = ()
+    further: tuple[ScanPrediction, ...] = ()
+
+    @property
+    def each(self) -> tuple[ScanPrediction, ...]:
+        """The predictions for all findings, this one first."""
+        return (self, *self.further)
+
+    @cached_property
+    def head_attention(self) -> Float[Tensor, "heads slices"]:
+        """One row a head; each sums to one over the slices."""
+        return attention_per_head(self.log_attention)
+
+    @cached_property
+    def attention(self) -> Float[Tensor, "slices"]:
+        """The heads' mean; it sums to one."""
+        return self.head_attention.mean(0)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there are slices to look at; a scan may also be given by its features alone."""
+        return self.row.kind != FEATURES
+
+    @property
+    def instance_numbers(self) -> list[int | None]:
+        """DICOM's number of every slice, which hospital software shows; None where there is none, as in NIfTI."""
+        return list(self.row.instance_numbers or [None] * len(self.row))
+
+    @property
+    def is_positive(self) -> bool | None:
+        """Whether the probability reaches the threshold; None if there is none."""
+        return None if self.threshold is None else self.probability >= self.threshold
+
+    @property
+    def sought(self) -> str:
+        """What was looked for."""
+        if self.finding is not None:
+            return str(self.finding)
+        dataset = self.model.dataset if self.model else None
+        return (
+            f"what the labels of {dataset or 'its training scans'} call positive; the model does not name its finding"
+        )
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What a reader must know before trusting the result of this finding: of the scan, then of the model."""
+        return (*(one.text for one in cautions(self.problems)), *self.model_cautions)
+
+    @property
+    def every_caution(self) -> tuple[str, ...]:
+        """The cautions of all findings, each once."""
+        return tuple(dict.fromkeys(text for one in self.each for text in one.cautions))
+
+    @property
+    def body_part(self) -> str:
+        """The body part that the source's headers name; "not stated" where they name none."""
+        return self.row.body_part or "not stated"
+
+    @property
+    def key_slices_sentence(self) -> str:
+        """What the key slices say: those of a scan that was called negative point at no finding."""
+        if self.is_positive is None:
+            return "Highest attention; no threshold was chosen, so the scan is called neither positive nor negative."
+        if self.is_positive:
+            return "Highest attention, scan called positive: where the model looked, which need not show the finding."
+        return "Highest attention, scan called negative: the key slices and the interval point at no finding."
+
+    def key_slice_name(self, place: int) -> str:
+        """The name of a key slice, counted by attention among the key slices: "key slice 1" has the highest."""
+        return f"key slice {self.key_slices.index(place) + 1}"
+
+    @property
+    def meaning(self) -> str:
+        """What the interval does: these words follow "the interval" in every result."""
+        if self.coverage is not None:
+            return promise(self.coverage)
+        return f"is the shortest with {100 * (self.share or 0):g} % of the attention and promises nothing"
+
+    @property
+    def interval_sentence(self) -> str:
+        """Where the interval is, with slices counted from 1, and its meaning."""
+        first, last = self.interval
+        where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
+        return f"The interval, {where} of {len(self.row)}, {self.meaning}."

@@ -1,0 +1,532 @@
+"""The results that `nguide predict` writes.
+
+    OUT/summary.csv, summary.json     one line a scan, also without a prediction; model, options, versions
+    OUT/index.html                    all scans by probability
+    OUT/predictions.parquet           `normal_guidance.sweep.predictions.PREDICTIONS`; label -1, part 'new'
+    OUT/manifest.parquet              files and geometry, for `nguide view`; not for anonymous results or features
+    OUT/problems.csv                  everything that was odd
+    OUT/SCAN/prediction.json          everything about a scan (`prediction_json`)
+    OUT/SCAN/slices.csv               a line a slice
+    OUT/SCAN/strip.png                key slices and attention curve; not for features, which have no images,
+                                      nor for anonymous scans whose pixels name the patient
+    OUT/SCAN/report.html              one page, with the strip
+    OUT/SCAN/dicom/                   for hospital software, if asked for
+
+A model of several findings gives one line for each scan and finding in the summary, `findings` in prediction.json, a
+column of attention for each in slices.csv, strip-NAME.png, dicom/NAME/, and a `group` for each in predictions.parquet.
+
+Slices are counted from 1 in files, as people count, and from 0 in Python.  A scan's folder appears when it is complete,
+the files of OUT at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from normal_guidance import __version__
+from normal_guidance.base.errors import FULL, UserError
+from normal_guidance.base.files import (
+    folder_atomically,
+    make_folder,
+    read_json,
+    write_atomically,
+    write_json,
+)
+from normal_guidance.base.system import install_command
+from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY, PredictionJob
+from normal_guidance.clinic.predict.new_scans import NotPredicted
+from normal_guidance.clinic.predict.predicting import Outcome
+from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
+from normal_guidance.clinic.results.scan_pages import STATES, count_states, index_page, scan_page
+from normal_guidance.clinic.results.strip import draw_strip
+from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.prediction import Prediction
+from normal_guidance.fit.bundle import Bundle
+from normal_guidance.scans.index.manifest import write_manifest
+from normal_guidance.scans.index.problems import (
+    Problem,
+    UnreadableError,
+    folder_name,
+    read_problems,
+    summarize,
+    write_problems,
+)
+from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
+from normal_guidance.sweep.run import PREDICTION_TABLE
+
+FORMAT = 1
+"""Version of prediction.json and summary.json."""
+
+NO = "no "
+"""How the actions of problems begin that cost a scan some of its results, as in "no picture, no DICOM results"."""
+
+NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
+"""The actions where the strip cannot be drawn, which is also one of the DICOM results, and where these fail."""
+
+NAMED_PIXELS = (
+    "its pixels name the patient (BurnedInAnnotation is YES), and a picture would show them; clean the pixels first, "
+    "or predict without --anonymize"
+)
+"""Why an anonymous scan has no picture."""
+
+PART = "new"
+"""The name in predictions.parquet for the part of scans without a split."""
+
+NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict without --anonymize to see the reason"
+"""The reason in anonymous results: the full one may quote the headers."""
+
+OF_A_FINDING = (
+    *("sought", "cautions", "method", "logit", "probability", "threshold", "positive"),
+    *("key_slices", "interval", "attention", "head_attention"),
+)
+OF_A_MODEL = ("identity", "operation", "intervals", "training")
+"""What prediction.json says of each finding, and of its model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """The outcome of a scan: a prediction and its folder, or neither; `problems` are those of writing it."""
+
+    outcome: Outcome
+    folder: Path | None = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def lacking(self) -> tuple[Problem, ...]:
+        """Why a part of the results is missing; an odd header is noted, and costs nothing."""
+        return tuple(one for one in self.problems if one.action.startswith(NO))
+
+    @property
+    def lacks(self) -> str:
+        """What is missing of the results of a predicted scan; empty if nothing is."""
+        parts = (part.removeprefix(NO) for one in self.lacking for part in one.action.split(", "))
+        return " and ".join(dict.fromkeys(parts))
+
+    @property
+    def complete(self) -> bool:
+        return self.folder is not None and not self.lacking
+
+
+def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
+    """Make the content of prediction.json.
+
+    format               1
+    scan_id, patient_id  the patient's is null in anonymous results
+    sought               what was looked for, in words
+    cautions             sentences that a reader must know before trusting the result, of the scan and of the model
+    method               a name in `METHODS`
+    logit, probability   the model's own, and calibrated
+    threshold, positive  null where no threshold was chosen
+    slices               how many there are; counted from 1 along the slice normal, from the feet to the head if axial
+    key_slices           slice, attention, position_mm, instance_number, file, frame; the highest attention first
+    interval             first and last slice, and its `meaning` in words; `coverage` is the probability with which it
+                         contains the whole finding of a positive scan; null where nothing is promised, and the interval
+                         is the shortest that holds `share` of the attention, else null
+    attention            one number a slice, which add up to 1; `head_attention` has a list a head
+    source               modality, body part, size and spacing; the UIDs, files and description of the series unless
+                         anonymous
+    problems             kind, file, detail and action of everything that was odd
+    model                its identity; encoder, training, expectations and operating point, as bundle.json has them
+    findings             where they have names: name, code and the numbers above of each; those above are the first's
+    """
+    row = prediction.row
+    lines = _slices(prediction, anonymize)
+    first, last = prediction.interval
+    about = _model_json(bundle)
+    return {
+        "format": FORMAT,
+        "normal_guidance": __version__,
+        "scan_id": row.scan_id,
+        "patient_id": None if anonymize else row.patient_id,
+        "sought": prediction.sought,
+        "cautions": list(prediction.every_caution),
+        "method": prediction.method,
+        "logit": prediction.logit,
+        "probability": prediction.probability,
+        "threshold": prediction.threshold,
+        "positive": prediction.is_positive,
+        "slices": len(row),
+        "key_slices": [lines[place] for place in prediction.key_slices],
+        "interval": {
+            "first": first + 1,
+            "last": last + 1,
+            "share": prediction.share,
+            "coverage": prediction.coverage,
+            "meaning": prediction.meaning,
+        },
+        "attention": prediction.attention.tolist(),
+        "head_attention": prediction.head_attention.tolist(),
+        "source": {
+            "kind": row.kind,
+            "modality": row.modality or None,
+            "body_part": row.body_part or None,
+            "rows": row.rows or None,
+            "columns": row.columns or None,
+            "pixel_spacing_mm": row.pixel_spacing and list(row.pixel_spacing),
+            "slice_spacing_mm": row.slice_spacing,
+            "folder": None if anonymize else str(prediction.root),
+            "study_uid": None if anonymize else row.study_uid or None,
+            "series_uid": None if anonymize else row.series_uid or None,
+            "series_description": None if anonymize else row.series_description or None,
+        },
+        "problems": [one._asdict() for one in prediction.problems],
+        "model": {name: about[name] for name in ("identity", "encoder", "expects", *OF_A_MODEL[1:])},
+        **_findings_json(prediction, bundle, anonymize),
+    }
+
+
+def _model_json(bundle: Bundle) -> dict[str, Any]:
+    """Which model it is, and what bundle.json says of it."""
+    return {"identity": bundle.identity.as_json(), **bundle.as_json()}
+
+
+def _findings_json(prediction: ScanPrediction, bundle: Bundle, anonymize: bool) -> dict[str, Any]:
+    """`findings` of prediction.json; nothing where findings have no names."""
+    found = []
+    for one, own in zip(prediction.each, bundle.each, strict=True):
+        if one.finding is not None:
+            alone = replace(one, finding=None, further=()), replace(own, further=())
+            about = {**prediction_json(*alone, anonymize=anonymize), "sought": one.sought}
+            model = {name: value for name, value in about["model"].items() if name in OF_A_MODEL}
+            numbers = {name: about[name] for name in OF_A_FINDING}
+            found.append({**one.finding.as_json(), **numbers, "model": model})
+    return {"findings": found} if found else {}
+
+
+def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]:
+    """A dictionary for each slice."""
+    row = prediction.row
+    return [
+        {
+            "slice": place + 1,
+            "attention": attention,
+            "position_mm": row.positions[place] if row.slice_spacing is not None else None,
+            "instance_number": number,
+            **({} if anonymize else {"file": row.files[place], "frame": row.frames[place]}),
+        }
+        for place, (attention, number) in enumerate(
+            zip(prediction.attention.tolist(), prediction.instance_numbers, strict=True)
+        )
+    ]
+
+
+def dicom_results(folder: Path) -> list[Path]:
+    """The DICOM results of all scans and findings below a folder, in a fixed order."""
+    return sorted(folder.rglob("dicom/**/*.dcm"))
+
+
+def write_scan(
+    prediction: ScanPrediction, bundle: Bundle, out: str | Path, dicom: bool = False, anonymize: bool = False
+) -> Written:
+    """Write a scan's folder below `out`; files that cannot be written are among the returned problems.
+
+    Args:
+        prediction: the scan's prediction.
+        bundle: the model that made it.
+        out: the folder of all results.
+        dicom: also write DICOM results.
+        anonymize: leave out ids, paths and UIDs; the prediction was made with the same option.
+    """
+    folder = Path(out) / folder_name(prediction.row.scan_id)
+    problems: list[Problem] = []
+    with folder_atomically(folder) as draft:
+        strips = []
+        for place, (one, own) in enumerate(zip(prediction.each, bundle.each, strict=True)):
+            name = one.finding.name if one.finding and prediction.further else ""
+            strip = draft / (f"strip-{name}.png" if name else "strip.png")
+            if one.has_images:
+                problems += _draw(one, own, strip, dicom, anonymize)
+            if dicom and strip.exists():
+                problems += _write_dicom(one, strip, draft / "dicom" / name, anonymize, place)
+            strips.append(strip if strip.exists() else None)
+        problems = list(dict.fromkeys(problems))  # findings share their slices, and what is odd about them
+        about, slices = prediction_json(prediction, bundle, anonymize=anonymize), _slices_csv(prediction, anonymize)
+        page = scan_page(prediction, bundle, strips[0], problems, anonymize=anonymize, further=strips[1:])
+        write_json(draft / PREDICTION, about)
+        write_atomically(draft / "slices.csv", slices)
+        write_atomically(draft / "report.html", page.encode())
+    return Written(prediction, folder, tuple(problems))
+
+
+def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, anonymize: bool) -> list[Problem]:
+    action = f"{NO_PICTURE}, {NO_DICOM_RESULTS}" if dicom else NO_PICTURE
+    if anonymize and prediction.row.burned_in:
+        return [Problem(prediction.row.scan_id, "", "burned_in", NAMED_PIXELS, action)]
+    _, preprocessing = bundle.encoding()
+    try:
+        window, field = preprocessing.windows[0], preprocessing.field
+        draw_strip(prediction, window, strip, repair=bundle.repair, field=field)
+    except UnreadableError as error:  # it could be decoded before, so it has changed since
+        detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
+        return [Problem(prediction.row.scan_id, "", "unreadable", detail, action)]
+    return []
+
+
+def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: bool, place: int) -> list[Problem]:
+    try:
+        from normal_guidance.clinic.dicom.writer import write_dicom
+    except ImportError as error:
+        raise UserError(f"DICOM results need {error.name}; {install_command('dicom')}") from error
+    problems: list[Problem] = []
+    try:
+        write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)
+    except UserError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+            raise  # the disk's fault, not the scan's: the same command goes on when there is space
+        detail = NO_DICOM if anonymize else str(error)
+        problems.append(Problem(prediction.row.scan_id, "", "failed", detail, NO_DICOM_RESULTS))
+    return problems
+
+
+def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
+    first, last = prediction.interval
+    rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
+    heads = prediction.head_attention.tolist()
+    several = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
+    several |= {f"attention_{one.finding.name}": one.attention.tolist() for one in prediction.further if one.finding}
+    return _csv(
+        [
+            {
+                **line,
+                **{name: head[place] for name, head in several.items()},
+                "key_slice": rank.get(place),
+                "in_interval": int(first <= place <= last),
+            }
+            for place, line in enumerate(_slices(prediction, anonymize))
+        ]
+    )
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    """Quote text that begins like a formula: ids come from unknown files, and spreadsheets would run it."""
+    if isinstance(value, str):
+        line = " ".join(value.split())
+        return "'" + line if line.startswith(("=", "+", "-", "@")) else line
+    return value
+
+
+def write_predictions(
+    outcomes: Iterable[Outcome],
+    bundle: Bundle,
+    out: str | Path,
+    *,
+    dicom: bool = False,
+    anonymize: bool = False,
+    others: Sequence[Problem] = (),
+    about: Mapping[str, Any] | None = None,
+    watch: Callable[[Written], object] = lambda written: None,
+    job: PredictionJob | None = None,
+) -> list[Written]:
+    """Write all results into a folder that is empty or does not exist, each scan as soon as it is predicted.
+
+    Args:
+        outcomes: outcomes of `predict`.
+        bundle: the model that made them.
+        out: the folder.
+        dicom: also write DICOM results.
+        anonymize: leave out ids, paths and UIDs; `outcomes` were made with the same option.
+        others: problems of files that belong to no scan.
+        about: copied to summary.json.
+        watch: receives each scan when it is written.
+        job: records each scan, so that it need not be written again; its folder may hold results already.
+    """
+    out = Path(out)
+    if job is None:
+        _refuse_full(out)
+    make_folder(out)
+    written = []
+    for outcome in outcomes:
+        if isinstance(outcome, NotPredicted):
+            written.append(Written(outcome))
+        else:
+            before = _written_before(outcome, out, job)
+            written.append(before or write_scan(outcome, bundle, out, dicom, anonymize))
+            if job is not None and before is None:
+                job.save(outcome, written[-1].problems)
+        watch(written[-1])
+    if job is not None:
+        job.keep_only([one.outcome.row.scan_id for one in written if isinstance(one.outcome, ScanPrediction)])
+    _write_tables(written, bundle, out, anonymize, others, dict(about or {}))
+    return written
+
+
+def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob | None) -> Written | None:
+    """What an earlier start wrote of the scan; None if it wrote nothing, or other scores."""
+    before = None if job is None else job.finished(prediction.row, prediction.root)
+    if before is None:
+        return None
+    folder = out / folder_name(prediction.row.scan_id)
+    same = all(
+        one.logit == score.logit and torch.equal(one.log_attention, score.log_attention)
+        for one, score in zip(prediction.each, before.scores, strict=True)
+    )
+    if not same or before.problems != prediction.problems:
+        shutil.rmtree(folder)
+        return None
+    return Written(prediction, folder, before.of_writing)
+
+
+def _refuse_full(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} exists and is not empty; choose another folder (-o), or delete it first")
+
+
+def _write_tables(
+    written: Sequence[Written],
+    bundle: Bundle,
+    out: Path,
+    anonymize: bool,
+    others: Sequence[Problem],
+    about: dict[str, Any],
+) -> None:
+    predictions = [one.outcome for one in written if isinstance(one.outcome, ScanPrediction)]
+    problems = [*others, *(problem for one in written for problem in problems_of(one))]
+    ordered = sorted(written, key=_by_probability)
+    lines = [line for one in ordered for line in summary_lines(one, bundle, anonymize=anonymize)]
+    write_problems(out / "problems.csv", problems)
+    if lines:
+        write_atomically(out / "summary.csv", _csv(lines))
+    tables = [_prediction_table(same, anonymize) for same in zip(*(one.each for one in predictions), strict=True)]
+    write_predictions_table(out / PREDICTION_TABLE, tables)
+    if predictions and predictions[0].has_images and not anonymize:
+        place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
+        write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
+    write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
+    summary = {
+        "format": FORMAT,
+        "normal_guidance": __version__,
+        "anonymous": anonymize,
+        **about,
+        "counts": count_states(lines),
+        "problems": summarize(problems),
+        "scans": lines,
+        "model": _model_json(bundle),
+        **({"further_models": [_model_json(one) for one in bundle.further]} if bundle.further else {}),
+    }
+    write_json(out / SUMMARY, summary)
+
+
+def _by_probability(one: Written) -> tuple[int, float, str]:
+    """Sort key: the most probable scans first, then refused scans, then failed scans."""
+    outcome = one.outcome
+    if isinstance(outcome, ScanPrediction):
+        return 0, -outcome.probability, outcome.row.scan_id
+    return 1 if outcome.refused else 2, 0.0, outcome.scan_id
+
+
+def problems_of(one: Written) -> list[Problem]:
+    """All problems of a scan; the reason why it was not predicted comes first."""
+    first = [one.outcome.reason] if isinstance(one.outcome, NotPredicted) else []
+    return [*first, *one.outcome.problems, *one.problems]
+
+
+def summary_lines(one: Written, bundle: Bundle, *, anonymize: bool = False) -> list[dict[str, Any]]:
+    """Make a scan's lines of summary.csv: one, or one for each finding, which is named if it has a name."""
+    found = one.outcome
+    each = [found] if isinstance(found, NotPredicted) else found.each
+    lines = [summary_line(replace(one, outcome=own), anonymize=anonymize) for own in each]
+    if bundle.finding is None:
+        return lines
+    names = [own.finding.name if isinstance(own, ScanPrediction) and own.finding else None for own in each]
+    return [{"scan_id": line["scan_id"], "finding": name, **line} for name, line in zip(names, lines, strict=True)]
+
+
+def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
+    """Make a scan's line of summary.csv, for the first finding."""
+    outcome = one.outcome
+    found = outcome if isinstance(outcome, ScanPrediction) else None
+    refused = outcome if isinstance(outcome, NotPredicted) else None
+    state = "predicted" if found else STATES[1 if refused and refused.refused else 2]
+    why = refused and f"{refused.reason.detail} ({refused.reason.action.removeprefix('refused; ')})"
+    missing = one.lacking[0].detail if one.lacking else None
+    return {
+        "scan_id": found.row.scan_id if found else refused.scan_id if refused else "",
+        "patient_id": found.row.patient_id if found and not anonymize else None,
+        "state": state,
+        "probability": found and found.probability,
+        "threshold": found and found.threshold,
+        "positive": None if found is None or found.is_positive is None else int(found.is_positive),
+        "logit": found and found.logit,
+        "slices": found and len(found.row),
+        "key_slices": found and " ".join(str(place + 1) for place in found.key_slices),
+        "interval_first": found and found.interval[0] + 1,
+        "interval_last": found and found.interval[1] + 1,
+        "interval_meaning": found and found.meaning,
+        "cautions": (found and " ".join(found.cautions)) or None,
+        "sought": found and found.sought,
+        "body_part": found and found.body_part,
+        "model": found and found.model and found.model.short,
+        "problems": len(problems_of(one)),
+        "lacks": one.lacks or None,
+        "reason": why or missing,
+    }
+
+
+def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What `outcome_json` says of each scan, from results that are complete."""
+    problems = read_problems(out / "problems.csv")
+    for scan, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
+        first = next(lines)
+        shared = {name: first[name] for name in ("scan_id", "state", "lacks", "reason")}
+        if first["state"] == "predicted":
+            folder = out / folder_name(scan)
+            about = read_json(folder / PREDICTION, "delete the folder and predict again")
+            yield {**shared, "folder": str(folder), **about}
+        else:
+            yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan]}
+
+
+def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
+    """Describe one scan for scripts: prediction.json with `state` and `folder`, or why there is no prediction."""
+    line = summary_line(one, anonymize=anonymize)
+    shared = {name: line[name] for name in ("scan_id", "state", "lacks", "reason")}
+    if isinstance(one.outcome, ScanPrediction):
+        folder = None if one.folder is None else str(one.folder)
+        return {**shared, "folder": folder, **prediction_json(one.outcome, bundle, anonymize=anonymize)}
+    return {**shared, "problems": [problem._asdict() for problem in problems_of(one)]}
+
+
+class _Scans(NamedTuple):
+    scan_ids: list[str]
+    patient_ids: list[str]
+    labels: Tensor
+    lengths: Tensor
+
+
+def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:
+    """Rows of predictions.parquet: `probability` is calibrated, and each head's attention adds up to one."""
+    ids = [one.row.scan_id for one in predictions]
+    scans = _Scans(
+        scan_ids=ids,
+        patient_ids=ids if anonymize else [one.row.patient_id for one in predictions],
+        labels=torch.full((len(ids),), UNKNOWN),
+        lengths=torch.tensor([len(one.row) for one in predictions]),
+    )
+    packed = Prediction(
+        logit=torch.tensor([one.logit for one in predictions]),
+        attention=torch.cat([one.attention for one in predictions]),
+        log_attention=torch.cat([one.log_attention.log_softmax(dim=-1) for one in predictions], dim=1),
+    )
+    probability = torch.tensor([one.probability for one in predictions])
+    finding = predictions[0].finding
+    group = "" if finding is None else finding.name
+    return prediction_table(scans, packed, part=PART, group=group, probability=probability)

@@ -1,0 +1,458 @@
+"""What the page can request: splits, their scans, and one scan with every method's curve.
+
+The page sends only the numbers of splits and scans, which are looked up in tables: no name or path from a client is
+ever used on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from normal_guidance import __version__
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json, read_json_as
+from normal_guidance.clinic.viewer.images import Cache
+from normal_guidance.clinic.viewer.runs import (
+    BRIEF,
+    BUNDLE,
+    NO_RESULT,
+    SUMMARY,
+    PredictionFolder,
+    ScanResult,
+    SplitPredictions,
+    body_of,
+    curve,
+    display_windows,
+    find_splits,
+    flags,
+    number,
+    numbers,
+    read_instance_numbers,
+    read_result,
+    warnings,
+)
+from normal_guidance.scans.features.preprocessing import Window, window_from_json
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import (
+    MANIFEST,
+    Manifest,
+    ScanRow,
+    read_manifest,
+)
+from normal_guidance.scans.index.problems import Caution
+from normal_guidance.sweep.predictions import read_predictions
+from normal_guidance.sweep.run import NOT_OURS
+
+TABLE_BYTES = 2**28
+"""Bytes of predictions that stay in memory, so that the next scan of the same methods is shown at once."""
+
+ROWS = 16
+"""Scans whose files and positions stay in memory: every slice needs them."""
+
+DIRECTIONS = (("L", "R"), ("P", "A"), ("H", "F"))
+"""The directions in which x, y and z of a patient grow, and the opposite ones."""
+
+
+class NotHereError(LookupError):
+    """A number that does not exist; the page shows the message."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A scan in the list of a split."""
+
+    number: int
+    part: str
+    label: int | None
+    scores: tuple[float | None, ...]
+    """Probabilities, by the split's methods."""
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """What is the same for all methods."""
+
+    scan_id: str
+    patient_id: str
+    slices: int
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """The windows of a model's encoder, one for each channel, and the dataset that it was trained on."""
+
+    windows: tuple[Window | None, ...] = ()
+    dataset: str | None = None
+
+
+class Gallery:
+    """The scans behind a folder's predictions.
+
+    Args:
+        folder: folder of a study, a run, or new scans.
+        splits: its predictions.
+        manifest: where the images and the slice labels are; None if unknown.
+        model: what is known of the model.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        splits: Sequence[SplitPredictions],
+        manifest: Manifest | None,
+        model: KnownModel | None = None,
+    ) -> None:
+        self.folder, self.splits, self.manifest = folder, tuple(splits), manifest
+        self.model = model or KnownModel()
+        self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
+        self._scans: list[_Scan] = []
+        self._number_of: dict[str, int] = {}
+        self._lists = [self._read_list(split) for split in self.splits]
+        self.row = lru_cache(ROWS)(self._row)
+
+    def __len__(self) -> int:
+        """The number of scans in all splits."""
+        return len(self._scans)
+
+    # ----------------------------------------------------------------------------------------------------
+    # What the page requests
+    # ----------------------------------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        """What the page reads first."""
+        return {
+            "title": self.folder.resolve().name,
+            "version": __version__,
+            "splits": [
+                {
+                    "name": split.name,
+                    "methods": [{"name": source.name, "title": source.title} for source in split.sources],
+                }
+                for split in self.splits
+            ],
+            "choice": "Finding" if self._has_findings else "Method",
+            "windows": {modality: self._windows(modality) for modality in ("CT", "MR")},
+            "missing": self._missing(),
+            "not_predicted": _not_predicted(self.folder),
+        }
+
+    def scans(self, split: int) -> list[dict[str, Any]]:
+        """The list of a split."""
+        self._check_split(split)
+        return [
+            {
+                **self._names(scan.number),
+                "part": scan.part,
+                "label": scan.label,
+                "scores": [number(score) for score in scan.scores],
+                "positive": [self._positive(source, scan.number) for source in self.splits[split].sources],
+                "flags": flags(self._warnings(scan.number)),
+            }
+            for scan in self._lists[split].values()
+        ]
+
+    def scan(self, split: int, scan: int) -> dict[str, Any]:
+        """One scan of a split: geometry, slice labels, and every method's curve."""
+        self._check_split(split)
+        listed = self._lists[split].get(scan)
+        if listed is None:
+            raise NotHereError(f"split {split} has no scan {scan}; reload the page")
+        row, note, known = None, None, self._scans[scan].scan_id
+        try:
+            row = self.row(scan)
+        except NotHereError as error:
+            note = str(error)
+        spacing = None if row is None else row.slice_spacing
+        result = self._results.get(known)
+        return {
+            **self._names(scan),
+            "part": listed.part,
+            "label": listed.label,
+            "methods": {
+                source.name: self._curve(source, scan, score, spacing)
+                for source, score in zip(self.splits[split].sources, listed.scores, strict=True)
+            },
+            **_geometry(row),
+            "series": (result.description if result else "") or (row and row.series_description) or "",
+            "instance_numbers": (row and row.instance_numbers) or read_instance_numbers(self.folder, known),
+            "warnings": [one._asdict() for one in self._warnings(scan)],
+            "note": note,
+        }
+
+    def _row(self, scan: int) -> ScanRow:
+        """The scan's row of the manifest; raises NotHereError, with the reason, if there is none."""
+        if not 0 <= scan < len(self._scans):
+            raise NotHereError(f"there is no scan {scan}; reload the page")
+        known = self._scans[scan]
+        if self.manifest is None:
+            raise NotHereError("Images need the index of the scans: give --index.")
+        place = self._place_of.get(known.scan_id)
+        if place is None:
+            raise NotHereError(
+                f"The index {self.manifest.root} has no scan {known.scan_id}; give the index of this study."
+            )
+        row = self.manifest[place]
+        if len(row) != known.slices:
+            raise NotHereError(
+                f"The index has {len(row)} slices of scan {known.scan_id}, the predictions have {known.slices}; "
+                "they belong to different versions of the scan, so no image is shown."
+            )
+        return row
+
+    # ----------------------------------------------------------------------------------------------------
+    # Tables
+    # ----------------------------------------------------------------------------------------------------
+
+    def _read_list(self, split: SplitPredictions) -> dict[int, Listed]:
+        found: dict[int, tuple[str, int | None]] = {}
+        scores: list[dict[int, float | None]] = []
+        for source in split.sources:
+            own: dict[int, float | None] = {}
+            for row in read_predictions(source.path, BRIEF, group=source.group).to_pylist():
+                scan = self._enter(row, source)
+                found.setdefault(scan, (row["part"] or "", known_label(row["label"])))
+                own[scan] = row["probability"]
+            if source.scores is not None:
+                brief = read_predictions(source.scores, ("scan_id", "probability")).to_pylist()
+                score_of = {row["scan_id"]: row["probability"] for row in brief}
+                own = {scan: score_of.get(self._scans[scan].scan_id) for scan in own}
+            scores.append(own)
+        return {
+            scan: Listed(scan, part, label, tuple(own.get(scan) for own in scores))
+            for scan, (part, label) in found.items()
+        }
+
+    def _enter(self, row: dict[str, Any], source: PredictionFolder) -> int:
+        """The scan's number, a new one for a new id: equal ids are the same scan in all splits and for all methods."""
+        scan = self._number_of.setdefault(row["scan_id"], len(self._scans))
+        if scan == len(self._scans):
+            self._scans.append(_Scan(row["scan_id"], row["patient_id"] or "", row["slices"]))
+        if self._scans[scan].slices != row["slices"]:
+            raise UserError(
+                f"{source.path}: {row['slices']} slices of scan {row['scan_id']!r}, but {self._scans[scan].slices} in "
+                "another run; give a folder whose runs saw the same scans"
+            )
+        return scan
+
+    def _curve(
+        self, source: PredictionFolder, scan: int, score: float | None, spacing: float | None
+    ) -> dict[str, Any] | None:
+        """The method's curve; None where it was not tested on this scan, as Centered Gaussian on validation scans."""
+        table = self._table(source)
+        place = pc.index(table["scan_id"], self._scans[scan].scan_id).as_py()
+        if place < 0:
+            return None
+        row = table.slice(place, 1).to_pylist()[0]
+        attention, heads = torch.tensor(row["attention"]), torch.tensor(row["log_attention"])
+        slices = self._scans[scan].slices
+        whole = heads.ndim == 2 and len(attention) == heads.shape[1] == slices
+        if not whole or not (attention.isfinite().all() and (attention >= 0).all()):
+            raise UserError(
+                f"{source.path}: the attention of scan {row['scan_id']!r} is not {slices} numbers of 0 or more; the "
+                "file is damaged, or the model diverged"
+            )
+        drawn = curve(attention, heads, score, spacing)
+        result = self._results.get(row["scan_id"])
+        return drawn if result is None else {**drawn, **_fitting(result.of(source.group).as_json(), slices)}
+
+    def _table(self, source: PredictionFolder) -> pa.Table:
+        key = (source.path, source.group)
+        table = self._tables.get(key)
+        if table is None:
+            table = read_predictions(source.path, ("scan_id", "attention", "log_attention"), group=source.group)
+            self._tables.put(key, table)
+        return table
+
+    def _names(self, scan: int) -> dict[str, Any]:
+        known = self._scans[scan]
+        return {"number": scan, "id": known.scan_id, "patient": known.patient_id, "slices": known.slices}
+
+    def _check_split(self, split: int) -> None:
+        if not 0 <= split < len(self.splits):
+            raise NotHereError(f"there is no split {split}; reload the page")
+
+    @cached_property
+    def _results(self) -> dict[str, ScanResult]:
+        """The results of `nguide predict` by scan; empty for studies and runs."""
+        if not self._is_predicted:
+            return {}
+        found = {scan.scan_id: read_result(self.folder, scan.scan_id) for scan in self._scans}
+        return {scan: result for scan, result in found.items() if result is not None}
+
+    @property
+    def _is_predicted(self) -> bool:
+        """Whether `nguide predict` made the folder."""
+        return (self.folder / SUMMARY).is_file()
+
+    def _warnings(self, scan: int) -> list[Caution]:
+        result = self._results.get(self._scans[scan].scan_id)
+        if result is None:
+            return [NO_RESULT] if self._is_predicted else []
+        return warnings(result.problems, result.of_model)
+
+    def _positive(self, source: PredictionFolder, scan: int) -> bool | None:
+        result = self._results.get(self._scans[scan].scan_id)
+        return None if result is None else result.of(source.group).positive
+
+    @property
+    def _has_findings(self) -> bool:
+        """Whether what the reader chooses are findings of one model."""
+        return self._is_predicted and all(source.group for source in self.splits[0].sources)
+
+    @cached_property
+    def _place_of(self) -> dict[str, int]:
+        """Each scan's place in the manifest, by its id."""
+        return {} if self.manifest is None else {scan: place for place, scan in enumerate(self.manifest.scan_ids)}
+
+    # ----------------------------------------------------------------------------------------------------
+    # About all scans
+    # ----------------------------------------------------------------------------------------------------
+
+    def _windows(self, modality: str) -> list[dict[str, Any]]:
+        """The windows to choose from for scans of a modality."""
+        source = None if self.manifest is None else self.manifest.about.get("source")
+        body = body_of([source, self.model.dataset], self.model.windows)
+        return display_windows(modality, body, self.model.windows)
+
+    def _missing(self) -> list[dict[str, str]]:
+        """What is missing on the page, and the command that adds it."""
+        command = f"nguide view {self.folder}"
+        if self.manifest is None and is_anonymous(self.folder):
+            return [
+                {
+                    "what": "images",
+                    "why": "No images: these results are anonymous, so they do not say where the scans are. The key "
+                    "slices are in each scan's strip.png. To look at all slices, predict without --anonymize.",
+                    "command": "nguide predict SCAN --model MODEL -o OTHER",
+                }
+            ]
+        if self.manifest is None:
+            return [
+                {
+                    "what": "images",
+                    "why": "No images and no slice labels: the predictions do not say where the scans are. Give the "
+                    "index that nguide index made.",
+                    "command": f"{command} --index INDEX",
+                }
+            ]
+        return []
+
+
+def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
+    """Read everything about the scans but the scans themselves.
+
+    Args:
+        folder: folder of a study, a run, or new scans.
+        index: folder of `nguide index`; new scans have their own.
+        store: the features' store, for the window that the encoder saw.
+    """
+    splits = find_splits(folder)
+    place = index or (folder if (folder / MANIFEST).is_file() else None)
+    manifest = None if place is None else _labelled(read_manifest(place), folder)
+    return Gallery(folder, splits, manifest, _known_model(folder, store))
+
+
+def _labelled(manifest: Manifest, folder: Path) -> Manifest:
+    """The manifest with the slice labels of the finding that a model is of; those of the first finding otherwise."""
+    model = folder / BUNDLE
+    finding = read_json(model).get("finding") if model.is_file() else None
+    name = finding.get("name") if isinstance(finding, dict) else None
+    return manifest.of_finding(name) if name in [one.name for one in manifest.findings] else manifest
+
+
+def _known_model(folder: Path, store: Path | None) -> KnownModel:
+    """What a store or the summary of new scans says of the model; nothing where neither does."""
+    summary = folder / SUMMARY
+    if store is None and not summary.is_file():
+        return KnownModel()
+    about = read_json_as(summary, _Summary, exact=False).model if store is None else open_store(store).provenance
+    try:
+        windows = tuple(window_from_json(window) for window in about["preprocessing"]["windows"])
+    except (*NOT_OURS, IndexError) as error:
+        if store is None:
+            return KnownModel()
+        raise UserError(f"{store} does not record the windows of its encoder; leave out --store") from error
+    training = about.get("training")
+    dataset = training.get("dataset") if isinstance(training, dict) else None
+    return KnownModel(windows, dataset if isinstance(dataset, str) else None)
+
+
+def _not_predicted(folder: Path) -> list[dict[str, str]]:
+    """Scans that `nguide predict` refused or could not read, with the reasons."""
+    summary = folder / SUMMARY
+    lines = read_json_as(summary, _Summary, exact=False).scans if summary.is_file() else []
+    return [
+        {"id": str(line.get("scan_id") or ""), "reason": str(line.get("reason") or "no reason is recorded")}
+        for line in lines
+        if line.get("state") in ("refused", "failed")
+    ]
+
+
+def _fitting(called: dict[str, Any], slices: int) -> dict[str, Any]:
+    """The result without slices that the scan does not have."""
+    interval = called["interval"]
+    inside = interval is None or 0 <= interval["first"] <= interval["last"] < slices
+    keys = [place for place in called["key_slices"] if 0 <= place < slices]
+    return {**called, "key_slices": keys, "interval": interval if inside else None}
+
+
+def is_anonymous(folder: Path) -> bool:
+    """Whether `nguide predict --anonymize` made the folder, which then does not say where the scans are."""
+    summary = folder / SUMMARY
+    return summary.is_file() and read_json_as(summary, _Summary, exact=False).anonymous
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What is read here of summary.json."""
+
+    anonymous: bool = False
+    model: Any = None
+    scans: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _geometry(row: ScanRow | None) -> dict[str, Any]:
+    """Size, spacing, slice labels and positions of a scan; None for each without a manifest."""
+    if row is None:
+        return {"image": None, "truth": None, "positions": None, "modality": "CT"}
+    labels = [] if row.slice_labels is None else [int(label) for label in row.slice_labels]
+    return {
+        "image": {
+            "rows": row.rows,
+            "columns": row.columns,
+            "spacing": None if row.pixel_spacing is None else numbers(row.pixel_spacing),
+            "letters": letters(row.orientation),
+        },
+        "truth": labels if labels and min(labels) >= 0 else None,
+        # Without a spacing, positions are slice numbers.
+        "positions": None if row.slice_spacing is None else numbers(row.positions),
+        "modality": "MR" if row.modality == "MR" else "CT",
+    }
+
+
+def known_label(label: int | None) -> int | None:
+    """A label of 0 or 1; None for any other number."""
+    return label if label in (0, 1) else None
+
+
+def letters(orientation: Sequence[float] | None) -> dict[str, str] | None:
+    """The letters at the edges of a slice, from the direction cosines of its rows and columns."""
+    if orientation is None:
+        return None
+    across, down = _direction(orientation[:3]), _direction(orientation[3:])
+    return {"left": across[1], "right": across[0], "top": down[1], "bottom": down[0]}
+
+
+def _direction(cosines: Sequence[float]) -> tuple[str, str]:
+    """The letters in and against the direction."""
+    axis = max(range(3), key=lambda place: abs(cosines[place]))
+    positive, negative = DIRECTIONS[axis]
+    return (positive, negative) if cosines[axis] > 0 else (negative, positive)

@@ -1,0 +1,220 @@
+"""Slices for the page, decoded on request, in processes that may die, and cached up to a limit.
+
+A slice of 512 x 512 pixels is half a megabyte, its scan 150 MB or more: slices are sent one by one, and the page
+requests the slices around the one it shows.  A file is decoded as a whole: one slice in most DICOM series, all slices
+in NIfTI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+from jaxtyping import Int16
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.workers import Failure, Pool
+from normal_guidance.scans.index.manifest import ScanRow
+from normal_guidance.scans.index.volumes import read_volume
+
+# Decode the slices of one file for the page, in a worker process.
+
+
+LOWEST, HIGHEST = -32768, 32767
+"""The HU that 16 bits hold; values outside are set to these."""
+
+
+class SliceRequest(NamedTuple):
+    """Slices of one file.
+
+    Args:
+        root: folder of the scans.
+        row: a scan, with those slices only.
+    """
+
+    root: Path
+    row: ScanRow
+
+
+def decode(wanted: SliceRequest) -> Int16[np.ndarray, "slices rows columns"]:
+    """Decode slices to whole HU: half the memory, and as exact as CT scanners are."""
+    hu, _ = read_volume(wanted.row, wanted.root)
+    whole = np.empty(hu.shape, np.int16)
+    for place, image in enumerate(hu):  # one at a time: a scan of 2 GB is not copied as a whole
+        whole[place] = np.clip(np.rint(image), LOWEST, HIGHEST)
+    return whole
+
+
+def prepare(kind: str) -> None:
+    """Import what such scans need, so that the first slice does not wait for it."""
+    if kind == "nifti":
+        import normal_guidance.scans.index.volumes
+    else:
+        import normal_guidance.scans.index.dicom_slices  # noqa: F401
+
+
+# A cache that is bounded in bytes: of hundreds of scans, only the last ones stay in memory.
+
+
+CacheKey = TypeVar("CacheKey", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Cache(Generic[CacheKey, Value]):
+    """Keep the values used last, up to the limit; the newest is kept even if it alone exceeds the limit."""
+
+    def __init__(self, limit: int, size: Callable[[Value], int]) -> None:
+        self.limit, self.bytes = limit, 0
+        self._size = size
+        self._held: OrderedDict[CacheKey, Value] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: CacheKey) -> Value | None:
+        with self._lock:
+            if key not in self._held:
+                return None
+            self._held.move_to_end(key)
+            return self._held[key]
+
+    def put(self, key: CacheKey, value: Value) -> None:
+        with self._lock:
+            self._drop(key)
+            self._held[key] = value
+            self.bytes += self._size(value)
+            while self.bytes > self.limit and len(self._held) > 1:
+                self._drop(next(iter(self._held)))
+
+    def _drop(self, key: CacheKey) -> None:
+        if key in self._held:
+            self.bytes -= self._size(self._held.pop(key))
+
+
+CACHE_BYTES = 2**29
+"""Bytes of slices that stay in memory: about 1,000 slices of 512 x 512 pixels."""
+
+WORKERS = 2
+"""Processes that decode."""
+
+PATIENCE = 120.0
+"""Seconds for one file; a decoder that needs longer is ended."""
+
+FAILURE_SECONDS = 10.0
+"""After so many seconds an unreadable file is tried again: it may have been restored."""
+
+FAILURE_BYTES = 1024
+"""Size of a failure in the cache."""
+
+
+class UnreadableSliceError(RuntimeError):
+    """A slice that cannot be shown; the page shows the message."""
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    """The decoded slices of one file by their places in the scan; or an error, and when it happened."""
+
+    slices: dict[int, np.ndarray]
+    error: str | None = None
+    since: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        return FAILURE_BYTES + sum(one.nbytes for one in self.slices.values())
+
+
+Key = tuple[int, str]
+"""A scan's number and the name of one of its files."""
+
+
+class SliceImages:
+    """Slices by scan and place; everything but decoding happens in the one thread of the server's loop.
+
+    Args:
+        row_of: returns a scan's row of the manifest.
+        root: folder of the scans.
+        limit: bytes of slices to keep.
+        workers: processes that decode.
+    """
+
+    def __init__(
+        self, row_of: Callable[[int], ScanRow], root: Path, *, limit: int = CACHE_BYTES, workers: int = WORKERS
+    ) -> None:
+        self._row_of, self._root, self._workers = row_of, root, workers
+        self.cache: Cache[Key, _File] = Cache(limit, lambda file: file.bytes)
+        self._pending: dict[Key, asyncio.Future[_File]] = {}
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decoding")
+        self._own = threading.local()
+        self._pools: list[Pool] = []
+
+    async def read(self, scan: int, place: int) -> bytes:
+        """The pixels of a slice, rows from the top, 16 bits each, the lower byte first."""
+        row = self._row_of(scan)
+        if not 0 <= place < len(row):
+            raise UnreadableSliceError(f"scan {row.scan_id} has {len(row)} slices; there is no slice {place + 1}")
+        file = await self._file(scan, row, row.files[place])
+        if file.error is not None:
+            raise UnreadableSliceError(f"Slice {place + 1} cannot be read: {file.error}")
+        return file.slices[place].astype("<i2", copy=False).tobytes()
+
+    def prepare(self, kind: str) -> None:
+        """Start the workers in the background, for scans of this kind."""
+        for _ in range(self._workers):
+            self._threads.submit(lambda: list(self._pool().map(prepare, [kind])))
+
+    def close(self) -> None:
+        """End the workers at once."""
+        for pool in self._pools:
+            pool.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    async def _file(self, scan: int, row: ScanRow, name: str) -> _File:
+        """A file from the cache, or decoded; simultaneous requests share one decoding."""
+        key = (scan, name)
+        known = self.cache.get(key)
+        if known is not None and (known.error is None or time.monotonic() - known.since < FAILURE_SECONDS):
+            return known
+        if key not in self._pending:
+            loop = asyncio.get_running_loop()
+            self._pending[key] = asyncio.ensure_future(loop.run_in_executor(self._threads, self._decode, row, name))
+            self._pending[key].add_done_callback(lambda future: self._decoded(key, future))
+        return await asyncio.shield(self._pending[key])  # a request that is cancelled does not cancel the others
+
+    def _decoded(self, key: Key, future: asyncio.Future[_File]) -> None:
+        del self._pending[key]
+        if not future.cancelled() and future.exception() is None:
+            self.cache.put(key, future.result())
+
+    def _decode(self, row: ScanRow, name: str) -> _File:
+        """Decode in this thread's own worker process, which is restarted if it dies."""
+        places = [place for place, file in enumerate(row.files) if file == name]
+        part = replace(
+            row,
+            slice_labels=None,
+            files=(name,) * len(places),
+            frames=tuple(row.frames[place] for place in places),
+            positions=tuple(row.positions[place] for place in places),
+        )
+        try:
+            (found,) = self._pool().map(decode, [SliceRequest(self._root, part)])
+        except UserError as error:  # a package is missing, or no process can be started
+            found = Failure("failed", str(error))
+        if isinstance(found, Failure):
+            return _File({}, f"{found.detail}.", time.monotonic())
+        return _File(dict(zip(places, found, strict=True)))
+
+    def _pool(self) -> Pool:
+        if not hasattr(self._own, "pool"):
+            self._own.pool = Pool(1, PATIENCE)
+            self._pools.append(self._own.pool)
+        return self._own.pool

@@ -1,0 +1,403 @@
+"""Find the predictions in the folder of a study, of one run, or of new scans.
+
+DIR/METHOD/SEED/predictions.parquet                a study (`nguide experiment`), or runs of `nguide sweep`
+DIR/predictions.parquet                            one run, or a model (`nguide fit`)
+DIR/predictions.parquet and DIR/manifest.parquet   new scans (`nguide predict`)
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.files import read_json, read_json_as
+from normal_guidance.base.records import ContentError, read_as
+from normal_guidance.core.guidance import normal_reference
+from normal_guidance.core.methods import (
+    CEILING,
+    COMPARED,
+    REFERENCE_TITLES,
+    SCAN_REFERENCE,
+    SLICE_REFERENCE,
+    method_title,
+)
+from normal_guidance.scans.features.preprocessing import (
+    WINDOWS,
+    Percentiles,
+    Range,
+    Window,
+)
+from normal_guidance.scans.index.manifest import refuse_several
+from normal_guidance.scans.index.problems import (
+    DOUBTFUL,
+    HARMLESS,
+    KINDS,
+    Caution,
+    Problem,
+    cautions,
+    folder_name,
+)
+from normal_guidance.statistics import localization as by_attention
+from normal_guidance.study.experiment import find_folders
+from normal_guidance.sweep.predictions import read_predictions
+from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT
+
+SUMMARY, BUNDLE = "summary.json", "bundle.json"
+"""Files beside predictions: for new scans, where the scans are and which model predicted them; for a model, itself."""
+
+BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
+"""Columns for the list of scans: a few bytes a scan."""
+
+
+@dataclass(frozen=True)
+class PredictionFolder:
+    """One method's predictions for the scans of one split."""
+
+    name: str
+    title: str
+    path: Path
+    group: str = ""
+    scores: Path | None = None
+    """Where the scans' probabilities are, if not in `path`: the supervised reference consists of two runs."""
+
+
+@dataclass(frozen=True)
+class SplitPredictions:
+    """Methods that were tested on the same scans; the name is the seed, or empty where there is only one split."""
+
+    name: str
+    sources: tuple[PredictionFolder, ...]
+
+
+def find_splits(folder: Path) -> list[SplitPredictions]:
+    """Find every split of a folder, its methods in the order of the paper's tables."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give what nguide experiment, nguide sweep or nguide predict wrote")
+    if (folder / PREDICTION_TABLE).is_file():
+        return [SplitPredictions("", tuple(_sources_of_run(folder, _method_of(folder))))]
+    refuse_several(folder)
+    by_seed: dict[int, dict[str, Path]] = {}
+    for method, seed, run in find_folders(folder):
+        if (run / PREDICTION_TABLE).is_file():
+            by_seed.setdefault(seed, {})[method] = run
+    if not by_seed:
+        raise UserError(
+            f"{folder} holds neither {PREDICTION_TABLE} nor METHOD/SEED/{PREDICTION_TABLE}; give what nguide "
+            "experiment, nguide sweep or nguide predict wrote, once it has ended"
+        )
+    splits = [SplitPredictions(str(seed), tuple(_sources_of_seed(runs))) for seed, runs in sorted(by_seed.items())]
+    return [split for split in splits if split.sources]
+
+
+def _sources_of_seed(runs: Mapping[str, Path]) -> Iterator[PredictionFolder]:
+    """The folders of one seed by method; the two supervised references become one."""
+    for method, run in runs.items():
+        if method == SLICE_REFERENCE and SCAN_REFERENCE in runs:
+            scores = runs[SCAN_REFERENCE] / PREDICTION_TABLE
+            yield PredictionFolder(CEILING, method_title(CEILING), run / PREDICTION_TABLE, scores=scores)
+        elif method != SCAN_REFERENCE:  # it sees a scan as a whole, so there is no curve
+            yield from _sources_of_run(run, method)
+
+
+def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
+    """The predictions of a run, one entry for each winner."""
+    path = run / PREDICTION_TABLE
+    groups = pc.unique(read_predictions(path, ("group",))["group"]).to_pylist()
+    title = method_title(method) if method in (*COMPARED, *REFERENCE_TITLES, CEILING) else method
+    is_new = (run / SUMMARY).is_file()
+    for group in groups:
+        if group and is_new:  # a finding: the method is the same for all
+            yield PredictionFolder(group, group, path, group)
+        elif group:
+            yield PredictionFolder(f"{method} {group}", f"{title}, {group}", path, group)
+        else:
+            yield PredictionFolder(method, title, path)
+
+
+def _method_of(folder: Path) -> str:
+    """The method by a run's report or by the summary of new scans; 'model' where neither names it."""
+    about: Any = None
+    if (folder / REPORT).is_file():
+        about = read_json_as(folder / REPORT, _Report, exact=False).winners[:1]
+    elif (folder / SUMMARY).is_file():
+        about = [read_json_as(folder / SUMMARY, _Summary, exact=False).model]
+    elif (folder / BUNDLE).is_file():
+        about = [read_json(folder / BUNDLE)]
+    one = about[0] if about and isinstance(about[0], dict) else {}
+    config = one.get("config")
+    method = one.get("method", config.get("method") if isinstance(config, dict) else None)
+    return method if isinstance(method, str) else "model"
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What is read here of a run's report.json."""
+
+    winners: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What is read here of summary.json; other versions may have something else there."""
+
+    model: Any = None
+
+
+# What `nguide predict` says of a scan beyond its attention: call, key slices, interval, and what was odd.
+
+
+PREDICTION, SLICES = "prediction.json", "slices.csv"
+
+AGAIN = "delete the folder and predict again"
+
+NOTE = "note"
+"""The flag of what changes nothing."""
+
+NO_RESULT = Caution(DOUBTFUL, f"The scan has no {PREDICTION}: what was odd about it is not known.")
+"""The caution of a scan whose folder was deleted or renamed after it was predicted."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """First and last slice, and what the interval does, in words."""
+
+    first: int
+    last: int
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Called:
+    """The result for one finding; slices are counted from 0, key slices are in the order of prediction.json."""
+
+    key_slices: tuple[int, ...]
+    interval: Interval | None
+    threshold: float | None
+    positive: bool | None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """The result for a scan: that for its first finding, and those for all by their names, where they have names."""
+
+    first: Called
+    findings: dict[str, Called]
+    problems: tuple[Problem, ...]
+    description: str
+    """SeriesDescription; empty where it is unknown."""
+    of_model: tuple[str, ...] = ()
+    """Cautions about the model."""
+
+    def of(self, finding: str) -> Called:
+        """The result for a finding; without a name, that for the only one."""
+        return self.findings.get(finding, self.first)
+
+
+def read_result(folder: Path, scan_id: str) -> ScanResult | None:
+    """Read the result for a scan; None where `nguide predict` did not write the folder."""
+    path = folder / folder_name(scan_id) / PREDICTION
+    if not path.is_file():
+        return None
+    about = read_json(path, AGAIN)
+    try:
+        problems = tuple(map(_problem, about.get("problems", [])))
+        of_scan = {one.text for one in cautions(problems)}
+        told = read_as(tuple[str, ...], about.get("cautions", []), "cautions")
+        return ScanResult(
+            first=_called(about),
+            findings={read_as(str, one["name"], "name"): _called(one) for one in about.get("findings", [])},
+            problems=problems,
+            description=str(about.get("source", {}).get("series_description") or ""),
+            of_model=tuple(text for text in told if text not in of_scan),
+        )
+    except (*NOT_OURS, ContentError) as error:
+        raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
+
+
+def _problem(about: Any) -> Problem:
+    one = read_as(Problem, about, "problems")
+    if one.kind not in KINDS:
+        raise ContentError(f"problems has the kind {shorten(one.kind)!r}")
+    return one
+
+
+def _called(about: Any) -> Called:
+    """The result for a finding from a part of prediction.json, which counts slices from 1."""
+    interval = about.get("interval")
+    counted = interval and read_as(Interval, interval, "interval", exact=False)
+    return Called(
+        key_slices=tuple(read_as(int, one["slice"], "key_slices") - 1 for one in about["key_slices"]),
+        interval=counted and Interval(counted.first - 1, counted.last - 1, counted.meaning),
+        threshold=read_as(float | None, about.get("threshold"), "threshold"),
+        positive=read_as(bool | None, about.get("positive"), "positive"),
+    )
+
+
+def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None:
+    """The InstanceNumber of every slice; None where no slice has one, as in NIfTI."""
+    path = folder / folder_name(scan_id) / SLICES
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8", newline="") as file:
+        words = [line.get("instance_number") or "" for line in csv.DictReader(file)]
+    numbers = [int(word) if word.lstrip("-").isdigit() else None for word in words]
+    return numbers if any(number is not None for number in numbers) else None
+
+
+def flags(found: Iterable[Caution]) -> list[str]:
+    """The flags of cautions, each once."""
+    return list(dict.fromkeys(one.flag for one in found if one.flag != NOTE))
+
+
+def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[Caution]:
+    """A scan's cautions, the gravest first, those of the model, then notes: what was odd and changes nothing."""
+    notes = [Caution(NOTE, f"Note: {one.detail} ({one.action}).") for one in problems if one.kind in HARMLESS]
+    return [*cautions(problems), *(Caution(DOUBTFUL, text) for text in of_model), *dict.fromkeys(notes)]
+
+
+# One scan's attention as the page draws it: the curve, its heads, the fitted normal, and the key slices.
+
+
+FLAT = 0.01
+"""Attention is flat if its slices differ by less than this share of the highest."""
+
+DIGITS = 7
+"""Significant digits of a float32; the page receives no more."""
+
+
+def curve(
+    attention: Float[Tensor, "slices"],
+    heads: Float[Tensor, "heads slices"],
+    probability: float | None,
+    spacing: float | None = None,
+) -> dict[str, Any]:
+    """Describe one method's attention for the page.
+
+    Args:
+        attention: the heads' mean, or the slice reference's probabilities, which need not sum to one.
+        heads: log-attention of each head.
+        probability: the scan's probability.
+        spacing: mm from slice to slice.
+    """
+    return {
+        "probability": number(probability),
+        "attention": numbers(attention),
+        "normal": numbers(fitted_normal(attention)),
+        # One head is the curve itself.
+        "heads": [numbers(head) for head in heads.exp()] if len(heads) > 1 else [],
+        "key_slices": key_slices(attention, spacing),
+    }
+
+
+def fitted_normal(attention: Float[Tensor, "slices"]) -> Float[Tensor, "slices"]:
+    """The normal with the curve's own mean and variance (eqs. 2 and 3), scaled to the curve's sum."""
+    total = attention.sum()
+    if not total > 0:
+        return torch.zeros_like(attention)
+    return normal_reference((attention / total)[None])[0] * total
+
+
+def key_slices(attention: Float[Tensor, "slices"], spacing: float | None = None) -> list[int]:
+    """Choose key slices as `nguide predict` does; none where all slices are about equal, as in mean pooling."""
+    if attention.max() - attention.min() <= FLAT * attention.max():
+        return []
+    return list(by_attention.key_slices(attention, spacing=spacing))
+
+
+def number(value: float | None) -> float | None:
+    """Round a number for JSON, which has no NaN."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def numbers(values: Tensor | Sequence[float]) -> list[float | None]:
+    return [number(value) for value in (values.tolist() if isinstance(values, Tensor) else values)]
+
+
+# The windows that a reader chooses from: those that radiologists use, and the model's own.
+# `normal_guidance.scans.features.preprocessing` has the windows of encoders, which are wider: a head window of -100 to
+# 300 HU keeps bone and blood apart for an encoder, but grey and white matter look the same in it.  Width and level are
+# those of the table "windowing (CT)" of Radiopaedia.
+
+
+CT: dict[str, tuple[str, int, int]] = {
+    "brain": ("Brain", 80, 40),
+    "subdural": ("Subdural", 200, 80),  # 130 to 300 and 50 to 100 are in use
+    "stroke": ("Stroke", 40, 40),  # 8 and 32, the other one in use, leaves little but noise on thin slices
+    "bone": ("Bone", 1800, 400),
+    "lung": ("Lung", 1500, -600),
+    "mediastinum": ("Mediastinum", 400, 40),
+    "soft": ("Soft tissue", 400, 50),
+}
+"""Windows for CT by name: title, width and level in HU."""
+
+FIRST = {"head": "brain", "chest": "mediastinum", "abdomen": "soft"}
+"""The window that a part of the body is shown in first."""
+
+BODY_OF_SOURCE = {"rsna-ich": "head", "rsna-pe": "chest", "rsna-at": "abdomen"}
+BODY_OF_WINDOW = {"head": "head", "lung": "chest", "mediastinum": "chest", "abdomen": "abdomen"}
+"""Part of the body by the dataset, and by the encoder's window: manifests do not record it."""
+
+WHOLE_SCALE = (-1024.0, 3071.0)
+"""The HU of twelve bits: the window for slices of CT that the encoder saw without one."""
+
+
+def body_of(sources: Sequence[str | None], encoder_windows: Sequence[Window | None]) -> str | None:
+    """The part of the body, by the names of datasets or else by the encoder's first window; None if unknown."""
+    known = [BODY_OF_SOURCE[source] for source in sources if source in BODY_OF_SOURCE]
+    named = [BODY_OF_WINDOW[name] for name in BODY_OF_WINDOW if encoder_windows and encoder_windows[0] == WINDOWS[name]]
+    return next(iter(known + named), None)
+
+
+def display_windows(
+    modality: str, body: str | None = None, encoder_windows: Sequence[Window | None] = ()
+) -> list[dict[str, Any]]:
+    """The windows for scans of a modality, as the page reads them; it starts with the one that is `first`.
+
+    A range of None is each slice's own, from the 1st to the 99th percentile, which the page measures.  CT of an unknown
+    part of the body starts with the model's window, or else with soft tissue.
+    """
+    if modality == "CT":
+        presets: list[tuple[str, str, Range | None]] = [
+            (name, title, (level - width / 2, level + width / 2)) for name, (title, width, level) in CT.items()
+        ]
+        first = FIRST.get(body or "", "encoder" if encoder_windows else "soft")
+    else:
+        adc = WINDOWS["adc"]
+        presets, first = [("own", "Auto", None), ("adc", "ADC", adc if isinstance(adc, tuple) else None)], "own"
+    own = "each slice's 1st to 99th percentile"
+    shown = [_shown(name, title, bounds, modality, "" if bounds else own) for name, title, bounds in presets]
+    for place, window in enumerate(encoder_windows, start=1):
+        suffix = f" {place}" if len(encoder_windows) > 1 else ""
+        bounds, note = _of_encoder(window, modality)
+        shown.append(_shown(f"encoder{suffix}", f"Model{suffix}", bounds, modality, note))
+    chosen = next(one for one in shown if one["name"] == first or one["name"].startswith(f"{first} "))
+    return [{**one, "first": one is chosen} for one in shown]
+
+
+def _shown(name: str, title: str, bounds: Range | None, modality: str, note: str) -> dict[str, Any]:
+    low, high = bounds or (None, None)
+    unit = "HU" if modality == "CT" else ""
+    return {"name": name, "title": title, "low": low, "high": high, "unit": unit, "note": note}
+
+
+def _of_encoder(window: Window | None, modality: str) -> tuple[Range | None, str]:
+    """The range to show for an encoder's window, and what the page says about it."""
+    if isinstance(window, Percentiles):
+        saw = f"the scan's percentiles {window.low:g} to {window.high:g}"
+        return None, f"the model saw {saw}; this is each slice's 1st to 99th"
+    if window is None:
+        return (WHOLE_SCALE if modality == "CT" else None), "the model saw all values"
+    return window, "what the model saw"

@@ -1,0 +1,372 @@
+r"""Products of each bag's queries or weights with that bag's own rows: `dot`, `pool` and `spread`.
+
+Bag b holds rows first[b] .. first[b] + count[b] - 1 of a matrix of R rows; rows outside all bags are unused.  These
+numbers change from step to step, but the shapes do not, so a step can be compiled and captured in a CUDA graph.
+With rows $x$, queries $u$ and weights $a$, per bag
+
+    dot     $s_{qj} = u_q \cdot x_j$
+    pool    $z_q = \sum_j a_{qj} x_j$
+    spread  $y_j = \sum_q a_{qj} u_q$
+
+and the gradients of each are the other two.  They are bound by memory: a pass reads (or writes) the rows once.
+
+The `stacked_...` operations take C configurations in a leading dimension; `torch.func.vmap` turns the functions without
+it into these.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Operation = Callable[..., Any]
+
+
+def dot(
+    queries: Float[Tensor, "bags queries features"],
+    rows: Float[Tensor, "rows features"],
+    first: Int[Tensor, "bags"],
+    count: Int[Tensor, "bags"],
+    longest: int,
+) -> Float[Tensor, "bags queries longest"]:
+    """Products of each bag's queries with its own rows, s_bqj = u_bq . x_(first_b + j), in float32; 0 past its end."""
+    if queries.dtype != rows.dtype:
+        raise TypeError(f"queries are {queries.dtype} and rows {rows.dtype}; cast one to the dtype of the other")
+    return stacked_dot(queries[None], rows[None], first, count, longest).squeeze(0)
+
+
+def pool(
+    weights: Float[Tensor, "bags queries longest"],
+    rows: Float[Tensor, "rows features"],
+    first: Int[Tensor, "bags"],
+    count: Int[Tensor, "bags"],
+) -> Float[Tensor, "bags queries features"]:
+    """Weighted sums of each bag's own rows, z_bq = sum_j a_bqj x_(first_b + j); weights past its end are ignored.
+
+    Weights are float32 for rows of any dtype, because they come from a softmax and are differentiated in float32.
+    """
+    return stacked_pool(weights[None], rows[None], first, count).squeeze(0)
+
+
+def spread(
+    weights: Float[Tensor, "bags queries longest"],
+    queries: Float[Tensor, "bags queries features"],
+    first: Int[Tensor, "bags"],
+    count: Int[Tensor, "bags"],
+    rows: int,
+) -> Float[Tensor, "rows features"]:
+    """Weighted sums of each bag's queries for its own rows, y_(first_b + j) = sum_q a_bqj u_bq; 0 in unused rows."""
+    return stacked_spread(weights[None], queries[None], first, count, rows).squeeze(0)
+
+
+@torch.library.custom_op("normal_guidance::ragged_dot", mutates_args=())
+def stacked_dot(queries: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int) -> Tensor:
+    """`dot` of (C, B, Q, M) queries with (C, R, M) rows: (C, B, Q, longest)."""
+    if runs_in_triton(rows):
+        from normal_guidance.core.kernels import products_triton
+
+        return products_triton.dot(queries, rows, first, count, longest)
+    kind = accumulator(rows.dtype)
+    padded = _padded(rows, first, inside_bags(count, longest)).to(kind)
+    return torch.einsum("cbqm,cbjm->cbqj", queries.to(kind), padded).contiguous()
+
+
+@torch.library.custom_op("normal_guidance::ragged_pool", mutates_args=())
+def stacked_pool(weights: Tensor, rows: Tensor, first: Tensor, count: Tensor) -> Tensor:
+    """`pool` of (C, B, Q, longest) weights with (C, R, M) rows: (C, B, Q, M)."""
+    if runs_in_triton(rows):
+        from normal_guidance.core.kernels import products_triton
+
+        return products_triton.pool(weights, rows, first, count)
+    kind = accumulator(rows.dtype)
+    inside = inside_bags(count, weights.shape[-1])
+    shares = weights.to(kind).masked_fill(~inside[:, None], 0)
+    return torch.einsum("cbqj,cbjm->cbqm", shares, _padded(rows, first, inside).to(kind)).to(rows.dtype).contiguous()
+
+
+@torch.library.custom_op("normal_guidance::ragged_spread", mutates_args=())
+def stacked_spread(weights: Tensor, queries: Tensor, first: Tensor, count: Tensor, rows: int) -> Tensor:
+    """`spread` of (C, B, Q, longest) weights and (C, B, Q, M) queries: (C, rows, M)."""
+    if runs_in_triton(queries):
+        from normal_guidance.core.kernels import products_triton
+
+        return products_triton.spread(weights, queries, first, count, rows)
+    kind = accumulator(queries.dtype)
+    longest = weights.shape[-1]
+    shares = weights.to(kind).masked_fill(~inside_bags(count, longest)[:, None], 0)
+    padded = torch.einsum("cbqj,cbqm->cbjm", shares, queries.to(kind)).to(queries.dtype).flatten(1, 2)
+    index = padded_index(first, count, longest, rows)
+    return padded[:, index.clamp_min(0)].masked_fill((index < 0)[:, None], 0)
+
+
+def runs_in_triton(rows: Float[Tensor, "*shape"]) -> bool:
+    """Whether the Triton kernels run; float64 on CUDA is for tests and stays with torch."""
+    return rows.is_cuda and rows.dtype != torch.float64
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums over rows of this dtype: float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def inside_bags(count: Int[Tensor, "bags"], longest: int) -> Bool[Tensor, "bags longest"]:
+    """Which of `longest` places each bag fills."""
+    return torch.arange(longest, device=count.device) < count[:, None]
+
+
+def padded_index(
+    first: Int[Tensor, "bags"], count: Int[Tensor, "bags"], longest: int, rows: int
+) -> Int[Tensor, "rows"]:
+    """The index of each row in bags padded to bags x longest rows; -1 for an unused row."""
+    row = first[:, None] + torch.arange(longest, device=first.device)
+    row = row.masked_fill(
+        ~inside_bags(count, longest), rows
+    ).flatten()  # an extra row receives the places past the ends
+    index = torch.arange(row.numel(), device=first.device)
+    return index.new_full((rows + 1,), -1).scatter(0, row, index)[:rows]
+
+
+def _padded(
+    rows: Float[Tensor, "configurations rows features"],
+    first: Int[Tensor, "bags"],
+    inside: Bool[Tensor, "bags longest"],
+) -> Float[Tensor, "configurations bags longest features"]:
+    """Each bag's rows, padded with zeros."""
+    index = first[:, None] + torch.arange(inside.shape[1], device=first.device)
+    return rows[:, index.masked_fill(~inside, 0)].masked_fill(~inside[:, :, None], 0)
+
+
+@stacked_dot.register_fake
+def _(queries: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int) -> Tensor:
+    return queries.new_empty(*queries.shape[:3], longest, dtype=accumulator(rows.dtype))
+
+
+@stacked_pool.register_fake
+def _(weights: Tensor, rows: Tensor, first: Tensor, count: Tensor) -> Tensor:
+    return rows.new_empty(*weights.shape[:3], rows.shape[-1])
+
+
+@stacked_spread.register_fake
+def _(weights: Tensor, queries: Tensor, first: Tensor, count: Tensor, rows: int) -> Tensor:
+    return queries.new_empty(queries.shape[0], rows, queries.shape[-1])
+
+
+def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save all input tensors for the gradient, which reads sizes from them."""
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
+
+
+def _dot_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    queries, rows, first, count = ctx.saved_tensors
+    for_queries, for_rows = ctx.needs_input_grad[:2]
+    return (
+        stacked_pool(gradient, rows, first, count) if for_queries else None,
+        stacked_spread(gradient, queries, first, count, rows.shape[1]) if for_rows else None,
+        *(None, None, None),
+    )
+
+
+def _pool_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    gradient = gradient.contiguous()  # here, where a compiler fuses it with the operation before
+    weights, rows, first, count = ctx.saved_tensors
+    for_weights, for_rows = ctx.needs_input_grad[:2]
+    return (
+        stacked_dot(gradient, rows, first, count, weights.shape[-1]) if for_weights else None,
+        stacked_spread(weights, gradient, first, count, rows.shape[1]) if for_rows else None,
+        *(None, None),
+    )
+
+
+def _spread_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    weights, queries, first, count = ctx.saved_tensors
+    for_weights, for_queries = ctx.needs_input_grad[:2]
+    return (
+        stacked_dot(queries, gradient, first, count, weights.shape[-1]) if for_weights else None,
+        stacked_pool(weights, gradient, first, count) if for_queries else None,
+        *(None, None, None),
+    )
+
+
+stacked_dot.register_autograd(_dot_gradients, setup_context=save_tensors)
+stacked_pool.register_autograd(_pool_gradients, setup_context=save_tensors)
+stacked_spread.register_autograd(_spread_gradients, setup_context=save_tensors)
+
+
+def vmap_over_configurations(operation: Operation, stacked: int) -> Callable[..., tuple[Any, Any]]:
+    """The vmap rule of an operation whose first `stacked` arguments begin with the dimension of configurations.
+
+    The mapped dimension is merged into it.  Shared arguments are expanded without a copy: their stride is 0.  Take
+    gradients outside of `vmap`: `torch.func.grad` inside it does not support custom operators (torch 2.13).
+    """
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        if any(dim is not None for dim in in_dims[stacked:]):
+            raise NotImplementedError(
+                "the places of bags (first, lengths) must be the same for all configurations of a vmap"
+            )
+        tensors = [
+            (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(0, 1)
+            for value, dim in zip(arguments[:stacked], in_dims[:stacked], strict=True)
+        ]
+        made = operation(*tensors, *arguments[stacked:])
+        if isinstance(made, Tensor):
+            return made.unflatten(0, (info.batch_size, -1)), 0
+        return tuple(one.unflatten(0, (info.batch_size, -1)) for one in made), (0,) * len(made)
+
+    return rule
+
+
+for _operation in (stacked_dot, stacked_pool, stacked_spread):
+    _operation.register_vmap(vmap_over_configurations(_operation, stacked=2))
+
+
+# A dense layer and two gathers for many configurations, with gradients that are fast to read.
+# Torch's own operations give the same results more slowly.  The gradient of `x @ W.T` is transposed, so that the step
+# of SGD reads it with large strides; the gradient of taking one row of each bag is a tensor as large as all rows,
+# almost all zeros, written and read again; the gradient of padding sorts all places.  The backward passes here are
+# plain torch, so a compiler fuses them.
+
+
+def project(
+    rows: Float[Tensor, "*parts rows inputs"], weight: Float[Tensor, "*parts outputs inputs"]
+) -> Float[Tensor, "*parts rows outputs"]:
+    """Every row times the transposed weight: a linear layer without bias.  `parts` is at most one dimension."""
+    if rows.ndim == 3:
+        return stacked_project(rows, weight)
+    return stacked_project(rows[None], weight[None]).squeeze(0)
+
+
+def with_bias(
+    rows: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, "outputs"]
+) -> tuple[Float[Tensor, "rows wider"], Float[Tensor, "outputs wider"]]:
+    """Rows and weight for `project` with the bias as an extra column: ones in the rows, biases in the weight.
+
+    Adding the bias to the product afterwards would read and write all of it once more, and again for the gradient.  The
+    width stays a multiple of eight, as matrix units need.
+    """
+    ones = rows.new_zeros(rows.shape[0], 8)
+    ones = torch.where(torch.arange(8, device=rows.device) == 0, 1.0, ones)
+    biases = torch.where(torch.arange(8, device=rows.device) == 0, bias[:, None], 0.0)
+    return torch.cat([rows, ones.to(rows.dtype)], 1), torch.cat([weight, biases.to(weight.dtype)], 1)
+
+
+def take_first(
+    rows: Float[Tensor, "rows features"],
+    first: Int[Tensor, "bags"],
+    bag: Int[Tensor, "rows"],
+    is_first: Bool[Tensor, "rows"],
+) -> Float[Tensor, "bags features"]:
+    """Row `first[b]` of each bag b.  `bag` and `is_first` describe the same rows one by one, for the gradient."""
+    return stacked_take_first(rows[None], first, bag, is_first).squeeze(0)
+
+
+@torch.library.custom_op("normal_guidance::stacked_project", mutates_args=())
+def stacked_project(rows: Tensor, weight: Tensor) -> Tensor:
+    """`project` for each configuration; rows given for only one configuration are shared by all."""
+    return torch.matmul(rows, weight.mT)
+
+
+@stacked_project.register_fake
+def _(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows.new_empty(weight.shape[0], rows.shape[1], weight.shape[1])
+
+
+def _save_both(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _project_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+    rows, weight = ctx.saved_tensors
+    d_weight = gradient.mT @ rows
+    if not ctx.needs_input_grad[0]:
+        return None, d_weight
+    d_rows = gradient @ weight
+    return (d_rows.sum(0, keepdim=True) if len(rows) < len(d_rows) else d_rows), d_weight
+
+
+stacked_project.register_autograd(_project_gradients, setup_context=_save_both)
+
+
+@stacked_project.register_vmap
+def _(info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
+    """Rows shared by all configurations are not copied; a shared weight is repeated."""
+    if in_dims[0] is not None:
+        rows = rows.movedim(in_dims[0], 0).flatten(0, 1)
+    elif len(rows) > 1:
+        rows = rows.repeat(info.batch_size, 1, 1)
+    weight = weight.movedim(in_dims[1], 0) if in_dims[1] is not None else weight.expand(info.batch_size, *weight.shape)
+    return stacked_project(rows, weight.flatten(0, 1)).unflatten(0, (info.batch_size, -1)), 0
+
+
+@torch.library.custom_op("normal_guidance::stacked_take_first", mutates_args=())
+def stacked_take_first(rows: Tensor, first: Tensor, bag: Tensor, is_first: Tensor) -> Tensor:
+    """`take_first` for each configuration."""
+    return rows.index_select(1, first)
+
+
+@stacked_take_first.register_fake
+def _(rows: Tensor, first: Tensor, bag: Tensor, is_first: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], first.shape[0], rows.shape[2])
+
+
+def _save_places(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[2:])
+
+
+def _take_first_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    """Each first row reads its bag's gradient: no scattering, and nothing is written if it is fused."""
+    bag, is_first = ctx.saved_tensors
+    found = gradient[:, bag.clamp_max(gradient.shape[1] - 1)]
+    return torch.where(is_first[:, None], found, 0), None, None, None
+
+
+stacked_take_first.register_autograd(_take_first_gradients, setup_context=_save_places)
+stacked_take_first.register_vmap(vmap_over_configurations(stacked_take_first, stacked=1))
+
+
+def fold(
+    values: Float[Tensor, "*parts rows"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    bag: Int[Tensor, "rows"],
+    pad_index: Int[Tensor, "bags longest"],
+) -> Float[Tensor, "*parts bags longest"]:
+    """`values[..., pad_index]`, where bag b has the `lengths[b]` rows from `first[b]` on; the rest is arbitrary.
+
+    The gradient of arbitrary places is not read.
+    """
+    parts = values.shape[:-1]
+    folded = stacked_fold(values.reshape(-1, values.shape[-1]), first, lengths, bag, pad_index)
+    return folded.reshape(*parts, *pad_index.shape)
+
+
+@torch.library.custom_op("normal_guidance::stacked_fold", mutates_args=())
+def stacked_fold(values: Tensor, first: Tensor, lengths: Tensor, bag: Tensor, pad_index: Tensor) -> Tensor:
+    """`fold` for each configuration."""
+    return values[:, pad_index]
+
+
+@stacked_fold.register_fake
+def _(values: Tensor, first: Tensor, lengths: Tensor, bag: Tensor, pad_index: Tensor) -> Tensor:
+    return values.new_empty(values.shape[0], *pad_index.shape)
+
+
+def _save_bags(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:4])
+
+
+def _fold_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    """Each row reads the gradient of its own place."""
+    first, lengths, bag = ctx.saved_tensors
+    bags, longest = gradient.shape[1:]
+    own = bag.clamp_max(bags - 1)
+    place = torch.arange(len(bag), device=bag.device) - first[own]
+    inside = (bag < bags) & (place >= 0) & (place < lengths[own])
+    found = gradient.flatten(1)[:, torch.where(inside, own * longest + place, 0)]
+    return torch.where(inside, found, 0), None, None, None, None
+
+
+stacked_fold.register_autograd(_fold_gradients, setup_context=_save_bags)
+stacked_fold.register_vmap(vmap_over_configurations(stacked_fold, stacked=1))

@@ -1,0 +1,209 @@
+"""Softmax self-attention within bags of different length, for many configurations at once.
+
+Rows are laid out as in `SlottedLayout`: bag b holds rows `first[b]` (its class token) to `first[b] + lengths[b]`, bags
+follow each other from row 0 without gaps, and rows after the last bag are unused.  `first` and `lengths` are on the
+device and change from step to step, but no shape does, so one compiled program (or CUDA graph) serves all batches.
+
+The plain formula here pads bags to the longest, which costs memory and work; the Triton kernels in
+`self_attention_triton` read each row once.  As a custom operator, it lets `vmap` stack configurations into one launch.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normal_guidance.core.kernels.products import runs_in_triton, vmap_over_configurations
+
+# No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
+
+
+def attend(
+    qkv: Float[Tensor, "*configs rows three_features"],
+    token: Float[Tensor, "*configs three_features"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    heads: int,
+    longest: int,
+) -> Float[Tensor, "*configs rows features"]:
+    r"""$\mathrm{softmax}(q k^\top / \sqrt{d})\, v$ in each bag, class token included; the heads are joined again.
+
+    `token` holds the class token's queries, keys and values; it replaces `qkv` in the first row of every bag.
+    Unused rows give 0.  `configs` is at most one dimension, and `longest` is at least the largest length.
+    """
+    token = token.to(qkv.dtype)
+    if qkv.ndim == 2:
+        out, _ = _attend(qkv[None], token[None], first, lengths, heads, longest)
+        return out.squeeze(0)
+    out, _ = _attend(qkv, token, first, lengths, heads, longest)
+    return out
+
+
+@torch.library.custom_op("normal_guidance::ragged_attend", mutates_args=())
+def _attend(
+    qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Output (configs, rows, features) and the scores' log-sum-exp (configs, heads, rows), undefined in unused rows."""
+    if runs_in_triton(qkv):
+        from normal_guidance.core.kernels import self_attention_triton
+
+        made = self_attention_triton.forward(qkv, token, first, lengths, heads, longest)
+        if made is not None:
+            return made
+    return reference_forward(qkv, token, first, lengths, heads, longest)
+
+
+@torch.library.custom_op("normal_guidance::ragged_attend_backward", mutates_args=())
+def _attend_backward(
+    grad: Tensor,
+    qkv: Tensor,
+    token: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    first: Tensor,
+    lengths: Tensor,
+    heads: int,
+    longest: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `qkv` (0 in class tokens' rows and unused rows) and of `token` (summed over bags)."""
+    if runs_in_triton(qkv):
+        from normal_guidance.core.kernels import self_attention_triton
+
+        made = self_attention_triton.backward(grad, qkv, token, out, lse, first, lengths, heads, longest)
+        if made is not None:
+            return made
+    return reference_backward(grad, qkv, token, lse, first, lengths, heads, longest)
+
+
+def reference_forward(
+    qkv: Float[Tensor, "configs rows three_features"],
+    token: Float[Tensor, "configs three_features"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    heads: int,
+    longest: int,
+) -> tuple[Float[Tensor, "configs rows features"], Float[Tensor, "configs heads rows"]]:
+    """The formula on bags padded to `longest` slices, on any device."""
+    rows = qkv.shape[1]
+    index, inside = _padded_rows(first, lengths, longest, rows)
+    q, k, v = _padded_heads(qkv, token, index, heads)
+    scores = _scores(q, k, inside)
+    lse = scores.logsumexp(-1)
+    out = (scores - lse[..., None]).exp().to(v.dtype) @ v
+    joined = out.movedim(2, 3).flatten(-2)
+    return _scatter(joined, index, rows), _scatter(lse.movedim(2, 3), index, rows).movedim(2, 1).contiguous()
+
+
+def reference_backward(
+    grad: Float[Tensor, "configs rows features"],
+    qkv: Float[Tensor, "configs rows three_features"],
+    token: Float[Tensor, "configs three_features"],
+    lse: Float[Tensor, "configs heads rows"],
+    first: Int[Tensor, "bags"],
+    lengths: Int[Tensor, "bags"],
+    heads: int,
+    longest: int,
+) -> tuple[Float[Tensor, "configs rows three_features"], Float[Tensor, "configs three_features"]]:
+    r"""The gradients, with $P$ the attention and $\bar O$ the gradient of the output:
+
+    $\bar V = P^\top \bar O,\quad \bar S = P \odot (\bar O V^\top - \Delta),\quad \Delta_i = \sum_j P_{ij}
+    (\bar O V^\top)_{ij},\quad \bar Q = \bar S K / \sqrt d,\quad \bar K = \bar S^\top Q / \sqrt d$.
+    """
+    rows = qkv.shape[1]
+    index, inside = _padded_rows(first, lengths, longest, rows)
+    q, k, v = _padded_heads(qkv, token, index, heads)
+    grad_out = _gather(grad, index).unflatten(-1, (heads, -1)).movedim(3, 2)
+    p = (_scores(q, k, inside) - _gather(lse.mT, index).movedim(3, 2)[..., None]).exp().to(v.dtype)
+    dp = grad_out @ v.mT
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+    parts = torch.stack([ds @ k, ds.mT @ q, p.mT @ grad_out])
+    padded = parts.permute(1, 2, 4, 0, 3, 5).flatten(-3)
+    slices = index.index_fill(1, torch.zeros(1, dtype=torch.int64, device=index.device), rows)
+    return _scatter(padded, slices, rows), padded[:, :, 0].sum(1)
+
+
+def _padded_rows(
+    first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], longest: int, rows: int
+) -> tuple[Int[Tensor, "bags places"], Tensor]:
+    """The rows of each padded bag, class token first, and which of them exist; the others point to row `rows`."""
+    place = torch.arange(longest + 1, device=first.device)
+    inside = place <= lengths[:, None]
+    return torch.where(inside, first[:, None] + place, rows), inside
+
+
+def _gather(
+    values: Float[Tensor, "configs rows features"], index: Int[Tensor, "bags places"]
+) -> Float[Tensor, "configs bags places features"]:
+    """Padded bags of rows, 0 in the padding."""
+    return F.pad(values, (0, 0, 0, 1))[:, index]
+
+
+def _scatter(
+    padded: Float[Tensor, "configs bags places features"], index: Int[Tensor, "bags places"], rows: int
+) -> Float[Tensor, "configs rows features"]:
+    """The rows of padded bags, 0 in unused rows.  An extra row receives the padding and is dropped."""
+    values = padded.new_zeros(padded.shape[0], rows + 1, padded.shape[-1])
+    values[:, index] = padded
+    return values[:, :rows].contiguous()
+
+
+def _padded_heads(
+    qkv: Float[Tensor, "configs rows three_features"],
+    token: Float[Tensor, "configs three_features"],
+    index: Int[Tensor, "bags places"],
+    heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (configs, bags, heads, places, d), with the token's in place 0."""
+    slices = _gather(qkv, index)[:, :, 1:]
+    padded = torch.cat([token[:, None, None].expand(-1, slices.shape[1], 1, -1), slices], dim=2)
+    q, k, v = padded.unflatten(-1, (3, heads, -1)).permute(3, 0, 1, 4, 2, 5)
+    return q, k, v
+
+
+def _scores(q: Tensor, k: Tensor, inside: Tensor) -> Float[Tensor, "configs bags heads places places"]:
+    """q k^T / sqrt(d), hidden outside the bag."""
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5
+    return scores.to(_lse_dtype(q)).masked_fill(~inside[:, None, None], -torch.inf)
+
+
+def _lse_dtype(qkv: Tensor) -> torch.dtype:
+    return torch.promote_types(qkv.dtype, torch.float32)
+
+
+@_attend.register_fake
+def _(qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int) -> tuple[Tensor, Tensor]:
+    configs, rows, width = qkv.shape
+    return qkv.new_empty(configs, rows, width // 3), qkv.new_empty(configs, heads, rows, dtype=_lse_dtype(qkv))
+
+
+@_attend_backward.register_fake
+def _(
+    grad: Tensor,
+    qkv: Tensor,
+    token: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    first: Tensor,
+    lengths: Tensor,
+    heads: int,
+    longest: int,
+) -> tuple[Tensor, Tensor]:
+    return qkv.new_empty(qkv.shape), token.new_empty(token.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, token, first, lengths, heads, longest = inputs
+    ctx.save_for_backward(qkv, token, *output, first, lengths)
+    ctx.heads, ctx.longest = heads, longest
+
+
+def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient; the log-sum-exp never leaves `attend`, so its gradient is not needed."""
+    grad_qkv, grad_token = _attend_backward(grad, *ctx.saved_tensors, ctx.heads, ctx.longest)
+    return grad_qkv, grad_token, None, None, None, None
+
+
+_attend.register_autograd(_differentiate, setup_context=_save)
+_attend.register_vmap(vmap_over_configurations(_attend, stacked=2))

@@ -1,1 +1,0 @@
-"""Operations on bags of different lengths, stacked over configurations: torch on the CPU, Triton on CUDA."""

@@ -1,1 +1,0 @@
-"""How good predictions are: localization of slices, classification of scans."""

@@ -1,0 +1,290 @@
+r"""A committee: many linear models of evidence, whose log-odds and attention are averaged.
+
+A member has weights w and a bias c.  A slice's evidence is $e_j = w^\top z_j$ of its scaled features (`scaling`), in
+log-odds.  Attention is the posterior of the places that a finding may have, and the scan's log-odds are those of Bayes'
+rule (`core.places`), brought to scale by a gain g:
+
+$$ \mathrm{logit} = \frac{g}{t} \log \sum_c \pi_c e^{t s_c} + c $$
+
+A sharpness t of 1 takes evidence as it is.  It is lower where evidence may be noise, and 0 where it is no better than
+noise.  A gain of n makes the odds those of findings in n places.
+
+Some members may see the whole scan as one place.  They add what speaks for a positive scan without saying where, so
+they have no part in the attention; in the log-odds, all of them together count as much as all others (`shares`).
+
+Where it was not shown that members tell scans apart, their evidence may be noise: attention is the prior then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor, nn
+
+from normal_guidance.base.records import read_as
+from normal_guidance.core.bells import Places, ScanPlaces
+from normal_guidance.core.layout import Layout, as_rows
+from normal_guidance.core.prediction import BagsLike, Prediction
+from normal_guidance.sweep.batches import LOADING_BATCH, Scans, in_batches
+
+# What heads see of an encoder's features: all of one size and, where features repeat each other, decorrelated.
+# Encoders make features of very different size that mostly repeat each other.  SGD then follows the few largest, and
+# L1 presses on the small ones.  Dividing each feature by its standard deviation mends the first; replacing features by
+# their first principal components, each of variance 1, mends the second.  Features that do not repeat each other stay
+# as they are, because L1 can choose among them.  Labels are not used.
+
+
+COMPONENTS = 256
+"""Principal components that are kept of features that repeat each other, at most."""
+
+SLICES_A_COMPONENT = 10
+"""Fewer slices than this for each component would make components of noise."""
+
+REPEATING = 0.5
+"""Features repeat each other where their effective number is below this share of them."""
+
+
+class Scaling(nn.Module):
+    """Scales rows of features: $(h - \\mathrm{mean}) \\cdot \\mathrm{scale}$, then a rotation if there is one."""
+
+    mean: Tensor
+    scale: Tensor
+    rotation: Tensor | None
+
+    def __init__(
+        self,
+        mean: Float[Tensor, "features"],
+        scale: Float[Tensor, "features"],
+        rotation: Float[Tensor, "features inputs"] | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+        self.register_buffer("rotation", rotation)
+
+    @property
+    def features(self) -> int:
+        """Features of a slice before scaling."""
+        return len(self.mean)
+
+    @property
+    def inputs(self) -> int:
+        """Numbers of a slice that heads see."""
+        return len(self.mean) if self.rotation is None else self.rotation.shape[1]
+
+    def forward(self, rows: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows inputs"]:
+        scaled = (rows.to(self.mean.dtype) - self.mean) * self.scale
+        return scaled if self.rotation is None else scaled @ self.rotation
+
+
+def fit_scaling(scans: Scans, components: int = COMPONENTS) -> Scaling:
+    """Scale the features of these scans to variance 1; a feature that is always the same becomes 0.
+
+    Features that repeat each other become at most `components` principal components, also of variance 1.
+    """
+    count, mean, covariance = _moments(scans)
+    deviation = covariance.diagonal().clamp_min(0.0).sqrt()
+    varies = deviation > (1e-6 * (mean.square() + deviation.square()).sqrt()).clamp_min(1e-30)
+    scale = torch.where(varies, 1.0 / deviation, 0.0)
+    values, vectors = torch.linalg.eigh(covariance * scale * scale[:, None])
+    values = values.clamp_min(0.0)
+    components = max(1, min(components, count // SLICES_A_COMPONENT))
+    if effective_number(values) >= REPEATING * int((scale > 0).sum()) or components >= scans.width:
+        return Scaling(mean.float(), scale.float())
+    first = values.argsort(descending=True)[:components]
+    first = first[values[first] > 1e-6 * values.max()]
+    largest = vectors[:, first].abs().argmax(0)  # a component and its negative are the same: one sign on every machine
+    signs = vectors[largest, first].sign()
+    return Scaling(mean.float(), scale.float(), (vectors[:, first] * signs / values[first].sqrt()).float())
+
+
+def effective_number(variances: Float[Tensor, "components"]) -> float:
+    """How many equal variances would be as spread out as these: (sum v)^2 / sum v^2."""
+    squares = variances.square().sum().item()
+    return variances.sum().item() ** 2 / squares if squares else 0.0
+
+
+def _moments(scans: Scans) -> tuple[int, Float[Tensor, "features"], Float[Tensor, "features features"]]:
+    """Number of slices, mean and covariance of their features, in one pass over the scans."""
+    width, count = scans.width, 0
+    total, products = torch.zeros(width, dtype=torch.float64), torch.zeros(width, width, dtype=torch.float64)
+    shift: Tensor | None = None
+    for batch in torch.arange(len(scans.lengths)).split(LOADING_BATCH):
+        rows = scans.rows(batch).double()
+        if shift is None:
+            shift = rows.mean(0)  # close to the mean, so that the products are about the variance alone
+        rows = rows - shift
+        count += len(rows)
+        total += rows.sum(0)
+        products += rows.T @ rows
+    assert shift is not None
+    mean = total / count
+    return count, shift + mean, products / count - mean.outer(mean)
+
+
+AT_ONCE = 2**24
+"""Numbers of members x slices, with padding, that are computed together; one member is never divided."""
+
+LEAST_SHARPNESS = 0.05
+"""Log-odds of less sharp members are computed with this."""
+
+
+class Committee(nn.Module):
+    """Averages its members.
+
+    Args:
+        scaling: what members see of the features.
+        places: the kinds of places that members look for.
+        kind: the number of each member's kind of places.
+        weights: evidence, in log-odds.
+        bias: c.
+        gain: g.
+        sharpness: t.
+        shown: whether the members tell scans apart; else attention is the prior.
+    """
+
+    kind: Tensor
+    weights: Tensor
+    bias: Tensor
+    gain: Tensor
+    sharpness: Tensor
+
+    def __init__(
+        self,
+        scaling: Scaling,
+        places: Sequence[Places],
+        kind: Int[Tensor, "members"],
+        *,
+        weights: Float[Tensor, "members inputs"],
+        bias: Float[Tensor, "members"],
+        gain: Float[Tensor, "members"],
+        sharpness: Float[Tensor, "members"],
+        shown: bool = True,
+    ) -> None:
+        super().__init__()
+        self.scaling, self.places, self.shown = scaling, tuple(places), shown
+        self._kinds: list[int] = kind.tolist()  # an exported graph depends on them, and cannot read a tensor
+        self.register_buffer("kind", kind)
+        for name, values in (("weights", weights), ("bias", bias), ("gain", gain), ("sharpness", sharpness)):
+            self.register_buffer(name, values.float())
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike | None = None) -> Prediction:
+        rows, layout = as_rows(features, bags, self.scaling.features)
+        scaled = self.scaling(rows)
+        of_logit, of_attention = (own.to(rows.device) for own in shares(self._places()))
+        logit = torch.zeros(layout.bags, dtype=torch.float64, device=rows.device)
+        attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
+        together = len(self) if torch.compiler.is_exporting() else max(1, AT_ONCE // layout.mask.numel())
+        for number, places in enumerate(self.places):
+            members = [member for member, kind in enumerate(self._kinds) if kind == number]
+            here = places.of(layout)
+            for own in torch.tensor(members, dtype=torch.int64, device=rows.device).split(together):
+                evidence = layout.pad((scaled @ self.weights[own].T).T)
+                log_a, odds = look(here, here.windows(evidence), self.sharpness[own])
+                logit += (self.gain[own] * odds + self.bias[own]) @ of_logit[own]
+                attention += (log_a.exp() * of_attention[own][:, None]).sum(1)
+        if not self.shown:
+            attention = _prior(self._places(), layout)
+        log_attention = layout.restore(layout.hide(attention.clamp_min(1e-300).log())[:, None])
+        return Prediction(logit.float(), layout.restore(attention).float(), log_attention.float())
+
+    @property
+    def looks(self) -> bool:
+        """Whether attention depends on the scan; else it is the prior, which all scans of a length share."""
+        _, of_attention = shares(self._places())
+        return self.shown and bool(((self.sharpness > 0) & (of_attention.to(self.sharpness.device) > 0)).any())
+
+    def prior(self, lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
+        """The attention without any evidence: where members expect a finding before they look at the scan."""
+        return prior_attention(self._places(), lengths.to(self.kind.device))
+
+    def _places(self) -> list[Places]:
+        """The places that each member looks for."""
+        return [self.places[kind] for kind in self._kinds]
+
+    def of(self, members: Sequence[int]) -> Committee:
+        """A committee of some of the members."""
+        chosen = torch.tensor(list(members), dtype=torch.int64, device=self.kind.device)
+        return Committee(
+            self.scaling,
+            self.places,
+            self.kind[chosen],
+            weights=self.weights[chosen],
+            bias=self.bias[chosen],
+            gain=self.gain[chosen],
+            sharpness=self.sharpness[chosen],
+            shown=self.shown,
+        )
+
+    def untrained(self, seed: int) -> Committee:
+        """The same with weights of other inputs and random signs: evidence of the same size, and wrong."""
+        made, generator = self.of(range(len(self))), torch.Generator().manual_seed(seed)
+        inputs = made.weights.shape[1]
+        shift = int(torch.randint(1, max(2, inputs), (1,), generator=generator))
+        signs = 2.0 * torch.randint(0, 2, (inputs,), generator=generator) - 1.0
+        made.weights.copy_(made.weights.roll(shift, 1) * signs.to(made.weights.device))
+        return made.eval()
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` needs beside the state dict."""
+        return {"members": len(self), "places": [asdict(places) for places in self.places], "shown": self.shown}
+
+    @staticmethod
+    def from_json(about: Mapping[str, Any], state: Mapping[str, Tensor]) -> Committee:
+        """The committee of `as_json` and of its state dict."""
+        own = dict(state)
+        scaling = Scaling(own["scaling.mean"], own["scaling.scale"], own.get("scaling.rotation"))
+        members = {name: own[name] for name in ("weights", "bias", "gain", "sharpness")}
+        known = read_as(_Content, dict(about), "committee")
+        committee = Committee(scaling, known.places, own["kind"], **members, shown=known.shown)
+        if len(committee) != known.members:
+            raise ValueError(f"{known.members} members, but {len(committee)} in the weights")
+        return committee.eval()
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of `Committee.as_json`."""
+
+    members: int
+    places: tuple[Places, ...]
+    shown: bool
+
+
+def shares(places: Sequence[Places]) -> tuple[Float64[Tensor, "members"], Float64[Tensor, "members"]]:
+    """The share of each member in the log-odds and in the attention, by the places that it looks for."""
+    divided = ([one.whole_scan is whole for one in places] for whole in (False, True))
+    groups = [torch.tensor(group, dtype=torch.float64) / sum(group) for group in divided if any(group)]
+    return torch.stack(groups).mean(0), groups[0]
+
+
+def prior_attention(places: Sequence[Places], lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
+    """The mean attention of members that look for these places, without any evidence."""
+    layouts = (Layout.packed(lengths[batch]) for batch in in_batches(lengths, len(lengths)))
+    return torch.cat([layout.restore(_prior(places, layout)).float() for layout in layouts])
+
+
+def _prior(places: Sequence[Places], layout: Layout) -> Float64[Tensor, "bags longest"]:
+    localizing = [one for one in places if not one.whole_scan] or places  # those that `shares` gives a part
+    nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=layout.mask.device)
+    attention = nothing[:, 0]
+    for kind, members in Counter(localizing).items():
+        attention = attention + members / len(localizing) * kind.of(layout).attend(nothing)[:, 0].exp()
+    return attention
+
+
+def look(
+    places: ScanPlaces, windows: Float64[Tensor, "bags members longest"], sharpness: Float[Tensor, "*bags members"]
+) -> tuple[Float64[Tensor, "bags members longest"], Float64[Tensor, "bags members"]]:
+    """The log-attention of members that look for the same kind of places, and the scans' log-odds but for g and c."""
+    t = sharpness.double()
+    least = t.clamp_min(LEAST_SHARPNESS)  # as t falls to 0, log-odds become the mean of evidence under the prior
+    return places.attend(t[..., None] * windows), places.log_odds(least[..., None] * windows) / least

@@ -1,0 +1,397 @@
+"""Models to and from the Hugging Face Hub: the two files of a bundle and a model card, nothing else.
+
+A folder of `nguide fit` also holds predictions that name scans and patients.  They are read for the card's intervals,
+and never copied: what is uploaded is written anew from the bundle and checked for ids and paths.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normal_guidance import __version__
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import folder_atomically, write_atomically
+from normal_guidance.base.system import install_command
+from normal_guidance.clinic.results.scan_pages import CAUTION
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.methods import method_title
+from normal_guidance.fit.bundle import (
+    BUNDLE,
+    WEIGHTS,
+    Bundle,
+    load_bundle,
+    write_bundle,
+)
+from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
+from normal_guidance.scans.index.manifest import FINDINGS
+from normal_guidance.show.text_tables import digits, interval
+from normal_guidance.statistics.calibration import Counts, wilson
+from normal_guidance.sweep.predictions import read_predictions
+from normal_guidance.sweep.run import PREDICTION_TABLE
+
+# The model card of a bundle: README.md as the Hugging Face Hub reads it, from the bundle's own numbers alone.
+
+
+CARD = "README.md"
+HOME = "https://github.com/normal-guidance/normal-guidance"
+
+HEAD = """---
+library_name: normal-guidance
+pipeline_tag: image-classification
+tags:
+  - medical-imaging
+  - multiple-instance-learning
+  - localization
+---
+"""
+
+Aurocs = Mapping[str, ScanAuroc]
+"""Scan AUROC by finding and part, with intervals, where the predictions that they come from were at hand."""
+
+
+def model_card(bundle: Bundle, repository: str, aurocs: Mapping[str, Aurocs] | None = None) -> str:
+    """The card as Markdown.
+
+    Args:
+        bundle: the model.
+        repository: OWNER/NAME.
+        aurocs: scan AUROCs with intervals: by the name of the finding ("" where it has none), then by part.
+    """
+    sections = [
+        f"# {repository.partition('/')[2]}",
+        f"**{CAUTION}**",
+        _what(bundle),
+        "## What it was trained on",
+        _list(_training(bundle)),
+        "## Measured",
+        *(_measured(one, (aurocs or {}).get(_name(one), {})) for one in bundle.each),
+        "## Limits",
+        _list(_limits(bundle)),
+        "## Use",
+        _use(bundle, repository),
+    ]
+    return HEAD + "\n" + "\n\n".join(sections) + "\n"
+
+
+def _name(bundle: Bundle) -> str:
+    return "" if bundle.finding is None else bundle.finding.name
+
+
+def _list(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _what(bundle: Bundle) -> str:
+    sought = ", ".join(str(one.finding) for one in bundle.each if one.finding)
+    return (
+        f"A {method_title(bundle.method)} of [Normal Guidance]({HOME}): from the slices of a scan to the probability "
+        f"of a positive scan and the slices that matter. {f'It looks for: {sought}.' if sought else ''}".strip()
+    )
+
+
+def _training(bundle: Bundle) -> list[str]:
+    scans = bundle.training.get("scans", {})
+    dataset = bundle.identity.dataset
+    encoder = "that are not made by `nguide encode`"
+    if bundle.encoder is not None:
+        encoder = f"of the encoder `{bundle.encoder.name}` (fingerprint `{bundle.encoder.fingerprint[:16]}`)"
+    return [
+        f"Scans: {', '.join(f'{count} ({part})' for part, count in scans.items()) or 'not recorded'}"
+        f"{f', from {dataset}' if dataset else ''}.",
+        f"Kind of scans: {bundle.expects}.",
+        f"Features: {bundle.features} a slice {encoder}.",
+        f"Trained with normal-guidance {bundle.identity.version or 'of an unknown version'}"
+        f"{f' on {bundle.identity.date[:10]}' if bundle.identity.date else ''}; "
+        f"model fingerprint `{bundle.identity.short}`.",
+        "Labels of scans trained it. It holds no images, names, ids or predictions of its training scans.",
+    ]
+
+
+def _measured(bundle: Bundle, aurocs: Aurocs) -> str:
+    """A table of what the bundle knows; a number without an interval says so."""
+    rows = [(f"scan AUROC, {part}", str(found)) for part, found in aurocs.items()]
+    known = {
+        "out-of-fold": bundle.training.get("out_of_fold_auroc"),
+        "validation": bundle.training.get("validation_auroc"),
+        "test": (bundle.training.get("test") or {}).get("scan_auroc"),
+    }
+    rows += [
+        (f"scan AUROC, {part}", f"{digits(value)} (interval not recorded)")
+        for part, value in known.items()
+        if value is not None and part not in aurocs
+    ]
+    localized = (bundle.training.get("test") or {}).get("localization_auroc")
+    if localized is not None and math.isfinite(localized):
+        rows.append(("localization AUROC, test (chance: .5)", f"{digits(localized)} (interval not recorded)"))
+    point = bundle.operation.point
+    if point is not None:
+        for part, counts in ((bundle.operation.scans, point.validation), ("test", point.test)):
+            rows += [] if counts is None else _shares(part, counts, point.threshold)
+    title = [] if bundle.finding is None else [f"### {bundle.finding.name}", ""]
+    table = ["| | value [95 % interval] |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    note = "Numbers of the scans that chose the threshold flatter; those of test scans do not."
+    return "\n".join([*title, *(table if rows else ["Nothing was measured."]), "", note])
+
+
+def _shares(part: str, counts: Counts, threshold: float) -> list[tuple[str, str]]:
+    """Sensitivity and specificity with the intervals of Wilson, 1927."""
+    pairs = (("sensitivity", counts.found, counts.positive), ("specificity", counts.spared, counts.negative))
+    return [
+        (f"{name} at {threshold:.3f}, {part}", f"{share_with_interval(found, of)} ({found} of {of})")
+        for name, found, of in pairs
+        if of
+    ]
+
+
+def share_with_interval(found: int, of: int) -> str:
+    """A share with Wilson's interval."""
+    return f"{digits(found / of)} {interval(*wilson(found, of))}"
+
+
+def _limits(bundle: Bundle) -> list[str]:
+    notes = [f"{note[:1].upper()}{note[1:]}." for one in bundle.each for note in one.operation.notes]
+    return [
+        "It may not have been tested on scans of other hospitals: test it on your own before use.",
+        "Scans of another kind than those above are refused by `nguide predict`; other programs do not check.",
+        *dict.fromkeys((*(text for one in bundle.each for text in one.cautions), *notes)),
+    ]
+
+
+def _use(bundle: Bundle, repository: str) -> str:
+    given = "SCAN" if bundle.encoder else "FEATURES"
+    return (
+        f"```bash\npip install 'normal-guidance[all]'  # version {__version__} or later\n"
+        f"nguide hub pull {repository} -o model\nnguide predict {given} --model model -o out\n```\n\n"
+        "`model.safetensors` holds numbers and `bundle.json` text: there is no code and no pickle in this repository."
+    )
+
+
+PULLED = (CARD, FINDINGS, BUNDLE, WEIGHTS, f"*/{BUNDLE}", f"*/{WEIGHTS}")
+"""The files that are taken from a repository."""
+
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+PATH = re.compile(r"^(/|~|\.{1,2}/|\\|[A-Za-z]:[\\/])")
+"""The beginning of a text that is a path on some machine."""
+
+LEAST_ID = 3
+"""Shorter ids are not looked for: numbers such as 12 stand for something else."""
+
+
+def push_to_hub(
+    model: str | Path, repository: str, *, private: bool = False, dry_run: str | Path | None = None
+) -> list[str]:
+    """Upload a model with its card, and return the names of the files.
+
+    Args:
+        model: the folder of `nguide fit`, of a bundle, or of a run.
+        repository: OWNER/NAME; created if it does not exist.
+        private: whether a new repository is private.
+        dry_run: a new folder that gets the files instead; nothing is uploaded.
+
+    Example:
+        >>> push_to_hub("model", "just-a-name")
+        Traceback (most recent call last):
+        normal_guidance.base.errors.UserError: repository 'just-a-name' is not OWNER/NAME, such as mylab/head-ct
+    """
+    _check_model(model)
+    _check_name(repository)
+    if dry_run is not None:
+        if not isinstance(dry_run, str | Path):
+            raise UserError(f"dry_run: got {dry_run!r}; give the name of a new folder for the files, such as 'card'")
+        with folder_atomically(dry_run) as draft:
+            return _fill(Path(model), repository, draft)
+    hub = _hub()
+    with tempfile.TemporaryDirectory() as place:
+        files = _fill(Path(model), repository, Path(place))
+        try:
+            api = hub.HfApi(library_name="normal-guidance")
+            api.create_repo(repository, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repository, folder_path=place, allow_patterns=files, commit_message="Upload the model"
+            )
+        except _refusals(hub) as error:
+            raise UserError(
+                f"{repository} could not be written ({_first_line(error)}); check the connection, and log in with a "
+                "token that may write: hf auth login"
+            ) from error
+    return files
+
+
+def pull_from_hub(repository: str, out: str | Path, revision: str | None = None) -> Bundle:
+    """Download a model into a new folder, check it and load it; files that are not part of a bundle are not taken."""
+    _check_name(repository)
+    hub = _hub()
+    with folder_atomically(out) as draft:
+        try:
+            hub.snapshot_download(repository, revision=revision, local_dir=draft, allow_patterns=list(PULLED))
+        except _refusals(hub) as error:
+            raise UserError(
+                f"{repository} could not be read ({_first_line(error)}); check its name and the connection, and log in "
+                "if it is private: hf auth login"
+            ) from error
+        shutil.rmtree(draft / ".cache", ignore_errors=True)  # the Hub's own notes
+        try:
+            return load_bundle(draft)
+        except UserError as error:
+            raise UserError(f"{repository} is not a model of nguide: {error}") from error
+
+
+def _check_name(repository: str) -> None:
+    if not isinstance(repository, str):
+        raise UserError(f"repository: got {type(repository).__name__}; give OWNER/NAME, such as 'mylab/head-ct'")
+    if re.match(r"\w+://", repository):
+        name = "/".join(repository.split("/")[3:5])
+        raise UserError(f"repository {repository!r} is an address; give OWNER/NAME alone: {name!r}")
+    if not REPOSITORY.fullmatch(repository):
+        raise UserError(f"repository {repository!r} is not OWNER/NAME, such as mylab/head-ct")
+    with suppress(ImportError):  # a dry run needs no Hub
+        names = import_module("huggingface_hub.utils")
+        try:
+            names.validate_repo_id(repository)
+        except names.HFValidationError as error:
+            raise UserError(
+                f"repository {repository!r} is not a name that the Hub takes ({_first_line(error)}); choose another"
+            ) from error
+
+
+def _refusals(hub: Any) -> tuple[type[Exception], ...]:
+    """The errors with which the Hub refuses; those of its HTTP library, which differs by version, are the bases."""
+    errors = hub.errors
+    return (OSError, *errors.HfHubHTTPError.__bases__, errors.LocalTokenNotFoundError, errors.HFValidationError)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, str | Path):
+        raise UserError(
+            f"model: got {type(model).__name__}; give the folder of a model, which fit or nguide fit writes"
+        )
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise UserError(f"the Hub needs the package {error.name}; install it: {install_command('hub')}") from error
+    return huggingface_hub
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _fill(folder: Path, repository: str, draft: Path) -> list[str]:
+    """Write the bundle and its card, check them, and name the files."""
+    bundle = load_bundle(folder)
+    shared = replace(without_paths(bundle), further=tuple(map(without_paths, bundle.further)))
+    content = draft / "content"
+    write_bundle(shared, content)
+    for path in content.iterdir():
+        path.rename(draft / path.name)
+    content.rmdir()
+    card = model_card(shared, repository, aurocs_of(folder, bundle))
+    write_atomically(draft / CARD, card.encode())
+    refuse_private(draft, ids_in(folder, bundle), names_in(shared))
+    return sorted(path.relative_to(draft).as_posix() for path in draft.rglob("*") if path.is_file())
+
+
+def without_paths(bundle: Bundle) -> Bundle:
+    """The bundle with the last part of the encoder's name alone, where it is a folder of this machine."""
+    if bundle.encoder is None:
+        return bundle
+    name = bundle.encoder.name
+    if not (PATH.match(name) or Path(name.partition("+")[0]).exists() or name.count("/") > 1):
+        return bundle
+    return replace(bundle, encoder=replace(bundle.encoder, name=re.split(r"[\\/]", name.rstrip("\\/"))[-1]))
+
+
+def names_in(bundle: Bundle) -> set[str]:
+    """The words of a bundle that people chose: the names of its data, its encoder and its findings."""
+    given = [bundle.identity.dataset, bundle.encoder and bundle.encoder.name, *(one.finding for one in bundle.each)]
+    return {word for one in given if one for word in _words(str(one))}
+
+
+def _words(text: str) -> set[str]:
+    """The words of a text, also without the marks at their ends."""
+    words = re.findall(r"[\w.\-]+", text)
+    return {*words, *(word.strip(".-") for word in words)}
+
+
+def refuse_private(folder: Path, ids: set[str], names: set[str]) -> None:
+    """Refuse files that hold a path, or the id of a scan or patient that the model was measured on.
+
+    An id such as 100 is looked for among the names that people chose alone: elsewhere the card's numbers are its own.
+    """
+    for path in sorted(folder.rglob("*.json")):
+        for place, text in _texts(json.loads(path.read_text())):
+            if PATH.match(text) or text in ids:
+                raise UserError(f"{path.name} holds {text!r} ({place}), which looks private; nothing was uploaded")
+    card = folder / CARD
+    words = _words(card.read_text()) if card.is_file() else set()
+    found = sorted(one for one in words & ids if one in names or not one.isdecimal())
+    if found:
+        raise UserError(
+            f"{CARD} holds {found[0]!r}, the id of a scan or patient; nothing was uploaded. If the word means "
+            "something else in the card, push a copy without predictions, which nguide bundle makes"
+        )
+
+
+def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a JSON value, with its place."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _texts(str(name), place)
+            yield from _texts(one, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one, place)
+
+
+def _tables(folder: Path, bundle: Bundle) -> Iterator[tuple[Bundle, Path]]:
+    """The predictions beside the bundles of a folder, where there are any."""
+    for one in bundle.each:
+        own = folder / one.finding.name if bundle.further and one.finding else folder
+        if (own / PREDICTION_TABLE).is_file():
+            yield one, own / PREDICTION_TABLE
+
+
+def ids_in(folder: Path, bundle: Bundle) -> set[str]:
+    """Ids of the scans and patients that a folder's predictions name."""
+    found: set[str] = set()
+    for _, path in _tables(folder, bundle):
+        rows = read_predictions(path, ("scan_id", "patient_id"))
+        found.update(rows["scan_id"].to_pylist() + rows["patient_id"].to_pylist())
+    return {one for one in found if one and len(one) >= LEAST_ID}
+
+
+def aurocs_of(folder: Path, bundle: Bundle) -> dict[str, Aurocs]:
+    """Scan AUROCs with intervals, from a folder's predictions; empty for a bundle alone."""
+    found: dict[str, Aurocs] = {}
+    for one, path in _tables(folder, bundle):
+        own = {}
+        for part in (OUT_OF_FOLD, "val", "test"):
+            rows = read_predictions(path, ("scan_id", "patient_id", "label", "logit"), part=part)
+            labels = torch.tensor(rows["label"].to_numpy()).long()
+            if len(labels.unique()) == 2:
+                ones, ids = torch.ones(len(labels), 1), (rows[name].to_pylist() for name in ("scan_id", "patient_id"))
+                scans = Bags(ones, torch.ones(len(labels)).long(), labels, None, *map(tuple, ids))
+                own["validation" if part == "val" else part] = scan_auroc(
+                    scans, torch.tensor(rows["logit"].to_numpy()).double()
+                )
+        found["" if one.finding is None else one.finding.name] = own
+    return found

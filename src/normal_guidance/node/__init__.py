@@ -1,1 +1,0 @@
-"""A DICOM node: receives series, predicts them and sends the results on."""

@@ -1,1 +1,0 @@
-"""HTML pages, text tables and the style of figures, for any results."""

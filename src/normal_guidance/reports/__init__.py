@@ -1,1 +1,0 @@
-"""Tables, figures and pages that show results to a reader."""

@@ -1,0 +1,512 @@
+"""Finds the scans in named arrays, whichever way another program arranged them.
+
+    one scan    features (slices, features)
+    packed      features of all scans one below the other, and how they are cut: lengths (one a scan), offsets (0, ...,
+                slices), scan_index (0 0 1 1 1, one a slice) or a scan id for each slice
+    padded      features (scans, slices, features), and mask (True for a slice) or lengths
+    a list      features is a list with one array for each scan
+    named       one array, or one mapping with features, for each scan, under the scan's id
+
+Labels, patients and parts have one value for each scan or, where scans are packed, for each slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.core.bags import UNKNOWN, looks_padded
+from normal_guidance.scans.features.feature_files import Fields
+from normal_guidance.scans.features.store import DTYPES
+from normal_guidance.scans.index.labels import (
+    BINARY,
+    further_labels,
+    read_labels,
+    slice_labels_in,
+)
+from normal_guidance.scans.index.manifest import Finding, Labels
+
+KEYS = {
+    "features": ("features", "feats", "feat", "embeddings", "embedding", "x", "data", "arr_0"),
+    "label": ("label", "labels", "y", "target", "targets"),
+    "slice_labels": ("slice_labels", "slice_label", "inst_labels", "instance_labels", "y_inst"),
+    "scan_id": ("scan_id", "scan_ids", "bag_id", "bag_ids", "bag_name", "bag_names", "ids", "id"),
+    "patient_id": ("patient_id", "patient_ids", "patient", "patients"),
+    "part": ("part", "parts", "split", "splits"),
+    "lengths": ("lengths", "length"),
+    "offsets": ("offsets", "indptr", "ptr"),
+    "scan_index": ("scan_index", "bag_index", "bag_idx", "batch"),
+    "mask": ("mask", "masks"),
+    "recipe": ("recipe",),
+}
+"""The keys that are looked for, in capitals or not; of several names for one thing the first counts."""
+
+PER_SCAN = ("label", "scan_id", "patient_id", "part", "recipe")
+
+FOR_ALL = ("part", "recipe")
+"""Fields of which one value may stand for all scans of a file."""
+
+LONGEST_TEXT = 1000
+"""Most characters of an id or a label; more are damage."""
+
+FEW_VALUES = 10_000
+"""Values of a field that are looked at, however few slices there are."""
+
+DEEPEST = 2
+"""Mappings in mappings that are looked into: parts with scans, scans with fields."""
+
+
+class Found(NamedTuple):
+    """Where a scan was found: the file (and the key in it), all keys there, and the key of each known field."""
+
+    where: str
+    keys: tuple[str, ...]
+    key_of: Mapping[str, str]
+
+    def __str__(self) -> str:
+        """One line: what was found under which key, what was looked for and is absent, what was not used."""
+        found = ", ".join(name if name == key else f"{name} ({key!r})" for name, key in self.key_of.items())
+        absent = ", ".join(name for name in KEYS if name not in self.key_of)
+        unused = ", ".join(key for key in self.keys if key not in self.key_of.values())
+        not_used = f"; not used: {unused}" if unused else ""
+        return f"{self.where}: found {found or 'an array'}; looked for, but absent: {absent}{not_used}"
+
+
+class FoundScan(NamedTuple):
+    """One scan of a file; what the file does not say is None."""
+
+    found: Found
+    scan_id: str
+    features: Float[Tensor, "slices features"]
+    label: int | None = None
+    slice_labels: Int[Tensor, "slices"] | None = None
+    patient_id: str | None = None
+    part: str | None = None
+    recipe: str = ""
+
+
+def find_keys(fields: Fields) -> dict[str, str]:
+    """The key of each known field that is there."""
+    there: dict[str, str] = {}
+    for key in fields:
+        there.setdefault(key.lower(), key)
+    keys = {field: next((there[name] for name in names if name in there), None) for field, names in KEYS.items()}
+    return {field: key for field, key in keys.items() if key is not None}
+
+
+def scans_of(fields: Fields, where: str, name: str, depth: int = 0) -> Iterator[FoundScan]:
+    """The scans of a file or of a mapping in it.
+
+    Args:
+        fields: what the file holds.
+        where: the file, for errors.
+        name: id of the scan, where there is one and no key gives it; several scans are numbered: NAME-0, NAME-1.
+        depth: mappings around this one.
+    """
+    key_of = find_keys(fields)
+    values = {field: fields[key] for field, key in key_of.items()} if "features" in key_of else {}
+    if isinstance(values.get("features", {}), Mapping):
+        yield from _named(fields, where, depth)
+        return
+    found = Found(where, tuple(fields), key_of)
+    try:
+        one, cut = _cut(values)
+        for number, parts in enumerate(cut):
+            yield _scan(found, unquote(name) if one else f"{unquote(name)}-{number}", parts)
+    except UserError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise UserError(f"{where} cannot be imported ({error}); correct it, or leave it out") from error
+
+
+def _named(fields: Fields, where: str, depth: int) -> Iterator[FoundScan]:
+    """Scans under their ids; what is neither an array nor a mapping is a remark about the file."""
+    seen = False
+    for key in fields if depth < DEEPEST else ():
+        value, here = fields[key], f"{where}, {key}"
+        if isinstance(value, Mapping):
+            yield from scans_of(value, here, key, depth + 1)
+        elif _dimensions(value) == 2 and _is_float(value):
+            yield from scans_of({"features": value, **dict(getattr(value, "attrs", {}))}, here, key, depth + 1)
+        elif _dimensions(value):
+            raise _no_features(fields, where, key)
+        else:
+            continue
+        seen = True
+    if not seen:
+        raise _no_features(fields, where)
+
+
+def _no_features(fields: Fields, where: str, odd: str | None = None) -> UserError:
+    shown = [key for _, key in zip(range(20), fields, strict=False)]
+    more = ", ..." if len(fields) > len(shown) else ""
+    kind = "" if odd is None else f"; {_not_features(fields[odd], f'the array {odd!r} is')}"
+    return UserError(
+        f"{where} has no features: looked for {', '.join(KEYS['features'])}; found {', '.join(shown) or 'nothing'}"
+        f"{more}{kind}; rename the key of the features"
+    )
+
+
+def _cut(values: Fields) -> tuple[bool, Iterator[dict[str, Any]]]:
+    """Whether there is one scan only, and the fields of each scan."""
+    features = values["features"]
+    if isinstance(features, list | tuple):
+        return False, _listed(values)
+    dimensions = _dimensions(features)
+    if dimensions not in (2, 3) or not features.shape[-1] or not _is_float(features):
+        raise _not_features(features)
+    _check_counts(values, math.prod(features.shape[:-1]))
+    if dimensions == 3:
+        return False, _padded(values)
+    ends = _ends(values)
+    return (True, _single(values)) if ends is None else (False, _packed(values, ends))
+
+
+def _check_counts(values: Fields, slices: int) -> None:
+    """Refuses a field of far more values than slices before its values become Python's numbers, which takes minutes."""
+    for name, value in values.items():
+        count = math.prod(getattr(value, "shape", ()))
+        if name != "features" and count > max(FEW_VALUES, slices + 1):
+            raise ValueError(f"{name} has {count:,} values for {slices:,} slices")
+
+
+def _single(values: Fields) -> Iterator[dict[str, Any]]:
+    one = {name: column[0] for name, column in _columns(values, 1).items()}
+    yield {**one, "features": values["features"], "slice_labels": values.get("slice_labels")}
+
+
+def _listed(values: Fields) -> Iterator[dict[str, Any]]:
+    features, slice_labels = values["features"], values.get("slice_labels")
+    columns = _columns(values, len(features))
+    if slice_labels is not None and len(slice_labels) != len(features):
+        raise ValueError(f"slice_labels has {len(slice_labels)} entries for {len(features)} scans")
+    for number, own in enumerate(features):
+        of_slices = None if slice_labels is None else slice_labels[number]
+        yield {**_row(columns, number), "features": own, "slice_labels": of_slices}
+
+
+def _packed(values: Fields, ends: Sequence[int]) -> Iterator[dict[str, Any]]:
+    features, bounds = values["features"], [0, *ends]
+    columns = _columns(values, len(ends), bounds)
+    slice_labels = None if values.get("slice_labels") is None else _column(values["slice_labels"])
+    if slice_labels is not None and len(slice_labels) != ends[-1]:
+        raise ValueError(f"{len(slice_labels)} slice labels for {ends[-1]} slices")
+    for number, (begin, end) in enumerate(pairwise(bounds)):
+        of_slices = None if slice_labels is None else slice_labels[begin:end]
+        yield {**_row(columns, number), "features": features[begin:end], "slice_labels": of_slices}
+
+
+def _padded(values: Fields) -> Iterator[dict[str, Any]]:
+    features, slice_labels = values["features"], values.get("slice_labels")
+    scans, longest = features.shape[:2]
+    columns, masks = _columns(values, scans), _masks(values, scans, longest)
+    of_slices = None if slice_labels is None else np.asarray(slice_labels)
+    if of_slices is not None and of_slices.shape[:2] != (scans, longest):
+        raise ValueError(f"slice_labels has the shape {of_slices.shape}, not {(scans, longest)}")
+    for number in range(scans):
+        keep, own = masks[number], _features(features[number])
+        if values.keys().isdisjoint({"mask", "lengths"}) and looks_padded(own):
+            raise ValueError(
+                f"the last slice of scan {number} is 0 throughout, like padding; add mask (True for a slice) or lengths"
+            )
+        labels = None if of_slices is None else of_slices[number][keep]
+        yield {**_row(columns, number), "features": own[torch.from_numpy(keep)], "slice_labels": labels}
+
+
+def _masks(values: Fields, scans: int, longest: int) -> np.ndarray:
+    """True for the slices of padded scans, (scans, slices)."""
+    if "mask" in values:
+        mask = np.asarray(values["mask"])
+        if mask.shape != (scans, longest) or not np.isin(mask, (0, 1)).all():
+            raise ValueError(f"mask is {mask.dtype} of shape {mask.shape}, not 0 and 1 of shape {(scans, longest)}")
+        return mask.astype(bool)
+    if "lengths" not in values:
+        return np.ones((scans, longest), bool)
+    lengths = np.array(_whole(values["lengths"], "lengths"))
+    if len(lengths) != scans or (lengths > longest).any():
+        raise ValueError(f"lengths are not {scans} numbers up to {longest}, as features of shape {scans} x {longest}")
+    return np.arange(longest) < lengths[:, None]
+
+
+def _ends(values: Fields) -> list[int] | None:
+    """Where each packed scan ends; None if nothing cuts the slices, so that they are one scan."""
+    rows = len(values["features"])
+    if "lengths" in values:
+        ends = np.cumsum(_whole(values["lengths"], "lengths")).tolist()
+        what = f"lengths add up to {ends[-1] if ends else 0}"
+    elif "offsets" in values:
+        starts = _whole(values["offsets"], "offsets")
+        ends = starts[1:] if starts[:1] == [0] else []
+        what = f"offsets are {starts[:3]} to {starts[-1:]}, not 0 to the number of slices"
+    elif "scan_index" in values:
+        index = _whole(values["scan_index"], "scan_index")
+        if index[:1] != [0] or any(after - before not in (0, 1) for before, after in pairwise(index)):
+            raise ValueError("scan_index does not count the scans in order, as in 0 0 1 1 1 2; sort the slices by scan")
+        ends = _changes(index)
+        what = f"scan_index has {len(index)} values"
+    elif "scan_id" in values and len(_column(values["scan_id"])) > 1:
+        ids = _column(values["scan_id"])
+        ends = _changes(ids)
+        what = f"scan_id has {len(ids)} values, and lengths, offsets and scan_index are absent"
+        if len(ids) == rows and len(ends) > len(set(ids)):
+            raise ValueError("slices of one scan_id do not stand together; sort the slices by scan")
+    else:
+        return None
+    if not ends or ends[-1] != rows:
+        raise ValueError(f"{what}, but there are {rows} slices")
+    return ends
+
+
+def _changes(values: Sequence[Any]) -> list[int]:
+    """Where runs of equal values end."""
+    inner = [place for place, (before, after) in enumerate(pairwise(values), start=1) if before != after]
+    return [*inner, len(values)] if len(values) else []
+
+
+def _columns(values: Fields, scans: int, bounds: Sequence[int] = ()) -> dict[str, list[Any]]:
+    """One value for each scan, of each field that is there."""
+    columns = {name: _column(values[name]) for name in PER_SCAN if name in values}
+    return {name: _per_scan(name, column, scans, bounds) for name, column in columns.items()}
+
+
+def _per_scan(name: str, column: list[Any], scans: int, bounds: Sequence[int]) -> list[Any]:
+    if len(column) == scans:
+        return column
+    if len(column) == 1 and name in FOR_ALL:
+        return column * scans
+    if not bounds or len(column) != bounds[-1]:
+        raise ValueError(f"{name} has {len(column)} values for {scans} scan{'' if scans == 1 else 's'}")
+    for begin, end in pairwise(bounds):
+        if any(value != column[begin] for value in column[begin:end]):
+            raise ValueError(
+                f"{name} changes within a scan (slices {begin} to {end - 1}); give one value for each scan, and labels "
+                "of slices as slice_labels"
+            )
+    return [column[begin] for begin in bounds[:-1]]
+
+
+def _row(columns: Mapping[str, list[Any]], number: int) -> dict[str, Any]:
+    return {name: column[number] for name, column in columns.items()}
+
+
+def _column(value: Any) -> list[Any]:
+    """Numbers or text of any shape as one list."""
+    array = value if isinstance(value, Tensor) else np.asarray(value)
+    flat: list[Any] = array.reshape(-1).tolist()
+    return [one.decode("utf-8", "replace") if isinstance(one, bytes) else one for one in flat]
+
+
+def _whole(value: Any, name: str) -> list[int]:
+    column = _column(value)
+    if any(not isinstance(one, int | float) or one != int(one) or one < 0 for one in column):
+        raise ValueError(f"{name} are not whole numbers from 0")
+    return [int(one) for one in column]
+
+
+def _dimensions(value: Any) -> int:
+    """The dimensions of an array; 0 for anything else."""
+    return len(getattr(value, "shape", ()))
+
+
+def _is_float(value: Any) -> bool:
+    return value.dtype in DTYPES.values() if isinstance(value, Tensor) else value.dtype.kind == "f"
+
+
+def _scan(found: Found, name: str, fields: Mapping[str, Any]) -> FoundScan:
+    """A scan from its fields, checked."""
+    own = fields.get("scan_id")
+    features = _features(fields["features"])
+    return FoundScan(
+        found=found,
+        scan_id=name if own is None else _text(own) or name,
+        features=features,
+        label=parse_label(fields.get("label")),
+        slice_labels=_slice_labels(fields.get("slice_labels"), len(features)),
+        patient_id=_text(fields.get("patient_id")) or None,
+        part=_text(fields.get("part")) or None,
+        recipe=_text(fields.get("recipe")),
+    )
+
+
+def _features(value: Any) -> Float[Tensor, "slices features"]:
+    array = value if isinstance(value, Tensor) else np.asarray(value)
+    if array.ndim != 2 or not array.shape[1] or not _is_float(array):
+        raise _not_features(array)
+    if isinstance(array, Tensor):
+        return array.detach().contiguous()
+    return torch.from_numpy(np.array(array, array.dtype.newbyteorder("=")))
+
+
+def _not_features(array: Any, what: str = "features are") -> ValueError:
+    kind, shape = str(getattr(array, "dtype", type(array).__name__)), tuple(getattr(array, "shape", ()))
+    return ValueError(
+        f"{what} {kind.removeprefix('torch.')} of shape {shape}, not (slices, features) of floats, nor (scans, "
+        "slices, features)"
+    )
+
+
+def parse_label(value: Any) -> int | None:
+    """A label of 0 or 1; None for no label: nothing, NaN or -1."""
+    word = _text(value).lower()
+    if word in ("", str(UNKNOWN), f"{UNKNOWN}.0"):
+        return None
+    if word not in BINARY:
+        raise ValueError(f"the label is {word}, not 0 or 1")
+    return BINARY[word]
+
+
+def _slice_labels(values: Any, slices: int) -> Int[Tensor, "slices"] | None:
+    """Slice labels of one scan; None if all of them are unknown (-1)."""
+    if values is None:
+        return None
+    labels = np.asarray(values).reshape(-1)
+    if labels.dtype == object:
+        labels = np.array([UNKNOWN if _text(one) == "" else one for one in labels.tolist()])
+    if not np.isin(labels, (0, 1, UNKNOWN)).all():
+        raise ValueError(f"slice labels other than 0, 1 and {UNKNOWN} (unknown)")
+    if len(labels) != slices:
+        raise ValueError(f"{len(labels)} slice labels for {slices} slices")
+    return None if (labels == UNKNOWN).all() else torch.from_numpy(labels.astype(np.int64))
+
+
+def _text(value: Any) -> str:
+    """Text of a value; empty for None and NaN."""
+    if value is None or value != value:
+        return ""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"a text of {len(text):,} characters, {shorten(text)!r}, is not an id or a label")
+    text.encode()  # half a character would make a store that cannot be read; the error is a ValueError
+    return text
+
+
+# A table of labels and patients for features that do not name them.
+#     scan_id        as in the files of features
+#     label          0 or 1; may be empty where slice labels are given, and is then 1 if one of them is
+#     patient_id     optional
+#     part           optional: train, val or test; the column may be called split
+#     slice_labels   optional: '0 0 1 1', in the order of the slices
+#     slice_ranges   optional: positive slices, counted from 0, both ends included: '12-20;31-33'
+# With findings, each has a column of its name instead of `label`.  The first must be known; an empty cell of another
+# one is unknown.  `slice_labels` and `slice_ranges` are those of the first finding, `slice_labels_NAME` and
+# `slice_ranges_NAME` those of any.
+# It is the table of `normal_guidance.scans.index.source` without paths.  Where a table has slice labels and a cell is
+# empty, all slices of a negative scan are negative, and those of a positive scan are unknown.
+
+
+COLUMNS = ("scan_id", "label", "patient_id", "part", "split", "slice_labels", "slice_ranges")
+
+
+class ScanTable:
+    """The rows of a table, and which of them were used.
+
+    Args:
+        path: a .csv or .parquet file.
+        findings: columns with a label each, in place of the column label.
+    """
+
+    def __init__(self, path: Path, findings: Sequence[Finding] = ()) -> None:
+        self.path, self.findings = path, tuple(findings)
+        columns = read_labels(path, "--labels", COLUMNS, ["scan_id"], findings)
+        names = [name for name in columns if name != "scan_id"]
+        if not names:
+            raise UserError(f"--labels {path} has only the column scan_id; add {', '.join(COLUMNS[1:])}, or some")
+        if {"part", "split"} <= set(names):
+            raise UserError(f"--labels {path} has the columns part and split; leave one of them out")
+        self.sliced = not {"slice_labels", "slice_ranges"}.isdisjoint(names)
+        self.sliced_further = {
+            one.name
+            for one in self.findings[1:]
+            if not {f"slice_labels_{one.name}", f"slice_ranges_{one.name}"}.isdisjoint(names)
+        }
+        self.rows: dict[str, dict[str, str]] = {}
+        for number, scan in enumerate(columns["scan_id"]):
+            if not scan or scan in self.rows or len(scan) > LONGEST_TEXT:
+                problem = "is empty" if not scan else "occurs twice" if scan in self.rows else "is too long"
+                raise UserError(
+                    f"--labels {path}, row {number + 1}: scan_id {shorten(scan)!r} {problem}; correct the row"
+                )
+            self.rows[scan] = {name: columns[name][number] for name in names}
+        self.used: set[str] = set()
+
+    @property
+    def _first(self) -> str:
+        """The name of the label's column."""
+        return self.findings[0].name if self.findings else "label"
+
+    @property
+    def unused(self) -> list[str]:
+        """The scans without features so far."""
+        return [scan for scan in self.rows if scan not in self.used]
+
+    def fill(self, scan: FoundScan) -> FoundScan:
+        """The scan with what its row says; a value that the file gives otherwise is an error."""
+        row = self.rows.get(scan.scan_id)
+        if row is None:
+            first = next(iter(self.rows), None)
+            raise UserError(
+                f"{scan.found.where}: scan {scan.scan_id!r} has no row in --labels {self.path} (its first scan_id is "
+                f"{first!r}); add the row, or leave the scan out"
+            )
+        self.used.add(scan.scan_id)
+        changes: dict[str, Any] = {}
+        for name, value in self._values(scan, row).items():
+            have = getattr(scan, name)
+            if value is None:
+                continue
+            if have is not None and not _same(have, value):
+                raise UserError(
+                    f"{scan.found.where}: scan {scan.scan_id!r} has another {name} than in --labels {self.path}"
+                    f"{'' if name == 'slice_labels' else f' ({have} and {value})'}; correct one of them"
+                )
+            changes[name] = value
+        return scan._replace(**changes)
+
+    def further(self, scan: FoundScan) -> dict[str, Labels]:
+        """The labels of a scan for all findings but the first."""
+        row, found = self.rows[scan.scan_id], {}
+        for one in self.findings[1:]:
+            try:
+                found[one.name] = further_labels(row, one, len(scan.features), sliced=one.name in self.sliced_further)
+            except ValueError as error:
+                raise UserError(
+                    f"--labels {self.path}, scan {scan.scan_id!r}, finding {one.name}: {error}; correct the row"
+                ) from error
+        return found
+
+    def _values(self, scan: FoundScan, row: dict[str, str]) -> dict[str, Any]:
+        word = row.get("label", "").lower()
+        try:
+            if word and word not in BINARY:
+                raise ValueError(f"{self._first} {shorten(word)!r} is neither 0 nor 1")
+            label = BINARY.get(word)
+            slices = self._slice_labels(row, label if word else scan.label, len(scan.features))
+            if self.findings and label is None and slices is None and scan.label is None:
+                raise ValueError(f"{self._first} is empty, but the first finding must be known for every scan")
+        except ValueError as error:
+            row_number = list(self.rows).index(scan.scan_id) + 1
+            raise UserError(
+                f"--labels {self.path}, row {row_number}, scan {scan.scan_id!r}: {error}; correct the row"
+            ) from error
+        part = row.get("part") or row.get("split") or None
+        return {"label": label, "slice_labels": slices, "patient_id": row.get("patient_id") or None, "part": part}
+
+    def _slice_labels(self, row: dict[str, str], label: int | None, count: int) -> Int[Tensor, "slices"] | None:
+        found = slice_labels_in(row, count)
+        if found is None and self.sliced and label == 0:
+            found = np.zeros(count, np.int8)
+        return None if found is None else torch.from_numpy(found.astype(np.int64))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)

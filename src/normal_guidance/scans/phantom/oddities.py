@@ -1,0 +1,249 @@
+"""Oddities of real datasets, each switched on by name; phantom.json records which scan has which.
+
+An oddity changes `SHARE` of the scans, at least one.  No scan has two, so that each can be studied alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.phantom.drafts import (
+    LOCALIZER,
+    UNEXTENDED,
+    WRONG_INTERCEPT,
+    Draft,
+    Image,
+)
+
+SHARE = 0.05
+"""Share of the scans that an oddity changes."""
+
+KAGGLE = ("rsna-ich", "rsna-pe", "rsna-at")
+FOLDERS = ("rsna-pe", "rsna-at", "folder")
+EVERYWHERE = (*KAGGLE, "folder")
+TILT = 14.0
+"""Degrees."""
+MISSING = 2
+"""Neighbouring slices that a gap leaves out."""
+EXTRA = 3
+"""Slices of another series in the scan's folder."""
+
+Change = Callable[[Draft, np.random.Generator], tuple[str, list[Image]]]
+"""Changes a draft; returns a description and the changed images (none: the scan as a whole)."""
+
+
+@dataclass(frozen=True)
+class Oddity:
+    """An oddity of a scan, and the layouts that can have it."""
+
+    text: str
+    layouts: tuple[str, ...]
+    change: Change
+
+
+@dataclass(frozen=True, eq=False)
+class Note:
+    """The change that an oddity made to a scan."""
+
+    oddity: str
+    detail: str
+    images: list[Image]
+
+
+def _tilt(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    angle = math.radians(TILT)
+    draft.tilt = TILT
+    draft.change(orientation=(1.0, 0.0, 0.0, 0.0, math.cos(angle), math.sin(angle)))
+    return f"gantry tilted by {TILT} degrees", []
+
+
+def _gaps(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    start = int(random.integers(2, len(draft.images) - MISSING - 2))
+    gone = draft.images[start : start + MISSING]
+    del draft.images[start : start + MISSING]
+    return f"{len(gone)} slices left out after the slice in this file", [draft.images[start - 1]]
+
+
+def _duplicates(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    twice = draft.images[int(random.integers(len(draft.images)))]
+    copy = replace(twice, uid=draft.new_uid("duplicate"), instance=draft.next_instance)
+    draft.extras.append(copy)
+    return "second copy of a slice, with a later InstanceNumber", [copy]
+
+
+def _mixed_series(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    series, added = draft.new_uid("other series"), []
+    for number, image in enumerate(draft.images[:EXTRA]):
+        uid, instance = draft.new_uid(f"other series {number}"), draft.next_instance
+        added.append(replace(image, uid=uid, instance=instance, series_uid=series))
+        draft.extras.append(added[-1])
+    return f"slices of another series, {series}", added
+
+
+def _localizer(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    volume = np.stack([image.hu for image in draft.images[::-1]])
+    size = volume.shape[1]
+    rows = np.linspace(0, len(volume) - 1, size).round().astype(int)
+    front = volume.astype(np.float32).mean(axis=1)[rows].astype(np.int16)  # seen from the front
+    first = draft.images[-1].position
+    return "localizer", [_add(draft, "localizer", front, LOCALIZER, first, (1.0, 0.0, 0.0, 0.0, 0.0, -1.0))]
+
+
+def _secondary_capture(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    middle = draft.images[len(draft.images) // 2]
+    saved = _add(draft, "capture", middle.hu, ("DERIVED", "SECONDARY"), None, None)
+    draft.extras[-1] = replace(saved, capture=True)
+    return "secondary capture of a slice", [draft.extras[-1]]
+
+
+def _add(
+    draft: Draft,
+    name: str,
+    hu: np.ndarray,
+    image_type: tuple[str, ...],
+    position: tuple[float, float, float] | None,
+    orientation: tuple[float, ...] | None,
+) -> Image:
+    image = Image(
+        draft.new_uid(name), draft.next_instance, hu, 0, frozenset(), position, orientation, image_type=image_type
+    )
+    draft.extras.append(image)
+    return image
+
+
+def _one_slice(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.images = [replace(draft.images[len(draft.images) // 2], instance=1)]
+    return "one slice is left", []
+
+
+def _unreadable(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    """The lowest slice, which is never positive, ends within its header; the other slices are the scan."""
+    draft.extras.append(replace(draft.images.pop(0), cut="header"))
+    return "file ends within its header", [draft.extras[-1]]
+
+
+def _truncated(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    """The highest slice, which is never positive, ends within its pixels; the other slices are the scan."""
+    draft.extras.append(replace(draft.images.pop(), cut="pixels"))
+    return "file ends within its pixels; its header is whole", [draft.extras[-1]]
+
+
+def _wrong_intercept(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.encoding = WRONG_INTERCEPT
+    return "12-bit two's complement that is said to be unsigned", []
+
+
+def _bits(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.encoding = UNEXTENDED
+    return "signed, but the sign is not extended from BitsStored to BitsAllocated", []
+
+
+def _multi_frame(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.multi_frame = True
+    return "all slices in one Legacy Converted Enhanced CT file", []
+
+
+def _no_position(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.change(position=None, orientation=None)
+    return "no ImagePositionPatient, no ImageOrientationPatient", []
+
+
+def _reversed(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    count = len(draft.images)
+    draft.images = [replace(image, instance=count - number) for number, image in enumerate(draft.images)]
+    return "InstanceNumber runs down from the highest slice", []
+
+
+def _shuffled(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    order = (1 + random.permutation(len(draft.images))).tolist()
+    draft.images = [replace(image, instance=number) for image, number in zip(draft.images, order, strict=True)]
+    return "InstanceNumber in no order", []
+
+
+def _double_rows(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.flags["double_rows"] = 1
+    return "its last row is in the label table twice", []
+
+
+def _rows_without_image(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.flags["rows_without_image"] = 1
+    return "one row of the label table has no image", []
+
+
+def _indeterminate(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    """An exam without lesions that its readers called indeterminate."""
+    draft.flags["indeterminate"] = 1
+    return "called indeterminate", []
+
+
+def _incomplete_organ(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    """The lower third of the scan is missing."""
+    draft.flags["incomplete_organ"] = 1
+    del draft.images[: len(draft.images) // 3]
+    draft.images = [replace(image, instance=number) for number, image in enumerate(draft.images, start=1)]
+    return "the lower third is missing", []
+
+
+ODDITIES: Mapping[str, Oddity] = {
+    "tilt": Oddity("gantry tilt", EVERYWHERE, _tilt),
+    "gaps": Oddity("slices left out", EVERYWHERE, _gaps),
+    "duplicates": Oddity("a slice twice", EVERYWHERE, _duplicates),
+    "mixed_series": Oddity("slices of another series in the folder", FOLDERS, _mixed_series),
+    "localizer": Oddity("a localizer among the slices", EVERYWHERE, _localizer),
+    "secondary_capture": Oddity("a secondary capture among the slices", EVERYWHERE, _secondary_capture),
+    "one_slice": Oddity("one slice only", EVERYWHERE, _one_slice),
+    "unreadable": Oddity("a file that ends within its header", EVERYWHERE, _unreadable),
+    "truncated": Oddity("a file that ends within its pixels", EVERYWHERE, _truncated),
+    "wrong_intercept": Oddity("12-bit data wrapped as in RSNA 2019", EVERYWHERE, _wrong_intercept),
+    "bits": Oddity("signs not extended, as in RSNA 2023", EVERYWHERE, _bits),
+    "multi_frame": Oddity("all slices in one file", ("folder",), _multi_frame),
+    "no_position": Oddity("InstanceNumber only, no position", EVERYWHERE, _no_position),
+    "reversed": Oddity("InstanceNumber against the position", EVERYWHERE, _reversed),
+    "shuffled": Oddity("InstanceNumber in no order", EVERYWHERE, _shuffled),
+    "double_rows": Oddity("a label twice", KAGGLE, _double_rows),
+    "rows_without_image": Oddity("a label without image", KAGGLE, _rows_without_image),
+    "indeterminate": Oddity("an exam called indeterminate", ("rsna-pe",), _indeterminate),
+    "incomplete_organ": Oddity("a series without a part of the organ", ("rsna-at",), _incomplete_organ),
+}
+"""Oddities by name."""
+
+NEEDS_ROW = ("double_rows", "rows_without_image")
+"""Oddities of a scan's rows in a label table: in rsna-at only positive scans have any."""
+
+
+def check_oddities(names: Sequence[str], layout: str) -> None:
+    """Refuses names that are unknown or that this layout cannot have."""
+    for name in names:
+        if name not in ODDITIES:
+            known = ", ".join(key for key, one in ODDITIES.items() if layout in one.layouts)
+            raise UserError(f"oddity {name!r} is unknown; choose from {known}, or all")
+        if layout not in ODDITIES[name].layouts:
+            raise UserError(f"oddity {name!r} does not exist in {layout}, only in {', '.join(ODDITIES[name].layouts)}")
+
+
+def assign_oddities(
+    names: Sequence[str], labels: Sequence[int], random: np.random.Generator, layout: str
+) -> dict[int, str]:
+    """The oddity of every scan that has one, by the scan's number."""
+    each, free = max(1, round(SHARE * len(labels))), random.permutation(len(labels)).tolist()
+    if len(names) * each > len(labels):
+        raise UserError(
+            f"{len(names)} oddities change {each} scans each, but there are only {len(labels)}; make more scans"
+        )
+    assigned: dict[int, str] = {}
+    # Oddities that only some scans can have choose first.
+    for name in sorted(names, key=lambda name: name not in (*NEEDS_ROW, "indeterminate")):
+        wanted = {"indeterminate": 0}.get(name, 1 if name in NEEDS_ROW and layout == "rsna-at" else None)
+        fitting = [scan for scan in free if wanted is None or labels[scan] == wanted]
+        if len(fitting) < each:
+            kind = "positive" if wanted else "negative"
+            raise UserError(f"oddity {name!r} needs {each} {kind} scans; make more scans, or change --positive")
+        for scan in fitting[:each]:
+            assigned[scan] = name
+            free.remove(scan)
+    return assigned

@@ -1,0 +1,669 @@
+"""Writes a whole phantom dataset, and phantom.json with the truth about it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normal_guidance import __version__
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import (
+    folder_atomically,
+    read_json,
+    write_atomically,
+    write_json,
+)
+from normal_guidance.base.system import install_command
+from normal_guidance.scans.phantom.drafts import Draft, Image, checksum, make_draft, render
+from normal_guidance.scans.phantom.oddities import (
+    ODDITIES,
+    Note,
+    assign_oddities,
+    check_oddities,
+)
+from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
+
+# Writes drafts as real DICOM: CT Image Storage and, for the oddities, secondary captures and multi-frame CT.
+# Reference: DICOM PS3.3, A.3 (CT Image IOD), A.8.1 (Secondary Capture), A.70 (Legacy Converted Enhanced CT).
+
+
+try:
+    from pydicom.dataset import Dataset, FileMetaDataset
+    from pydicom.sequence import Sequence as DicomSequence
+    from pydicom.uid import (
+        UID,
+        CTImageStorage,
+        ExplicitVRLittleEndian,
+        JPEG2000Lossless,
+        JPEGLosslessSV1,
+        JPEGLSLossless,
+        LegacyConvertedEnhancedCTImageStorage,
+        RLELossless,
+        SecondaryCaptureImageStorage,
+    )
+except ImportError as error:
+    raise UserError(f"phantoms are written with pydicom; {install_command('dicom')}") from error
+
+COMPRESSIONS = {
+    "none": ExplicitVRLittleEndian,
+    "rle": RLELossless,
+    "jpeg2000": JPEG2000Lossless,
+    "jpeg-lossless": JPEGLosslessSV1,
+    "jpeg-ls": JPEGLSLossless,
+}
+"""Transfer syntaxes by name; all are lossless."""
+
+BODY_PARTS = {"head": "HEAD", "chest": "CHEST", "abdomen": "ABDOMEN"}
+
+MAKER = "PHANTOM"
+"""Manufacturer; the patient's name begins with it, too."""
+
+CUTS = {"header": 0.5, "pixels": 0.6}
+"""The end of a truncated file, as a share of that part."""
+
+
+def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
+    """Writes all files of a scan; `names` are their paths below `root`, by uid."""
+    for folder in {(root / name).parent for name in names.values()}:
+        folder.mkdir(parents=True, exist_ok=True)
+    if draft.multi_frame:
+        _write(root / names[draft.images[0].uid], _multi_frame(draft), draft.compression)
+    for image in draft.extras if draft.multi_frame else draft.files:
+        path = root / names[image.uid]
+        _write(path, _single(draft, image), "none" if image.capture else draft.compression)
+        if image.cut is not None:
+            _truncate(path, image.cut)
+
+
+def _write(path: Path, dataset: Dataset, compression: str) -> None:
+    if compression in ("rle", "jpeg2000"):
+        # The plugin is named because pydicom prefers gdcm, which crashes on RLE on some machines.
+        plugin = "pydicom" if compression == "rle" else ""
+        dataset.compress(COMPRESSIONS[compression], encoding_plugin=plugin, generate_instance_uid=False)
+    dataset.save_as(path, enforce_file_format=True)
+    if compression in ("jpeg-lossless", "jpeg-ls"):
+        _compress_file(path, compression)
+
+
+def _compress_file(path: Path, compression: str) -> None:
+    """Compresses with gdcm as JPEG lossless or JPEG-LS, which pydicom cannot write."""
+    try:
+        import gdcm
+    except ImportError as error:
+        raise UserError(f"{compression} is written with gdcm; {install_command('dicom')}") from error
+    reader = gdcm.ImageReader()
+    reader.SetFileName(str(path))
+    change = gdcm.ImageChangeTransferSyntax()
+    syntax = {
+        "jpeg-lossless": gdcm.TransferSyntax.JPEGLosslessProcess14_1,
+        "jpeg-ls": gdcm.TransferSyntax.JPEGLSLossless,
+    }
+    change.SetTransferSyntax(gdcm.TransferSyntax(syntax[compression]))
+    if not reader.Read():
+        raise RuntimeError(f"gdcm cannot read {path}")
+    change.SetInput(reader.GetImage())
+    if not change.Change():
+        raise RuntimeError(f"gdcm cannot compress {path} as {compression}")
+    writer = gdcm.ImageWriter()
+    writer.SetFileName(str(path))
+    writer.SetFile(reader.GetFile())
+    writer.SetImage(change.GetOutput())
+    if not writer.Write():
+        raise RuntimeError(f"gdcm cannot write {path}")
+
+
+def _truncate(path: Path, cut: str) -> None:
+    content = path.read_bytes()
+    pixels = content.rindex(b"\xe0\x7f\x10\x00")
+    end = CUTS[cut] * pixels if cut == "header" else pixels + CUTS[cut] * (len(content) - pixels)
+    path.write_bytes(content[: int(end)])
+
+
+def _single(draft: Draft, image: Image) -> Dataset:
+    dataset = _common(draft, SecondaryCaptureImageStorage if image.capture else CTImageStorage, image.uid)
+    if image.series_uid is not None:
+        dataset.SeriesInstanceUID = image.series_uid
+        dataset.SeriesNumber = 3
+    dataset.InstanceNumber = image.instance
+    dataset.ImageType = list(image.image_type)
+    if image.capture:
+        dataset.Modality = "OT"
+        dataset.ConversionType = "WSD"
+        dataset.SeriesDescription = "PHANTOM screen save"
+        _set_pixels(dataset, (image.hu.clip(-160, 240) + 160).astype(np.int32) * 255 // 400, 8, False)
+        return dataset
+    _set_ct(dataset, draft)
+    if image.position is not None and image.orientation is not None:
+        dataset.ImagePositionPatient = [_number(value) for value in image.position]
+        dataset.ImageOrientationPatient = [_number(value) for value in image.orientation]
+        dataset.SliceLocation = _number(image.position[2])
+    dataset.PixelSpacing = [_number(draft.pixel_spacing)] * 2
+    dataset.SliceThickness = _number(draft.slice_spacing)
+    dataset.RescaleIntercept, dataset.RescaleSlope, dataset.RescaleType = str(draft.encoding.intercept), "1", "HU"
+    _set_pixels(dataset, draft.encoding.store(image.hu), draft.encoding.bits, draft.encoding.signed)
+    return dataset
+
+
+def _common(draft: Draft, sop_class: UID, uid: str) -> Dataset:
+    """Patient, study, series, frame of reference and equipment: the same in all files of a scan."""
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.file_meta.MediaStorageSOPClassUID = sop_class
+    dataset.file_meta.MediaStorageSOPInstanceUID = UID(uid)
+    part = BODY_PARTS[draft.plan.anatomy]
+    values: dict[str, Any] = {
+        "SpecificCharacterSet": "ISO_IR 192",
+        "SOPClassUID": sop_class,
+        "SOPInstanceUID": uid,
+        "StudyDate": draft.date,
+        "ContentDate": draft.date,
+        "StudyTime": "120000",
+        "ContentTime": "120000",
+        "AccessionNumber": "",
+        "Modality": "CT",
+        "Manufacturer": MAKER,
+        "ReferringPhysicianName": "",
+        "StudyDescription": f"PHANTOM {part}",
+        "SeriesDescription": f"PHANTOM {part} axial",
+        "PatientName": f"PHANTOM^{part}",
+        "PatientID": draft.patient_id,
+        "PatientBirthDate": "",
+        "PatientSex": "",
+        "PatientIdentityRemoved": "YES",
+        "DeidentificationMethod": "PHANTOM: no patient",
+        "BodyPartExamined": part,
+        "PatientPosition": "HFS",
+        "StudyInstanceUID": draft.study_uid,
+        "SeriesInstanceUID": draft.series_uid,
+        "StudyID": "1",
+        "SeriesNumber": 2,
+        "FrameOfReferenceUID": draft.frame_uid,
+        "PositionReferenceIndicator": "",
+        "QualityControlImage": "YES",
+        "BurnedInAnnotation": "NO",
+    }
+    for name, value in values.items():
+        setattr(dataset, name, value)
+    return dataset
+
+
+def _set_ct(dataset: Dataset, draft: Draft) -> None:
+    dataset.KVP = "120"
+    dataset.AcquisitionNumber = 1
+    dataset.GantryDetectorTilt = _number(draft.tilt)
+    dataset.WindowCenter, dataset.WindowWidth = "40", "400"
+
+
+def _set_pixels(dataset: Dataset, values: np.ndarray, bits: int, signed: bool) -> None:
+    allocated = 8 if bits <= 8 else 16
+    dataset.SamplesPerPixel = 1
+    dataset.PhotometricInterpretation = "MONOCHROME2"
+    dataset.Rows, dataset.Columns = values.shape[-2:]
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = allocated, bits, bits - 1
+    dataset.PixelRepresentation = int(signed)
+    content = values.astype("u1" if allocated == 8 else "<u2").tobytes()
+    dataset.add_new(0x7FE00010, "OB" if allocated == 8 else "OW", content + b"\0" * (len(content) % 2))
+
+
+def _multi_frame(draft: Draft) -> Dataset:
+    """All slices in one file: shared and per-frame functional groups instead of one header each."""
+    first = draft.images[0]
+    dataset = _common(draft, LegacyConvertedEnhancedCTImageStorage, first.uid)
+    dataset.InstanceNumber = 1
+    dataset.ImageType = ["DERIVED", "PRIMARY", "AXIAL", "NONE"]
+    dataset.ManufacturerModelName, dataset.DeviceSerialNumber, dataset.SoftwareVersions = MAKER, "0", "0"
+    dataset.PixelPresentation, dataset.VolumetricProperties = "MONOCHROME", "VOLUME"
+    dataset.VolumeBasedCalculationTechnique, dataset.LossyImageCompression = "NONE", "00"
+    dataset.PresentationLUTShape = "IDENTITY"
+    dataset.AcquisitionContextSequence = DicomSequence()
+    dataset.NumberOfFrames = len(draft.images)
+    dataset.DimensionOrganizationSequence = [_item(DimensionOrganizationUID=draft.new_uid("dimension"))]
+    dataset.DimensionIndexSequence = [
+        _item(
+            DimensionOrganizationUID=draft.new_uid("dimension"),
+            DimensionIndexPointer=0x00200032,
+            FunctionalGroupPointer=0x00209113,
+        )
+    ]
+    frame_type = _item(
+        FrameType=list(dataset.ImageType),
+        PixelPresentation="MONOCHROME",
+        VolumetricProperties="VOLUME",
+        VolumeBasedCalculationTechnique="NONE",
+    )
+    spacing, thickness = _number(draft.pixel_spacing), _number(draft.slice_spacing)
+    rescale = _item(RescaleIntercept=str(draft.encoding.intercept), RescaleSlope="1", RescaleType="HU")
+    shared = _item(
+        PixelMeasuresSequence=[_item(PixelSpacing=[spacing] * 2, SliceThickness=thickness)],
+        PlaneOrientationSequence=[_item(ImageOrientationPatient=[_number(v) for v in first.orientation or ()])],
+        PixelValueTransformationSequence=[rescale],
+        CTImageFrameTypeSequence=[frame_type],
+        UnassignedSharedConvertedAttributesSequence=[_item(KVP="120")],
+    )
+    dataset.SharedFunctionalGroupsSequence = [shared]
+    dataset.PerFrameFunctionalGroupsSequence = [
+        _item(
+            PlanePositionSequence=[_item(ImagePositionPatient=[_number(v) for v in image.position or ()])],
+            FrameContentSequence=[_item(DimensionIndexValues=[number])],
+            UnassignedPerFrameConvertedAttributesSequence=[_item(InstanceNumber=image.instance)],
+        )
+        for number, image in enumerate(draft.images, start=1)
+    ]
+    volume = np.stack([image.hu for image in draft.images])
+    _set_pixels(dataset, draft.encoding.store(volume), draft.encoding.bits, draft.encoding.signed)
+    return dataset
+
+
+def _item(**values: Any) -> Dataset:
+    item = Dataset()
+    for name, value in values.items():
+        setattr(item, name, value)
+    return item
+
+
+def _number(value: float) -> str:
+    """A decimal string: at most 16 characters."""
+    return f"{value:.6f}".rstrip("0").rstrip(".") or "0"
+
+
+# The paths of a scan's files and the label tables: Kaggle's three layouts, and folders with one table.
+# The tables have all columns of Kaggle's tables, in their order.  A layout does not use pixels.
+
+
+Row = Sequence[Any]
+
+ICH_TYPES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural", "any")
+"""Rows of a slice in stage_2_train.csv, in its order."""
+
+PE_COLUMNS = (
+    "StudyInstanceUID",
+    "SeriesInstanceUID",
+    "SOPInstanceUID",
+    "pe_present_on_image",
+    "negative_exam_for_pe",
+    "qa_motion",
+    "qa_contrast",
+    "flow_artifact",
+    "rv_lv_ratio_gte_1",
+    "rv_lv_ratio_lt_1",
+    "leftsided_pe",
+    "chronic_pe",
+    "true_filling_defect_not_pe",
+    "rightsided_pe",
+    "acute_and_chronic_pe",
+    "central_pe",
+    "indeterminate",
+)
+"""Columns of train.csv."""
+
+AT_PATIENT_COLUMNS = (
+    "patient_id",
+    "bowel_healthy",
+    "bowel_injury",
+    "extravasation_healthy",
+    "extravasation_injury",
+    *(f"{organ}_{grade}" for organ in ("kidney", "liver", "spleen") for grade in ("healthy", "low", "high")),
+    "any_injury",
+)
+"""Columns of train_2024.csv."""
+
+
+@dataclass(frozen=True)
+class FolderLayout:
+    """The arrangement of a dataset."""
+
+    anatomy: str | None
+    """The body part; None: any."""
+    ids: Callable[[ScanPlan], tuple[str, str]]
+    """scan_id and patient_id; an empty scan_id stands for the SeriesInstanceUID."""
+    place: Callable[[Draft, Image], str]
+    """Path of a file."""
+    tables: Callable[[Sequence[Draft], int], Mapping[str, str]]
+    """Label tables by path, as text; the number is the seed."""
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _labelled(draft: Draft) -> list[Image]:
+    """The images with rows in a label table; one of them may have no file."""
+    images = draft.files
+    if draft.flags.get("rows_without_image"):
+        ghost = Image(draft.new_uid("ghost"), draft.next_instance, images[0].hu, 0, frozenset(), None)
+        images = [*images, ghost]
+    return images
+
+
+def _doubled(draft: Draft, rows: list[Row], count: int = 1) -> list[Row]:
+    """The rows; the last `count` of them occur twice if the scan has the oddity of double rows."""
+    return rows + rows[-count:] if draft.flags.get("double_rows") else rows
+
+
+def _folder_number(plan: ScanPlan, name: str, owner: int, low: int = 10_000, high: int = 66_000) -> int:
+    """A number in Kaggle's style: unique for every owner, in an order that reveals nothing."""
+    turn, place = divmod(owner, high - low)
+    return low + turn * (high - low) + _order(plan.seed, name, high - low)[place]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, name: str, count: int) -> list[int]:
+    return [int(number) for number in stream(seed, name).permutation(count)]
+
+
+def _ich_ids(plan: ScanPlan) -> tuple[str, str]:
+    return "", f"ID_{plan.patient_stream('patient id').bytes(4).hex()}"
+
+
+def _ich_name(image: Image) -> str:
+    return f"ID_{image.key[-9:]}"
+
+
+def _ich_place(draft: Draft, image: Image) -> str:
+    return f"stage_2_train/{_ich_name(image)}.dcm"
+
+
+def _ich_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
+    images: list[list[Row]] = []
+    for draft in drafts:
+        of_scan: list[Row] = [(draft, image) for image in _labelled(draft)]
+        for _, image in _doubled(draft, of_scan):
+            shown = {*image.kinds, "any"} if image.label else set()
+            images.append([(f"{_ich_name(image)}_{kind}", int(kind in shown)) for kind in ICH_TYPES])
+    order = stream(seed, "rows").permutation(len(images)).tolist()
+    return {"stage_2_train.csv": _csv(("ID", "Label"), (row for number in order for row in images[number]))}
+
+
+def _pe_key(plan: ScanPlan, name: str) -> str:
+    return plan.stream(name).bytes(6).hex()
+
+
+def _pe_ids(plan: ScanPlan) -> tuple[str, str]:
+    return _pe_key(plan, "series key"), ""
+
+
+def _pe_place(draft: Draft, image: Image) -> str:
+    return f"train/{_pe_key(draft.plan, 'study key')}/{draft.scan_id}/{image.key}.dcm"
+
+
+def _pe_exam(draft: Draft) -> dict[str, int]:
+    """The labels of the whole exam, which repeat in all rows."""
+    random = draft.plan.stream("exam")
+    chances = ("qa_motion", "qa_contrast", "flow_artifact", "true_filling_defect_not_pe", "chronic_pe", "wide")
+    drawn = dict(zip(chances, (random.random(6) < (0.02, 0.02, 0.3, 0.02, 0.15, 0.45)).tolist(), strict=True))
+    positive, kinds = bool(draft.label), frozenset[str]().union(*(image.kinds for image in draft.images))
+    indeterminate = bool(draft.flags.get("indeterminate"))
+    exam = {
+        "negative_exam_for_pe": not positive and not indeterminate,
+        "qa_motion": drawn["qa_motion"],
+        "qa_contrast": drawn["qa_contrast"],
+        "flow_artifact": drawn["flow_artifact"],
+        "rv_lv_ratio_gte_1": positive and drawn["wide"],
+        "rv_lv_ratio_lt_1": positive and not drawn["wide"],
+        "leftsided_pe": "left" in kinds,
+        "chronic_pe": positive and drawn["chronic_pe"],
+        "true_filling_defect_not_pe": drawn["true_filling_defect_not_pe"],
+        "rightsided_pe": "right" in kinds,
+        "acute_and_chronic_pe": False,
+        "central_pe": "central" in kinds,
+        "indeterminate": indeterminate,
+    }
+    return {name: int(value) for name, value in exam.items()}
+
+
+def _pe_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
+    rows: list[Row] = []
+    for draft in drafts:
+        study, exam = _pe_key(draft.plan, "study key"), tuple(_pe_exam(draft).values())
+        of_scan = [(study, draft.scan_id, image.key, image.label, *exam) for image in _labelled(draft)]
+        rows += _doubled(draft, [*of_scan])
+    return {"train.csv": _csv(PE_COLUMNS, rows)}
+
+
+def _at_series(plan: ScanPlan) -> int:
+    return _folder_number(plan, "series numbers", plan.number)
+
+
+def _at_ids(plan: ScanPlan) -> tuple[str, str]:
+    patient = str(_folder_number(plan, "patient numbers", plan.patient))
+    return f"{patient}_{_at_series(plan)}", patient
+
+
+def _at_place(draft: Draft, image: Image) -> str:
+    return f"train_images/{draft.patient_id}/{_at_series(draft.plan)}/{image.instance}.dcm"
+
+
+def _at_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
+    images: list[Row] = []
+    series: list[Row] = []
+    patients: dict[str, list[Draft]] = {}
+    for draft in drafts:
+        patients.setdefault(draft.patient_id, []).append(draft)
+        number, patient = _at_series(draft.plan), draft.patient_id
+        injured = [(image, kind) for image in draft.files for kind in sorted(image.kinds) if image.label]
+        rows: list[Row] = [(patient, number, image.instance, kind) for image, kind in injured]
+        if draft.flags.get("rows_without_image"):
+            rows.append((patient, number, draft.next_instance, injured[0][1]))
+        images += _doubled(draft, rows)
+        aorta = round(float(draft.plan.stream("aorta").uniform(90, 330)), 1)
+        series.append((patient, number, aorta, draft.flags.get("incomplete_organ", 0)))
+    return {
+        "image_level_labels_2024.csv": _csv(("patient_id", "series_id", "instance_number", "injury_name"), images),
+        "train_series_meta.csv": _csv(("patient_id", "series_id", "aortic_hu", "incomplete_organ"), series),
+        "train_2024.csv": _csv(AT_PATIENT_COLUMNS, (_at_patient(name, scans) for name, scans in patients.items())),
+    }
+
+
+def _at_patient(name: str, scans: Sequence[Draft]) -> list[Any]:
+    kinds = {kind for draft in scans for image in draft.images for kind in image.kinds}
+    injuries = scans[0].plan.injuries
+    bowel, leak = int("Bowel" in kinds), int("Active_Extravasation" in kinds)
+    row: list[Any] = [name, 1 - bowel, bowel, 1 - leak, leak]
+    for organ in ("kidney", "liver", "spleen"):
+        row += [int(injuries.get(organ, "healthy") == grade) for grade in ("healthy", "low", "high")]
+    return [*row, int(bool(bowel or leak or injuries.keys() & ORGANS.keys()))]
+
+
+def _folder_ids(plan: ScanPlan) -> tuple[str, str]:
+    """The ids contain the seed: scans of another seed belong to other patients."""
+    of_seed = f"{plan.seed}-" if plan.seed else ""
+    return f"scan-{of_seed}{plan.number:04d}", f"PHANTOM-{of_seed}{plan.patient:04d}"
+
+
+def _folder_place(draft: Draft, image: Image) -> str:
+    return f"scans/{draft.scan_id}/{image.instance:04d}.dcm"
+
+
+def _folder_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
+    rows = [
+        (
+            draft.scan_id,
+            draft.patient_id,
+            f"scans/{draft.scan_id}",
+            draft.label,
+            " ".join(str(image.label) for image in draft.images),
+        )
+        for draft in drafts
+    ]
+    return {"labels.csv": _csv(("scan_id", "patient_id", "path", "label", "slice_labels"), rows)}
+
+
+LAYOUTS: Mapping[str, FolderLayout] = {
+    "rsna-ich": FolderLayout("head", _ich_ids, _ich_place, _ich_tables),
+    "rsna-pe": FolderLayout("chest", _pe_ids, _pe_place, _pe_tables),
+    "rsna-at": FolderLayout("abdomen", _at_ids, _at_place, _at_tables),
+    "folder": FolderLayout(None, _folder_ids, _folder_place, _folder_tables),
+}
+"""Layouts by name."""
+
+
+TRUTH = "phantom.json"
+"""The file with the truth about the dataset; code that reads the scans must not need it."""
+
+MIN_SIZE, MAX_SIZE = 32, 1024
+"""Rows and columns of a slice."""
+
+MIXED = "mixed"
+"""The compressions in turn, one per scan."""
+
+
+def write_phantom(
+    layout: str,
+    out: str | Path,
+    *,
+    scans: int,
+    seed: int = 0,
+    size: int = 128,
+    contrast: float = 1.0,
+    positive: float | None = None,
+    slices: int | None = None,
+    anatomy: str | None = None,
+    oddities: Sequence[str] = (),
+    compression: str = "none",
+) -> dict[str, Any]:
+    """Draws a dataset of phantoms and writes it as DICOM; returns the content of phantom.json.
+
+    The same arguments give the same files, byte for byte.
+
+    Args:
+        layout: one of `LAYOUTS`.
+        out: a folder that is empty or does not exist; one that the same arguments filled before is left as it is.
+        contrast: contrast of the lesions: 0 makes them invisible, more than 1 makes them plainer.
+        positive: share of positive scans; the default is that of the real dataset.
+        slices: median number of slices; chest and abdomen have 64 by default, real scans four to five times as many.
+        anatomy: head (default), chest or abdomen; only for the layout folder, because the others have their own.
+        oddities: names of `ODDITIES`.
+        compression: one of `COMPRESSIONS`, or mixed.
+    """
+    chosen = _check(layout, size, contrast, anatomy, oddities, compression)
+    part = chosen.anatomy or anatomy or "head"
+    about = {
+        "about": "PHANTOM: drawn by a program, no patients",
+        "version": __version__,
+        "layout": layout,
+        "anatomy": part,
+        "options": {
+            "scans": scans,
+            "seed": seed,
+            "size": size,
+            "contrast": contrast,
+            "positive": positive,
+            "slices": slices,
+            "oddities": list(oddities),
+            "compression": compression,
+        },
+    }
+    before = _complete(Path(out), about)
+    if before is not None:
+        return before
+    plans = plan(part, scans, seed, positive=positive, slices=slices)
+    labels = [one.label for one in plans]
+    assigned = assign_oddities(oddities, labels, stream(seed, "oddities"), layout)
+    truths, drafts = [], []
+    with folder_atomically(out) as folder:
+        for one in plans:
+            draft = _draft(one, chosen, size, contrast, compression)
+            note = _change(draft, assigned.get(one.number))
+            names = _names(draft, chosen)
+            write_draft(folder, draft, names)  # not synced: thousands of files that can be drawn again
+            truths.append(_truth(draft, names, note))
+            drafts.append(_without_pixels(draft))
+        for name, text in chosen.tables(drafts, seed).items():
+            write_atomically(folder / name, text.encode())
+        truth = {**about, "scans": truths}
+        write_json(folder / TRUTH, truth)
+    return truth
+
+
+def _complete(out: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The truth of a dataset that was drawn with the same arguments before; None where there is none."""
+    if not (out / TRUTH).is_file():
+        return None
+    truth = read_json(out / TRUTH, "delete the folder, and draw it again")
+    return truth if {name: truth.get(name) for name in about} == about else None
+
+
+def _check(
+    layout: str, size: int, contrast: float, anatomy: str | None, oddities: Sequence[str], compression: str
+) -> FolderLayout:
+    if layout not in LAYOUTS:
+        raise UserError(f"layout {layout!r} is unknown; choose one of {', '.join(LAYOUTS)}")
+    if anatomy is not None and LAYOUTS[layout].anatomy not in (None, anatomy):
+        raise UserError(f"anatomy {anatomy!r}: scans of {layout} are of the {LAYOUTS[layout].anatomy}; use folder")
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise UserError(f"size is {size}; give rows and columns of a slice, from {MIN_SIZE} to {MAX_SIZE}")
+    if not 0 <= contrast <= 5:
+        raise UserError(f"contrast is {contrast}; give a factor from 0 (invisible) to 5")
+    if compression not in (*COMPRESSIONS, MIXED):
+        raise UserError(f"compression {compression!r} is unknown; choose one of {', '.join((*COMPRESSIONS, MIXED))}")
+    check_oddities(oddities, layout)
+    return LAYOUTS[layout]
+
+
+def _draft(one: ScanPlan, layout: FolderLayout, size: int, contrast: float, compression: str) -> Draft:
+    scan_id, patient_id = layout.ids(one)
+    draft = make_draft(one, render(one, size, contrast=contrast), scan_id, patient_id)
+    draft.scan_id = scan_id or draft.series_uid
+    names = list(COMPRESSIONS)
+    draft.compression = names[one.number % len(names)] if compression == MIXED else compression
+    return draft
+
+
+def _change(draft: Draft, oddity: str | None) -> Note | None:
+    if oddity is None:
+        return None
+    detail, images = ODDITIES[oddity].change(draft, draft.plan.stream("oddity"))
+    if oddity in ("wrong_intercept", "bits", "multi_frame", "truncated"):
+        draft.compression = "none"  # an encoder would hide what is wrong with the pixels
+    return Note(oddity, detail, images)
+
+
+def _names(draft: Draft, layout: FolderLayout) -> dict[str, str]:
+    """The paths of files by uid; the slices of a multi-frame scan share one."""
+    names = {image.uid: layout.place(draft, image) for image in draft.files}
+    if draft.multi_frame:
+        first = names[draft.images[0].uid]
+        names.update({image.uid: first for image in draft.images})
+    return names
+
+
+def _truth(draft: Draft, names: dict[str, str], note: Note | None) -> dict[str, Any]:
+    """The truth about a scan: its slices in order, from the feet to the head, with their labels and HU."""
+    return {
+        "scan_id": draft.scan_id,
+        "patient_id": draft.patient_id,
+        "series_uid": draft.series_uid,
+        "label": draft.label,
+        "files": [names[image.uid] for image in draft.images],
+        "frames": list(range(len(draft.images))) if draft.multi_frame else [0] * len(draft.images),
+        "slice_labels": [image.label for image in draft.images],
+        "hu_sha256": checksum(draft.images),
+        "slice_spacing": draft.slice_spacing,
+        "pixel_spacing": draft.pixel_spacing,
+        "transfer_syntax": str(COMPRESSIONS[draft.compression]),
+        "lesions": [[block.start, block.stop, block.kind] for block in draft.plan.blocks],
+        "injuries": dict(draft.plan.injuries),
+        "oddity": None if note is None else note.oddity,
+        "detail": "" if note is None else note.detail,
+        "odd_files": [] if note is None else [names[image.uid] for image in note.images],
+    }
+
+
+def _without_pixels(draft: Draft) -> Draft:
+    """The draft without its pixels, which the label tables do not need: those of a dataset would fill the memory."""
+    nothing = draft.images[0].hu[:0]
+    draft.change(hu=nothing)
+    draft.extras = [type(image)(**{**vars(image), "hu": nothing}) for image in draft.extras]
+    return draft

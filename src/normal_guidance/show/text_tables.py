@@ -1,0 +1,212 @@
+"""Tables of plain text, written as Markdown, LaTeX, HTML, CSV and JSON.
+
+Markdown, LaTeX and HTML are for reading: three digits, like the paper's. CSV and JSON are for computing: every digit,
+one record per number, and an empty field (null) where there is no number.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import make_folder, write_atomically
+
+# Numbers in sentences and tables, in the style of the paper: three digits, no leading zero.
+
+
+NOTHING = "-"
+"""The text for a missing number."""
+
+
+def digits(value: float | None) -> str:
+    """Round to three digits, halves up whatever the binary fraction; never "-.000", and "-" for NaN."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    whole = thousandths(value)
+    return ("-" if whole < 0 else "") + f"{abs(whole) / 1000:.3f}".lstrip("0")
+
+
+def thousandths(value: float) -> int:
+    """The number that `digits` prints, in thousandths, to compare numbers as printed."""
+    # Halves go towards +infinity, so that a difference from a printed number equals the difference of printed numbers.
+    # The inner rounding removes the rounding error of a mean.
+    return math.floor(round(value * 1000, 9) + 0.5)
+
+
+def signed(difference: float | None) -> str:
+    """Like `digits`, with a plus sign for positive numbers."""
+    text = digits(difference)
+    return text if text[0] == "-" or text == digits(0.0) else f"+{text}"
+
+
+TOO_FEW = "too few scans for an interval"
+"""Stands in the brackets of an interval that could not be made."""
+
+
+def interval(low: float, high: float, number: Callable[[float], str] = digits) -> str:
+    """The ends of an interval in brackets, or why there are none."""
+    known = math.isfinite(low) and math.isfinite(high)
+    return f"[{number(low)}, {number(high)}]" if known else f"[{TOO_FEW}]"
+
+
+def yes_no(answer: bool | None) -> str:
+    """A yes or no in a table, "-" for None."""
+    return NOTHING if answer is None else "yes" if answer else "no"
+
+
+def p_value(p: float) -> str:
+    """A p-value in a sentence; never "p = .000"."""
+    return f"p < {digits(0.001)}" if p < 0.001 else f"p = {digits(p)}"
+
+
+WIDEST = 6
+"""Columns that fit a page; LaTeX shrinks wider tables to the width of the text."""
+
+LATEX_HEAD = r"% \usepackage{booktabs,graphicx}" + "\n"
+
+_LATEX = {
+    **{special: rf"\{special}" for special in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "≤": r"$\le$",
+    "×": r"$\times$",
+    "λ": r"$\lambda$",
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of plain texts, before any markup; `bold` holds (row, column), and the caption may be empty."""
+
+    title: str
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    bold: frozenset[tuple[int, int]] = frozenset()
+
+    def markdown(self, level: int = 3) -> str:
+        """The table for GitHub, under a heading of this level."""
+        lines = [list(map(_escape_markdown, self.header)), *self._marked(_escape_markdown, "**{}**")]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        sides = ["<"] + [">"] * (len(widths) - 1)
+        padded = [
+            [f"{text:{side}{width}}" for text, side, width in zip(line, sides, widths, strict=True)] for line in lines
+        ]
+        rule = [f":{'-' * (widths[0] + 1)}", *(f"{'-' * (width + 1)}:" for width in widths[1:])]
+        header, *body = (f"| {' | '.join(line)} |" for line in padded)
+        head = [f"{'#' * level} {_escape_markdown(self.title)}", ""]
+        caption = [_escape_markdown(self.caption), ""] if self.caption else []
+        return "\n".join([*head, *caption, header, f"|{'|'.join(rule)}|", *body, ""])
+
+    def latex(self) -> str:
+        """The table for LaTeX; needs booktabs, and graphicx for wide tables."""
+        header, *body = (
+            " & ".join(line) + r" \\"
+            for line in [list(map(_escape_latex, self.header)), *self._marked(_escape_latex, r"\textbf{{{}}}")]
+        )
+        shrink, close = (r"\resizebox{\linewidth}{!}{", "}") if len(self.header) > WIDEST else ("", "")
+        return "\n".join(
+            [
+                r"\begin{table}[ht]",
+                r"\centering",
+                rf"\caption{{{_escape_latex(f'{self.title}. {self.caption}')}}}",
+                rf"{shrink}\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}",
+                r"\toprule",
+                header,
+                r"\midrule",
+                *body,
+                r"\bottomrule",
+                rf"\end{{tabular}}{close}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def html(self) -> str:
+        """A table with its title as caption, for `normal_guidance.show.html`."""
+        header, *body = (
+            f"<tr>{''.join(line)}</tr>"
+            for line in [
+                [f"<th>{html.escape(text).replace(' %', '&nbsp;%')}</th>" for text in self.header],
+                *([f"<td>{text}</td>" for text in row] for row in self._marked(html.escape, "<b>{}</b>")),
+            ]
+        )
+        title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
+        note = f"<p class=note>{html.escape(self.caption)}</p>" if self.caption else ""
+        return (
+            f"{title}{note}<div class=wide><table>\n<thead>{header}</thead>\n"
+            f"<tbody>{chr(10).join(body)}</tbody>\n</table></div>"
+        )
+
+    def _marked(self, mark: Callable[[str], str], bold: str) -> list[list[str]]:
+        """The rows with every text marked up, and those in `bold` put into a pattern such as "**{}**"."""
+        return [
+            [bold.format(mark(text)) if (r, c) in self.bold else mark(text) for c, text in enumerate(row)]
+            for r, row in enumerate(self.rows)
+        ]
+
+
+def _escape_markdown(text: str) -> str:
+    return re.sub(r"([\\*_`<\[])", r"\\\1", text)
+
+
+def _escape_latex(text: str) -> str:
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return re.sub(r"(?<![\w-])-(?=\.?\d)", "$-$", escaped)  # a hyphen is too short for a minus
+
+
+def as_csv(records: Sequence[Mapping[str, object]]) -> str:
+    """Records as CSV: a line with the first record's field names, then one line per record."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(records[0])
+    writer.writerows([_csv_field(value) for value in record.values()] for record in records)
+    return out.getvalue()
+
+
+def _csv_field(value: object) -> object:
+    if isinstance(value, bool):
+        return yes_no(value)
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def as_json(value: Mapping[str, object]) -> str:
+    """JSON for a file; NaN becomes null."""
+    return json.dumps(_without_nan(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _without_nan(value: object) -> object:
+    """Replaces NaN, which JSON does not have, by None."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def write_page(folder: Path, stem: str, markdown: str, latex: str, csv: str, json: str) -> list[Path]:
+    """Writes `stem`.md, .tex, .csv and .json, each whole or not at all; makes the folder if it is missing."""
+    make_folder(folder)
+    texts = {".md": markdown, ".tex": latex, ".csv": csv, ".json": json}
+    paths = [folder / f"{stem}{suffix}" for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        try:
+            write_atomically(path, text.encode())
+        except OSError as error:
+            raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder") from error
+    return paths

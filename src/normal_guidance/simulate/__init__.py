@@ -1,1 +1,0 @@
-"""Simulated data: the paper's semi-synthetic set, one at real positions, and CT phantoms written as real DICOM."""

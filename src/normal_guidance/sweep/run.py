@@ -1,0 +1,826 @@
+"""A sweep from the data to the report in one call; a killed run resumes from its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from normal_guidance import __version__
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import (
+    LOCK,
+    difference,
+    is_draft,
+    lock_folder,
+    read_json,
+    read_json_as,
+    write_json,
+    write_parquet,
+)
+from normal_guidance.base.records import Between, ContentError, read_as
+from normal_guidance.base.system import source_version
+from normal_guidance.base.tables import read_columns
+from normal_guidance.base.tensor_files import read_tensors, write_tensors
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.metrics import scan_level
+from normal_guidance.core.prediction import Prediction
+from normal_guidance.scans.features.store import DtypeName, FeatureStore, dtype_name, fingerprint_of, is_store
+from normal_guidance.scans.index.manifest import MANIFEST, Finding
+from normal_guidance.statistics.split_results import Scores, score
+from normal_guidance.sweep.config import (
+    AXES,
+    L1_STRENGTHS,
+    LEARNING_RATES,
+    Config,
+    check_together,
+    departures,
+)
+from normal_guidance.sweep.execution import Execution, current_device
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.predictions import prediction_table, read_predictions, write_predictions_table
+from normal_guidance.sweep.stack import initial_model
+from normal_guidance.sweep.sweep import (
+    HISTORY,
+    SAVE_EPOCHS,
+    SAVE_SECONDS,
+    StateFile,
+    Sweep,
+    SweepProgress,
+    check_scans,
+    group_of,
+    sweep,
+)
+
+# A run's folder: its configuration, its progress and its results.
+#     lock                 held by the one process that may write
+#     config.json          what the run is: configurations, execution, fingerprints of the data
+#     state.safetensors    progress of the training; deleted when the run is complete
+#     history.parquet      every configuration and epoch
+#     best.safetensors     the winner's weights; with several groups of configurations, one file for each
+#     best.json            the configuration that rebuilds its model: `load_winner`
+#     predictions.parquet  the winners' prediction for every scan (`normal_guidance.sweep.predictions`)
+#     report.json          versions, times, scores: written last, so a folder that has it is complete
+# Every file is written atomically: whenever the process dies, the same command resumes from the folder.
+
+
+FORMAT = 1
+"""Version of the layout on disk; a folder of another version is refused."""
+
+CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
+HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
+WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
+
+
+def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What identifies a run, as config.json holds it; a run started again with anything else is refused."""
+    return {
+        "format": FORMAT,
+        "data": dict(data),
+        "execution": {
+            "device": torch.device(execution.device).type,
+            "precision": execution.precision,
+            "engine": "slotted" if execution.slotted else "packed",
+            "chunk": execution.chunk,
+        },
+        "configs": [config.as_json() for config in configs],
+        "departures": {**departures(configs[0]), **_other_grid(configs)},
+    }
+
+
+def _other_grid(configs: Sequence[Config]) -> dict[str, Any]:
+    """The axes whose values differ from the paper's, and missing pairs; guidance counts for guided methods only."""
+    paper: dict[str, Sequence[Any]] = {"lr": LEARNING_RATES, "l1": L1_STRENGTHS}
+    if configs[0].spec.regularizer is not None:
+        paper["guidance_weight"] = (1.0,)
+    if configs[0].spec.guided:
+        paper["divergence"] = ("forward_kl",)
+    values = {axis: sorted({getattr(config, axis) for config in configs}) for axis in paper}
+    other: dict[str, Any] = {axis: found for axis, found in values.items() if found != sorted(paper[axis])}
+    pairs: dict[tuple[object, ...], set[tuple[float, float]]] = defaultdict(set)
+    for config in configs:
+        pairs[group_of(config)].add((config.l1, config.lr))
+    least, full = min(map(len, pairs.values())), len(values["lr"]) * len(values["l1"])
+    return other | ({"pairs": f"{least} of {full} (l1, lr)"} if least < full else {})
+
+
+@dataclass(frozen=True, eq=False)
+class RunFolder:
+    """A locked folder whose config.json holds `identity`."""
+
+    path: Path
+    identity: Mapping[str, Any]
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / REPORT).exists()
+
+    def state(
+        self,
+        save_epochs: int = SAVE_EPOCHS,
+        save_seconds: float = SAVE_SECONDS,
+        environment: Mapping[str, Any] | None = None,
+    ) -> StateFile:
+        """The file of the sweep's state; `environment` is that of this start."""
+        run = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+        return StateFile(self.path / STATE, run, save_epochs, save_seconds, environment)
+
+
+@contextmanager
+def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[RunFolder]:
+    """Lock a folder for one run, new or begun before; a folder of another run is refused."""
+    path = Path(folder)
+    with lock_folder(path):
+        _claim(path, identity)
+        run = RunFolder(path, identity)
+        if run.complete:
+            (path / STATE).unlink(missing_ok=True)  # left over from a run killed between its report and this step
+        yield run
+
+
+def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Write the identity, once; a run that has saved something is only compared with it."""
+    if not is_begun(folder, identity):
+        # Without a state or a report, results cannot be assigned to a run.
+        forget(folder, *WINNERS, HISTORY_TABLE, PREDICTION_TABLE)
+        write_json(folder / CONFIG, identity)
+
+
+def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
+    """Whether the folder holds something of this run; a folder of another run is refused.  Nothing is written.
+
+    `identity` may be a part of what `identity_of` makes: only that part is compared.
+    """
+    folder = Path(folder)
+    names, path = _names_in(folder), folder / CONFIG
+    if CONFIG not in names:
+        if others := sorted(name for name in names if name != LOCK and not is_draft(Path(name))):
+            raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
+        return False
+    before = read_json(path)
+    if before.get("format") != FORMAT:
+        raise UserError(
+            f"{path}: format {before.get('format')!r:.60}, but this version of normal-guidance reads format {FORMAT}; "
+            "install the version that began the run, or choose another folder"
+        )
+    begun = not names.isdisjoint((STATE, REPORT))
+    if begun:
+        _compare(folder, before, identity)
+    return begun
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return {file.name for file in folder.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}); choose another folder") from error
+
+
+def forget(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        for file in folder.glob(pattern):
+            file.unlink()
+
+
+def _compare(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    found = difference({name: before.get(name) for name in now}, now)
+    if found:
+        raise UserError(
+            f"{folder} holds another run: {found}; give another folder (--out), or the data and options that the run "
+            "began with"
+        )
+
+
+# The results of a run: its history, its winners' weights, and the models rebuilt from them.
+
+
+COPY = "copy the run again, or delete it and start it again"
+
+
+def diverged(result: Sweep) -> int:
+    """Count the configurations whose loss or scores became NaN or infinite, in the last epoch too."""
+    lost = ~result.history.isfinite().all(2)
+    trained = torch.arange(1, len(lost) + 1)[:, None] <= result.trained
+    return int((trained & lost).any(0).sum())
+
+
+def history_table(result: Sweep) -> pa.Table:
+    """One row for each configuration and epoch that was trained."""
+    epochs, count, _ = result.history.shape
+    number, epoch = torch.meshgrid(torch.arange(count), torch.arange(1, epochs + 1), indexing="ij")
+    trained = epoch <= result.trained[:, None]
+    number, epoch = number[trained], epoch[trained]
+    selected = epoch == result.best_epoch[number]
+    axes = {axis: pa.array([getattr(config, axis) for config in result.configs]) for axis in AXES}
+    numbers = result.history[epoch - 1, number].T.contiguous().numpy()
+    return pa.table(
+        {
+            "config": number.numpy(),
+            **{axis: values.take(pa.array(number.numpy())) for axis, values in axes.items()},
+            "epoch": epoch.numpy(),
+            **dict(zip(HISTORY, numbers, strict=True)),
+            "selected": selected.numpy(),
+            "winner": (selected & torch.isin(number, torch.tensor([one.number for one in result.winners]))).numpy(),
+        }
+    )
+
+
+def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
+    """A name for each group that has its own winner, fit for a file name; empty where there is only one group."""
+    groups = {group_of(config): config for config in configs}
+    if len(groups) == 1:
+        return dict.fromkeys(groups, "")
+    return {group: f"{c.divergence}-lambda{c.guidance_weight}-seed{c.seed}" for group, c in groups.items()}
+
+
+def winner_file(group: str) -> str:
+    """Name of a winner's two files, without .safetensors and .json."""
+    return f"best-{group}" if group else "best"
+
+
+def write_history(folder: Path, result: Sweep) -> None:
+    """Write history.parquet."""
+    write_parquet(folder / HISTORY_TABLE, history_table(result))
+
+
+def read_history(path: Path) -> pa.Table:
+    """Read a history.parquet; losses and scores of configurations that diverged are NaN."""
+    return read_columns(path, HISTORY_SCHEMA, COPY, optional=("val_loss", "winner"))  # the first versions had none
+
+
+HISTORY_SCHEMA = pa.schema(
+    {
+        "config": pa.int64(),
+        **{**dict.fromkeys(AXES, pa.float64()), "divergence": pa.string(), "seed": pa.int64()},
+        "epoch": pa.int64(),
+        **dict.fromkeys(HISTORY, pa.float64()),
+        "selected": pa.bool_(),
+        "winner": pa.bool_(),
+    }
+)
+"""Columns of history.parquet."""
+
+
+def write_winners(folder: Path, result: Sweep, features: int) -> None:
+    """Write the winners' weights and what `load_winner` needs."""
+    forget(folder, *WINNERS)  # an earlier, killed start may have had others: CUDA does not promise the same bits
+    names = group_names(result.configs)
+    for winner in result.winners:
+        file = winner_file(names[group_of(winner.config)])
+        about = {
+            "format": FORMAT,
+            "config": winner.config.as_json(),
+            "features": features,
+            "number": winner.number,
+            "epoch": winner.epoch,
+            "val_auroc": winner.val_auroc,
+            "val_loss": winner.val_loss,
+        }
+        write_tensors(folder / f"{file}.safetensors", winner.weights, about)
+        write_json(folder / f"{file}.json", about)
+
+
+@dataclass(frozen=True)
+class AboutWinner:
+    """The types of best.json; what has a default came with later versions."""
+
+    format: int
+    config: Config
+    features: Annotated[int, Between(1.0, 2.0**31)]
+    number: int
+    epoch: int
+    val_auroc: float
+    val_loss: float | None = None
+
+
+def about_winner(folder: Path, group: str = "") -> AboutWinner:
+    """Read a winner's best.json."""
+    return read_json_as(folder / f"{winner_file(group)}.json", AboutWinner, COPY)
+
+
+def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Build the plain model with these weights, in their dtype, ready to predict; others are a RuntimeError."""
+    if features > max((size for tensor in weights.values() for size in tensor.shape), default=0):
+        raise RuntimeError(f"no weights are of {features} features")  # before a model of that size is made
+    dtype = next(iter(weights.values())).dtype
+    model = initial_model(config, features).to(dtype)
+    model.load_state_dict(dict(weights))
+    return model.eval()
+
+
+def load_winner(folder: str | Path, group: str = "") -> nn.Module:
+    """Load the winner of a run as a plain model; `group` names which one, where the run has several."""
+    folder = Path(folder)
+    if not (folder / REPORT).is_file():
+        raise UserError(f"{folder} is not a complete run: {REPORT} is missing; give the folder of a complete run")
+    check_group(folder, _winning_groups(folder / REPORT), group)
+    path = folder / f"{winner_file(group)}.json"
+    about = about_winner(folder, group)
+    weights, _ = read_tensors(path.with_suffix(".safetensors"), COPY)
+    try:
+        return winner_model(about.config, about.features, weights)
+    except RuntimeError as error:
+        raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
+
+
+def check_group(
+    folder: Path, groups: Sequence[str], group: str, *, note: str | None = None, choose: str = "choose a group"
+) -> None:
+    """Refuse a group that has no winner; `groups` are those of the run in `folder` that have one.
+
+    Args:
+        note: why the run has no winner at all.
+        choose: how the user names a group.
+    """
+    if group in groups:
+        return
+    if not groups:
+        raise UserError(f"{folder} has no winner: {note or 'no epoch was selected'}; give a run that has one")
+    if "" in groups:
+        raise UserError(f"{folder} has one winner and no group {group!r}; leave the group out")
+    unknown = f"no winner of group {group!r}" if group else "several winners"
+    raise UserError(f"{folder} has {unknown}; {choose}: {', '.join(groups)}")
+
+
+def _winning_groups(path: Path) -> list[str]:
+    """The groups that have a winner by the report; other files may lie beside it."""
+    winners = read_json_as(path, _Report, COPY, exact=False).winners
+    try:
+        return [read_as(str, winner.get("group"), "group") for winner in winners]
+    except ContentError as error:
+        raise UserError(f"{path} is damaged: {error}; {COPY}") from error
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What is read here of report.json."""
+
+    winners: list[dict[str, Any]]
+
+
+# report.json: the result of a complete run, as it is written and read.
+
+
+NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
+"""Errors from reading a JSON file of another shape than ours."""
+
+Share = Annotated[float, Between(0.0, 1.0)]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
+
+    group: str
+    """Empty where the run has one group only; else the name in its files: `load_winner(folder, group)`."""
+    config: Config
+    number: int
+    epoch: int
+    val_auroc: float
+    test: Scores | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A complete run, as its folder describes it."""
+
+    folder: Path
+    winners: tuple[Selected, ...]
+    """Empty where no epoch of any configuration could be selected."""
+    note: str | None
+    """Why there are no winners."""
+    all_diverged: bool
+    seconds: float
+    """The sum over all starts."""
+    report: Mapping[str, Any]
+
+    def winner(self, group: str = "", *, choose: str = "choose a group") -> Selected:
+        """The winner of a group; without a group, the only one."""
+        found = {winner.group: winner for winner in self.winners}
+        check_group(self.folder, list(found), group, note=self.note, choose=choose)
+        return found[group]
+
+
+def load_run(folder: str | Path) -> Run:
+    """Load a complete run from its folder."""
+    folder = Path(folder)
+    refuse_data(folder)
+    if not (folder / REPORT).is_file():
+        raise UserError(
+            f"{folder} is not a complete run: {REPORT} is missing; start the run again with the same command"
+        )
+    report = read_json(folder / REPORT)
+    try:
+        known = read_as(_Content, report, exact=False)
+        check_environments(report)
+        counts = known.configurations
+        return Run(
+            folder=folder,
+            winners=tuple(_selected(winner) for winner in known.winners),
+            note=known.note,
+            all_diverged=counts.diverged == counts.trained,
+            seconds=known.seconds["total"],
+            report=report,
+        )
+    except (ContentError, KeyError) as error:
+        raise UserError(
+            f"{folder / REPORT} is damaged or not a report ({error}); give the folder of a run, or copy it again"
+        ) from error
+    except UserError as error:
+        raise UserError(f"{folder / REPORT}: {error}") from error
+
+
+def refuse_data(folder: Path) -> None:
+    """Refuse a store or an index where a run or model is wanted; they have a report.json, too."""
+    is_index = all((folder / name).is_file() for name in (MANIFEST, REPORT))
+    if is_index or is_store(folder):
+        kind = "an index of scans" if is_index else "a feature store"
+        raise UserError(
+            f"{folder} is {kind}, not a model; give the folder of a run, or one that nguide fit or nguide bundle made"
+        )
+
+
+def check_files(run: Run) -> None:
+    """Read what a complete run holds beside its report; a file that is missing or damaged is named."""
+    for winner in run.winners:
+        load_winner(run.folder, winner.group)
+    read_history(run.folder / HISTORY_TABLE)
+    read_predictions(run.folder / PREDICTION_TABLE, ("scan_id", "slices"))  # the seal covers the lists of attention
+
+
+@dataclass(frozen=True)
+class _Winner:
+    """The types of a winner in report.json; scores are null where they are NaN."""
+
+    group: str
+    number: Annotated[int, Between(0.0)]
+    epoch: Annotated[int, Between(1.0)]
+    val_auroc: Share
+    config: Config
+    weights: str
+    test: _Scores | None
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The types of `Scores`; null where they are NaN, or where the method has none."""
+
+    localization_auroc: Share | None
+    localization_auprc: Share | None
+    scan_auroc: Share | None
+    scan_auprc: Share | None
+    localized: Annotated[int, Between(0.0)]
+    left_out: Annotated[int, Between(0.0)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The scans of a part, as `evaluation.runs` identifies them."""
+
+    scans: int
+    fingerprint: str
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class _Features:
+    """How the features were made (`evaluation.runs.features_of`)."""
+
+    recipe: str
+    width: Annotated[int, Between(1.0, 2.0**31)]
+    dtype: DtypeName
+    provenance: dict[str, Any]
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class _Execution:
+    """How it was trained; only the precision is read."""
+
+    precision: str
+
+
+@dataclass(frozen=True)
+class _Commit:
+    id: str
+    dirty: bool | None
+
+
+@dataclass(frozen=True)
+class _Environment:
+    """What the tables show of a start."""
+
+    normal_guidance: str
+    commit: dict[str, Any] | None
+    torch: str
+    device: str
+    date: str | None
+
+
+@dataclass(frozen=True)
+class _Counted:
+    trained: int
+    selectable: int
+    diverged: int
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The types of what `load_run` and the tables take from report.json."""
+
+    winners: tuple[_Winner, ...]
+    note: str | None
+    configurations: _Counted
+    departures: dict[str, Any]
+    data: dict[str, _Part]
+    execution: dict[str, Any]
+    seconds: dict[str, float]
+    options: dict[str, Any]
+    features: _Features | None = None
+
+
+def _selected(known: _Winner) -> Selected:
+    return Selected(
+        group=known.group,
+        config=known.config,
+        number=known.number,
+        epoch=known.epoch,
+        val_auroc=known.val_auroc,
+        test=None if known.test is None else _scores(known.test),
+    )
+
+
+def _scores(known: _Scores) -> Scores:
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in asdict(known).items()}
+    return Scores(**values)
+
+
+def check_environments(report: Mapping[str, Any]) -> None:
+    """Check the types of what the tables show of a run's execution and starts."""
+    if "execution" in report:
+        read_as(_Execution, report["execution"], "execution", exact=False)
+    starts = read_as(list[dict[str, Any]], environments_of(report), "environments")
+    if not starts:
+        raise ContentError("environments is empty")
+    for start in starts:
+        known = read_as(_Environment, start, "environment", exact=False)
+        if known.commit is not None:
+            read_as(_Commit, known.commit, "environment.commit", exact=False)
+
+
+def report(
+    identity: Mapping[str, Any],
+    result: Sweep,
+    scores: Mapping[str, Scores],
+    environments: Sequence[Mapping[str, Any]],
+    *,
+    seconds: Mapping[str, float],
+    resumed: int,
+    options: Mapping[str, Any],
+    features: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that is needed to check, repeat or compare the run, fit for JSON; a pure function."""
+    names = group_names(result.configs)
+    winners = [
+        {
+            "group": (group := names[group_of(winner.config)]),
+            "number": winner.number,
+            "epoch": winner.epoch,
+            "val_auroc": winner.val_auroc,
+            "config": winner.config.as_json(),
+            "weights": f"{winner_file(group)}.safetensors",
+            "test": scores_as_json(scores[group]) if group in scores else None,
+        }
+        for winner in result.winners
+    ]
+    return {
+        "format": identity["format"],
+        "winners": winners,
+        "note": None if winners else _why_nothing(result),
+        "configurations": {
+            "trained": len(result.configs),
+            "selectable": int((result.best_epoch > 0).sum()),
+            "diverged": diverged(result),
+        },
+        "departures": identity["departures"],
+        "seeds": {"order": result.configs[0].seed, "weights": sorted({config.seed for config in result.configs})},
+        "data": identity["data"],
+        "features": None if features is None else dict(features),
+        "execution": {**identity["execution"], "chunks": list(result.chunks)},
+        "seconds": dict(seconds),
+        "resumed": resumed,
+        "options": dict(options),
+        "environments": [dict(one) for one in environments],
+    }
+
+
+def _why_nothing(result: Sweep) -> str:
+    """Why no epoch was selected: NaN never is, and the protocol may require training AUROC above validation AUROC."""
+    lost, count = diverged(result), len(result.configs)
+    reasons = [f"{lost} of {count} configurations diverged"] if lost else []
+    if lost < count:
+        reasons.insert(0, "no configuration had an epoch whose training AUROC was above its validation AUROC")
+    return f"{', '.join(reasons)}: none was selected"
+
+
+def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where a run was started, one entry for each distinct commit, machine or date; the first reports held only one."""
+    if "environments" in report:
+        return read_as(list[dict[str, Any]], report["environments"], "environments")
+    options, only = (read_as(dict[str, Any], report.get(name), name) for name in ("options", "environment"))
+    return [{"date": options.get("date"), **only}]
+
+
+def scores_as_json(scores: Scores) -> dict[str, Any]:
+    """Scores with null for NaN, which JSON lacks."""
+    return {name: None if value != value else value for name, value in asdict(scores).items()}
+
+
+def scores_from_json(scores: Mapping[str, Any]) -> Scores:
+    """The inverse of `scores_as_json`; anything else is a `ContentError`."""
+    return _scores(read_as(_Scores, scores, "scores"))
+
+
+Data = Bags | FeatureStore
+
+
+def run_sweep(
+    folder: str | Path,
+    configs: Sequence[Config],
+    train: Data,
+    val: Data,
+    test: Data | None = None,
+    execution: Execution | None = None,
+    *,
+    save_epochs: int = SAVE_EPOCHS,
+    save_seconds: float = SAVE_SECONDS,
+    options: Mapping[str, Any] | None = None,
+    watch: Callable[[SweepProgress], None] | None = None,
+) -> Run:
+    """Train all configurations, score the winners on the test scans and write everything to `folder`.
+
+    Started again with the same arguments, a killed run resumes from its last state, which is at most `save_epochs`
+    epochs or `save_seconds` back, plus the epoch it was in; a complete run is only loaded.  `options` are copied to the
+    report.
+    """
+    execution = execution or Execution()
+    with open_run(folder, _identity(configs, train, val, test, execution)) as run:
+        if not run.complete:
+            state = run.state(save_epochs, save_seconds, environment(execution))
+            result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
+            scored = {"val": val} | ({} if test is None else {"test": test})
+            _finish(run, result, scored, execution, state, dict(options or {}), features_of(train))
+    found = load_run(folder)
+    check_files(found)
+    return found
+
+
+def check_sweep(
+    folder: str | Path,
+    configs: Sequence[Config],
+    train: Data,
+    val: Data,
+    test: Data | None = None,
+    execution: Execution | None = None,
+) -> None:
+    """Refuse at once a model, scans or a folder that `run_sweep` would refuse, perhaps hours later."""
+    identity = _identity(configs, train, val, test, execution or Execution())
+    initial_model(configs[0], train.width)
+    is_begun(folder, identity)
+
+
+def _identity(
+    configs: Sequence[Config], train: Data, val: Data, test: Data | None, execution: Execution
+) -> dict[str, Any]:
+    """What a run is of; refuse what cannot be trained before a folder is made for it."""
+    check_together(configs)
+    check_scans(configs[0], train, val)
+    parts = {"train": train, "val": val} | ({} if test is None else {"test": test})
+    return identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
+
+
+def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
+    """Identify the scans and their order, which decides which scans share a batch."""
+    return {
+        "scans": len(scans),
+        "fingerprint": scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans}),
+        "order": hashlib.sha256("\n".join(scans.scan_ids).encode()).hexdigest()[:16],
+    }
+
+
+def features_of(scans: Data) -> dict[str, Any] | None:
+    """How a store's features were made, and its finding, as the report holds it: a model needs it for new scans.
+
+    None for bags in memory, which do not record it.
+    """
+    if not isinstance(scans, FeatureStore):
+        return None
+    return {
+        "recipe": scans.recipe,
+        "width": scans.width,
+        "dtype": dtype_name(scans.dtype),
+        "provenance": dict(scans.provenance),
+        **({} if scans.finding is None else {"finding": scans.finding.as_json()}),
+    }
+
+
+def _finish(
+    run: RunFolder,
+    result: Sweep,
+    parts: Mapping[str, Data],
+    execution: Execution,
+    state: StateFile,
+    options: dict[str, Any],
+    features: Mapping[str, Any] | None,
+) -> None:
+    """Write the results of a sweep, the report last."""
+    write_history(run.path, result)
+    write_winners(run.path, result, next(iter(parts.values())).width)
+    tables, scores = [], {}
+    for name, part, scans, prediction in _predictions(result, parts, execution):
+        tables.append(prediction_table(scans, prediction, part=part, group=name))
+        if part == "test":
+            scores[name] = _run_scores(scans, prediction)
+    write_predictions_table(run.path / PREDICTION_TABLE, tables)
+    times = {**result.seconds, "total": state.seconds}
+    written = report(
+        run.identity,
+        result,
+        scores,
+        state.environments,
+        seconds=times,
+        resumed=state.resumed,
+        options=options,
+        features=features,
+    )
+    write_json(run.path / REPORT, written)
+    (run.path / STATE).unlink(missing_ok=True)
+
+
+def _predictions(
+    result: Sweep, parts: Mapping[str, Data], execution: Execution
+) -> list[tuple[str, str, Data, Prediction]]:
+    """Every winner's predictions for every part, on the host: group, part, scans, prediction."""
+    names, made = group_names(result.configs), []
+    with current_device(execution.device):
+        for winner in result.winners:
+            width = next(iter(parts.values())).width
+            model = winner_model(winner.config, width, winner.weights).to(execution.device)
+            for part, scans in parts.items():
+                prediction = predict_bags(model, scans).on_host()
+                made.append((names[group_of(winner.config)], part, scans, prediction))
+    return made
+
+
+def _run_scores(test: Data, prediction: Prediction) -> Scores:
+    """Compute all four scores; localization is NaN where no slice is labelled."""
+    if test.slice_labels is not None:
+        return score(test, prediction.slice_scores, prediction.logit)
+    scans = scan_level(prediction.logit, test.labels)
+    return Scores(
+        localization_auroc=math.nan,
+        localization_auprc=math.nan,
+        scan_auroc=scans.auroc.item(),
+        scan_auprc=scans.auprc.item(),
+        localized=0,
+        left_out=int(test.labels.sum()),
+    )
+
+
+def environment(execution: Execution) -> dict[str, Any]:
+    """Date, versions, commit and machine that a run is started with."""
+    cuda = torch.device(execution.device).type == "cuda"
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "normal_guidance": __version__,
+        "commit": source_version(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "triton": _version_of("triton"),
+        "device": torch.cuda.get_device_name(execution.device) if cuda else platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,283 @@
+"""Many configurations of one model, computed together: stacked parameters, and `vmap` over configurations.
+
+The model is the plain module of a method, written for one configuration.  Configurations are independent: the
+gradient of the sum of their losses holds the gradient of each, so ordinary autograd does the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from normal_guidance.core.attention_term import AttentionTerm
+from normal_guidance.core.guidance import DivergenceName
+from normal_guidance.core.layout import Layout
+from normal_guidance.core.method import Loss
+from normal_guidance.core.prediction import (
+    ClassWeights,
+    Features,
+    Prediction,
+    classification,
+    set_epoch,
+    slice_classification,
+)
+from normal_guidance.sweep.config import Config, OptimizerName
+
+Parameters = dict[str, Tensor]
+"""Name -> (configurations, *shape of the parameter)."""
+
+CLIP_EPSILON = 1e-6
+"""The epsilon of `torch.nn.utils.clip_grad_norm_`."""
+
+BETA_2, ADAM_EPSILON = 0.999, 1e-8
+"""Those of `torch.optim.AdamW`."""
+
+SQUARE, STEPS = ".square", "steps"
+"""AdamW's names in the momenta: the second moment of a parameter, and each configuration's number of steps."""
+
+
+def initial_model(config: Config, features: int) -> nn.Module:
+    """The model with torch's default initialisation under the configuration's seed."""
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's generator unchanged
+        torch.manual_seed(config.seed)
+        return config.spec.build(features)
+
+
+def _divergences(configs: Sequence[Config]) -> tuple[DivergenceName, ...]:
+    """The divergences that any configuration uses: one term each; a regularizer without a divergence has one term."""
+    if configs[0].spec.regularizer is None:
+        return ()
+    if "divergence" not in configs[0].term_options:
+        return (configs[0].divergence,)
+    return tuple(sorted({config.divergence for config in configs}))
+
+
+def _weights(configs: Sequence[Config], divergences: Sequence[DivergenceName]) -> list[list[float]]:
+    alone = len(divergences) == 1
+    return [[c.guidance_weight * (alone or c.divergence == name) for name in divergences] for c in configs]
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The model's structure, and the values that differ between configurations, one row each."""
+
+    configs: tuple[Config, ...]
+    skeleton: nn.Module
+    """The model that holds the structure and the buffers; its own parameters are not used."""
+    lr: Float[Tensor, "configs"]
+    """`begin_epoch` updates it."""
+    l1: Float[Tensor, "configs"]
+    divergences: tuple[DivergenceName, ...]
+    """The divergences of the terms on attention: `_divergences`."""
+    guidance_weights: Float[Tensor, "configs divergences"]
+    """lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it."""
+
+    @classmethod
+    def of(
+        cls,
+        configs: Sequence[Config],
+        features: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Stack:
+        divergences = _divergences(configs)
+        column = partial(torch.tensor, device=device, dtype=dtype)
+        return cls(
+            configs=tuple(configs),
+            skeleton=initial_model(configs[0], features).to(device, dtype).requires_grad_(False),
+            lr=column([config.lr for config in configs]),
+            l1=column([config.l1 for config in configs]),
+            divergences=divergences,
+            guidance_weights=column(_weights(configs, divergences)).reshape(len(configs), len(divergences)),
+        )
+
+    def begin_epoch(self, number: int) -> None:
+        """Set lambda, lr and the model's random numbers for this epoch, counted from 1.
+
+        All are changed in place, where compiled code and graphs read them.
+        """
+        set_epoch(self.skeleton, number)
+        if self.configs[0].schedule != "constant":
+            self.lr.copy_(torch.tensor([config.rate(number) for config in self.configs], dtype=self.lr.dtype))
+        if self.configs[0].warmup:
+            weights = torch.tensor(_weights(self.configs, self.divergences)).to(self.guidance_weights)
+            self.guidance_weights.copy_(weights.reshape(self.guidance_weights.shape) * self.configs[0].ramp(number))
+
+    @property
+    def on_slices(self) -> bool:
+        """Whether targets are slices (`Config.on_slices`)."""
+        return self.configs[0].on_slices
+
+    def initial_parameters(self) -> Parameters:
+        """The initial weights of each configuration, the same for all that share a seed."""
+        classifier = self.skeleton.classifier
+        assert isinstance(classifier, nn.Linear)
+        of_seed = {config.seed: config for config in self.configs}
+        models = {seed: initial_model(config, classifier.in_features) for seed, config in of_seed.items()}
+        weights = {seed: dict(model.named_parameters()) for seed, model in models.items()}
+        return {
+            name: torch.stack([weights[config.seed][name].detach() for config in self.configs]).to(self.lr)
+            for name in next(iter(weights.values()))
+        }
+
+    def logits(
+        self, parameters: Parameters, features: Tensor, layout: Layout
+    ) -> Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]:
+        """The logits of the targets: scans, or slices in the layout's own shape."""
+
+        def one(own: Parameters) -> Tensor:
+            return self._logit(functional_call(self.skeleton, own, (features, layout)))
+
+        return vmap(one)(parameters)
+
+    def _logit(self, prediction: Prediction) -> Tensor:
+        return prediction.slice_scores if self.on_slices else prediction.logit
+
+    def losses(
+        self,
+        parameters: Parameters,
+        features: Tensor,
+        layout: Layout,
+        labels: Int[Tensor, "targets"] | Int[Tensor, "bags longest"],
+        class_weights: ClassWeights = None,
+    ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
+        """The loss of classification and regularizer, without L1 (`descend` adds it), and the logits of the targets."""
+        classify = slice_classification if self.on_slices else self.configs[0].spec.loss
+        terms = self._terms()
+
+        def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
+            prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
+            loss = classify(prediction, labels, class_weights)
+            attention = prediction.log_attention
+            for weight, term in zip(weights.unbind(), terms, strict=True):
+                value = term(attention, lengths=layout, from_logits=True, labels=labels, features=features)
+                loss = loss + weight * value
+            return loss, self._logit(prediction)
+
+        return vmap(one)(parameters, self.guidance_weights)
+
+    def _terms(self) -> list[AttentionTerm]:
+        """A term of each divergence, of weight 1, to be multiplied by the weight of each configuration."""
+        made = [
+            replace(self.configs[0], guidance_weight=1.0, divergence=name).regularizer() for name in self.divergences
+        ]
+        return [term for term in made if term is not None]
+
+
+def initial_momenta(parameters: Parameters, optimizer: OptimizerName) -> Parameters:
+    """Zeros for what the optimizer remembers: a velocity of each parameter, or AdamW's two moments and its steps."""
+    momenta = {name: torch.zeros_like(theta) for name, theta in parameters.items()}
+    if optimizer == "adamw":
+        first = next(iter(parameters.values()))
+        momenta |= {name + SQUARE: torch.zeros_like(theta) for name, theta in parameters.items()}
+        momenta[STEPS] = first.new_zeros(len(first), dtype=torch.float64)  # 1 - beta^steps needs the digits
+    return momenta
+
+
+def adamw_rates(
+    momenta: Mapping[str, Tensor], lr: Float[Tensor, "configs"], beta_1: float
+) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs"]]:
+    """Count step t of AdamW.  Return lr / (1 - beta_1^t) and sqrt(1 - beta_2^t), as its moments start at 0."""
+    steps = momenta[STEPS].add_(1.0)
+    return (lr / (1.0 - beta_1**steps)).to(lr.dtype), (1.0 - BETA_2**steps).sqrt().to(lr.dtype)
+
+
+def descend(
+    parameters: Parameters,
+    gradients: Sequence[Tensor],
+    momenta: Parameters,
+    *,
+    lr: Float[Tensor, "configs"],
+    l1: Float[Tensor, "configs"],
+    momentum: float,
+    clip_norm: float,
+    unpenalized: Collection[str] = (),
+    copies: Mapping[str, Tensor] = MappingProxyType({}),
+    optimizer: OptimizerName = "sgd",
+    weight_decay: float = 0.0,
+) -> Float[Tensor, "configs"]:
+    """Take one step of SGD with momentum or AdamW, in place, each configuration with its own norm, clip, L1 and lr.
+
+    `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all but
+    the `unpenalized` parameters.  They may have a lower precision than the parameters.  `copies` are parameters in a
+    lower precision, to be brought up to date.  `momenta` are those of `initial_momenta`; `momentum` is AdamW's beta_1.
+    `weight_decay` is that of `torch.optim.SGD` or `AdamW`.  Return the value of the L1 term before the step.
+    """
+
+    def per_config(values: Tensor) -> Tensor:
+        return values.flatten(1).sum(1) if values.ndim > 1 else values
+
+    def column(values: Tensor, like: Tensor) -> Tensor:
+        return values.reshape(-1, *[1] * (like.ndim - 1))
+
+    full = [
+        gradient.to(theta.dtype) + (0 if name in unpenalized else column(0.5 * l1, theta) * theta.sign())
+        for gradient, (name, theta) in zip(gradients, parameters.items(), strict=True)
+    ]
+    squares = torch.stack([per_config(gradient.square()) for gradient in full]).sum(0)
+    counted = [theta for name, theta in parameters.items() if name not in unpenalized]
+    size = torch.stack([per_config(theta.abs()) for theta in counted]).sum(0)
+    scale = (clip_norm / (squares.sqrt() + CLIP_EPSILON)).clamp_max(1.0)
+    rate, root = adamw_rates(momenta, lr, momentum) if optimizer == "adamw" else (lr, None)
+    for (name, theta), gradient in zip(parameters.items(), full, strict=True):
+        slope, decay = column(scale, theta) * gradient, 0.0 if name in unpenalized else weight_decay
+        if root is None:
+            moved = momentum * momenta[name] + (slope + decay * theta if decay else slope)
+            step = column(rate, theta) * moved
+        else:
+            moved = momentum * momenta[name] + (1.0 - momentum) * slope
+            square = momenta[name + SQUARE]
+            square.copy_(BETA_2 * square + (1.0 - BETA_2) * slope.square())
+            step = column(rate, theta) * moved / (square.sqrt() / column(root, theta) + ADAM_EPSILON)
+            step = step + decay * column(lr, theta) * theta if decay else step
+        momenta[name].copy_(moved)
+        theta.copy_(theta - step)
+    for name, copy in copies.items():
+        copy.copy_(parameters[name])
+    return 0.5 * l1 * size
+
+
+# The training loss: classification, sparsity of the weights, and a regularizer of attention.
+
+
+def objective(
+    prediction: Prediction,
+    labels: Int[Tensor, "bags"] | Int[Tensor, "slices"],
+    layout: Layout,
+    parameters: Iterable[Tensor],
+    *,
+    l1: float = 0.0,
+    regularizer: AttentionTerm | None = None,
+    features: Features | None = None,
+    classify: Loss = classification,
+    on_slices: bool = False,
+    class_weights: ClassWeights = None,
+) -> Float[Tensor, ""]:
+    r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$.
+
+    The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
+    that a method exempts (`Method.unpenalized`; no method of the paper does).  `classify` is the method's own loss
+    (`Method.loss`) in the place of BCE; `regularizer` may be any term on attention, some of which need `features`.
+    Labels are those of the scans, or with `on_slices` those of the slices, for a supervised reference.
+    `class_weights` are those of `balanced_weights`.
+    """
+    loss = (slice_classification if on_slices else classify)(prediction, labels, class_weights)
+    loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
+    if regularizer is not None:
+        of_scans = None if on_slices else labels
+        attention = prediction.log_attention
+        loss = loss + regularizer(attention, lengths=layout, from_logits=True, labels=of_scans, features=features)
+    return loss
+
+
+def balanced_weights(labels: Int[Tensor, "targets"]) -> Float[Tensor, "two"]:
+    """Weights of negative and positive targets, inverse to their number; the mean over all with a known label is 1."""
+    counts = torch.stack([(labels == 0).sum(), (labels == 1).sum()]).double()
+    return counts.sum() / (2.0 * counts.clamp_min(1.0))  # a sample for an estimate may lack a class

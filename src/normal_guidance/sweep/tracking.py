@@ -1,0 +1,234 @@
+"""What a training did, for TensorBoard or MLflow: options, curves and final metrics, written once it is complete.
+
+Nothing is written while a model trains, so training is as fast as without.  Each training has an identity; one that
+was written before is not written again, so a command that resumes may be started as often as needed.
+
+TensorBoard's events go to the folder `tensorboard` of the output.  MLflow's runs go to the server that
+MLFLOW_TRACKING_URI names, and without it to files in the folder `mlruns` of the output: mlflow-skinny has no database,
+and MLflow keeps its files in maintenance mode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.files import folder_atomically
+from normal_guidance.base.system import install_command
+from normal_guidance.study.experiment import find_folders
+from normal_guidance.sweep.run import HISTORY_TABLE, REPORT, Run, Selected, load_run, read_history
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+
+SERVER = "MLFLOW_TRACKING_URI"
+"""The variable that names MLflow's server."""
+
+EXPERIMENT = "normal-guidance"
+"""The experiment of MLflow that runs belong to, unless MLFLOW_EXPERIMENT_NAME names another."""
+
+IDENTITY = "normal_guidance.identity"
+"""The tag that tells runs of MLflow apart."""
+
+AT_ONCE = 1000
+"""Values in one call, which is the most that MLflow takes."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One complete training.
+
+    Args:
+        name: such as ng/1001.
+        options: what was asked for.
+        metrics: final numbers; those that are not finite are left out.
+        curves: numbers by epoch, counted from 1.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """The same for the same training, wherever and whenever it is written."""
+        content = [
+            self.name,
+            dict(self.options),
+            dict(self.metrics),
+            {name: list(c) for name, c in self.curves.items()},
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+    def points(self, curve: str) -> list[tuple[int, float]]:
+        """Epochs and values; epochs without a finite value are left out."""
+        return [(epoch, value) for epoch, value in enumerate(self.curves[curve], start=1) if math.isfinite(value)]
+
+    @property
+    def finite_metrics(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self.metrics.items() if math.isfinite(value)}
+
+
+def track(trainings: Sequence[Training], to: str, out: Path) -> str:
+    """Write trainings that were not written before, and say where they are.
+
+    Args:
+        to: a name in `TRACKERS`.
+        out: the folder of the command's output.
+    """
+    check_tracker(to)
+    return TRACKERS[to](trainings, out)
+
+
+def check_tracker(to: str) -> None:
+    """Refuse an unknown tracker, a missing package and a server that does not answer, before hours of training."""
+    if to not in TRACKERS:
+        raise UserError(f"--track {to!r} is unknown; choose one of {', '.join(TRACKERS)}")
+    try:
+        if to == "tensorboard":
+            import tensorboard.summary.writer.event_file_writer  # noqa: F401
+        else:
+            import mlflow.tracking  # noqa: F401
+    except ImportError as error:
+        _refuse(to, error)
+    if to == "mlflow" and SERVER in os.environ:
+        with _reached(os.environ[SERVER]) as client, _without_retries():
+            client.get_experiment_by_name(_experiment())
+
+
+def _refuse(to: str, error: ImportError) -> NoReturn:
+    raise UserError(f"--track {to} needs the package {error.name}; install it: {install_command('track')}") from error
+
+
+def _to_tensorboard(trainings: Sequence[Training], out: Path) -> str:
+    for one in trainings:
+        folder = out / "tensorboard" / one.name / one.identity[:12]
+        if not folder.is_dir():
+            with folder_atomically(folder) as draft:
+                _write_events(one, draft)
+    return f"tensorboard --logdir {out / 'tensorboard'}"
+
+
+def _write_events(one: Training, folder: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(os.fspath(folder)) as writer:
+        for name in one.curves:
+            for epoch, value in one.points(name):
+                writer.add_scalar(name, value, epoch)
+        for name, value in one.finite_metrics.items():
+            writer.add_scalar(f"final/{name}", value, 0)
+        writer.add_text("options", "\n".join(f"    {name}: {value}" for name, value in one.options.items()))
+
+
+def _experiment() -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+
+
+@contextmanager
+def _reached(uri: str) -> Iterator[MlflowClient]:
+    """The client of a server; a server that does not answer or refuses is a UserError that names it."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    try:
+        yield MlflowClient(tracking_uri=uri)
+    except (MlflowException, OSError) as error:
+        reason = shorten(" ".join(str(error).split()), 300)
+        raise UserError(
+            f"--track mlflow: {uri} cannot be written to ({reason}); start that server, or correct {SERVER}, or unset "
+            "it to write to the folder of the output"
+        ) from error
+
+
+@contextmanager
+def _without_retries() -> Iterator[None]:
+    """Let MLflow ask once, unless its user said how often; it would ask for minutes."""
+    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "0")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+
+
+def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:
+    server = os.environ.get(SERVER)
+    if server is None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow refuses to write files
+    with _reached(server or (out / "mlruns").resolve().as_uri()) as client:
+        _write_runs(client, trainings)
+    return f"MLflow: experiment {_experiment()!r} in {server or out / 'mlruns'}"
+
+
+def _write_runs(client: MlflowClient, trainings: Sequence[Training]) -> None:
+    from mlflow.entities import Metric, Param
+
+    name = _experiment()
+    known = client.get_experiment_by_name(name)
+    experiment = client.create_experiment(name) if known is None else known.experiment_id
+    for one in trainings:
+        before = client.search_runs([experiment], filter_string=f"tags.`{IDENTITY}` = '{one.identity}'")
+        if any(run.info.status == "FINISHED" for run in before):
+            continue
+        for run in before:  # killed while it was written
+            client.delete_run(run.info.run_id)
+        run_id = client.create_run(experiment, run_name=one.name, tags={IDENTITY: one.identity}).info.run_id
+        values = [Metric(name, value, 0, 0) for name, value in one.finite_metrics.items()]
+        values += [Metric(name, value, 0, epoch) for name in one.curves for epoch, value in one.points(name)]
+        for first in range(0, len(values), AT_ONCE):
+            client.log_batch(run_id, metrics=values[first : first + AT_ONCE])
+        client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in one.options.items()])
+        client.set_terminated(run_id)
+
+
+TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {
+    "tensorboard": _to_tensorboard,
+    "mlflow": _to_mlflow,
+}
+"""Where trainings can be written."""
+
+
+# Complete runs as `tracking` writes them.
+
+
+CURVES = ("loss", "train_auroc", "val_auroc", "val_loss")
+
+
+def tracked_runs(folder: Path) -> list[Training]:
+    """The winners of every complete run METHOD/SEED in a folder; all other configurations are in history.parquet."""
+    paths = ((f"{method}/{seed}", path) for method, seed, path in find_folders(folder))
+    return [one for name, path in paths if (path / REPORT).is_file() for one in _of_run(name, load_run(path))]
+
+
+def _of_run(name: str, run: Run) -> Iterator[Training]:
+    history = read_history(run.folder / HISTORY_TABLE).to_pandas()
+    for winner in run.winners:
+        own = history[history["config"] == winner.number].sort_values("epoch")
+        curves = {curve: own[curve].tolist() for curve in CURVES if curve in own}
+        yield Training(
+            f"{name}/{winner.group}" if winner.group else name, _options(run, winner), _metrics(winner), curves
+        )
+
+
+def _options(run: Run, winner: Selected) -> dict[str, object]:
+    asked = {f"asked/{name}": value for name, value in run.report.get("options", {}).items()}
+    return {**winner.config.as_json(), **asked}
+
+
+def _metrics(winner: Selected) -> dict[str, float]:
+    scores = {} if winner.test is None else asdict(winner.test)
+    tested = {f"test/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
+    return {"selected/epoch": float(winner.epoch), "selected/val_auroc": winner.val_auroc, **tested}

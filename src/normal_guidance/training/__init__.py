@@ -1,1 +1,0 @@
-"""Training: one configuration in a plain loop (`fit`), or a whole grid at once (`sweep`)."""

@@ -1,0 +1,35 @@
+"""One small run for all tests of this folder; nobody may change its folder."""
+
+import pytest
+
+from normal_guidance.fit.bundle import load_bundle, write_bundle
+from small_bundle import copy_series, make_run, use_tiny
+from small_node import always_positive, quick_loops
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    made = make_run(tmp_path_factory.mktemp("trained"))
+    made.bundle = tmp_path_factory.mktemp("bundle") / "bundle"
+    write_bundle(always_positive(load_bundle(made.run)), made.bundle)
+    return made
+
+
+@pytest.fixture
+def bundle(trained, monkeypatch):
+    use_tiny(monkeypatch)
+    quick_loops(monkeypatch)
+    return load_bundle(trained.bundle)
+
+
+@pytest.fixture
+def series(trained, tmp_path):
+    """Writes a series with UIDs of its own and returns its files."""
+
+    def make(number: int = 1, scan: int = 0, slices: int | None = None, **tags):
+        root = "1.2.826.0.1.3680043.9.7"
+        known = {"StudyInstanceUID": f"{root}.{number}", "SeriesInstanceUID": f"{root}.{number}.1", **tags}
+        out = tmp_path / f"series-{number}"
+        return copy_series(trained.manifest[scan], trained.manifest.root, out, slices=slices, **known)
+
+    return make

@@ -1,0 +1,265 @@
+"""Scores reach a reading list by HL7 v2 over MLLP and by FHIR, once, whatever the patient is called."""
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from fhir.resources.R4B.observation import Observation
+from hl7apy.parser import parse_message
+from pydicom import Dataset
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.node.destination import (
+    About,
+    Identity,
+    NotSentError,
+    parse_destination,
+)
+from normal_guidance.clinic.node.send_text import (
+    END,
+    NOTICE,
+    START,
+    TOKEN,
+    FindingResult,
+    ResultContent,
+    control_id,
+    make_message,
+    make_observation,
+)
+from small_node import running_node, send
+
+US = Identity("NGUIDE")
+
+
+def content(**changes) -> ResultContent:
+    patient = Dataset()
+    patient.PatientID, patient.PatientName, patient.PatientBirthDate = "P-17", "Doe^Jane^^Dr", "19700101"
+    patient.PatientSex, patient.AccessionNumber, patient.StudyInstanceUID = "F", "A-99", "1.2.3"
+    patient.StudyDate, patient.StudyTime, patient.IssuerOfPatientID = "20261118", "101500.25", "HOSPITAL"
+    for name, value in changes.items():
+        setattr(patient, name, value)
+    found = FindingResult(
+        "any",
+        "1386000",
+        "Intracranial hemorrhage",
+        "any (Intracranial hemorrhage)",
+        0.8125,
+        0.5,
+        True,
+        (12, 7),
+        "ab" * 32,
+    )
+    return ResultContent("0123456789abcdef0123456789abcdef", patient, (found,), ("Forced: it has 2 slices.",))
+
+
+def negative(one: ResultContent) -> ResultContent:
+    from dataclasses import replace
+
+    return replace(one, findings=(replace(one.findings[0], probability=0.1, positive=False),))
+
+
+def segments(message: str) -> dict[str, list[list[str]]]:
+    found: dict[str, list[list[str]]] = {}
+    for line in filter(None, message.split("\r")):
+        fields = line.split("|")
+        found.setdefault(fields[0], []).append(fields)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# HL7
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_message_names_patient_order_and_score():
+    message = make_message(content(), "NGUIDE", "RIS")
+    assert parse_message(message).validate()
+    found = segments(message)
+    (msh,), (pid,), (obr,) = found["MSH"], found["PID"], found["OBR"]
+    assert (msh[2], msh[4], msh[8], msh[11]) == ("NGUIDE", "RIS", "ORU^R01^ORU_R01", "2.5.1")
+    assert msh[9] == control_id(content().identity)
+    assert (pid[3], pid[5], pid[7], pid[8]) == ("P-17^^^HOSPITAL", "Doe^Jane^^Dr", "19700101", "F")
+    assert (obr[3], obr[7], obr[25]) == ("A-99", "20261118101500", "P")
+    value_of = {one[3].split("^")[0]: one for one in found["OBX"]}
+    score = value_of["111047"]
+    assert (score[2], score[5], score[7], score[8], score[11]) == ("NM", "0.8125", "<0.5", "A", "P")
+    assert value_of["sought"][5] == "1386000^Intracranial hemorrhage^SCT"
+    assert value_of["key_slices"][5] == "12, 7"
+    notes = [one[5] for one in found["OBX"] if one[3].startswith("note")]
+    assert notes == [NOTICE, "Forced: it has 2 slices."]
+
+
+def test_a_negative_result_points_at_no_slice():
+    found = segments(make_message(negative(content()), "NGUIDE", "RIS"))
+    assert not any("key_slices" in one[3] for one in found["OBX"])
+    assert any(one[5] == "260385009^Negative^SCT" for one in found["OBX"])
+
+
+@pytest.mark.parametrize("name", ["Doe|A^Jane\rOBX|1|NM|x||9", "Müller^Jörg", "山田^太郎=x", "&^~^\\F\\", ""])
+def test_names_cannot_change_the_message(name):
+    found = segments(make_message(content(PatientName=name, PatientID=name), "NGUIDE", "RIS"))
+    assert set(found) == {"MSH", "PID", "OBR", "OBX"}
+    assert len(found["PID"]) == 1
+    assert len(found["OBX"]) == len(segments(make_message(content(), "NGUIDE", "RIS"))["OBX"])
+    assert len(found["PID"][0]) <= 9
+
+
+@contextmanager
+def mllp(*codes: str):
+    """A reading list that answers each message with the next code; without one it closes the connection."""
+    got: list[str] = []
+    answers = list(codes)
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                data = b""
+                while answers:
+                    more = connection.recv(65536)
+                    if not more:
+                        break
+                    data += more
+                    if data.endswith(END):
+                        message, data = data.removeprefix(START).removesuffix(END).decode(), b""
+                        got.append(message)
+                        control = message.split("|")[9]
+                        reply = f"MSH|^~\\&|RIS||NGUIDE||20261118||ACK|1|P|2.5.1\rMSA|{answers.pop(0)}|{control}\r"
+                        connection.sendall(START + reply.encode() + END)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield server.getsockname()[1], got
+    finally:
+        server.close()
+
+
+def test_a_node_tells_a_reading_list_until_it_accepts(bundle, series, tmp_path):
+    with (
+        mllp("AE", "AR", "AA") as (port, got),
+        running_node(tmp_path / "state", bundle, to=[f"hl7:RIS@127.0.0.1:{port}"]) as run,
+    ):
+        assert set(send(run.port, series(AccessionNumber="A-99"))) == {0}
+        assert run.wait_finished() == {"done": 1}
+    assert len(got) == 3
+    assert len({one.split("|")[9] for one in got}) == 1  # the same control id, so that it is known again
+    found = segments(got[-1])
+    assert found["OBR"][0][3] == "A-99"
+    assert found["PID"][0][3].startswith("PHANTOM-")
+
+
+def test_what_is_not_an_acknowledgement_is_not_accepted(tmp_path, monkeypatch):
+    monkeypatch.setattr("normal_guidance.clinic.node.send_text.read_content", lambda *_: content())
+    about = About("s", "1", "2", tmp_path)
+    accepted: list[Path] = []
+    for answer in (b"", START + b"hello" + END, START + b"MSH|^~\\&|||||||ACK|1|P|2.5.1\rMSA|AA|other\r" + END):
+        server = socket.create_server(("127.0.0.1", 0))
+
+        def serve(server: socket.socket = server, answer: bytes = answer) -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        one = parse_destination(f"hl7:RIS@127.0.0.1:{server.getsockname()[1]}", US)
+        with pytest.raises(NotSentError):
+            one.send([tmp_path / "prediction.json"], about, accepted.append)
+        server.close()
+    assert accepted == []
+
+
+# ----------------------------------------------------------------------------------------------------
+# FHIR
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_an_observation_names_patient_study_and_score():
+    found = json.loads(make_observation(content(), content().findings[0]).model_dump_json(exclude_none=True))
+    assert found["resourceType"] == "Observation"
+    assert found["status"] == "preliminary"
+    assert found["subject"]["identifier"]["value"] == "P-17"
+    assert found["derivedFrom"][0]["identifier"]["value"] == "urn:oid:1.2.3"
+    assert found["code"]["coding"][0]["code"] == "1386000"
+    assert found["valueQuantity"]["value"] == pytest.approx(0.8125)
+    assert found["interpretation"][0]["coding"][0]["code"] == "POS"
+    assert [one["valueInteger"] for one in found["component"]] == [12, 7]
+    assert [one["text"] for one in found["note"]] == [NOTICE, "Forced: it has 2 slices."]
+    other = negative(content())
+    found = json.loads(make_observation(other, other.findings[0]).model_dump_json(exclude_none=True))
+    assert found["interpretation"][0]["coding"][0]["code"] == "NEG"
+    assert "component" not in found
+
+
+@contextmanager
+def fhir_server(*statuses: int):
+    """A server that creates an Observation once for each identifier, after answering with the given statuses."""
+    kept: dict[str, Observation] = {}
+    failing, requests = list(statuses), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append((self.path, dict(self.headers)))
+            if failing:
+                status = failing.pop(0)
+            else:
+                found = Observation.model_validate_json(body)
+                status = 200 if found.identifier[0].value in kept else 201
+                kept[found.identifier[0].value] = found
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/fhir", kept, requests
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_node_creates_one_observation_however_often_it_must_try(bundle, series, tmp_path, monkeypatch):
+    monkeypatch.setenv(TOKEN, "secret")
+    with (
+        fhir_server(503, 401) as (url, kept, requests),
+        running_node(tmp_path / "state", bundle, to=[f"fhir:{url}"]) as run,
+    ):
+        assert set(send(run.port, series())) == {0}
+        assert run.wait_finished() == {"done": 1}
+        assert "secret" not in (tmp_path / "state/audit.jsonl").read_text()
+    assert len(requests) == 3
+    (path, headers), (one,) = requests[-1], kept.values()
+    assert path == "/fhir/Observation"
+    assert headers["Authorization"] == "Bearer secret"
+    assert headers["If-None-Exist"].startswith("identifier=urn%3Anormal-guidance%7C")
+    assert one.subject.identifier.value.startswith("PHANTOM-")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fhir:pacs", "is not fhir:URL"),
+        ("fhir:http://far/fhir", "is not https"),
+        ("hl7:RIS", "is not AET@HOST:PORT"),
+        ("https://pacs/dicom-web/studies/1.2", "names a study"),
+        ("http://", "is not the address"),
+    ],
+)
+def test_wrong_destinations_are_refused(text, words, monkeypatch):
+    monkeypatch.setenv(TOKEN, "secret")
+    with pytest.raises(UserError, match=words):
+        parse_destination(text, US)

@@ -1,0 +1,287 @@
+"""Who may send and what: hostile and broken senders cost themselves only."""
+
+import socket
+import struct
+import threading
+from contextlib import closing
+
+import pytest
+from pydicom import dcmread
+from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, generate_uid
+from pynetdicom import AE, evt
+from pynetdicom.sop_class import CTImageStorage, EncapsulatedPDFStorage, Verification
+
+from normal_guidance.clinic.node import receiver
+from normal_guidance.clinic.node import receiver as association_server
+from normal_guidance.clinic.node.send_dicom import (
+    ALL_STORED,
+    COMMITMENT,
+    INSTANCE,
+    SOME_MISSING,
+    request_dataset,
+)
+from small_node import RESULTS, associate, running_node, send, small_archive, wait_until
+
+# Connections that the node cuts leave sockets that pynetdicom does not close.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def run(bundle, tmp_path, monkeypatch):
+    """A node that only receives, and that does not wait long for a hello."""
+    monkeypatch.setattr(receiver, "HELLO_SECONDS", 3.0)
+    with running_node(tmp_path / "state", bundle, settle=1000.0) as one:
+        yield one
+
+
+def rejection(association) -> tuple[int, int]:
+    answer = association.acceptor.primitive
+    return answer.result_source, answer.diagnostic
+
+
+@pytest.mark.parametrize(
+    ("calling", "called", "reason"),
+    [("NOBODY", "NGUIDE", (1, 3)), ("SENDER", "OTHER", (1, 7)), ("sender", "NGUIDE", (1, 3))],
+)
+def test_whoever_is_not_known_is_rejected(run, calling, called, reason):
+    association = associate(run.port, calling=calling, called=called)
+    assert association.is_rejected
+    assert rejection(association) == reason
+    wait_until(lambda: f'"peer": "{calling}"' in run.node.audit.path.read_text())
+    assert run.node.receiver.counts["rejected calls"] == 1
+
+
+def test_another_address_is_turned_away_before_it_says_anything(bundle, tmp_path):
+    with running_node(tmp_path / "state", bundle, senders=["SENDER@127.0.0.2"]) as run:
+        with closing(socket.create_connection(("127.0.0.1", run.port))) as one:
+            one.settimeout(60)
+            assert one.recv(1) == b""
+        assert run.node.receiver.counts["rejected calls"] == 1
+        good = associate(run.port, bind_address=("127.0.0.2", 0))
+        assert good.is_established
+        good.release()
+
+
+def test_a_destination_may_call_but_not_store(bundle, series, tmp_path):
+    with small_archive() as (port, _), running_node(tmp_path / "s", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"]) as run:
+        assert send(run.port, series()[:1], calling="ARCHIVE") == [receiver.NOT_ALLOWED]
+        assert list(run.node.incoming.path.iterdir()) == []
+
+
+def test_echo_and_wrong_sop_classes(run):
+    association = associate(run.port, classes=[Verification, EncapsulatedPDFStorage])
+    assert [str(one.abstract_syntax) for one in association.accepted_contexts] == [Verification]
+    assert association.send_c_echo().Status == 0
+    association.release()
+
+
+def test_every_transfer_syntax_that_is_decoded_is_taken(run):
+    entity = AE("SENDER")
+    for syntax in receiver.SYNTAXES:
+        entity.add_requested_context(CTImageStorage, [syntax])
+    entity.add_requested_context(CTImageStorage, ["1.2.840.10008.1.2.4.100"])  # a video
+    association = entity.associate("127.0.0.1", run.port, ae_title="NGUIDE")
+    taken = {one.transfer_syntax[0] for one in association.accepted_contexts}
+    association.release()
+    assert taken == set(receiver.SYNTAXES) >= {ExplicitVRLittleEndian, JPEG2000Lossless}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Broken messages
+# ----------------------------------------------------------------------------------------------------
+
+REQUEST = b"\x01\x00" + struct.pack(">L", 68 + 200) + b"\x00\x01\x00\x00" + b"NGUIDE".ljust(16) + b"SENDER".ljust(16)
+
+
+@pytest.mark.slow(but=("truncated", "http", "huge"))
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01",
+        REQUEST,  # truncated
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x04\x00\xff\xff\xff\xff" + bytes(100),  # 4 GB are stated
+        b"\x01\x00\x00\x00\x00\x10" + bytes(16),  # an empty request
+        bytes(range(256)),
+    ],
+    ids=["nothing", "one-byte", "truncated", "http", "huge", "empty", "noise"],
+)
+def test_broken_messages_end_and_the_next_sender_is_served(run, content, monkeypatch):
+    monkeypatch.setattr(association_server, "SILENCE_SECONDS", 0.2)
+    with closing(socket.create_connection(("127.0.0.1", run.port))) as one:
+        one.settimeout(120)
+        one.sendall(content)
+        while one.recv(4096):  # the node closes the connection
+            pass
+    wait_until(lambda: run.node.receiver.associations == 0)
+    good = associate(run.port)
+    assert good.is_established
+    good.release()
+
+
+def test_a_slice_that_is_cut_off_is_not_stored(run, series, monkeypatch):
+    """The connection breaks within a C-STORE: no file, no row."""
+    association = associate(run.port)
+    dataset = dcmread(series()[0])
+    dataset.PixelData = bytes(200_000)
+    dataset.Rows, dataset.Columns = 200, 500
+    sent = []
+    real = association.dul.socket.send
+
+    def cut(content):
+        sent.append(content)
+        if len(sent) == 3:  # the command and the first piece of the object have gone
+            association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
+        real(content)
+
+    association.dul.socket.send = cut
+    association.send_c_store(dataset)
+    wait_until(lambda: run.node.receiver.associations == 0)
+    assert run.node.queue.by_state()["receiving"] == 0
+    assert list(run.node.incoming.path.rglob("*.dcm")) == []
+
+
+def test_an_object_that_is_not_what_the_message_says_is_refused(run, series):
+    one = dcmread(series()[0])
+    association = associate(run.port)
+    statuses = []
+    for name, value in (
+        ("SeriesInstanceUID", "../../../etc/passwd"),
+        ("StudyInstanceUID", ""),
+        ("SeriesInstanceUID", "1" * 65),
+        ("StudyInstanceUID", "1.2\\3.4"),
+    ):
+        changed = dcmread(series()[0])
+        changed[name]._value = value
+        statuses.append(association.send_c_store(changed).Status)
+    assert set(statuses) == {receiver.NOT_UNDERSTOOD}
+    real = association.dimse.send_msg
+
+    def rename(message, context):
+        message.AffectedSOPInstanceUID = generate_uid()
+        real(message, context)
+
+    association.dimse.send_msg = rename
+    assert association.send_c_store(one).Status == receiver.MISMATCH
+    association.release()
+    assert run.node.receiver.counts["refused objects"] == 5
+    assert list(run.node.incoming.path.iterdir()) == []
+
+
+def test_a_message_that_never_ends_is_cut(run, series, monkeypatch):
+    monkeypatch.setattr(association_server, "LARGEST_OBJECT", 50_000)
+    dataset = dcmread(series()[0])
+    dataset.PixelData = bytes(200_000)
+    dataset.Rows, dataset.Columns = 200, 500
+    association = associate(run.port)
+    assert association.send_c_store(dataset).get("Status") is None
+    assert send(run.port, series()) == [0] * len(series())  # each alone is small: the count begins anew
+    assert run.node.queue.in_state("receiving")[0].files == len(series())
+
+
+def test_associations_are_bounded(run):
+    most = receiver.MOST_ASSOCIATIONS
+    held = [associate(run.port) for _ in range(most)]
+    assert all(one.is_established for one in held)
+    over = associate(run.port)
+    assert over.is_rejected
+    assert rejection(over) == (3, 2)  # local limit exceeded: come back later
+    for one in held:
+        one.release()
+    wait_until(lambda: run.node.receiver.associations == 0)
+
+
+def test_connections_that_say_nothing_do_not_keep_others_out(run, monkeypatch):
+    monkeypatch.setattr(receiver, "MOST_WAITING", 5)
+    silent = [socket.create_connection(("127.0.0.1", run.port)) for _ in range(12)]
+    try:
+        good = associate(run.port)
+        assert good.is_established
+        wait_until(lambda: run.node.receiver.associations <= 5 + 1)
+        assert good.send_c_echo().Status == 0  # what is established stays
+        good.release()
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_good_series_go_through_while_others_attack(bundle, series, tmp_path):
+    ended = threading.Event()
+
+    def attack():
+        while not ended.is_set():
+            for content in (REQUEST, b"\x04\x00\xff\xff\xff\xff", bytes(40)):
+                with closing(socket.create_connection(("127.0.0.1", run.port))) as one:
+                    one.sendall(content)
+
+    with small_archive() as (port, got), running_node(tmp_path / "s", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"]) as run:
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        try:
+            association = wait_until(lambda: (one := associate(run.port)).is_established and one)
+            assert {association.send_c_store(dcmread(file)).Status for file in series()} == {0}
+            association.release()
+            assert run.wait_finished() == {"done": 1}
+        finally:
+            ended.set()
+            attacker.join()
+    assert len(got) == RESULTS
+
+
+# ----------------------------------------------------------------------------------------------------
+# Storage commitment for senders
+# ----------------------------------------------------------------------------------------------------
+
+
+def ask(port, objects, reports):
+    """Ask for storage commitment, and collect the reports that come in the same association."""
+
+    def report(event):
+        reports.append((event.event_type, event.event_information))
+        return 0, None
+
+    association = associate(port, classes=[COMMITMENT], evt_handlers=[(evt.EVT_N_EVENT_REPORT, report)])
+    status, _ = association.send_n_action(request_dataset("1.2.3", objects), 1, COMMITMENT, INSTANCE)
+    assert status.Status == 0
+    return association
+
+
+def test_a_sender_is_told_what_is_safely_stored(run, series):
+    files = series()
+    send(run.port, files)
+    objects = [(str(one.SOPClassUID), str(one.SOPInstanceUID)) for one in map(dcmread, files)]
+    for asked, kind in ((objects, ALL_STORED), ([*objects, (CTImageStorage, "1.9.9")], SOME_MISSING)):
+        reports = []
+        association = ask(run.port, asked, reports)
+        wait_until(lambda: reports)  # noqa: B023
+        association.release()
+        ((event_type, report),) = reports
+        assert event_type == kind
+        assert report.TransactionUID == "1.2.3"
+        assert len(report.ReferencedSOPSequence) == len(objects)
+        missing = [one.ReferencedSOPInstanceUID for one in report.get("FailedSOPSequence", [])]
+        assert missing == ([] if kind == ALL_STORED else ["1.9.9"])
+
+
+def test_a_sender_that_has_left_gets_its_report_in_a_new_association(bundle, series, tmp_path):
+    reports = []
+
+    def report(event):
+        reports.append(event.event_type)
+        return 0, None
+
+    entity = AE("SENDER")
+    entity.add_supported_context(COMMITMENT, scu_role=True, scp_role=True)
+    server = entity.start_server(("127.0.0.1", 0), block=False, evt_handlers=[(evt.EVT_N_EVENT_REPORT, report)])
+    senders = [f"SENDER@127.0.0.1:{server.server_address[1]}"]
+    try:
+        with running_node(tmp_path / "state", bundle, senders=senders, settle=1000.0) as run:
+            files = series()
+            send(run.port, files)
+            one = dcmread(files[0])
+            ask(run.port, [(str(one.SOPClassUID), str(one.SOPInstanceUID))], []).abort()
+            wait_until(lambda: reports)
+    finally:
+        server.shutdown()
+    assert reports == [ALL_STORED]

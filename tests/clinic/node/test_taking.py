@@ -1,0 +1,98 @@
+"""Rules, addresses, and the audit log: the small parts, alone."""
+
+import json
+
+import pytest
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.node.incoming import parse_rule, why_ignored
+from normal_guidance.clinic.node.partners import Audit, Callers, parse_peer, parse_place
+
+HEAD = {"modality": "CT", "body": "Head", "description": "5mm AXIAL brain", "thickness": "5.000000", "files": "30"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "fits"),
+    [
+        ("modality=CT", True),
+        ("modality=ct body=HEAD", True),
+        ("modality=MR", False),
+        ("description=*axial*", True),
+        ("description=axial", False),
+        ('description="5mm axial*"', True),
+        ("thickness=2-6", True),
+        ("thickness=5", True),
+        ("thickness=0.5-4.9", False),
+        ("files=20-100", True),
+        ("files=31-100", False),
+        ("protocol=*", True),
+        ("protocol=?*", False),
+    ],
+)
+def test_a_rule_fits_if_each_of_its_conditions_does(rule, fits):
+    assert (why_ignored([parse_rule(rule)], HEAD) is None) == fits
+
+
+def test_one_rule_of_several_is_enough_and_none_takes_all():
+    rules = [parse_rule("modality=MR"), parse_rule("body=HEAD")]
+    assert why_ignored(rules, HEAD) is None
+    assert why_ignored([], {}) is None
+    assert why_ignored(rules, {**HEAD, "body": "FOOT"}) == (
+        "no rule takes it: modality does not fit MR; body does not fit HEAD"
+    )
+
+
+def test_a_series_without_a_thickness_fits_no_range():
+    assert why_ignored([parse_rule("thickness=0-1000")], {}) is not None
+
+
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        ("", "is empty"),
+        ("CT", "there is no condition 'CT'"),
+        ("colour=red", "there is no condition 'colour'"),
+        ("thickness=thin", "thickness=thin is not a condition; give a number"),
+        ("thickness=6-", "give a number or a range such as 2-6"),
+        ("modality=", "give a pattern"),
+        ("description='open", "quote without its end"),
+    ],
+)
+def test_a_wrong_rule_is_named(rule, complaint):
+    with pytest.raises(UserError, match=complaint):
+        parse_rule(rule)
+
+
+@pytest.mark.parametrize(
+    "text", ["PACS", "PACS@", "@host:1", "PACS@host:99999", "A\\B@host", "P" * 17 + "@host", "P@ho st"]
+)
+def test_a_wrong_partner_is_named(text):
+    with pytest.raises(UserError):
+        parse_peer(text)
+
+
+def test_partners_are_known_by_title_and_address():
+    callers = Callers((parse_peer("CT@127.0.0.1"), parse_peer("MR@[::1]:104")), (parse_peer("PACS@127.0.0.1:104"),))
+    assert callers.is_sender("CT", "127.0.0.1")
+    assert callers.is_sender("MR", "::1")
+    assert not callers.is_sender("CT", "::1")
+    assert not callers.is_sender("PACS", "127.0.0.1")
+    assert callers.may_call("PACS", "127.0.0.1")
+    assert not callers.knows("10.0.0.1")
+    assert str(parse_peer("MR@[::1]:104")) == "MR@[::1]:104"
+    with pytest.raises(UserError, match="not HOST:PORT"):
+        parse_place("8112")
+    with pytest.raises(UserError, match="is unknown"):
+        _ = parse_peer("A@nowhere.invalid").addresses
+
+
+def test_the_audit_log_is_rotated_and_the_oldest_is_dropped(tmp_path):
+    audit = Audit(tmp_path / "audit.jsonl", largest=300, kept=2)
+    for number in range(40):
+        audit.write("sent", number=number, nothing=None)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
+    lines = [json.loads(line) for name in reversed(files) for line in (tmp_path / name).read_text().splitlines()]
+    numbers = [line["number"] for line in lines]
+    assert numbers == list(range(numbers[0], 40))
+    assert all(set(line) == {"time", "event", "number"} for line in lines)

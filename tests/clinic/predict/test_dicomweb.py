@@ -1,0 +1,97 @@
+"""Scans from a real DICOMweb server and results to it; wrong addresses and answers end in one sentence."""
+
+import pytest
+from pydicom import dcmread
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.predict.dicomweb import (
+    TOKEN,
+    DicomWeb,
+    fetch_all,
+    parse_place,
+)
+from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
+from small_bundle import copy_series
+
+pytestmark = pytest.mark.skipif(ORTHANC is None or not DICOMWEB.exists(), reason=MISSING)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with running_orthanc(tmp_path_factory.mktemp("orthanc")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def stored(server, trained, tmp_path_factory):
+    """A study of two series on the server, and its files."""
+    files = []
+    for number in (1, 2):
+        out = tmp_path_factory.mktemp(f"series-{number}")
+        uids = {"StudyInstanceUID": "1.2.3", "SeriesInstanceUID": f"1.2.3.{number}", "StudyDate": "20261118"}
+        files += copy_series(trained.manifest[0], trained.manifest.root, out, **uids)
+    DicomWeb(server.dicomweb).store(files)
+    return files
+
+
+def test_what_is_fetched_is_what_was_stored(server, stored, tmp_path):
+    folders = fetch_all(parse_place(f"{server.dicomweb}/studies/1.2.3"), tmp_path, ("CT",))
+    assert len(folders) == 2
+    fetched = {one.SOPInstanceUID: one for folder in folders for one in map(dcmread, folder.iterdir())}
+    expected = {one.SOPInstanceUID: one for one in map(dcmread, stored)}
+    assert fetched.keys() == expected.keys()
+    assert all(fetched[uid] == expected[uid] for uid in expected)
+    (only,) = fetch_all(parse_place(f"{server.dicomweb}/studies/1.2.3/series/1.2.3.2"), tmp_path / "one", ("CT",))
+    assert {dcmread(file).SeriesInstanceUID for file in only.iterdir()} == {"1.2.3.2"}
+
+
+def test_series_are_found_by_study_modality_and_date(server, stored):
+    client = DicomWeb(server.dicomweb)
+    found = client.series("1.2.3")
+    assert {one.series_uid for one in found} == {"1.2.3.1", "1.2.3.2"}
+    assert {one.slices for one in found} == {len(stored) // 2}
+    assert {one.modality for one in found} == {"CT"}
+    assert len(client.series(since="20261118")) == 2
+    assert client.series(since="20261119") == client.series(modality="MR") == []
+
+
+def test_storing_again_changes_nothing(server, stored):
+    before = len(server.instances())
+    DicomWeb(server.dicomweb).store(stored[:3])
+    assert len(server.instances()) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("{web}/studies/9.9", "has no series of study 9.9"),
+        ("{web}-not-there/studies/1.2.3", "HTTP status 404"),
+        ("http://127.0.0.1:1/web/studies/1.2.3", "cannot be reached"),
+        ("{web}/studies/1.2.3/instances/1", "after the study"),
+        ("{web}/studies/../1", "is not a UID"),
+        ("https://me:secret@pacs/web", "is not the address"),
+    ],
+)
+def test_wrong_places_are_told(server, stored, tmp_path, place, words):
+    with pytest.raises(UserError, match=words) as told:
+        fetch_all(parse_place(place.format(web=server.dicomweb)), tmp_path / "x", ("CT",))
+    assert "\n" not in str(told.value)
+
+
+def test_other_modalities_of_a_study_are_left(server, stored, tmp_path):
+    with pytest.raises(UserError, match="none of MR"):
+        fetch_all(parse_place(f"{server.dicomweb}/studies/1.2.3"), tmp_path / "x", ("MR",))
+
+
+def test_a_token_is_not_sent_in_the_clear(monkeypatch):
+    monkeypatch.setenv(TOKEN, "secret")
+    with pytest.raises(UserError, match="is not https"):
+        DicomWeb("http://pacs.hospital/dicom-web")
+    DicomWeb("https://pacs.hospital/dicom-web")
+
+
+def test_an_incomplete_series_is_not_taken(server, stored, tmp_path):
+    client = DicomWeb(server.dicomweb)
+    (one,) = client.series("1.2.3", "1.2.3.1")
+    with pytest.raises(UserError, match="objects of series"):
+        client.fetch(one._replace(slices=one.slices + 1), tmp_path)

@@ -1,0 +1,305 @@
+"""Scans found by their headers: series, archives, volumes; files that are not scans, and the scan of each problem."""
+
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from pydicom import Dataset, dcmread
+from pydicom.uid import UID
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.predict.new_scans import NOT_DICOM, find_scans
+from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.scans.phantom.phantom_files import write_phantom
+from small_bundle import PATIENT, copy_series
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """Copies a phantom's series to a folder below tmp_path."""
+
+    def make(name: str, scan: int = 0, **changes) -> list[Path]:
+        return copy_series(trained.manifest[scan], trained.manifest.root, tmp_path / name, **changes)
+
+    return make
+
+
+def test_the_same_slices_as_nguide_index(trained):
+    found = find_scans([trained.folder / "scans"])
+    assert {row.files for row in found.rows} == {row.files for row in trained.manifest}
+    of_files = {row.files: row for row in trained.manifest}
+    for row in found.rows:
+        same = of_files[row.files]
+        assert row.positions == pytest.approx(same.positions)
+        assert (row.slice_spacing, row.patient_id) == (pytest.approx(same.slice_spacing), same.patient_id)
+        assert row.label == -1
+    assert {problem.file for problem in found.problems[""]} == {"labels.csv", "phantom.json"}
+    assert found.unusable == ()
+
+
+def test_numbers_and_uids_of_the_series_are_kept(copy, tmp_path):
+    copy("one", spacing=-5.0)  # numbered from the head to the feet
+    (row,) = find_scans([tmp_path / "one"]).rows
+    assert row.instance_numbers == tuple(range(len(row), 0, -1))
+    header = dcmread(tmp_path / "one" / "0000.dcm")
+    assert row.series_uid == header.SeriesInstanceUID
+    assert row.study_uid == header.StudyInstanceUID
+    assert row.series_description == header.get("SeriesDescription", "")
+    assert [Path(file).name for file in row.files] == [f"{len(row) - 1 - n:04d}.dcm" for n in range(len(row))]
+
+
+def test_every_series_of_a_folder_is_a_scan(copy, tmp_path):
+    copy("study/a", SeriesInstanceUID="1.2.3")
+    for file in copy("study/b", scan=1, SeriesInstanceUID="1.2.4"):
+        shutil.move(file, tmp_path / "study" / "a" / f"b{file.name}")
+    (tmp_path / "study" / "a" / "readme.txt").write_text("no image")
+    found = find_scans([tmp_path / "study"])
+    assert [row.scan_id for row in found.rows] == ["a", "a-2"]
+    assert [row.series_uid for row in found.rows] == ["1.2.3", "1.2.4"]
+    assert [problem.kind for problem in found.problems[""]] == ["no_image"]
+
+
+def test_the_same_series_twice_is_noted(copy, tmp_path):
+    copy("two/a")
+    copy("two/b")
+    found = find_scans([tmp_path / "two"])
+    (problem,) = found.problems["b"]
+    assert (problem.kind, problem.detail) == ("double_scan", "a series with the same UID begins with a/0000.dcm")
+    assert "put its files into one folder" in problem.action
+
+
+def test_a_scan_without_patient_id_is_its_own_patient(copy, tmp_path):
+    copy("none", PatientID="", SeriesInstanceUID="1.2.3")
+    files = copy("mostly", PatientID="", SeriesInstanceUID="1.2.4")
+    copy("other/one", slices=1, PatientID="P7", SeriesInstanceUID="1.2.4")[0].replace(files[0])
+    (tmp_path / "other" / "one").rmdir()
+    found = find_scans([tmp_path])
+    assert {row.scan_id: row.patient_id for row in found.rows} == {"mostly": "mostly", "none": "none"}
+    problems = {scan: [one for one in of if "patient" in one.kind] for scan, of in found.problems.items()}
+    assert [(one.kind, one.action) for one in problems["none"]] == [("no_patient", "scan is its own patient")]
+    (mixed,) = problems["mostly"]
+    detail = f"PatientID none ({len(files) - 1} files), P7 (1 files)"
+    assert (mixed.kind, mixed.detail, mixed.action) == ("mixed_patient", detail, "scan is its own patient")
+
+
+def test_archives_and_volumes_are_scans(copy, tmp_path):
+    files = copy("dicom")
+    with zipfile.ZipFile(tmp_path / "B02.zip", "w") as archive:
+        for file in files:
+            archive.write(file, f"series/{file.name}")
+    volume = np.random.default_rng(0).normal(0, 50, (10, 12, 14)).astype(np.float32)
+    for name in ("c.nii", "d.nii.gz"):
+        nibabel.save(nibabel.Nifti1Image(volume, np.diag([1.0, 1.0, 5.0, 1.0])), tmp_path / name)
+    everything = find_scans([tmp_path]).rows
+    assert [row.scan_id for row in everything] == ["B02-series", "dicom", "c", "d"]
+    assert [row.kind for row in everything] == ["dicom", "dicom", "nifti", "nifti"]
+    single = [find_scans([tmp_path / name]).rows[0] for name in ("B02.zip", "dicom", "c.nii", "d.nii.gz")]
+    assert [row.scan_id for row in single] == ["B02-series", "dicom", "c", "d"]
+    together = find_scans([tmp_path / "d.nii.gz", tmp_path / "dicom"])
+    assert [row.scan_id for row in together.rows] == ["d", "dicom"]
+    zipped, _ = read_volume(single[0], tmp_path)
+    plain, _ = read_volume(everything[1], tmp_path)
+    np.testing.assert_array_equal(zipped, plain)
+
+
+def test_names_are_fit_for_folders_and_differ(copy, tmp_path):
+    for name in ("a b", "a+b", "=1+1", "summary.csv", "x" * 150):
+        copy(f"odd/{name}", slices=2)
+    names = [row.scan_id for row in find_scans([tmp_path / "odd"]).rows]
+    assert names == ["1-1", "a-b", "a-b-2", "summary.csv-2", "x" * 100]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Files and folders that are not scans
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_predict_is_the_users_mistake(tmp_path):
+    with pytest.raises(UserError, match="there is no scan to predict"):
+        find_scans([])
+    with pytest.raises(UserError, match=r"nowhere is not there; give a DICOM folder, a .zip"):
+        find_scans([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="no file in it; give a DICOM folder"):
+        find_scans([tmp_path])
+    (tmp_path / "notes.txt").write_text("no image")
+    for path in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(UserError, match=r"no scan in it: notes.txt is not a slice \(not a DICOM file\); give"):
+            find_scans([path])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="none of them holds an image"):
+        find_scans([tmp_path / "empty", tmp_path / "notes.txt"])
+    with pytest.raises(UserError, match="would be predicted twice"):
+        find_scans([tmp_path, tmp_path / "notes.txt"])
+
+
+def test_links_that_lead_out_of_the_folder_come_with_what_to_do(copy, tmp_path):
+    copy("disk/a")
+    copy("disk/b")
+    (tmp_path / "links").mkdir()
+    links = [tmp_path / "links" / name for name in "ab"]
+    for link in links:
+        link.symlink_to(tmp_path / "disk" / link.name)
+    said = (
+        r"2 files are not slices, for instance [ab]: a link to .*disk/[ab], out of the folder: "
+        "such links are not followed; copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz$"
+    )
+    with pytest.raises(UserError, match=said):
+        find_scans([tmp_path / "links"])
+    assert [row.scan_id for row in find_scans(links).rows] == ["a", "b"]
+
+
+def test_a_path_without_a_scan_is_told_beside_others(copy, tmp_path):
+    copy("good")
+    (tmp_path / "goodies").mkdir()
+    found = find_scans([tmp_path / "good", tmp_path / "goodies"])
+    assert [row.scan_id for row in found.rows] == ["good"]
+    (empty,) = found.unusable
+    assert (empty.scan_id, empty.reason.detail, empty.refused) == ("goodies", "no file in it", False)
+
+
+def test_another_modality_is_refused_unless_told(copy, tmp_path):
+    copy("mixed/ct", SeriesInstanceUID="1.2.3")
+    copy("mixed/mr", scan=1, slices=5, Modality="MR", SeriesInstanceUID="1.2.4")
+    found = find_scans([tmp_path / "mixed"])
+    assert [row.scan_id for row in found.rows] == ["ct"]
+    (other,) = found.unusable
+    assert (other.scan_id, other.refused) == ("mr", True)
+    assert other.reason.detail == "Modality is MR, not CT (5 files)"
+    assert other.reason.action == "refused; --force goes on"
+    forced = find_scans([tmp_path / "mixed"], any_modality=True)
+    assert [(row.scan_id, row.modality) for row in forced.rows] == [("ct", "CT"), ("mr", "MR")]
+
+
+def test_unreadable_files_belong_to_the_only_series_of_their_folder(copy, tmp_path):
+    files = copy("one")
+    files[3].write_bytes(files[3].read_bytes()[:700])
+    copy("both/a", SeriesInstanceUID="1.2.3")
+    for file in copy("both/b", scan=1, SeriesInstanceUID="1.2.4"):
+        shutil.move(file, tmp_path / "both" / "a" / f"b{file.name}")
+    (tmp_path / "both" / "a" / "0003.dcm").write_bytes(files[3].read_bytes())
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "x.dcm").write_bytes(files[3].read_bytes())
+    (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 and nothing behind it")
+    found = find_scans([tmp_path])
+    assert [row.scan_id for row in found.rows] == ["both-a", "both-a-2", "one"]
+    assert set(found.incomplete) == {"one"}
+    (lost,) = found.incomplete["one"]
+    assert (lost.file, lost.kind) == ("one/0003.dcm", "unreadable")
+    assert [problem.file for problem in found.problems[""]] == ["both/a/0003.dcm"]  # its series is unknown
+    assert any(problem.kind == "gap" for problem in found.problems["one"])
+    failed = {one.scan_id: one for one in found.unusable}
+    assert set(failed) == {"lost", "broken.zip"}
+    assert failed["lost"].reason.detail.startswith("its file cannot be read: the file ends")
+    assert "the archive cannot be read" in failed["broken.zip"].reason.detail
+    assert not any(one.refused for one in found.unusable)
+
+
+@pytest.mark.parametrize("content", [bytes(5000), b"<html>404 Not Found</html>"])
+def test_a_slice_that_is_no_dicom_file_any_more_is_missing(copy, tmp_path, content):
+    """A file named .dcm should be a slice; a file with another name may be anything."""
+    copy("scan")[3].write_bytes(content)
+    for name in ("notes.txt", "._0004.dcm"):
+        (tmp_path / "scan" / name).write_bytes(b"no image")
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "1.dcm").write_bytes(content)
+    found = find_scans([tmp_path])
+    (lost,) = found.incomplete["scan"]
+    assert (lost.file, lost.detail) == ("scan/0003.dcm", NOT_DICOM)
+    assert {Path(problem.file).name for problem in found.problems[""]} <= {"notes.txt", "._0004.dcm"}
+    (gone,) = found.unusable
+    assert (gone.scan_id, gone.reason.detail) == ("gone", f"its file cannot be read: {NOT_DICOM}")
+
+
+def test_scouts_and_screenshots_are_no_loss(tmp_path):
+    write_phantom(
+        "folder", tmp_path / "scans", scans=4, size=32, slices=12, oddities=["localizer", "secondary_capture"]
+    )
+    found = find_scans([tmp_path / "scans"])
+    assert len(found.rows) == 4
+    assert found.unusable == ()
+    assert {"localizer", "secondary_capture"} <= {problem.kind for problem in found.problems[""]}
+
+
+STORAGE = "1.2.840.10008.5.1.4.1.1."
+
+OBJECTS = {
+    "segmentation": (f"{STORAGE}66.4", "SEG", {"PixelData": bytes(64)}),
+    "surfaces": (f"{STORAGE}66.5", "SEG", {}),
+    "parametric map": (f"{STORAGE}30", "CT", {"FloatPixelData": bytes(4096)}),
+    "report": (f"{STORAGE}88.33", "SR", {}),
+    "dose report": (f"{STORAGE}88.67", "CT", {}),
+    "key objects": (f"{STORAGE}88.59", "KO", {}),
+    "presentation state": (f"{STORAGE}11.1", "PR", {}),
+    "document": (f"{STORAGE}104.1", "DOC", {"EncapsulatedDocument": b"%PDF-1.7"}),
+    "structures": (f"{STORAGE}481.3", "RTSTRUCT", {}),
+    "dose": (f"{STORAGE}481.2", "RTDOSE", {"PixelData": bytes(2048)}),
+    "raw data": (f"{STORAGE}66", "CT", {}),
+    "registration": (f"{STORAGE}66.1", "REG", {}),
+    "private segmentation": ("1.2.3.4", "SEG", {"PixelData": bytes(2048)}),
+}
+"""SOP class, modality and content of objects that studies have beside their scans; some call themselves CT."""
+
+
+def write_object(like: Path, path: Path, kind: str) -> None:
+    sop_class, modality, content = OBJECTS[kind]
+    source, made = dcmread(like), Dataset()
+    for name in ("PatientID", "StudyInstanceUID", "Rows", "Columns", "BitsAllocated", "ImageOrientationPatient"):
+        if content or name in ("PatientID", "StudyInstanceUID"):
+            setattr(made, name, getattr(source, name))
+    made.SOPClassUID, made.Modality, made.SOPInstanceUID = UID(sop_class), modality, "1.2.9"
+    made.SeriesInstanceUID = f"1.2.{list(OBJECTS).index(kind) + 7}"
+    for name, value in content.items():
+        setattr(made, name, value)
+    made.file_meta = source.file_meta
+    made.file_meta.MediaStorageSOPClassUID = UID(sop_class)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made.save_as(path, enforce_file_format=True)
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+@pytest.mark.parametrize("any_modality", [False, True])
+def test_objects_that_are_not_scans_are_neither_refused_nor_predicted(copy, tmp_path, kind, any_modality):
+    files = copy("study/ct")
+    for place in (tmp_path / "study" / "ct", tmp_path / "study" / "other"):  # beside the slices, and on its own
+        write_object(files[0], place / "object.dcm", kind)
+    found = find_scans([tmp_path / "study"], any_modality=any_modality)
+    assert [row.scan_id for row in found.rows] == ["ct"]
+    assert (found.unusable, found.incomplete, len(found.rows[0])) == ((), {}, len(files))
+    told = [(one.file, one.kind) for one in found.problems[""]]
+    assert told == [("ct/object.dcm", "no_image"), ("other/object.dcm", "no_image")]
+    assert all(one.detail.startswith("not a scan: ") for one in found.problems[""])
+    shutil.rmtree(tmp_path / "study" / "ct")
+    with pytest.raises(UserError, match=r"no scan in it: other/object.dcm is not a slice \(not a scan: "):
+        find_scans([tmp_path / "study"], any_modality=any_modality)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Anonymous scans
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_anonymous_scans_are_numbers(copy, tmp_path):
+    files = copy("ZEBEDEE^JOHN/one")
+    files[3].write_bytes(files[3].read_bytes()[:700])
+    copy("ZEBEDEE^JOHN/two", scan=1, Modality="MR")
+    copy("ZEBEDEE^JOHN/two/three", scan=2, PatientID="")
+    found = find_scans([tmp_path], anonymize=True)
+    assert [row.scan_id for row in found.rows] == ["scan-001", "scan-002"]
+    assert [one.scan_id for one in found.unusable] == ["scan-003"]
+    said = [
+        *(replace(row, files=()) for row in found.rows),
+        *found.problems.values(),
+        *found.incomplete.values(),
+        *((one.reason, one.problems) for one in found.unusable),
+    ]
+    for secret in ("ZEBEDEE", PATIENT, ".dcm", str(tmp_path), dcmread(files[0]).SeriesInstanceUID):
+        assert secret not in repr(said)
+    open_eyed = find_scans([tmp_path])
+    assert PATIENT in repr(open_eyed.rows)
+    assert "ZEBEDEE" in repr(open_eyed.incomplete)
+    assert found.rows[0].instance_numbers == open_eyed.rows[0].instance_numbers
+    assert None not in found.rows[0].instance_numbers

@@ -1,0 +1,421 @@
+"""New scans through the model: the run's own numbers come out again, and odd scans cost themselves only."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import nibabel
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
+from pydicom import dcmread
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic import (
+    NotPredicted,
+    PredictOptions,
+    ScanPrediction,
+    load_bundle,
+    predict,
+    write_bundle,
+)
+from normal_guidance.clinic.predict import predicting
+from normal_guidance.clinic.predict.new_scans import find_scans
+from normal_guidance.clinic.predict.predicting import predict_found
+from normal_guidance.scans.features.encoding import encode
+from normal_guidance.scans.features.preprocessing import Preprocessing
+from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.statistics.conformal import IntervalCalibration
+from normal_guidance.statistics.localization import APART_MM, key_slices, smallest_interval
+from small_bundle import WINDOW, copy_series, read_or_die, tiny, train
+
+pytestmark = pytest.mark.usefixtures("tiny_encoder")
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    def make(name: str, scan: int = 0, **changes) -> list[Path]:
+        return copy_series(trained.manifest[scan], trained.manifest.root, tmp_path / name, **changes)
+
+    return make
+
+
+def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
+    """By the scan's id."""
+    given = PredictOptions(**{"workers": 0, **options})
+    outcomes = list(predict(paths, bundle, options=given))
+    return {one.row.scan_id if isinstance(one, ScanPrediction) else one.scan_id: one for one in outcomes}
+
+
+# ----------------------------------------------------------------------------------------------------
+# The numbers
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_runs_own_predictions_come_out_again(trained, bundle):
+    """From the files, with nothing but the bundle: what training wrote about its validation and test scans."""
+    files_of = {row.scan_id: row.files for row in trained.manifest}
+    found = {one.row.files: one for one in predict(trained.folder / "scans", bundle, options=PredictOptions(workers=0))}
+    written = pd.read_parquet(trained.run / "predictions.parquet")
+    assert len(written) > 8
+    for row in written.itertuples():
+        one = found[files_of[row.scan_id]]
+        assert one.logit == pytest.approx(row.logit, abs=1e-5)
+        np.testing.assert_allclose(one.attention, row.attention, atol=1e-6)
+        p = 1 / (1 + np.exp(-(bundle.operation.calibration.slope * one.logit + bundle.operation.calibration.intercept)))
+        assert one.probability == pytest.approx(p)
+        assert one.is_positive == (p >= bundle.operation.point.threshold)
+        assert one.row.patient_id == row.patient_id
+        assert one.problems == ()
+
+
+def test_heads_are_averaged_and_add_up_to_one(trained, bundle, copy, tmp_path):
+    """TransMIL's attention leaves a share to the class token."""
+    from normal_guidance.sweep.stack import initial_model
+
+    config = replace(bundle.config, method="mhng")
+    many = replace(bundle, config=config, model=initial_model(config, 8).eval())
+    copy("one")
+    one = run(tmp_path / "one", many)["one"]
+    assert one.head_attention.shape == (8, len(one.row))
+    torch.testing.assert_close(one.head_attention.sum(1), torch.ones(8, dtype=torch.float64))
+    torch.testing.assert_close(one.attention, one.head_attention.mean(0))
+    hu, _ = read_volume(one.row, one.root)
+    features = tiny().encode(bundle.preprocessing.apply(torch.from_numpy(hu)))
+    raw = many.model(features, torch.tensor([len(features)])).log_attention.exp().double()
+    assert (raw.sum(1) < 0.99).all()
+    torch.testing.assert_close(one.head_attention, raw / raw.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
+
+
+def test_share_and_number_of_keys_are_the_users(copy, bundle, tmp_path):
+    copy("one")
+    one = run(tmp_path / "one", bundle, share=0.8, keys=2)["one"]
+    assert len(one.key_slices) == 2
+    first, last = smallest_interval(one.attention, torch.tensor([len(one.row)]), 0.8)
+    assert (one.interval, one.share) == ((int(first), int(last)), 0.8)
+    assert one.attention[first : last + 1].sum() >= 0.8 - 1e-6
+    calibrated = replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7))
+    promised = run(tmp_path / "one", calibrated)["one"]
+    assert (promised.share, promised.coverage) == (None, 0.9)
+    assert run(tmp_path / "one", calibrated, share=0.8)["one"].meaning == one.meaning  # what is asked for wins
+    for wrong in ({"share": 0.0}, {"share": 1.5}, {"keys": 0}):
+        with pytest.raises(UserError):
+            PredictOptions(**wrong)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Key slices
+# ----------------------------------------------------------------------------------------------------
+
+
+def weights(values: Sequence[float]) -> torch.Tensor:
+    given = torch.tensor(values, dtype=torch.float64)
+    return given / given.sum()
+
+
+@given(
+    st.lists(st.floats(0.01, 10), min_size=1, max_size=60), st.integers(1, 6), st.sampled_from([None, 1.0, 3.0, 5.0])
+)
+def test_key_slices_are_apart_and_above_average(values, count, spacing):
+    attention = weights(values)
+    keys = key_slices(attention, count, spacing)
+    apart = max(2, 0 if spacing is None else int(np.ceil(APART_MM / spacing)))
+    assert 1 <= len(keys) <= count
+    assert attention[keys[0]] == pytest.approx(attention.max().item(), abs=1e-8)
+    assert all(abs(one - other) >= apart for one in keys for other in keys if one != other)
+    assert all(attention[key] >= (1 - 1e-5) / len(attention) for key in keys)
+    found = attention[list(keys)].tolist()
+    assert all(one >= other - 1e-8 for one, other in pairwise(found))
+
+
+def test_two_places_are_both_shown():
+    attention = weights([1, 1, 8, 9, 8, 1, 1, 1, 1, 6, 7, 6, 1, 1])
+    assert key_slices(attention, spacing=5.0)[:2] == (3, 10)
+    assert key_slices(attention, spacing=None)[:2] == (3, 10)
+    assert key_slices(attention, count=1) == (3,)
+
+
+def test_a_bell_is_shown_over_its_width():
+    bell = torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / 4) ** 2, 0)
+    assert sorted(key_slices(bell, spacing=5.0)) == [16, 18, 20, 22, 24]
+    assert len(key_slices(torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / 0.3) ** 2, 0), spacing=5.0)) == 1
+
+
+def test_the_first_end_of_a_tie_is_no_key():
+    assert key_slices(weights([1] * 11), count=3) == (5, 3, 7)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the model was not made for
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_refusals_name_scan_value_range_and_option(copy, bundle, tmp_path):
+    copy("all/good", SeriesInstanceUID="1.1")
+    copy("all/thin", spacing=0.5, SeriesInstanceUID="1.2")
+    copy("all/short", slices=3, SeriesInstanceUID="1.3")
+    copy("all/mr", Modality="MR", SeriesInstanceUID="1.4")
+    files = copy("all/torn", SeriesInstanceUID="1.5")
+    files[2].write_bytes(files[2].read_bytes()[:700])
+    low, high = bundle.expects.slice_spacing
+    spacing = f"the model was trained on {low:.3g} to {high:.3g} mm and takes {low / 1.5:.3g} to {high * 1.5:.3g} mm"
+    least = bundle.expects.least_slices
+    assert least > 3
+    outcomes = run(tmp_path / "all", bundle)
+    assert isinstance(outcomes.pop("good"), ScanPrediction)
+    said = {scan: one.reason.detail for scan, one in outcomes.items()}
+    assert said["thin"] == f"its slices are 0.5 mm apart; {spacing}"
+    assert said["short"].startswith("it has 3 slices; the model was trained on ")
+    assert said["short"].endswith(f"and takes {least} or more")
+    assert said["mr"] == f"Modality is MR, not CT ({len(files)} files)"
+    assert said["torn"].startswith("1 of its files cannot be read (torn/0002.dcm: ")
+    assert all(one.refused and "--force" in one.reason.action for one in outcomes.values())
+
+    forced = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)), force=True)
+    assert [scan for scan, one in forced.items() if one.coverage is not None] == ["good"]  # no promise for the others
+    assert set(forced) == {"good", "thin", "short", "mr", "torn"}
+    assert all(isinstance(one, ScanPrediction) for one in forced.values())
+    for scan in said:
+        problems = [one for one in forced[scan].problems if one.kind == "unsuitable"]
+        assert [one.action for one in problems] == ["predicted because of --force"]
+    assert len(forced["torn"].row) == len(files) - 1
+    assert forced["mr"].logit == pytest.approx(forced["good"].logit)
+
+
+def test_ct_without_rescale_tags_is_refused(copy, bundle, tmp_path):
+    """Its values may be off by 1,024 HU; one slice is enough."""
+    copy("all/good", SeriesInstanceUID="1.1")
+    for file in copy("all/raw", SeriesInstanceUID="1.2")[:1]:
+        slice_ = dcmread(file)
+        del slice_.RescaleIntercept
+        slice_.save_as(file)
+    found = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)))
+    assert isinstance(found["good"], ScanPrediction)
+    assert found["raw"].refused
+    assert found["raw"].reason.detail.startswith("its values are not HU: ")
+    assert "RescaleIntercept is missing; read as 1 and 0" in found["raw"].reason.detail
+    forced = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)), force=True)
+    assert [one.action for one in forced["raw"].problems if one.kind == "unsuitable"] == [
+        "predicted because of --force"
+    ]
+    assert forced["raw"].coverage is None
+    hidden = run(tmp_path / "all", bundle, anonymize=True)
+    assert sorted(isinstance(one, ScanPrediction) for one in hidden.values()) == [False, True]
+
+
+def test_the_model_is_loaded_only_if_there_is_something_to_do(copy, bundle, tmp_path, monkeypatch):
+    copy("mr", Modality="MR")
+    monkeypatch.setattr(type(bundle), "load_encoder", lambda self: pytest.fail("it loads"))
+    assert run(tmp_path / "mr", bundle)["mr"].refused
+
+
+def test_another_encoder_is_refused(copy, bundle, tmp_path):
+    copy("one")
+    with pytest.raises(UserError, match="tiny is not the one of the bundle"):
+        list(predict(tmp_path / "one", bundle, encoder=tiny(scale=3.0), options=PredictOptions(workers=0)))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Damage
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_that_cannot_be_decoded_fails_its_scan_only(copy, bundle, tmp_path):
+    """Its header is whole, so that only decoding notices."""
+    copy("two/good", SeriesInstanceUID="1.1")
+    files = copy("two/bad", scan=1, SeriesInstanceUID="1.2")
+    content = files[2].read_bytes()
+    files[2].write_bytes(content.replace(b"MONOCHROME2 ", b"MONOCHROME9 "))
+    outcomes = run(tmp_path / "two", bundle)
+    assert isinstance(outcomes["good"], ScanPrediction)
+    assert not outcomes["bad"].refused
+    assert "bad/0002.dcm" in outcomes["bad"].reason.detail
+    assert isinstance(run(tmp_path / "two", bundle, force=True)["bad"], NotPredicted)
+    hidden = run(tmp_path / "two", bundle, anonymize=True)["scan-001"]
+    assert "0002" not in repr((hidden.reason, hidden.problems))
+
+
+@pytest.mark.slow
+def test_a_decoder_that_dies_takes_its_scan_only(copy, bundle, tmp_path, monkeypatch):
+    copy("two/good", SeriesInstanceUID="1.1")
+    copy("two/deadly", scan=1, SeriesInstanceUID="1.2")
+    monkeypatch.setattr(predicting, "read_volume", read_or_die)
+    deadly, good = predict_found(find_scans([tmp_path / "two"]), bundle, options=PredictOptions(workers=1))
+    assert isinstance(good, ScanPrediction)
+    assert "SIGSEGV" in deadly.reason.detail
+
+
+def test_a_model_that_gives_no_number_is_told(copy, bundle, tmp_path):
+    copy("one")
+    bundle.model.classifier.bias.data.fill_(torch.nan)
+    assert "not finite" in run(tmp_path / "one", bundle)["one"].reason.detail
+
+
+# ----------------------------------------------------------------------------------------------------
+# Long scans, and volumes written any way round
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_thousand_slices_go_through_in_batches(copy, bundle, tmp_path):
+    copy("long", slices=2000)
+    encoder, sizes = tiny(), []
+    encoder.module.register_forward_hook(lambda module, images, features: sizes.append(len(images[0])))
+    (one,) = predict(tmp_path / "long", bundle, encoder=encoder, options=PredictOptions(workers=0))
+    assert (max(sizes), sum(sizes)) == (64, 2000)
+    assert one.attention.shape == (2000,)
+    assert one.attention.sum().item() == pytest.approx(1.0)
+    assert len(one.key_slices) == 5
+
+
+@pytest.mark.parametrize("axes", ["RAS", "LPS", "PIR", "SLA", "IAL"])
+def test_a_volume_is_read_the_same_whatever_way_it_was_written(trained, bundle, tmp_path, axes):
+    row = next(row for row in trained.manifest if len(row) >= 12)
+    hu, _ = read_volume(row, trained.manifest.root)
+    down, across = row.pixel_spacing
+    affine = np.diag([-across, -down, row.slice_spacing, 1.0])  # DICOM's left and posterior are NIfTI's -x and -y
+    image = nibabel.Nifti1Image(hu.transpose(2, 1, 0), affine)
+    turned = image.as_reoriented(ornt_transform(io_orientation(affine), axcodes2ornt(axes)))
+    nibabel.save(turned, tmp_path / "odd.nii.gz")
+    one = run(tmp_path / "odd.nii.gz", bundle)["odd"]
+    features = trained.store.select([row.scan_id]).bags().features
+    expected = bundle.model(features, torch.tensor([len(row)]))
+    assert one.logit == pytest.approx(expected.logit.item(), abs=1e-4)
+    assert one.instance_numbers == [None] * len(row)
+    np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------
+# A field
+# ----------------------------------------------------------------------------------------------------
+
+FIELD = 80.0
+
+
+@pytest.fixture(scope="module")
+def field_trained(trained, tmp_path_factory):
+    """The phantoms encoded with a field, and a run on them."""
+    folder = tmp_path_factory.mktemp("field")
+    parts = dict(zip(trained.store.scan_ids, trained.store.scans["part"], strict=True))
+    way = Preprocessing(windows=(WINDOW,), field=FIELD)
+    store = encode(trained.manifest, tiny, folder / "store", preprocessing=way, read=read_volume, parts=parts).store
+    return SimpleNamespace(store=store, run=train(folder / "run", store, replace(trained.config, epochs=1)))
+
+
+@pytest.fixture
+def field_bundle(field_trained, tmp_path):
+    """Written and read again, as it is handed over."""
+    write_bundle(load_bundle(field_trained.run), tmp_path / "bundle")
+    return load_bundle(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("kind", ["dicom", "nifti"])
+def test_a_new_scan_gets_the_field_of_training(trained, field_trained, field_bundle, copy, tmp_path, kind):
+    row = trained.manifest[0]
+    assert field_bundle.preprocessing.field == FIELD
+    assert round(FIELD / row.pixel_spacing[0]) < row.rows, "the field is smaller than the slices"
+    new = tmp_path / "one"
+    if kind == "dicom":
+        copy("one")
+    else:
+        hu, _ = read_volume(row, trained.manifest.root)
+        down, across = row.pixel_spacing
+        new = tmp_path / "one.nii.gz"
+        nibabel.save(nibabel.Nifti1Image(hu.transpose(2, 1, 0), np.diag([-across, -down, row.slice_spacing, 1.0])), new)
+    one = run(new, field_bundle)["one"]
+    features = field_trained.store.select([row.scan_id]).bags().features
+    expected = field_bundle.model(features, torch.tensor([len(row)]))
+    assert one.logit == pytest.approx(expected.logit.item(), abs=1e-5)
+    np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-6)
+    whole = trained.store.select([row.scan_id]).bags().features
+    assert not torch.allclose(features, whole, atol=0.1), "whole slices would be something else"
+
+
+def test_the_new_scans_own_spacing_decides(trained, field_bundle, copy, tmp_path):
+    """8 mm between rows and 5 between columns: 10 x 16 of 32 x 32 pixels."""
+    copy("one", PixelSpacing=[8, 5])
+    one = run(tmp_path / "one", field_bundle)["one"]
+    hu, _ = read_volume(trained.manifest[0], trained.manifest.root)
+    middle = torch.from_numpy(hu[:, 11:21, 8:24].copy())
+    features = tiny().encode(replace(field_bundle.preprocessing, field=None).apply(middle))
+    expected = field_bundle.model(features, torch.tensor([len(hu)]))
+    assert one.logit == pytest.approx(expected.logit.item(), abs=1e-5)
+
+
+def test_a_new_scan_without_spacing_is_left_out(field_bundle, copy, tmp_path):
+    copy("two/good", SeriesInstanceUID="1.1")
+    copy("two/bare", scan=1, SeriesInstanceUID="1.2", PixelSpacing=None)
+    for force in (False, True):
+        outcomes = run(tmp_path / "two", field_bundle, force=force)
+        assert isinstance(outcomes["good"], ScanPrediction)
+        reason = outcomes["bare"].reason
+        assert (reason.kind, reason.action) == ("no_spacing", "left out")
+        assert reason.detail == "a field of 80 mm needs the pixel spacing, which is unknown"
+
+
+def test_an_encoder_serves_several_calls(copy, bundle, tmp_path):
+    copy("one")
+    found = find_scans([tmp_path / "one"])
+    encoder = bundle.load_encoder()
+    first, second = (next(predict_found(found, bundle, encoder, PredictOptions(workers=0))) for _ in range(2))
+    assert first.logit == second.logit
+
+
+# ----------------------------------------------------------------------------------------------------
+# Several acquisitions in one series
+# ----------------------------------------------------------------------------------------------------
+
+
+def two_phases(copy, tmp_path: Path, first: int, second: int) -> None:
+    """One series of two phases, whose instance numbers start again; the files of the second sort first."""
+    copy("single", AcquisitionNumber=first)
+    for file in copy("both", AcquisitionNumber=first):
+        dataset = dcmread(file.rename(file.with_name(f"z{file.name}")))
+        dataset.AcquisitionNumber = second
+        dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = f"{dataset.SOPInstanceUID[:60]}.9"
+        dataset.PixelData = dataset.pixel_array[::-1].tobytes()
+        dataset.save_as(file.with_name(f"a{file.name}"))
+
+
+def test_one_phase_of_a_series_is_predicted_and_the_result_says_so(copy, bundle, tmp_path):
+    two_phases(copy, tmp_path, 1, 2)
+    alone, both = run(tmp_path / "single", bundle)["single"], run(tmp_path / "both", bundle)["both"]
+    assert all(Path(file).name.startswith("z") for file in both.row.files)
+    assert both.probability == pytest.approx(alone.probability, abs=1e-6)
+    assert any("Several acquisitions" in one for one in both.cautions)
+
+
+def test_phases_that_nothing_tells_apart_are_refused(copy, bundle, tmp_path):
+    two_phases(copy, tmp_path, 1, 1)
+    refused = run(tmp_path / "both", bundle)["both"]
+    assert isinstance(refused, NotPredicted)
+    assert "several acquisitions" in refused.reason.detail
+    forced = run(tmp_path / "both", bundle, force=True)["both"]
+    assert any(one.startswith("Forced: it mixes several acquisitions") for one in forced.cautions)
+
+
+def test_a_predictor_keeps_its_workers_and_gives_what_single_calls_give(copy, bundle, tmp_path):
+    for number, name in enumerate(("one", "two")):
+        copy(name, scan=number)
+    options = PredictOptions(workers=1)
+    separately = {name: next(predict(tmp_path / name, bundle, options=options)).logit for name in ("one", "two")}
+    with predicting.Predictor(bundle, options=options) as predictor:
+        pools = []
+        for name, logit in separately.items():
+            (one,) = predictor.predict(find_scans([tmp_path / name]))
+            assert one.logit == logit
+            pools.append([worker.process.pid for worker in predictor._pool._started])
+        assert pools[0] == pools[1] != []
+        stopped = predictor.predict(find_scans([tmp_path / "one", tmp_path / "two"]))
+        next(stopped)
+        stopped.close()  # which stops the workers
+        (again,) = predictor.predict(find_scans([tmp_path / "one"]))
+        assert again.logit == separately["one"]
+    assert predictor._pool is None

@@ -1,0 +1,466 @@
+"""What lies in the folder: the same numbers in every file, pages that need nothing, no patient where none may be."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from matplotlib.image import imread
+from pydicom import dcmread
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.cli.predict import describe
+from normal_guidance.clinic import (
+    PredictOptions,
+    ScanPrediction,
+    predict,
+    write_predictions,
+)
+from normal_guidance.clinic.results import result_folder
+from normal_guidance.clinic.results.result_folder import outcome_json, prediction_json, write_scan
+from normal_guidance.clinic.results.scan_pages import index_page, scan_page
+from normal_guidance.clinic.results.strip import draw_strip, plot_strip
+from normal_guidance.scans.index.manifest import Finding, read_manifest
+from normal_guidance.scans.index.problems import Problem, read_problems
+from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.show.figure_style import DPI, save
+from normal_guidance.statistics.conformal import IntervalCalibration
+from normal_guidance.sweep.predictions import PREDICTIONS
+from pages import check_page
+from small_bundle import PATIENT, WINDOW, copy_series
+
+pytestmark = pytest.mark.usefixtures("tiny_encoder")
+
+
+@pytest.fixture
+def scans(trained, tmp_path) -> Path:
+    """Two scans that can be predicted, one that is refused, one that fails, and a file that is not an image."""
+    copy = {"a": 0, "b": 1, "mr": 2}
+    for name, number in copy.items():
+        tags = {"Modality": "MR"} if name == "mr" else {}
+        copy_series(trained.manifest[number], trained.manifest.root, tmp_path / "in" / name, **tags)
+    (tmp_path / "in" / "torn").mkdir()
+    (tmp_path / "in" / "torn" / "1.dcm").write_bytes((tmp_path / "in" / "a" / "0000.dcm").read_bytes()[:700])
+    (tmp_path / "in" / "notes.txt").write_text("no image")
+    return tmp_path / "in"
+
+
+def write(scans: Path, bundle, out: Path, **options):
+    anonymize = options.get("anonymize", False)
+    outcomes = predict(scans, bundle, options=PredictOptions(workers=0, anonymize=anonymize))
+    return write_predictions(outcomes, bundle, out, **options)
+
+
+@pytest.fixture
+def one(scans, bundle) -> ScanPrediction:
+    return next(iter(predict(scans / "a", bundle, options=PredictOptions(workers=0))))
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The folder
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_there(scans, bundle, tmp_path):
+    content = []
+    written = write(scans, bundle, tmp_path / "out", watch=content.append)
+    assert content == written
+    names = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    of_scan = {"prediction.json", "slices.csv", "strip.png", "report.html"}
+    of_all = {"summary.csv", "summary.json", "index.html", "predictions.parquet", "manifest.parquet", "problems.csv"}
+    assert names == of_all | {f"{scan}/{name}" for scan in ("a", "b") for name in of_scan}
+    summary = lines(tmp_path / "out" / "summary.csv")
+    assert [line["state"] for line in summary] == ["predicted", "predicted", "refused", "failed"]
+    assert [line["scan_id"] for line in summary[2:]] == ["mr", "torn"]
+    probabilities = [float(line["probability"]) for line in summary[:2]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert "Modality is MR" in summary[2]["reason"]
+    about = json.loads((tmp_path / "out" / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert about["counts"] == {"predicted": 2, "refused": 1, "failed": 1}
+    assert about["model"] == json.loads(json.dumps({"identity": bundle.identity.as_json(), **bundle.as_json()}))
+    kinds = {problem.kind for problem in read_problems(tmp_path / "out" / "problems.csv")}
+    assert {"unsuitable", "failed"} <= kinds
+    with pytest.raises(UserError, match="exists and is not empty"):
+        write(scans, bundle, tmp_path / "out")
+
+
+def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
+    folder = write_scan(one, bundle, tmp_path / "out").folder
+    content = json.loads((folder / "prediction.json").read_text(), parse_constant=pytest.fail)
+    assert (content["format"], content["scan_id"], content["patient_id"]) == (1, "a", one.row.patient_id)
+    assert (content["logit"], content["probability"], content["threshold"]) == (
+        one.logit,
+        one.probability,
+        one.threshold,
+    )
+    assert content["positive"] is one.is_positive
+    assert content["attention"] == one.attention.tolist()
+    assert [line["slice"] for line in content["key_slices"]] == [place + 1 for place in one.key_slices]
+    words = "is the shortest with 50 % of the attention and promises nothing"
+    ends = {"first": one.interval[0] + 1, "last": one.interval[1] + 1}
+    assert content["interval"] == {**ends, "share": 0.5, "coverage": None, "meaning": words}
+    assert words in (folder / "report.html").read_text()
+    for line in content["key_slices"]:
+        header = dcmread(one.root / line["file"])
+        assert header.InstanceNumber == line["instance_number"]
+        assert float(header.ImagePositionPatient[2]) == pytest.approx(line["position_mm"], abs=1e-3)
+        assert line["attention"] == max(one.attention[line["slice"] - 1].tolist(), 0)
+    assert content["source"]["series_uid"] == header.SeriesInstanceUID
+    assert content["model"]["encoder"] == {"name": "tiny", "fingerprint": "tiny-1.0"}
+    table = lines(folder / "slices.csv")
+    assert [float(line["attention"]) for line in table] == content["attention"]
+    assert [int(line["slice"]) for line in table] == list(range(1, content["slices"] + 1))
+    inside = [int(line["slice"]) for line in table if line["in_interval"] == "1"]
+    assert (inside[0], inside[-1], len(inside)) == (one.interval[0] + 1, one.interval[1] + 1, np.ptp(one.interval) + 1)
+    ranked = sorted((int(line["key_slice"]), int(line["slice"]) - 1) for line in table if line["key_slice"])
+    assert [place for _, place in ranked] == list(one.key_slices)
+
+
+def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_path):
+    words = "contains the whole finding of a positive scan with 90 % probability"
+    calibrated = replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.5))
+    promised = next(iter(predict(scans / "a", calibrated, options=PredictOptions(workers=0))))
+    first, last = calibrated.intervals.interval(one.attention, torch.tensor([len(one.row)]))
+    assert promised.interval == (int(first), int(last))
+    sentence = f"The interval, slices {int(first) + 1} to {int(last) + 1} of {len(one.row)}, {words}."
+    assert replace(promised, interval=(3, 3)).interval_sentence == sentence.replace("slices 4 to 7", "slice 4")
+    (written,) = write_predictions([promised], calibrated, tmp_path / "out", dicom=True)
+    content = json.loads((written.folder / "prediction.json").read_text())
+    ends = {"first": int(first) + 1, "last": int(last) + 1}
+    assert content["interval"] == {**ends, "share": None, "coverage": 0.9, "meaning": words}
+    assert content["model"]["intervals"]["scans"] == 30
+    assert [line["interval_meaning"] for line in lines(tmp_path / "out" / "summary.csv")] == [words]
+    page = (written.folder / "report.html").read_text()
+    assert sentence in page
+    assert f"interval: {words} (calibrated on 30 scans)" in page
+    assert words.encode() in (written.folder / "dicom" / "structured_report.dcm").read_bytes()
+    _, curve = plot_strip(promised, [(promised.key_slices[0], np.eye(4))]).subfigs
+    assert curve.axes[0].get_title() == sentence
+
+
+def test_tables_serve_the_viewer(scans, bundle, tmp_path):
+    written = write(scans, bundle, tmp_path / "out")
+    predictions = [one.outcome for one in written if isinstance(one.outcome, ScanPrediction)]
+    table = pq.read_table(tmp_path / "out" / "predictions.parquet")
+    assert table.schema.equals(PREDICTIONS)
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.scan_ids == table["scan_id"].to_pylist() == [one.row.scan_id for one in predictions]
+    for number, one in enumerate(predictions):
+        row = table.slice(number, 1).to_pylist()[0]
+        assert (row["part"], row["label"], row["slices"]) == ("new", -1, len(one.row))
+        assert row["probability"] == pytest.approx(one.probability)
+        np.testing.assert_allclose(np.exp(row["log_attention"]), one.head_attention, rtol=1e-5)
+        hu, _ = read_volume(manifest[number], manifest.root)
+        assert len(hu) == row["slices"]
+
+
+def test_nothing_predicted_is_still_told(scans, bundle, tmp_path):
+    write(scans / "mr", bundle, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.parquet").exists()
+    assert pq.read_table(tmp_path / "out" / "predictions.parquet").num_rows == 0
+    assert "0 of 1 scans predicted" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_cells_that_spreadsheets_would_run_are_quoted(one, bundle, tmp_path):
+    row = replace(one.row, patient_id="=HYPERLINK(1)")
+    write_predictions([replace(one, row=row)], bundle, tmp_path / "out")
+    assert lines(tmp_path / "out" / "summary.csv")[0]["patient_id"] == "'=HYPERLINK(1)"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Pages and pictures
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
+    evil = Problem("a", "<script>.dcm", "gap", "5 mm & more", "kept")
+    strip = draw_strip(one, WINDOW, tmp_path / "strip.png")
+    page = scan_page(replace(one, problems=(evil,)), bundle, strip)
+    check_page(page)
+    assert "<script>" not in page
+    assert "&lt;script&gt;.dcm" in page
+    side = "positive: at or above" if one.is_positive else "negative: below"
+    assert f"{side} the threshold" in page
+    assert "not a medical device" in page
+    assert "say nothing" not in page
+    even = replace(one, log_attention=torch.zeros_like(one.log_attention))
+    assert "the key slices below say nothing" in scan_page(even, bundle, None)
+    assert "no threshold was chosen" in scan_page(replace(one, threshold=None), bundle, None)
+
+
+def test_the_list_leads_to_the_scans(scans, bundle, tmp_path):
+    write(scans, bundle, tmp_path / "out")
+    page = (tmp_path / "out" / "index.html").read_text()
+    for scan in ("a", "b"):
+        assert f"<a href='{scan}/report.html'><bdi>{scan}</bdi></a>" in page
+    check_page(page.replace("href='a/report.html'", "").replace("href='b/report.html'", ""))
+    assert "Modality is MR, not CT" in page
+    check_page(index_page([], bundle, ()))
+
+
+def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
+    hu, _ = read_volume(one.row, one.root)
+    places = sorted(one.key_slices)
+    images = [(place, np.clip(hu[place], *WINDOW)) for place in places]
+    figure = plot_strip(one, images)
+    top, bottom = figure.subfigs
+    shown = [panel for panel in top.axes if panel.images]
+    assert len(shown) == len(places)
+    for panel, place in zip(shown, places, strict=True):
+        np.testing.assert_array_equal(panel.images[0].get_array(), np.clip(hu[place], *WINDOW))
+        rank = one.key_slices.index(place) + 1
+        assert panel.get_title().startswith(f"key slice {rank}\nslice {place + 1} (image ")
+        assert [text.get_text() for text in panel.texts] == ["R", "L", "A", "P"]
+    curves = {line.get_label(): line.get_ydata() for line in bottom.axes[0].lines}
+    np.testing.assert_allclose(curves["attention"], one.attention)
+    mean = (one.attention * torch.arange(len(one.row))).sum()
+    variance = (one.attention * (torch.arange(len(one.row)) - mean) ** 2).sum()
+    bell = torch.softmax(-((torch.arange(len(one.row)) - mean) ** 2) / (2 * variance), 0)
+    np.testing.assert_allclose(curves["normal with its mean and variance"], bell, atol=1e-6)
+    assert one.row.patient_id not in figure.get_suptitle()
+    assert "research only" in figure.get_suptitle()
+
+
+def test_the_strip_holds_its_labels(one, tmp_path):
+    """With attention up to about .25, ticks once grew wider after the layout, and pushed the axis label out."""
+    scores = -((torch.arange(len(one.row)).double() - 6.0) ** 2) / 6.0
+    figure = plot_strip(replace(one, log_attention=scores[None]), [(place, np.eye(4)) for place in one.key_slices])
+    save(figure, tmp_path / "strip.png")
+    assert figure.subfigs[1].axes[0].yaxis.label.get_window_extent().x0 > 0
+
+
+def test_the_strip_on_disk_is_a_picture(one, tmp_path):
+    picture = imread(draw_strip(one, WINDOW, tmp_path / "strip.png"))
+    assert picture.shape[1] == 1350
+    grey = picture[60:250, :, 0]
+    assert grey.std() > 0.1
+    blank = replace(one, key_slices=one.key_slices[:1])
+    assert imread(draw_strip(blank, None, tmp_path / "one.png")).shape[1] == 1350
+
+
+FORCED = Problem("a", "", "unsuitable", "it has 2 slices; the model takes 10 or more", "predicted because of --force")
+DOUBLE = Problem("a", "a/3.dcm", "duplicate", "same position as a/2.dcm", "left out")
+HARMLESS = Problem("a", "a/notes.txt", "no_image", "not a DICOM file", "left out")
+WARNED = (
+    "Forced: it has 2 slices; the model takes 10 or more.",
+    "Two slices at the same position: left out.",
+    "This model was not shown to tell scans apart (scan AUROC .540 [.310, .770]); see the model's report.",
+)
+
+
+def test_cautions_are_on_every_result(one, bundle, tmp_path):
+    """A reader of any one of them must learn what was forced or left out, and what the model was not shown to do."""
+    odd = replace(one, problems=(FORCED, DOUBLE, HARMLESS), model_cautions=WARNED[2:])
+    assert odd.cautions == WARNED
+    (written,) = write_predictions([odd], bundle, tmp_path / "out")
+    assert json.loads((written.folder / "prediction.json").read_text())["cautions"] == list(WARNED)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["scans"][0]["cautions"] == " ".join(WARNED)
+    assert lines(tmp_path / "out" / "summary.csv")[0]["cautions"] == " ".join(WARNED)
+    page = (written.folder / "report.html").read_text()
+    for sentence in map(escape, WARNED):
+        assert page.index("<h1>") < page.index(sentence) < page.index("Probability ")  # above the result
+        assert sentence in (tmp_path / "out" / "index.html").read_text()
+        assert f"CAUTION: {WARNED[0]}" in describe(written, bundle)[0]
+
+
+def strip_of(prediction: ScanPrediction):
+    """The figure, laid out at the resolution of its file."""
+    figure = plot_strip(prediction, [(place, np.eye(8)) for place in sorted(prediction.key_slices)])
+    figure.set_dpi(DPI)
+    figure.draw_without_rendering()
+    return figure
+
+
+def test_cautions_are_burned_into_the_strip(one):
+    """The strip becomes a DICOM image of its own, without the page around it."""
+    long = FORCED._replace(detail="a reason of many words " * 40)
+    figure = strip_of(replace(one, problems=(long, DOUBLE)))
+    banner, _, _ = figure.subfigs
+    (text,) = banner.texts
+    assert " ".join(text.get_text().split()).count("a reason of many words") == 40
+    assert WARNED[1] in " ".join(text.get_text().split())
+    assert text.get_fontsize() >= 10
+    inside, around = text.get_window_extent(), banner.bbox
+    assert around.x0 <= inside.x0 < inside.x1 <= around.x1
+    assert around.y0 <= inside.y0 < inside.y1 <= around.y1
+    assert len(strip_of(one).subfigs) == 2  # no banner without a caution
+
+
+def test_every_result_says_what_was_sought_where_and_by_which_model(one, bundle, tmp_path):
+    seen = replace(one, row=replace(one.row, body_part="HEAD"))
+    (written,) = write_predictions([seen], bundle, tmp_path / "out")
+    content = json.loads((written.folder / "prediction.json").read_text())
+    assert (content["sought"], content["source"]["body_part"]) == (seen.sought, "HEAD")
+    assert content["model"]["identity"] == bundle.identity.as_json()
+    line = lines(tmp_path / "out" / "summary.csv")[0]
+    assert (line["sought"], line["body_part"], line["model"]) == (seen.sought, "HEAD", bundle.identity.short)
+    heading = " ".join(strip_of(seen).get_suptitle().split())
+    page = (written.folder / "report.html").read_text()
+    for words in (f"Looked for: {seen.sought}", "Body part: HEAD", str(bundle.identity)[1:]):
+        assert words in heading
+        assert words in page
+    assert "Body part: not stated" in scan_page(replace(one, row=replace(one.row, body_part="")), bundle, None)
+
+
+def test_the_strip_fits_its_heading(one):
+    figure = strip_of(replace(one, finding=Finding("any", "1386000", "Intracranial hemorrhage of whatever kind " * 5)))
+    for text in (figure._suptitle, figure.subfigs[0]._suptitle):
+        assert 0 <= text.get_window_extent().x0 < text.get_window_extent().x1 <= figure.bbox.x1
+    sentence = figure.subfigs[0]._suptitle.get_window_extent()
+    assert figure._suptitle.get_window_extent().y0 >= sentence.y1
+    titles = [panel.title.get_window_extent() for panel in figure.subfigs[0].axes if panel.images]
+    assert [title.y1 <= sentence.y0 for title in titles] == [True] * len(titles)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "words"),
+    [
+        (0.0, "Highest attention, scan called positive: where the model looked, which need not show the finding."),
+        (1.0, "Highest attention, scan called negative: the key slices and the interval point at no finding."),
+        (None, "Highest attention; no threshold was chosen, so the scan is called neither positive nor negative."),
+    ],
+)
+def test_key_slices_of_a_negative_scan_point_at_no_finding(one, bundle, threshold, words):
+    called = replace(one, threshold=threshold)
+    assert words in scan_page(called, bundle, None)
+    assert strip_of(called).subfigs[0].get_suptitle() == words
+
+
+def test_key_slices_have_the_same_number_everywhere(one, bundle):
+    """The number is that by attention among the key slices, not among all slices."""
+    several = replace(one, key_slices=(7, 2, 5))
+    panels = [panel for panel in strip_of(several).subfigs[0].axes if panel.images]
+    assert [panel.get_title().splitlines()[:2] for panel in panels] == [
+        ["key slice 2", "slice 3 (image 3)"],
+        ["key slice 3", "slice 6 (image 6)"],
+        ["key slice 1", "slice 8 (image 8)"],
+    ]
+    page = scan_page(several, bundle, None)
+    rows = [f"<td>key slice {rank} of 3</td><td>{slice_}</td>" for rank, slice_ in ((1, 8), (2, 3), (3, 6))]
+    assert [row in page for row in rows] == [True] * 3
+
+
+def test_the_strip_has_no_letters_where_the_orientation_is_unknown(one):
+    panels = strip_of(replace(one, row=replace(one.row, orientation=None))).subfigs[0].axes
+    assert [text.get_text() for panel in panels for text in panel.texts] == []
+
+
+# ----------------------------------------------------------------------------------------------------
+# Without patients; DICOM
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("anonymize", [False, True])
+def test_the_summary_says_whether_it_is_anonymous(scans, bundle, tmp_path, anonymize):
+    write(scans, bundle, tmp_path / "out", anonymize=anonymize)
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["anonymous"] is anonymize
+    assert (tmp_path / "out" / "manifest.parquet").exists() is not anonymize
+
+
+def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
+    renamed = scans.rename(tmp_path / "ZEBEDEE^JOHN")
+    header = dcmread(renamed / "a" / "0000.dcm")
+    secrets = ["ZEBEDEE", PATIENT, header.SeriesInstanceUID, header.StudyInstanceUID, ".dcm", str(tmp_path)]
+    written = write(renamed, bundle, tmp_path / "anonymous", anonymize=True)
+    assert [one.outcome.scan_id for one in written[:2]] == ["scan-003", "scan-004"]
+    assert not (tmp_path / "anonymous" / "manifest.parquet").exists()
+    held = {file: file.read_bytes() for file in (tmp_path / "anonymous").rglob("*") if file.is_file()}
+    printed = json.dumps([outcome_json(one, bundle, anonymize=True)["problems"] for one in written])
+    for secret in secrets:
+        assert [file.name for file, content in held.items() if secret.encode() in content] == []
+        assert secret not in printed
+    table = pq.read_table(tmp_path / "anonymous" / "predictions.parquet")
+    assert table["patient_id"].to_pylist() == table["scan_id"].to_pylist() == ["scan-001", "scan-002"]
+    open_eyed = write(renamed, bundle, tmp_path / "named")
+    text = "".join(file.read_text(errors="ignore") for file in (tmp_path / "named").rglob("*.json"))
+    assert all(secret in text for secret in (PATIENT, "ZEBEDEE", ".dcm"))
+    assert len(open_eyed) == len(written)
+
+
+@pytest.mark.parametrize("dicom", [False, True])
+def test_pixels_that_name_the_patient_are_in_no_anonymous_result(trained, bundle, tmp_path, dicom):
+    row, root = trained.manifest[0], trained.manifest.root
+    copy_series(row, root, tmp_path / "in" / "plain", BurnedInAnnotation="NO")
+    files = copy_series(row, root, tmp_path / "in" / "named", SeriesInstanceUID="1.2.3")
+    header = dcmread(files[4])
+    header.BurnedInAnnotation = "YES"  # of one slice, which need not be a key slice
+    header.save_as(files[4])
+    named, plain = write(tmp_path / "in", bundle, tmp_path / "anonymous", anonymize=True, dicom=dicom)
+    held = {file.suffix for file in named.folder.rglob("*") if file.is_file()}
+    assert held == {".json", ".csv", ".html"}  # neither PNG nor DICOM
+    page = (named.folder / "report.html").read_text()
+    assert "data:image" not in page
+    assert "No picture: its pixels name the patient (BurnedInAnnotation is YES)" in page
+    check_page(page)
+    assert (named.complete, named.lacks) == (False, "picture and DICOM results" if dicom else "picture")
+    (line,) = (one for one in lines(tmp_path / "anonymous" / "summary.csv") if one["scan_id"] == "scan-001")
+    assert (line["state"], line["lacks"]) == ("predicted", named.lacks)
+    assert "burned_in" in (tmp_path / "anonymous" / "problems.csv").read_text()
+    assert plain.complete
+    assert (plain.folder / "strip.png").exists()
+    for one in write(tmp_path / "in", bundle, tmp_path / "open", dicom=dicom):  # who may know the patient sees the scan
+        assert one.complete
+        assert (one.folder / "strip.png").exists()
+
+
+@pytest.fixture
+def dicom_out(monkeypatch) -> list[tuple]:
+    """In place of the module that writes DICOM: remembers what it was asked for, and fails for scan b."""
+    calls, module = [], ModuleType("normal_guidance.clinic.dicom.writer")
+
+    def write_dicom(prediction, strip, out, *, anonymize=False, report=None, place=0):
+        calls.append((prediction.row.scan_id, strip.read_bytes()[:4], out.name, anonymize))
+        report(Problem(prediction.row.scan_id, "", "header", "no (0020,0010) StudyID", "written empty"))
+        if "/b/" in f"/{prediction.row.files[0]}":
+            raise UserError("scan 'b' of ZEBEDEE^JOHN has no DICOM identity; do without --dicom")
+        out.mkdir()
+        (out / "strip.dcm").write_bytes(b"DICM")
+
+    module.write_dicom = write_dicom
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return calls
+
+
+def test_dicom_results_are_asked_for(scans, bundle, tmp_path, dicom_out):
+    written = {one.folder.name: one for one in write(scans, bundle, tmp_path / "out", dicom=True) if one.folder}
+    assert dicom_out == [("a", b"\x89PNG", "dicom", False), ("b", b"\x89PNG", "dicom", False)]
+    assert (tmp_path / "out" / "a" / "dicom" / "strip.dcm").exists()
+    assert written["a"].complete  # an odd header is noted; all results are there
+    assert not written["b"].complete
+    assert "no DICOM identity" in written["b"].lacking[0].detail
+    assert "no DICOM identity" in (tmp_path / "out" / "b" / "report.html").read_text()
+    write(scans, bundle, tmp_path / "anonymous", dicom=True, anonymize=True)
+    assert dicom_out[2:] == [(scan, b"\x89PNG", "dicom", True) for scan in ("scan-001", "scan-002")]
+    assert "no DICOM results" in (tmp_path / "anonymous" / "problems.csv").read_text()
+    assert "ZEBEDEE" not in (tmp_path / "anonymous" / "problems.csv").read_text()
+    assert "ZEBEDEE" in (tmp_path / "out" / "problems.csv").read_text()
+
+
+def test_a_slice_that_is_gone_costs_the_picture_only(one, bundle, tmp_path):
+    for file in set(one.row.files):
+        (one.root / file).unlink()
+    written = write_scan(one, bundle, tmp_path / "out", dicom=True)
+    assert not written.complete
+    assert written.problems[0].action == "no picture, no DICOM results"
+    check_page((written.folder / "report.html").read_text())
+
+
+def test_heads_have_their_columns(one, bundle, tmp_path):
+    two = replace(one, log_attention=one.log_attention.repeat(2, 1))
+    write_scan(two, bundle, tmp_path / "out")
+    first = lines(tmp_path / "out" / "a" / "slices.csv")[0]
+    assert first["attention_head_1"] == first["attention_head_2"] == first["attention"]
+    assert len(prediction_json(two, bundle)["head_attention"]) == 2
+    assert result_folder.FORMAT == 1

@@ -1,0 +1,661 @@
+"""The page in a real Chromium: what a reader does, and whether the screen shows what it should."""
+
+import io
+import json
+import os
+import re
+import shutil
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from normal_guidance.clinic.viewer.gallery import Gallery, open_gallery
+from normal_guidance.clinic.viewer.server import FILES, STATIC
+from normal_guidance.scans.index.manifest import Manifest, write_manifest
+from normal_guidance.scans.index.problems import Problem
+from normal_guidance.scans.index.volumes import read_volume
+from small_viewer import Served, rows_of, write_predictions
+
+playwright_api = pytest.importorskip("playwright.sync_api", reason="PLAYWRIGHT IS MISSING: NO BROWSER TEST RUNS")
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+LAPTOP = {"width": 1366, "height": 768}
+PHONE = {"width": 400, "height": 800}
+NO_GL = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer", "--disable-3d-apis"]
+
+if not CHROMIUM:
+    pytest.skip(
+        "CHROMIUM IS MISSING: NO BROWSER TEST RUNS; apt install chromium, or set CHROMIUM", allow_module_level=True
+    )
+if not all((STATIC / name).is_file() for name, _ in FILES.values()):
+    node = "" if shutil.which("npm") else " (NODE IS MISSING, TOO)"
+    pytest.skip(f"THE PAGE IS NOT BUILT{node}: NO BROWSER TEST RUNS; make viewer", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=NO_GL)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(gallery):
+    with Served(gallery) as server:
+        yield server
+
+
+@pytest.fixture
+def open_page(browser, server):
+    """Lends a function that opens the page, logged in; nothing may be asked of others, and nothing may go wrong."""
+    contexts, asked, complaints = [], [], []
+
+    def start(served: Served = server, *, url: str | None = None, **options):
+        contexts.append(browser.new_context(**{"viewport": LAPTOP, **options}))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(300_000)
+        page.on("request", lambda request: asked.append((served.base, request.url)))
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(url or served.access.url)
+        if url is None:
+            page.wait_for_selector("body.ready")
+            page.wait_for_selector(".panel[data-drawn]")
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert [url for base, url in asked if not url.startswith(f"{base}/")] == []
+    expected = re.compile(
+        r"Failed to load resource: .*( 401| 403| 422|CONNECTION_REFUSED)"
+    )  # tests that provoke them look at the page
+    assert [text for text in complaints if not expected.match(text)] == []
+
+
+def screen(page, panel: int = 0) -> np.ndarray:
+    """What is drawn in a panel, grey; without the words over it."""
+    return grey(page.locator(".picture").nth(panel).screenshot(style=".overlay, .ruler { visibility: hidden }"))
+
+
+def grey(png: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(png)).convert("L"), float)
+
+
+def drawn(page, panel: int = 0) -> tuple[int, int]:
+    """Scan and place on the screen."""
+    scan, place, _ = page.locator(".panel").nth(panel).get_attribute("data-drawn").split("/")
+    return int(scan), int(place)
+
+
+def wait_for_place(page, place: int, panel: int = 0) -> None:
+    page.wait_for_function(
+        "([panel, place]) => document.querySelectorAll('.panel')[panel].dataset.drawn.split('/')[1] === String(place)",
+        arg=[panel, place],
+    )
+
+
+def on_screen(image: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """A square slice, as large as it is drawn in the middle of a wide panel; nearest pixels do for comparing."""
+    height, width = like.shape
+    whole = np.zeros(like.shape)
+    places = (np.arange(height) * len(image) / height).astype(int)
+    left = (width - height) // 2
+    whole[:, left : left + height] = image[np.ix_(places, places)]
+    return whole
+
+
+def changed(a: np.ndarray, b: np.ndarray) -> bool:
+    """More than a percent of the pixels, and not just by the noise of smoothing."""
+    return bool((np.abs(a - b) > 8).mean() > 0.01)
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+
+
+def windowed(manifest: Manifest, gallery: Gallery, scan: int, place: int, low: float, high: float) -> np.ndarray:
+    row = gallery.row(scan)
+    volume, _ = read_volume(row, manifest.root)
+    return np.clip((volume[place] - low) / (high - low), 0, 1)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Logging in
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_token_is_asked_for_and_then_gone(open_page, server):
+    page = open_page(url=f"{server.base}/")
+    page.fill("#token", "not the token")
+    page.click("#login button")
+    page.wait_for_selector("text=This is not the token")
+    page.fill("#token", server.access.token)
+    page.click("#login button")
+    page.wait_for_selector("body.ready")
+    assert server.access.token not in page.url
+    page.reload()  # the tab remembers
+    page.wait_for_selector("body.ready")
+
+
+def test_the_printed_address_loses_its_token_and_a_new_one_is_taken_in_the_same_tab(open_page, server):
+    page = open_page(server)
+    assert server.access.token not in page.url
+    page.evaluate("sessionStorage.setItem('token', 'of an earlier start')")
+    page.goto(server.access.url)  # differs behind the # only, so the browser loads nothing by itself
+    page.wait_for_function("() => sessionStorage.getItem('token') !== 'of an earlier start'")
+    page.wait_for_selector("body.ready")
+
+
+def test_other_servers_on_this_machine_never_receive_the_secret(open_page, server):
+    """Cookies would go to every port of the host."""
+    received = []
+
+    class Listening(BaseHTTPRequestHandler):
+        def do_GET(self):
+            received.append(f"{self.path} {self.headers}")
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<script>document.title = sessionStorage.length</script>")
+
+        def log_message(self, *_):
+            pass
+
+    other = HTTPServer(("127.0.0.1", 0), Listening)
+    thread = threading.Thread(target=other.serve_forever)
+    thread.start()
+    try:
+        page = open_page(server)
+        assert page.context.cookies() == []
+        second = page.context.new_page()
+        second.goto(f"http://127.0.0.1:{other.server_port}/")
+        assert second.title() == "0"  # the storage of one port is not another's
+    finally:
+        other.shutdown()
+        thread.join()
+        other.server_close()
+    assert received
+    assert not [one for one in received if server.access.token in one or "Cookie" in one]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Slices
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_slice_is_drawn_as_the_file_has_it(open_page, gallery, manifest):
+    page = open_page()
+    scan, place = drawn(page)
+    expected = windowed(manifest, gallery, scan, place, 0, 80)
+    seen = screen(page)
+    agreement = correlation(seen, on_screen(expected, seen))
+    assert agreement > 0.95
+    for wrong in (expected[::-1], expected[:, ::-1], expected.T):
+        assert correlation(seen, on_screen(wrong, seen)) < agreement - 0.005
+
+
+def test_wheel_and_keys_go_through_the_slices(open_page, gallery):
+    page = open_page()
+    scan, place = drawn(page)
+    last = len(gallery.row(scan)) - 1
+    before = screen(page)
+    page.locator(".stage").first.hover()
+    page.mouse.wheel(0, 100)
+    wait_for_place(page, place + 1)
+    assert changed(screen(page), before)
+    for _ in range(5):
+        page.mouse.wheel(0, -10)  # as a touch pad does
+    wait_for_place(page, place)
+    np.testing.assert_allclose(screen(page), before, atol=1)
+    for key, expected in [
+        ("Home", 0),
+        ("ArrowDown", 1),
+        ("ArrowRight", 2),
+        ("ArrowUp", 1),
+        ("ArrowLeft", 0),
+        ("ArrowUp", 0),
+        ("PageDown", min(10, last)),
+        ("End", last),
+        ("ArrowDown", last),
+        ("PageUp", max(0, last - 10)),
+    ]:
+        page.keyboard.press(key)
+        wait_for_place(page, expected)
+        assert page.locator(".place b").first.inner_text() == f"Slice {expected + 1}"
+    position = gallery.row(scan).positions[max(0, last - 10)]
+    assert page.locator(".position").first.inner_text() == f"{position:.1f} mm".replace("-", "−")
+
+
+@pytest.mark.slow
+def test_click_and_drag_on_the_curve_jump(open_page):
+    page = open_page()
+    chart = page.locator(".chart").first
+    slices = int(chart.get_attribute("aria-valuemax"))
+    box = chart.bounding_box()
+    left, right = box["x"] + 46, box["x"] + box["width"] - 14
+
+    def x_of(place: int) -> float:
+        return left + (right - left) * (place + 0.5) / slices
+
+    page.mouse.click(x_of(2), box["y"] + 40)
+    wait_for_place(page, 2)
+    before = screen(page)
+    page.mouse.click(x_of(slices - 3), box["y"] + 60)
+    wait_for_place(page, slices - 3)
+    assert changed(screen(page), before)
+    page.mouse.down()
+    page.mouse.move(x_of(4), box["y"] + 60, steps=3)
+    wait_for_place(page, 4)
+    page.mouse.move(box["x"] - 300, box["y"])  # beyond the edge is the first
+    wait_for_place(page, 0)
+    page.mouse.up()
+    page.mouse.move(x_of(5), box["y"] + 60)
+    assert drawn(page)[1] == 0
+
+
+@pytest.mark.slow
+def test_windows_change_the_picture(open_page, gallery, manifest):
+    page = open_page()
+    pictures = {}
+    for window in gallery.about()["windows"]["CT"]:
+        page.click(f"#windows button:text-is('{window['title']}')")
+        bounds = f"{window['low']:g}:{window['high']:g}"
+        page.wait_for_selector(f".panel[data-drawn$='/{bounds}']")
+        pictures[window["name"]] = screen(page)
+        expected = windowed(manifest, gallery, *drawn(page), window["low"], window["high"])
+        assert correlation(pictures[window["name"]], on_screen(expected, pictures[window["name"]])) > 0.9
+    assert changed(pictures["brain"], pictures["lung"])
+    page.keyboard.press("5")
+    page.wait_for_selector(".panel[data-drawn$='/-1350:150']")
+    np.testing.assert_allclose(screen(page), pictures["lung"], atol=1)
+    assert page.locator(".overlay .window").first.inner_text() == "Lung  W 1500 L −600 HU"
+
+
+def window_on_screen(page) -> tuple[float, float]:
+    low, high = page.locator(".panel").first.get_attribute("data-drawn").split("/")[2].split(":")
+    return float(low), float(high)
+
+
+def drag(page, x: float, y: float) -> None:
+    """From the middle of the slice, by so many pixels right and down."""
+    box = page.locator(".stage").first.bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(*middle)
+    page.mouse.down()
+    page.mouse.move(middle[0] + x, middle[1] + y, steps=3)
+    page.mouse.up()
+
+
+def test_heads_start_in_the_brain_window_and_dragging_changes_it(open_page):
+    page = open_page()
+    assert page.locator(".overlay .window").first.inner_text() == "Brain  W 80 L 40 HU"
+    before = screen(page)
+    drag(page, 125, 0)  # half of what doubles the width
+    page.wait_for_selector(".panel[data-drawn$='/-20:100']")
+    assert changed(screen(page), before)
+    drag(page, 0, -50)  # up: a lower level, by 50 / 250 of the width
+    page.wait_for_function("document.querySelector('.panel').dataset.drawn.split('/')[2] !== '-20:100'")
+    assert window_on_screen(page) == pytest.approx((-44, 76))
+    assert page.locator("#windows [aria-pressed=true]").count() == 0
+    page.keyboard.press("1")
+    page.wait_for_selector(".panel[data-drawn$='/0:80']")
+    assert not changed(screen(page), before)
+
+
+def test_zoom_and_move_keep_what_lies_under_the_pointer(open_page):
+    page = open_page()
+    before = screen(page)
+    page.locator(".stage").first.hover()  # the middle
+    page.keyboard.down("Control")
+    for _ in range(3):
+        page.mouse.wheel(0, -100)
+    page.keyboard.up("Control")
+    page.wait_for_selector(".zoom:has-text('zoom 2.1')")
+    larger = screen(page)
+    height, width = before.shape
+    half = round(height / 2 / 1.0025**300)
+    part = before[height // 2 - half : height // 2 + half, width // 2 - half : width // 2 + half]
+    seen = larger[:, width // 2 - height // 2 : width // 2 + height // 2]
+    magnified = np.asarray(Image.fromarray(part).resize(seen.shape[::-1]))
+    assert correlation(magnified, seen) > 0.95  # larger around the middle
+    page.keyboard.press("g")
+    drag(page, 40, 25)
+    moved = screen(page)
+    np.testing.assert_allclose(moved[25 + 30 : -30, 40 + 30 : -30], larger[30 : -25 - 30, 30 : -40 - 30], atol=1)
+    page.keyboard.press("0")
+    page.wait_for_function("document.querySelector('.zoom').textContent === ''")
+    assert not changed(screen(page), before)
+    assert window_on_screen(page) == (0, 80)  # moving left the window alone
+
+
+@pytest.mark.slow(but="mm")
+@pytest.mark.parametrize("unit", ["mm", "pixels"])
+def test_the_ruler_measures_millimetres_or_pixels(open_page, study, manifest, tmp_path, unit):
+    rows = [replace(row, pixel_spacing=row.pixel_spacing if unit == "mm" else None) for row in manifest]
+    write_manifest(tmp_path / "manifest.parquet", rows, manifest.about)
+    with Served(open_gallery(study, tmp_path)) as served:
+        page = open_page(served)
+        row = rows[0]
+        page.keyboard.press("r")
+        drag(page, 90, 0)
+        text = page.locator(".ruler text").text_content()
+        height = page.locator(".stage").first.bounding_box()["height"]
+        size = row.rows * row.pixel_spacing[0] if unit == "mm" else row.rows  # of the height of the stage
+        assert text == f"{90 * size / height:.1f} {unit}"
+        page.keyboard.press("+")
+        assert page.locator(".ruler text").text_content() == text  # zoom does not change what was measured
+        page.keyboard.press("ArrowDown")
+        assert page.locator(".ruler text").count() == 0  # it belongs to its slice
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("Delete")
+        assert page.locator(".ruler text").count() == 0
+
+
+def test_cine_plays_round_and_round_until_the_reader_goes_elsewhere(open_page, gallery):
+    page = open_page()
+    last = len(gallery.row(drawn(page)[0])) - 1
+    page.select_option("#speed", "25")
+    page.locator(".stage").first.focus()
+    page.keyboard.press("End")
+    wait_for_place(page, last)
+    page.keyboard.press("Space")
+    wait_for_place(page, 1)  # past the end
+    page.keyboard.press("Home")
+    assert page.locator("#play").get_attribute("aria-pressed") == "false"
+    wait_for_place(page, 0)
+    page.wait_for_timeout(300)
+    assert drawn(page)[1] == 0
+
+
+# ----------------------------------------------------------------------------------------------------
+# Curves and methods
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_methods_over_each_other_and_side_by_side(open_page, gallery):
+    page = open_page()
+    alone = grey(page.locator(".curve").first.screenshot())
+    assert page.locator(".chart .attention").count() == 1
+    page.select_option("#method-b", "mhng")
+    page.wait_for_selector(".line.b .attention")
+    assert changed(grey(page.locator(".curve").first.screenshot()), alone)
+    assert page.locator(".line .normal").count() == 2
+    assert page.locator("thead th").all_inner_texts()[-2:] == ["A", "B"]
+
+    page.click("#beside")
+    page.wait_for_selector(".panel:nth-child(2)[data-drawn]")
+    scan, place = drawn(page, 1)
+    assert (scan, place) == drawn(page, 0)
+    np.testing.assert_allclose(screen(page, 1), screen(page, 0), atol=1)  # the same slice
+    page.keyboard.press("Home")
+    wait_for_place(page, 0, panel=0)
+    wait_for_place(page, 0, panel=1)
+
+    page.click("#linked")  # each at its own peak
+    methods = gallery.scan(0, scan)["methods"]
+    peaks = [methods[name]["key_slices"][0] for name in ("ng", "mhng")]
+    assert peaks[0] != peaks[1]
+    for panel, peak in enumerate(peaks):
+        wait_for_place(page, peak, panel)
+    assert changed(screen(page, 1), screen(page, 0))
+    page.locator(".stage").nth(1).click()
+    page.keyboard.press("Home")
+    wait_for_place(page, 0, panel=1)
+    assert drawn(page, 0)[1] == peaks[0]
+
+    page.click("#over")
+    page.wait_for_selector(".panel:nth-child(2)", state="hidden")
+
+
+@pytest.mark.slow
+def test_heads_truth_and_key_slices_are_drawn(open_page, gallery):
+    page = open_page()
+    scan = gallery.scan(0, drawn(page)[0])
+    assert page.locator("#heads").is_hidden()  # one head
+    assert page.locator(".chart .key").count() == len(scan["methods"]["ng"]["key_slices"]) > 0
+    positive = [place for place, label in enumerate(scan["truth"]) if label]
+    chart, bar = page.locator(".chart").first.bounding_box(), page.locator(".chart .truth").bounding_box()
+    step = (chart["width"] - 46 - 14) / scan["slices"]
+    assert bar["width"] == pytest.approx(step * len(positive), abs=1.5)
+    assert bar["x"] == pytest.approx(chart["x"] + 46 + step * positive[0], abs=1.5)
+    page.select_option("#method-a", "mhng")
+    assert page.locator(".chart .head").count() == 0
+    page.locator(".stage").first.click()
+    page.keyboard.press("h")
+    page.wait_for_selector(".chart .head")
+    assert page.locator(".chart .head").count() == 4
+    page.keyboard.press("h")
+    page.wait_for_selector(".chart .head", state="detached")
+    page.keyboard.press("End")
+    keys = scan["methods"]["mhng"]["key_slices"]
+    for number, place in enumerate((*keys, keys[0])):
+        page.keyboard.press("k")
+        wait_for_place(page, place)
+        told = f"key slice {number % len(keys) + 1} of {len(keys)}"
+        assert page.locator(".overlay .attention").inner_text().endswith(told)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The list
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_list_sorts_filters_and_searches(open_page, gallery):
+    page = open_page()
+    scans = {scan["number"]: scan for scan in gallery.scans(0)}
+    names = [method["name"] for method in gallery.about()["splits"][0]["methods"]]
+
+    def shown() -> list[dict]:
+        return [
+            scans[int(number)]
+            for number in page.eval_on_selector_all("tbody tr", "all => all.map(r => r.dataset.number)")
+        ]
+
+    def scores() -> list[float]:
+        return [scan["scores"][names.index("ng")] for scan in shown()]
+
+    assert len(shown()) == len(scans)
+    assert scores() == sorted(scores(), reverse=True)  # what needs a look first is at the top
+    assert drawn(page)[0] == shown()[0]["number"]
+    page.click("th.score button")
+    assert scores() == sorted(scores())
+    page.select_option("#label", "1")
+    assert {scan["label"] for scan in shown()} == {1}
+    page.select_option("#part", "val")
+    chosen = [scan for scan in scans.values() if scan["label"] == 1 and scan["part"] == "val"]
+    assert len(shown()) == len(chosen) > 0
+    assert page.inner_text("#count") == f"{len(chosen)} of {len(scans)} scans"
+    page.select_option("#part", "")
+    page.select_option("#label", "")
+    page.fill("#search", chosen[0]["id"].upper())
+    assert chosen[0] in shown()
+    page.press("#search", "1")  # a letter in a word, and no window
+    page.fill("#search", "")
+    page.click(f"tr[data-number='{chosen[0]['number']}']")
+    page.wait_for_selector(f".panel[data-drawn^='{chosen[0]['number']}/']")
+    page.locator(".stage").first.click()
+    page.keyboard.press("n")
+    following = shown()[shown().index(chosen[0]) + 1]["number"]
+    page.wait_for_selector(f".panel[data-drawn^='{following}/']")
+    kept = page.url
+    page.goto("about:blank")
+    page.goto(kept)  # the address remembers
+    page.wait_for_selector(f".panel[data-drawn^='{following}/']")
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is missing, and what is hostile
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_without_an_index_there_are_curves_and_the_command(open_page, study):
+    with Served(open_gallery(study)) as served:
+        page = open_page(served)
+        assert f"nguide view {study} --index INDEX" in page.inner_text("#missing")
+        assert page.locator(".chart .attention").count() == 1
+        assert "no slice labels" in page.inner_text(".legend")
+        page.keyboard.press("End")
+        page.wait_for_function("document.querySelector('.place b').innerText !== 'Slice 1'")
+
+
+@pytest.mark.slow
+def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, study, manifest, tmp_path):
+    root = tmp_path / "scans"
+    shutil.copytree(manifest.root, root)
+    moved = Gallery(study, open_gallery(study).splits, Manifest(manifest.table, {**manifest.about, "root": str(root)}))
+    for row in manifest:
+        (root / row.files[-1]).write_bytes(b"this is no image")
+    with Served(moved) as served:
+        page = open_page(served)
+        end = len(moved.row(drawn(page)[0])) - 1
+        page.keyboard.press("End")
+        page.wait_for_selector(f".message.error:has-text('Slice {end + 1} cannot be read')")
+        assert page.locator(".picture").first.evaluate("one => getComputedStyle(one).visibility") == "hidden"
+        page.keyboard.press("ArrowUp")
+        page.wait_for_selector(".message", state="hidden")
+        assert page.locator(".picture").first.is_visible()
+
+
+def test_names_from_strangers_are_text(open_page, manifest, tmp_path):
+    name = "<img src=x onerror=\"document.title='taken'\"><script>1</script>"
+    write_predictions(tmp_path, [rows_of(manifest)[0] | {"scan_id": name, "patient_id": name}])
+    with Served(open_gallery(tmp_path)) as served:
+        page = open_page(served)
+        assert page.locator("button.scan").get_attribute("title") == name
+        assert page.locator("aside img, tbody script").count() == 0
+        assert page.title() != "taken"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_is_told(open_page, gallery):
+    with Served(gallery) as served:
+        page = open_page(served)
+    page.click("tbody tr:nth-child(3)")
+    assert page.wait_for_selector("#error:has-text('nguide view still running')").is_visible()
+
+
+# ----------------------------------------------------------------------------------------------------
+# What nguide predict says of a scan
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def predicted(manifest, tmp_path_factory):
+    """Two scans as `nguide predict` leaves them: one was forced and lacks slices, with key slices 8, 2 and 5."""
+    folder = tmp_path_factory.mktemp("predicted")
+    rows = [row | {"label": -1, "part": "new"} for row in rows_of(manifest)[:2]]
+    write_predictions(folder, rows)
+    kept = [replace(row, slice_labels=None, label=0) for row in list(manifest)[:2]]
+    numbered = replace(kept[0], instance_numbers=tuple(range(100, 100 + len(kept[0]))))
+    about = {"source": "predict", "root": str(manifest.root)}
+    write_manifest(folder / "manifest.parquet", [numbered, kept[1]], about)
+    refused = {"scan_id": "C", "state": "refused", "reason": "its modality is MR"}
+    (folder / "summary.json").write_text(json.dumps({"model": {}, "scans": [refused]}))
+    odd = [
+        Problem("A", "", "unsuitable", "it has 4 slices", "predicted because of --force")._asdict(),
+        Problem("A", "", "gap", "10 mm: 1 missing", "kept")._asdict(),
+    ]
+    for row, problems in zip(rows, (odd, []), strict=True):
+        result = {
+            "threshold": 0.5,
+            "positive": row["probability"] >= 0.5,
+            "key_slices": [{"slice": 8}, {"slice": 2}, {"slice": 5}],
+            "interval": {"first": 3, "last": 6, "meaning": "contains it"},
+            "source": {"series_description": "HEAD <b>5 mm</b>"},
+            "problems": problems,
+        }
+        (folder / row["scan_id"]).mkdir()
+        (folder / row["scan_id"] / "prediction.json").write_text(json.dumps(result))
+    with Served(open_gallery(folder)) as served:
+        yield served, rows
+
+
+def test_a_predicted_scan_shows_its_call_key_slices_interval_and_what_is_wrong(open_page, predicted):
+    served, rows = predicted
+    page = open_page(served)
+    page.click("tr[data-number='0']")
+    page.wait_for_selector(".panel[data-drawn^='0/7/']")
+    words = page.inner_text(".overlay")
+    call = "positive" if rows[0]["probability"] >= 0.5 else "negative"
+    assert f"{call}: probability {rows[0]['probability']:.3f}, threshold .500".replace(" 0.", " .") in words
+    assert "InstanceNumber 107" in words
+    assert "HEAD <b>5 mm</b>" in words
+    assert "key slice 1 of 3" in words
+    page.keyboard.press("k")
+    wait_for_place(page, 1)
+    assert "key slice 2 of 3" in page.inner_text(".overlay")
+    page.keyboard.press("ArrowDown")
+    wait_for_place(page, 2)
+    assert "key slice" not in page.inner_text(".overlay")  # other slices have no number
+    assert "rank" not in page.inner_text(".overlay")
+    chart, shade = page.locator(".chart").first.bounding_box(), page.locator(".chart .interval").bounding_box()
+    step = (chart["width"] - 46 - 14) / rows[0]["slices"]
+    assert shade["width"] == pytest.approx(4 * step, abs=1.5)
+    assert shade["x"] == pytest.approx(chart["x"] + 46 + 2 * step, abs=1.5)
+
+
+def test_forced_and_incomplete_scans_are_flagged_in_the_list_and_over_the_scan(open_page, predicted):
+    page = open_page(predicted[0])
+    assert page.locator("tr[data-number='0'] .flag").all_inner_texts() == ["forced", "incomplete"]
+    assert page.locator("tr[data-number='1'] .flag").count() == 0
+    page.click("tr[data-number='0']")
+    page.wait_for_selector("#warnings:has-text('Forced: ')")
+    assert "Slices are missing" in page.inner_text("#warnings")
+    page.click("tr[data-number='1']")
+    page.wait_for_selector("#warnings", state="hidden")
+    page.click("#not-predicted summary")
+    assert "C its modality is MR" in page.inner_text("#not-predicted")
+
+
+def test_it_fits_a_phone(open_page, predicted):
+    page = open_page(predicted[0], viewport=PHONE, has_touch=True)
+    for word in ("scrollWidth", "scrollHeight"):
+        assert page.evaluate(f"document.documentElement.{word}") == PHONE[word.removeprefix("scroll").lower()]
+    assert page.locator(".stage").first.bounding_box()["height"] > 250
+    assert page.locator("aside").is_hidden()
+    page.tap("#list-button")
+    page.tap("tr[data-number='0']")
+    page.wait_for_selector(".panel[data-drawn^='0/7/']")
+    assert page.locator("aside").is_hidden()
+    assert page.locator("#warnings").is_visible()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Looks
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_it_fits_a_laptop_in_light_and_dark_and_shows_the_focus(open_page):
+    grounds = []
+    for scheme in ("light", "dark"):
+        page = open_page(color_scheme=scheme)
+        grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]") == [
+            1366,
+            768,
+        ]
+        page.select_option("#method-b", "mhng")
+        page.click("#beside")
+        page.wait_for_selector(".panel:nth-child(2)[data-drawn]")
+        for selector in ("header", "main", ".toolbar"):
+            assert page.locator(selector).evaluate("one => one.scrollWidth <= one.clientWidth"), selector
+        assert page.locator(".stage").nth(1).bounding_box()["height"] > 300
+    assert grounds[0] != grounds[1]
+    page.keyboard.press("Tab")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.locator(".stage").first.click()
+    page.keyboard.press("?")
+    page.wait_for_selector("#help[open]")
+    assert "next key slice" in page.inner_text("#help")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#help", state="hidden")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == grounds[0]

@@ -1,0 +1,418 @@
+"""What the page shows about studies, runs and new scans, compared with the files behind it."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.viewer.gallery import NotHereError, letters, open_gallery
+from normal_guidance.clinic.viewer.runs import body_of, curve, display_windows, fitted_normal, key_slices
+from normal_guidance.scans.features.preprocessing import WINDOWS, Percentiles
+from normal_guidance.scans.index.manifest import write_manifest
+from small_viewer import bell, rows_of, write_predictions
+
+# ----------------------------------------------------------------------------------------------------
+# A study
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_study_has_splits_and_methods_in_the_order_of_the_tables(gallery):
+    about = gallery.about()
+    assert [split["name"] for split in about["splits"]] == ["1001", "2001"]
+    assert [method["name"] for method in about["splits"][0]["methods"]] == ["centered_gaussian", "ng", "mhng"]
+    assert about["splits"][0]["methods"][1]["title"] == "ABMIL + Normal Guidance"
+    assert about["missing"] == []
+    json.dumps(about, allow_nan=False)
+
+
+def test_windows_are_those_of_radiologists_and_the_models(gallery):
+    windows = {window["name"]: (window["low"], window["high"]) for window in gallery.about()["windows"]["CT"]}
+    names = ["brain", "subdural", "stroke", "bone", "lung", "mediastinum", "soft", "encoder 1", "encoder 2"]
+    assert list(windows) == names
+    assert windows["brain"] == (0, 80)
+    assert windows["subdural"] == (-20, 180)
+    assert windows["stroke"] == (20, 60)
+    assert windows["encoder 1"] == (-100, 300)  # as the store says
+    assert windows["encoder 2"] == (-1024, 3071)  # it saw everything
+    for name, same in (("lung", "lung"), ("mediastinum", "mediastinum"), ("soft", "abdomen")):
+        assert windows[name] == WINDOWS[same]  # a name means the same for encoders
+
+
+@pytest.mark.parametrize(
+    ("modality", "sources", "encoder", "first"),
+    [
+        ("CT", ["rsna-ich"], [], "brain"),
+        ("CT", ["predict"], [(-100.0, 300.0)], "brain"),  # the encoder's window for heads
+        ("CT", ["rsna-pe"], [(-100.0, 300.0)], "mediastinum"),
+        ("CT", ["folder"], [(-1350.0, 150.0)], "mediastinum"),
+        ("CT", ["rsna-at"], [], "soft"),
+        ("CT", ["folder"], [], "soft"),
+        ("CT", ["folder"], [(7.0, 9.0)], "encoder"),
+        ("CT", ["folder"], [(7.0, 9.0), None], "encoder 1"),
+        ("MR", ["prostatex"], [(0.0, 3000.0)], "own"),
+    ],
+)
+def test_scans_start_in_the_window_for_their_part_of_the_body(modality, sources, encoder, first):
+    windows = display_windows(modality, body_of(sources, encoder), encoder)
+    assert [window["name"] for window in windows if window["first"]] == [first]
+
+
+def test_a_window_that_the_page_cannot_repeat_says_so():
+    """The encoder saw percentiles of the scan; the page has one slice."""
+    model = display_windows("MR", None, [Percentiles(0.5, 99.5)])[-1]
+    assert (model["low"], model["high"]) == (None, None)
+    assert "percentiles 0.5 to 99.5" in model["note"]
+
+
+def test_the_list_has_every_scan_with_its_scores(gallery, manifest):
+    listed = gallery.scans(0)
+    json.dumps(listed, allow_nan=False)
+    by_id = {scan["id"]: scan for scan in listed}
+    assert sorted(by_id) == sorted(manifest.scan_ids)
+    for expected in rows_of(manifest):
+        scan = by_id[expected["scan_id"]]
+        assert (scan["label"], scan["part"], scan["slices"]) == (
+            expected["label"],
+            expected["part"],
+            expected["slices"],
+        )
+        gaussian, ng, mhng = scan["scores"]
+        assert gaussian is None  # it scores no scans
+        assert ng == pytest.approx(expected["probability"], rel=1e-6)
+        assert mhng == pytest.approx(expected["probability"], rel=1e-6)
+
+
+def test_a_scan_has_its_curves_geometry_and_truth(gallery, manifest):
+    for listed in gallery.scans(1)[:4]:
+        scan = gallery.scan(1, listed["number"])
+        json.dumps(scan, allow_nan=False)
+        row = manifest[manifest.scan_ids.index(scan["id"])]
+        expected = next(one for one in rows_of(manifest, heads=4, shift=-6.0) if one["scan_id"] == scan["id"])
+        assert scan["truth"] == row.slice_labels.tolist()
+        assert scan["positions"] == pytest.approx(row.positions)
+        assert (scan["image"]["rows"], scan["image"]["columns"]) == (row.rows, row.columns)
+        mhng = scan["methods"]["mhng"]
+        assert mhng["attention"] == pytest.approx(expected["attention"].tolist(), rel=1e-5)
+        np.testing.assert_allclose(mhng["heads"], np.exp(expected["log_attention"]), rtol=1e-5)
+        assert scan["methods"]["ng"]["heads"] == []  # one head is the curve itself
+        assert (scan["methods"]["centered_gaussian"] is None) == (scan["part"] == "val")
+
+
+def test_numbers_that_are_none_of_ours_are_refused(gallery):
+    for call in (
+        lambda: gallery.scans(2),
+        lambda: gallery.scans(-1),
+        lambda: gallery.scan(0, len(gallery)),
+        lambda: gallery.scan(0, -1),
+        lambda: gallery.row(-1),
+        lambda: gallery.row(10**9),
+    ):
+        with pytest.raises(NotHereError, match="reload the page"):
+            call()
+
+
+def test_both_supervised_references_are_one_method(manifest, tmp_path):
+    slices = [row | {"probability": float("nan")} for row in rows_of(manifest)]
+    scans = [row | {"slices": 1, "attention": [1.0], "log_attention": [[0.0]]} for row in rows_of(manifest)[2:]]
+    write_predictions(tmp_path / "slice_reference" / "1", slices)
+    write_predictions(tmp_path / "scan_reference" / "1", scans)
+    gallery = open_gallery(tmp_path)
+    assert gallery.about()["splits"][0]["methods"] == [{"name": "ceiling", "title": "Supervised reference"}]
+    scores = [scan["scores"][0] for scan in gallery.scans(0)]
+    assert scores[:2] == [None, None]  # the scan reference leaves scans out
+    assert scores[2:] == pytest.approx([row["probability"] for row in scans])
+    assert len(gallery.scan(0, 0)["methods"]["ceiling"]["attention"]) == slices[0]["slices"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# A run, and new scans
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_named_by_its_report_and_has_a_method_for_each_winner(manifest, tmp_path):
+    groups = [row for group in ("forward_kl", "reverse_kl") for row in rows_of(manifest, group=group)]
+    write_predictions(tmp_path, groups)
+    (tmp_path / "report.json").write_text(json.dumps({"winners": [{"config": {"method": "ng"}}]}))
+    gallery = open_gallery(tmp_path)
+    (split,) = gallery.about()["splits"]
+    assert [method["name"] for method in split["methods"]] == ["ng forward_kl", "ng reverse_kl"]
+    assert len(gallery.scans(0)) == len(manifest)
+    assert set(gallery.scan(0, 0)["methods"]) == {"ng forward_kl", "ng reverse_kl"}
+
+
+def test_new_scans_bring_their_images_window_and_method_and_have_no_label(manifest, tmp_path):
+    write_predictions(tmp_path, [row | {"label": -1, "part": "new"} for row in rows_of(manifest)])
+    rows = [replace(row, label=0, slice_labels=None) for row in manifest]
+    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "predict", "root": str(manifest.root)})
+    model = {"config": {"method": "mhng"}, "preprocessing": {"windows": [[-150, 250]]}}
+    (tmp_path / "summary.json").write_text(json.dumps({"model": model}))
+    gallery = open_gallery(tmp_path)
+    about = gallery.about()
+    assert about["missing"] == []
+    assert about["splits"][0]["methods"] == [{"name": "mhng", "title": "TransMIL + Multi-Head Normal Guidance"}]
+    model = about["windows"]["CT"][-1]
+    assert (model["title"], model["low"], model["high"], model["note"]) == ("Model", -150, 250, "what the model saw")
+    assert {scan["label"] for scan in gallery.scans(0)} == {None}
+    scan = gallery.scan(0, 0)
+    assert scan["image"] is not None
+    assert (scan["truth"], scan["label"]) == (None, None)
+
+
+def test_new_scans_whose_ids_were_left_out_have_curves(manifest, tmp_path):
+    """`nguide predict --anonymize` writes no manifest."""
+    write_predictions(tmp_path, [row | {"label": -1, "patient_id": None} for row in rows_of(manifest)])
+    (tmp_path / "summary.json").write_text(json.dumps({"model": "another format"}))
+    gallery = open_gallery(tmp_path)
+    assert gallery.scan(0, 0)["methods"]["model"]["attention"]
+    assert "encoder" not in {window["name"] for window in gallery.about()["windows"]["CT"]}
+
+
+# ----------------------------------------------------------------------------------------------------
+# What nguide predict says of a scan
+# ----------------------------------------------------------------------------------------------------
+
+
+def write_result(folder, scan_id: str, **changes) -> None:
+    """A prediction.json as `nguide predict` writes it, and its slices.csv."""
+    about = {
+        "threshold": 0.25,
+        "positive": True,
+        "key_slices": [{"slice": 4, "attention": 0.1}, {"slice": 2, "attention": 0.4}],
+        "interval": {"first": 2, "last": 5, "share": None, "coverage": 0.9, "meaning": "contains it"},
+        "source": {"series_description": "HEAD 5 mm"},
+        "problems": [],
+    }
+    (folder / scan_id).mkdir()
+    (folder / scan_id / "prediction.json").write_text(json.dumps(about | changes))
+    (folder / scan_id / "slices.csv").write_text("slice,instance_number\n1,7\n2,\n3,5\n")
+    (folder / "summary.json").write_text(json.dumps({"model": {}}))
+
+
+def problem(kind: str, action: str, detail: str = "its value") -> dict[str, str]:
+    return {"scan_id": "A", "file": "", "kind": kind, "detail": detail, "action": action}
+
+
+def test_call_key_slices_interval_and_series_are_those_of_predict(manifest, tmp_path):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row])
+    write_result(tmp_path, row["scan_id"])
+    gallery = open_gallery(tmp_path)
+    scan = gallery.scan(0, 0)
+    (found,) = scan["methods"].values()
+    assert found["key_slices"] == [3, 1]  # in the order of prediction.json, not chosen again
+    assert found["interval"] == {"first": 1, "last": 4, "meaning": "contains it"}
+    assert (found["threshold"], found["positive"]) == (0.25, True)
+    assert (scan["series"], scan["instance_numbers"]) == ("HEAD 5 mm", [7, None, 5])
+    assert gallery.scans(0)[0]["positive"] == [True]
+
+
+def test_findings_are_chosen_by_name_and_have_results_of_their_own(manifest, tmp_path):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row | {"group": "any"}, row | {"group": "subdural"}])
+    own = {"name": "subdural", "key_slices": [{"slice": 9}], "interval": None, "threshold": 0.5, "positive": False}
+    write_result(tmp_path, row["scan_id"], findings=[own | {"name": "any", "positive": True}, own])
+    gallery = open_gallery(tmp_path)
+    about = gallery.about()
+    assert about["choice"] == "Finding"
+    assert [method["title"] for method in about["splits"][0]["methods"]] == ["any", "subdural"]
+    assert gallery.scans(0)[0]["positive"] == [True, False]
+    assert gallery.scan(0, 0)["methods"]["subdural"]["key_slices"] == [8]
+
+
+def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(manifest, tmp_path):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row])
+    found = [
+        problem("duplicate", "left out", "same position as 2.dcm"),
+        problem("duplicate", "left out", "same position as 3.dcm"),
+        problem("tilt", "kept"),
+        problem("localizer", "left out"),
+        problem("mixed_size", "left out"),
+        problem("gap", "kept", "10 mm, usually 5 mm: 1 missing"),
+        problem("unsuitable", "predicted because of --force", "its modality is MR"),
+    ]
+    write_result(tmp_path, row["scan_id"], problems=found)
+    gallery = open_gallery(tmp_path)
+    assert gallery.scans(0)[0]["flags"] == ["forced", "incomplete", "left out", "duplicated"]
+    texts = [warning["text"] for warning in gallery.scan(0, 0)["warnings"]]
+    assert texts[:4] == [
+        "Forced: its modality is MR.",
+        "Slices are missing: the step between two neighbours is larger than the usual one.",
+        "Slices of different size or pixel spacing in one series: left out.",
+        "Two slices at the same position: 2 times, left out.",
+    ]
+    assert [warning["flag"] for warning in gallery.scan(0, 0)["warnings"]][4:] == ["note", "note"]
+
+
+def test_what_the_model_was_not_shown_to_do_is_a_warning_of_every_scan(manifest, tmp_path):
+    row, told = rows_of(manifest)[0], "This model was not shown to tell scans apart."
+    write_predictions(tmp_path, [row])
+    gap = problem("gap", "kept", "10 mm, usually 5 mm: 1 missing")
+    of_scan = "Slices are missing: the step between two neighbours is larger than the usual one."
+    write_result(tmp_path, row["scan_id"], problems=[gap], cautions=[of_scan, told])
+    gallery = open_gallery(tmp_path)
+    assert [warning["text"] for warning in gallery.scan(0, 0)["warnings"]] == [of_scan, told]
+    assert gallery.scans(0)[0]["flags"] == ["incomplete", "doubtful"]
+
+
+def test_a_scan_whose_result_is_gone_is_flagged(manifest, tmp_path):
+    one, other = rows_of(manifest)[:2]
+    write_predictions(tmp_path, [one, other])
+    write_result(tmp_path, one["scan_id"])
+    gallery = open_gallery(tmp_path)
+    assert {scan["id"]: scan["flags"] for scan in gallery.scans(0)} == {
+        one["scan_id"]: [],
+        other["scan_id"]: ["doubtful"],
+    }
+    texts = [[warning["text"] for warning in gallery.scan(0, number)["warnings"]] for number in (0, 1)]
+    assert texts == [[], ["The scan has no prediction.json: what was odd about it is not known."]]
+
+
+def test_scans_that_were_not_predicted_are_told(manifest, tmp_path):
+    write_predictions(tmp_path, rows_of(manifest)[:1])
+    scans = [{"scan_id": "A", "state": "predicted"}, {"scan_id": "B", "state": "refused", "reason": "it is MR"}]
+    (tmp_path / "summary.json").write_text(json.dumps({"model": {}, "scans": scans}))
+    assert open_gallery(tmp_path).about()["not_predicted"] == [{"id": "B", "reason": "it is MR"}]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"key_slices": [{"slice": "x"}]}, {"threshold": "high"}, {"problems": [{"kind": 3}]}, {"source": []}]
+)
+def test_a_damaged_result_is_told(manifest, tmp_path, changes):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row])
+    write_result(tmp_path, row["scan_id"], **changes)
+    with pytest.raises(UserError, match=r"prediction\.json is damaged"):
+        open_gallery(tmp_path).scan(0, 0)
+
+
+def test_slices_that_the_scan_does_not_have_are_not_shown(manifest, tmp_path):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row])
+    write_result(tmp_path, row["scan_id"], key_slices=[{"slice": 900}, {"slice": 1}], interval={"first": 0, "last": 3})
+    (found,) = open_gallery(tmp_path).scan(0, 0)["methods"].values()
+    assert (found["key_slices"], found["interval"]) == ([0], None)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is missing is named
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_without_an_index_there_are_curves_and_the_command_that_helps(study):
+    gallery = open_gallery(study)
+    (missing,) = gallery.about()["missing"]
+    assert missing["command"] == f"nguide view {study} --index INDEX"
+    scan = gallery.scan(0, 0)
+    assert (scan["image"], scan["truth"], scan["positions"]) == (None, None, None)
+    assert "index" in scan["note"]
+    assert scan["methods"]["ng"]["attention"]
+
+
+def test_scans_that_are_not_in_the_index_or_differ_from_it_have_no_image(manifest, study, tmp_path):
+    first, second, *_ = manifest
+    lists = {name: getattr(second, name)[1:] for name in ("files", "frames", "positions")}
+    shorter = replace(second, **lists, slice_labels=None)
+    write_manifest(tmp_path / "manifest.parquet", [shorter], manifest.about)
+    gallery = open_gallery(study, tmp_path)
+    numbers = {scan["id"]: scan["number"] for scan in gallery.scans(0)}
+    assert "has no scan" in gallery.scan(0, numbers[first.scan_id])["note"]
+    assert f"has {len(second) - 1} slices" in gallery.scan(0, numbers[second.scan_id])["note"]
+
+
+def test_an_index_without_slice_labels_or_spacing_has_no_truth_and_no_millimetres(manifest, study, tmp_path):
+    row = manifest[0]
+    bare = replace(row, slice_labels=None, slice_spacing=None, orientation=None)
+    write_manifest(tmp_path / "manifest.parquet", [bare], manifest.about)
+    gallery = open_gallery(study, tmp_path)
+    number = next(scan["number"] for scan in gallery.scans(0) if scan["id"] == row.scan_id)
+    scan = gallery.scan(0, number)
+    assert (scan["truth"], scan["positions"], scan["image"]["letters"]) == (None, None, None)
+
+
+def test_folders_without_predictions_are_refused(tmp_path, study, manifest, phantom):
+    with pytest.raises(UserError, match=r"holds neither predictions\.parquet"):
+        open_gallery(tmp_path)
+    with pytest.raises(UserError, match="run nguide index first"):
+        open_gallery(study, tmp_path)
+    with pytest.raises(UserError, match="is not a feature store"):
+        open_gallery(study, phantom / "index", tmp_path)
+    (tmp_path / "predictions.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(UserError, match="cannot be read"):
+        open_gallery(tmp_path)
+
+
+def test_runs_that_saw_other_slices_are_refused(manifest, tmp_path):
+    rows = rows_of(manifest)
+    write_predictions(tmp_path / "ng" / "1", rows)
+    write_predictions(tmp_path / "abmil" / "1", [rows[0] | {"slices": 3}])
+    with pytest.raises(UserError, match="another run"):
+        open_gallery(tmp_path)
+
+
+@pytest.mark.parametrize("attention", [[0.5, 0.5], [float("nan")] * 12, [-1.0] * 12])
+def test_damaged_attention_is_told_and_not_drawn(manifest, tmp_path, attention):
+    row = rows_of(manifest)[0]
+    write_predictions(tmp_path, [row | {"attention": attention}])
+    with pytest.raises(UserError, match="damaged, or the model diverged"):
+        open_gallery(tmp_path).scan(0, 0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Curves
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_fitted_normal_has_the_curves_mean_and_variance():
+    attention = torch.from_numpy(0.3 * bell(200, 70, 9) + 0.7 * bell(200, 110, 14))
+    fitted = fitted_normal(attention).double().numpy()
+    places, weights = np.arange(200), attention.double().numpy()
+    mean = (places * weights).sum() / weights.sum()
+    variance = (weights * (places - mean) ** 2).sum() / weights.sum()
+    density = np.exp(-((places - mean) ** 2) / (2 * variance))
+    np.testing.assert_allclose(fitted, density / density.sum() * weights.sum(), rtol=1e-3, atol=1e-7)
+
+
+def test_probabilities_of_slices_keep_their_scale():
+    """The slice reference's need not sum to one; its normal is drawn over the same area."""
+    probabilities = torch.tensor([0.1, 0.9, 0.8, 0.05])
+    drawn = curve(probabilities, probabilities.logit()[None], None)
+    assert sum(drawn["normal"]) == pytest.approx(1.85, rel=1e-5)
+    assert drawn["probability"] is None
+
+
+def test_key_slices_are_those_of_predict_and_none_where_attention_is_flat():
+    attention = torch.tensor([0.1, 0.3, 0.05, 0.25, 0.2, 0.06, 0.04])
+    assert key_slices(attention, 5.0) == [1, 3]
+    assert key_slices(attention, 1.0) == [1]  # the others are within 8 mm
+    assert key_slices(torch.tensor([0.5, 0.5])) == []
+    assert key_slices(torch.tensor([0.5, 0.496])) == []
+    assert key_slices(torch.zeros(4)) == []
+
+
+def test_edges_are_named_by_the_patient():
+    assert letters((1.0, 0.0, 0.0, 0.0, 1.0, 0.0)) == {"left": "R", "right": "L", "top": "A", "bottom": "P"}
+    prone = (-1.0, 0.0, 0.0, 0.0, -1.0, 0.0)
+    assert letters(prone) == {"left": "L", "right": "R", "top": "P", "bottom": "A"}
+    assert letters((0.0, 1.0, 0.0, 0.0, 0.0, -1.0)) == {
+        "left": "A",
+        "right": "P",
+        "top": "H",
+        "bottom": "F",
+    }  # sagittal
+    assert letters(None) is None
+
+
+def test_mr_has_windows_without_hounsfield_units(manifest, tmp_path):
+    """Each slice's own range, which the page measures, and ADC; a window of percentiles is shown as the former."""
+    write_predictions(tmp_path, [row | {"label": -1, "part": "new"} for row in rows_of(manifest)])
+    rows = [replace(row, modality="MR") for row in manifest]
+    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "predict", "root": str(manifest.root)})
+    model = {"config": {"method": "ng"}, "preprocessing": {"windows": [{"percentiles": [1, 99]}]}}
+    (tmp_path / "summary.json").write_text(json.dumps({"model": model}))
+    shown = [(one["title"], one["low"], one["high"]) for one in open_gallery(tmp_path).about()["windows"]["MR"]]
+    assert shown == [("Auto", None, None), ("ADC", 0, 3000), ("Model", None, None)]
+    assert open_gallery(tmp_path).scan(0, 0)["modality"] == "MR"

@@ -1,0 +1,389 @@
+"""Who may ask and what is answered: by a real server, asked with bytes that no polite client would send."""
+
+import asyncio
+import http.client
+import json
+import socket
+import time
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.clinic.viewer import server as connections
+from normal_guidance.clinic.viewer.gallery import open_gallery
+from normal_guidance.clinic.viewer.images import SliceImages
+from normal_guidance.clinic.viewer.server import FILES, Access, Guard, open_socket, read_page
+from normal_guidance.scans.index.volumes import read_volume
+from small_viewer import rows_of, write_predictions
+
+API = ("/api/gallery", "/api/splits/0/scans", "/api/splits/0/scans/0", "/api/scans/0/slices/0")
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    """With the token."""
+    with httpx.Client(base_url=served.base, headers=session(served)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def stranger(served):
+    """Without it."""
+    with httpx.Client(base_url=served.base) as client:
+        yield client
+
+
+def raw(served, target: str, *, method: str = "GET", host: str | None = "", headers: dict[str, str] | None = None):
+    """Status, headers and body; the target goes out as it is, and so does the Host header, if any."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.access.port, timeout=600)
+    connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+    if host is not None:
+        connection.putheader("Host", host or f"127.0.0.1:{served.access.port}")
+    for name, value in (headers or {}).items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, answer.headers, body
+
+
+def session(served) -> dict[str, str]:
+    return {"Authorization": served.access.authorization}
+
+
+# ----------------------------------------------------------------------------------------------------
+# The token
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_no_answer_sets_a_cookie(served, stranger, client):
+    """Browsers send cookies to all ports of a host, so other servers on this machine would receive them."""
+    for who in (stranger, client):
+        for path in (*FILES, *API, "/nowhere", f"/?token={served.access.token}"):
+            assert "set-cookie" not in who.get(path).headers
+
+
+def test_the_token_is_behind_the_hash_which_browsers_do_not_send(served):
+    address = urlsplit(served.access.url)
+    assert served.access.token in address.fragment
+    assert served.access.token not in address._replace(fragment="").geturl()
+
+
+def test_tokens_are_long_and_never_the_same():
+    tokens = {Access(8765).token for _ in range(100)}
+    assert len(tokens) == 100
+    assert min(map(len, tokens)) >= 43  # 256 bits
+    assert Access(8765).token not in repr(Access(8765))
+
+
+@pytest.mark.parametrize("path", [*API, "/nowhere"])
+def test_everything_asks_for_the_token(served, stranger, path):
+    token = served.access.token
+    assert stranger.get(path).status_code == 401
+    assert stranger.get(path, params={"token": token}).status_code == 401  # an address may be logged
+    wrong = (
+        "",
+        "x",
+        token,
+        f"Basic {token}",
+        f"Bearer {token[:-1]}",
+        f"Bearer {token}x",
+        f"Bearer  {token}",
+        "Bearer é",
+    )
+    for given in (*({"Authorization": one} for one in wrong), {"Cookie": f"token={token}"}):
+        status, _, body = raw(served, path, headers=given)
+        assert status == 401, given
+        assert "needs the token" in json.loads(body)["error"]
+
+
+def test_the_files_of_the_page_hold_no_data_and_need_no_token(served, stranger):
+    for path, (name, _) in FILES.items():
+        assert stranger.get(path).text == f"this is {name}"
+
+
+def test_two_tokens_are_refused(served):
+    twice = [("Authorization", served.access.authorization), ("authorization", "Bearer x")]
+    assert raw(served, "/api/gallery", headers=dict(twice))[0] in (400, 401)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Connections that say nothing
+# ----------------------------------------------------------------------------------------------------
+
+
+def connect(served) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", served.access.port), timeout=30)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Read what is left until the server closes it; the timeout of the connection is the patience."""
+    try:
+        while connection.recv(100_000):
+            pass
+        return True
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: ", b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n12"]
+)
+def test_a_connection_that_never_finishes_a_request_is_closed(serve, gallery, monkeypatch, sent):
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    server = serve(gallery)
+    with connect(server) as connection:
+        connection.sendall(sent)
+        assert is_closed(connection)
+    assert raw(server, "/api/gallery", headers=session(server))[0] == 200
+
+
+def test_drops_of_a_request_gain_no_time(serve, gallery, monkeypatch):
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
+    server = serve(gallery)
+
+    def drip(connection: socket.socket) -> None:
+        for _ in range(200):
+            connection.sendall(b"G")
+            time.sleep(0.1)
+
+    with connect(server) as connection, pytest.raises(ConnectionError):
+        drip(connection)
+
+
+def test_a_client_that_does_not_read_its_answer_is_closed(serve, gallery, monkeypatch):
+    async def never(self, scan, place):
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(SliceImages, "read", never)
+    server = serve(gallery)
+    with connect(server) as connection:
+        lines = ["GET /api/scans/0/slices/0 HTTP/1.1", f"Host: 127.0.0.1:{server.access.port}"]
+        words = "\r\n".join([*lines, f"Authorization: {server.access.authorization}", "", ""])
+        connection.sendall(words.encode())
+        assert is_closed(connection)
+
+
+def test_one_connection_too_many_closes_the_one_that_waited_longest(serve, gallery, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
+    server = serve(gallery)
+    with ExitStack() as stack:
+        opened = []
+        for _ in range(6):
+            opened.append(stack.enter_context(connect(server)))
+            time.sleep(0.05)  # so that the server sees them in this order
+        assert all(is_closed(connection) for connection in opened[:3])
+        for connection in opened[3:]:
+            connection.settimeout(0.2)
+            assert not is_closed(connection)
+    assert raw(server, "/api/gallery", headers=session(server))[0] == 200
+
+
+# ----------------------------------------------------------------------------------------------------
+# Hosts, methods, paths
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", "[::1]:{port}",
+     "127.0.0.1:{port}.evil.example", "127.0.0.1:{port},evil.example", "0.0.0.0:{port}"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/api/gallery", "/style.css"])
+def test_a_foreign_host_is_refused_even_with_the_token(served, host, path):
+    status, _, body = raw(served, path, host=host.format(port=served.access.port), headers=session(served))
+    assert status == 403
+    assert "no other name" in json.loads(body)["error"]
+
+
+def test_our_own_names_are_accepted(served):
+    for host in (
+        f"127.0.0.1:{served.access.port}",
+        f"localhost:{served.access.port}",
+        f"LOCALHOST:{served.access.port}",
+    ):
+        assert raw(served, "/api/gallery", host=host, headers=session(served))[0] == 200
+
+
+def test_no_host_and_two_hosts_are_refused(served):
+    assert raw(served, "/api/gallery", host=None, headers=session(served))[0] in (400, 403)
+    for second in ("evil.example", f"127.0.0.1:{served.access.port}"):
+        status, _, _ = raw(served, "/api/gallery", headers={**session(served), "Host": second})
+        assert status in (400, 403)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "MKCOL", "PROPFIND"])
+@pytest.mark.parametrize("path", ["/", *API])
+def test_nothing_can_be_written(served, method, path):
+    status, headers, body = raw(served, path, method=method, headers=session(served))
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    assert "only be read" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("path", ["/", *API])
+def test_head_is_get_without_a_body(client, path):
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert int(answer.headers["content-length"]) == len(client.get(path).content)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../../../etc/passwd",
+        "/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/..%2f..%2f..%2fetc%2fpasswd",
+        "/%252e%252e%252fetc%252fpasswd",
+        "/..%5c..%5cetc%5cpasswd",
+        "//etc/passwd",
+        "/etc/passwd",
+        "/static/index.html",
+        "/index.html",
+        "/app.js/../server.py",
+        "/app.js%00.css",
+        "/server.py",
+        "/.git/config",
+        "/api/scans/../../etc/passwd",
+        "/api/scans/0/slices/..%2f..%2fetc%2fpasswd",
+        "/api/scans/0/slices/%2e%2e",
+        "/api/scans/%2fetc%2fpasswd/slices/0",
+        "/api/splits/..%2f0/scans",
+        "/api/splits/0/scans/-1",
+        "/api/splits/0/scans/99999999999999999999999",
+        "/api/splits/0/scans/0.5",
+        "/api/splits/nan/scans",
+        "/api/scans/-1/slices/0",
+        "/api/gallery/",
+        "/docs",
+        "/redoc",
+        "/openapi.json",
+    ],
+)
+def test_no_path_leads_anywhere_else(served, path):
+    status, _, body = raw(served, path, headers=session(served))
+    assert status == 404
+    assert "root:" not in body.decode()
+    assert json.loads(body)["error"]
+
+
+def test_absolute_targets_and_garbage_are_no_way_in(served):
+    target = f"http://evil.example:{served.access.port}/api/gallery"
+    status, _, _ = raw(served, target)  # our own Host, no token
+    assert status in (400, 401, 403, 404)
+    with socket.create_connection(("127.0.0.1", served.access.port), timeout=600) as connection:
+        connection.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert b" 400 " in connection.recv(1000)
+
+
+def test_web_sockets_are_refused(served):
+    sent = []
+
+    async def run():
+        async def send(message):
+            sent.append(message)
+
+        async def never(*_):
+            raise AssertionError("it went through")
+
+        await Guard(never, served.access)({"type": "websocket", "path": "/", "headers": []}, never, send)
+
+    asyncio.run(run())
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Answers
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/app.js", *API, "/nowhere", "/?token=wrong"])
+def test_every_answer_keeps_to_itself(client, path):
+    headers = client.get(path).headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["form-action"] == "'none'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert "http" not in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "access-control-allow-origin" not in headers
+    assert "server" not in headers
+
+
+def test_the_page_is_its_files(client):
+    for path, (name, kind) in FILES.items():
+        answer = client.get(path)
+        assert (answer.text, answer.headers["content-type"]) == (f"this is {name}", kind)
+
+
+def test_slices_are_pixels(client, manifest):
+    scan = client.get("/api/splits/0/scans/3").json()
+    row = manifest[manifest.scan_ids.index(scan["id"])]
+    volume, _ = read_volume(row, manifest.root)
+    answer = client.get("/api/scans/3/slices/5")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    got = np.frombuffer(answer.content, "<i2").reshape(row.rows, row.columns)
+    np.testing.assert_array_equal(got, np.rint(volume[5]).astype(int))
+
+
+def test_what_cannot_be_shown_is_a_sentence(client, serve, study, manifest, tmp_path):
+    answer = client.get("/api/scans/0/slices/500")
+    assert answer.status_code == 422
+    assert "there is no slice 501" in answer.json()["error"]
+    without = serve(open_gallery(study))
+    with httpx.Client(base_url=without.base, headers=session(without)) as bare:
+        answer = bare.get("/api/scans/0/slices/0")
+        assert answer.status_code == 404
+        assert "--index INDEX" in answer.json()["error"]
+    write_predictions(tmp_path, [rows_of(manifest)[0] | {"attention": [1.0]}])
+    damaged = serve(open_gallery(tmp_path))
+    with httpx.Client(base_url=damaged.base, headers=session(damaged)) as bare:
+        answer = bare.get("/api/splits/0/scans/0")
+        assert answer.status_code == 500
+        assert "damaged" in answer.json()["error"]
+
+
+def test_our_own_mistakes_show_no_traceback(serve, gallery, monkeypatch, caplog):
+    def fail():
+        raise ZeroDivisionError("inner workings")
+
+    broken = open_gallery(gallery.folder)
+    monkeypatch.setattr(broken, "about", fail)
+    server = serve(broken)
+    status, _, body = raw(server, "/api/gallery", headers=session(server))
+    assert status == 500
+    assert b"inner workings" not in body
+    assert "The viewer failed" in json.loads(body)["error"]
+    assert raw(server, "/api/splits/0/scans", headers=session(server))[0] == 200  # it goes on
+
+
+def test_it_listens_on_the_loopback_interface_only(served):
+    listening = open_socket(0)
+    assert listening.getsockname()[0] == "127.0.0.1"
+    listening.close()
+    assert urlsplit(served.access.url).hostname == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_told_or_passed_over(served):
+    with pytest.raises(UserError, match="choose another --port"):
+        open_socket(served.access.port)
+    first, second = open_socket(None), open_socket(None)
+    assert first.getsockname()[1] != second.getsockname()[1]
+    first.close()
+    second.close()
+
+
+def test_a_page_that_is_not_built_is_told(tmp_path, blank_page):
+    assert set(read_page(blank_page)) == set(FILES)
+    with pytest.raises(UserError, match="run make viewer"):
+        read_page(tmp_path)

@@ -1,0 +1,170 @@
+"""A committee finds planted signals, keeps to the prior where there is none, and never sees the scans it predicts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.bells import Places
+from normal_guidance.core.metrics import auroc, localization
+from normal_guidance.fit.committee import Committee, effective_number, fit_scaling
+from normal_guidance.fit.evidence import Fitted, Penalty, fit_evidence
+from normal_guidance.fit.fit_committee import (
+    Plan,
+    Setting,
+    _assemble,
+    _out_of_fold,
+    fit_committee,
+    make_plan,
+    scale_scans,
+)
+from normal_guidance.study.drawn import shifted_mean
+
+
+def names(scans: Bags) -> list[str]:
+    return [str(number) for number in range(len(scans))]
+
+
+@pytest.fixture(scope="module")
+def planted() -> Bags:
+    """Blocks anywhere in the scan, shown by one of eight features."""
+    return shifted_mean(150, seed=1, features=8, shift=1.5)
+
+
+@pytest.fixture(scope="module")
+def found(planted: Bags) -> object:
+    return fit_committee(planted, names(planted), Plan(folds=3))
+
+
+def test_a_planted_signal_is_found_in_scans_that_were_not_seen(planted: Bags, found: object) -> None:
+    new = shifted_mean(100, seed=2, features=8, shift=1.5)
+    prediction = found.committee(new.features, new.lengths)
+    assert auroc(prediction.logit, new.labels) > 0.95
+    assert localization(prediction.slice_scores, new.slice_labels, new.lengths).auroc.nanmean() > 0.9
+    assert auroc(found.logits, planted.labels) > 0.95
+    assert localization(found.attention.log(), planted.slice_labels, planted.lengths).auroc.nanmean() > 0.9
+
+
+@pytest.mark.parametrize("power", [1.0, 4.0])
+def test_what_is_out_of_fold_comes_from_members_that_were_not_trained_on_the_scan(planted: Bags, power: float) -> None:
+    scaling, folds, places = fit_scaling(planted), torch.arange(len(planted)) % 3, Places(3.0, central=False)
+    fitted = fit_evidence(scale_scans(planted, scaling), folds, places, [Penalty("ridge", 1.0)], power=power)[-1]
+    committee = _assemble(scaling, [places], [[(fitted, 0)]], shown=True)
+    for scan in (6, 7, 8):
+        own, start = planted[scan], int(planted.lengths[:scan].sum())
+        prediction = committee.of([int(folds[scan])])(own.features, [len(own.features)])
+        assert prediction.logit.item() == pytest.approx(fitted.logits[0, scan].item(), abs=1e-4)
+        shown = fitted.attention[0, start : start + len(own.features)]
+        torch.testing.assert_close(prediction.attention, shown, rtol=1e-3, atol=1e-6)
+
+
+def test_what_every_slice_says_tells_scans_apart_and_leaves_attention_in_the_middle() -> None:
+    scans = shifted_mean(120, seed=5, features=8, shift=0.0)
+    scans.features[:, 3] += 0.6 * scans.labels.repeat_interleave(scans.lengths)
+    found = fit_committee(scans, names(scans), Plan(folds=3))
+    assert not found.choice.unusual
+    assert any(found.settings[number].whole for number in found.choice.kept)
+    assert auroc(found.logits, scans.labels) > 0.95
+    attention, lengths = found.attention.split(scans.lengths.tolist()), scans.lengths.tolist()
+    middle = [own[size // 4 : size - size // 4].sum().item() for own, size in zip(attention, lengths, strict=True)]
+    assert sum(middle) > 0.65 * len(middle)  # a half if all places were alike
+
+
+def test_settings_are_chosen_without_the_scans_that_they_predict() -> None:
+    """Setting 0 is right in folds 1 and 2, setting 1 in fold 0 alone: fold 0 is predicted by setting 0."""
+    labels, folds = torch.arange(60) % 2, torch.arange(60) // 20
+    kinds = [Places(reach, central=True) for reach in (1.0, 2.0, None)]
+    settings = [Setting(places, 1.0, Penalty("ridge", 1.0), 1) for places in kinds]
+    right, noise = 4.0 * (2 * labels.double() - 1), 0.1 * torch.randn(60, generator=torch.Generator().manual_seed(0))
+    logits = (
+        torch.stack([torch.where(folds == 0, -right, right), torch.where(folds == 0, right, -right), -right]) + noise
+    )
+    scans = Bags(torch.zeros(60, 1), torch.ones(60, dtype=torch.int64), labels)
+    none = torch.zeros(3, 3, dtype=torch.float64)
+    fitted = Fitted(none[:, :, None], none, none, none, logits, torch.tensor([[0.25], [0.75], [0.5]]).expand(3, 60))
+    own, attention = _out_of_fold(
+        settings, [[(fitted, place) for place in range(3)]], logits[None], folds[None], scans, names(scans)
+    )
+    torch.testing.assert_close(own[:20], logits[0, :20])
+    assert (attention[:20] == 0.25).all()
+
+
+def test_the_label_of_a_scan_does_not_change_the_members_that_predict_it(planted: Bags) -> None:
+    folds = torch.arange(len(planted)) % 3
+    scaled = scale_scans(planted, fit_scaling(planted))
+    other = Bags(scaled.features, scaled.lengths, torch.where(folds == 0, 1 - scaled.labels, scaled.labels))
+    places, penalties = Places(3.0, central=False), [Penalty("ridge", 1.0)]
+    first, changed = (fit_evidence(scans, folds, places, penalties, turns=1)[0] for scans in (scaled, other))
+    direction, again = (one.weights[0, 0] / one.weights[0, 0].norm() for one in (first, changed))
+    torch.testing.assert_close(direction, again, rtol=0, atol=1e-4)
+    # The size of a fold's evidence comes from the log-odds of the other folds.
+    assert first.sharpness[0] != changed.sharpness[1]
+
+
+def test_without_a_signal_attention_is_the_prior() -> None:
+    noise = shifted_mean(60, seed=4, features=8, shift=0.0)
+    found = fit_committee(noise, names(noise), Plan(folds=3, repeats=2))
+    assert not found.choice.unusual
+    assert not found.choice.shown
+    assert found.committee.sharpness.mean() < 0.3
+    prior = found.committee.prior(noise.lengths)
+    again = Committee.from_json(found.committee.as_json(), found.committee.state_dict())
+    for committee in (found.committee, again):
+        torch.testing.assert_close(committee(noise.features, noise.lengths).attention, prior)
+    own, centre = (localization(one, noise.slice_labels, noise.lengths).mean_auroc for one in (found.attention, prior))
+    assert abs(own - centre) < 0.05  # other settings may be chosen without a fold
+
+
+def test_the_same_seed_gives_the_same_committee(planted: Bags, found: object) -> None:
+    again = fit_committee(planted, names(planted), Plan(folds=3))
+    assert again.choice.kept == found.choice.kept
+    torch.testing.assert_close(again.committee.weights, found.committee.weights)
+
+
+def test_a_committee_survives_its_files(found: object, planted: Bags) -> None:
+    committee = found.committee
+    again = Committee.from_json(committee.as_json(), committee.state_dict())
+    own = planted[:3]
+    for one, other in zip(committee(own.features, own.lengths), again(own.features, own.lengths), strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(ValueError, match="members"):
+        Committee.from_json({**committee.as_json(), "members": 1}, committee.state_dict())
+
+
+def test_patients_share_a_fold(planted: Bags) -> None:
+    patients = [str(number // 3) for number in range(len(planted))]
+    found = fit_committee(planted, patients, Plan(folds=3))
+    for first in range(0, len(planted), 3):
+        assert len(set(found.folds[0, first : first + 3].tolist())) == 1
+
+
+def test_few_scans_are_divided_often_and_too_few_are_refused() -> None:
+    assert make_plan([0, 1] * 6, [str(n) for n in range(12)]) == Plan(folds=5, repeats=5)
+    assert make_plan([0] * 9 + [1] * 3, [str(n) for n in range(12)]).folds == 3
+    assert make_plan([0, 1] * 1000, [str(n) for n in range(2000)]).repeats == 1
+    with pytest.raises(UserError, match="3 patients of each"):
+        make_plan([0, 1] * 6, ["A", "B"] * 6)
+
+
+def test_features_that_repeat_each_other_are_decorrelated() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(600, 3, generator=generator)
+    features = hidden @ torch.randn(3, 40, generator=generator) * 7 + 5 + 0.01 * torch.randn(600, 40)
+    features[:, 3] = 2.0  # always the same
+    scans = Bags(features, torch.full((60,), 10), torch.arange(60) % 2)
+    scaling = fit_scaling(scans, components=3)
+    rows = scaling(features)
+    assert rows.shape == (600, 3)
+    torch.testing.assert_close(rows.T.cov(correction=0), torch.eye(3), atol=1e-3, rtol=1e-3)
+    assert effective_number(torch.ones(7)) == pytest.approx(7.0)
+
+
+def test_features_of_their_own_stay_as_they_are_but_of_one_size() -> None:
+    scans = shifted_mean(40, seed=1, features=6)
+    sized = replace(scans, features=scans.features * torch.tensor([1.0, 9.0, 0.1, 1.0, 1.0, 0.0]) + 3.0)
+    scaling = fit_scaling(sized)
+    rows = scaling(sized.features)
+    assert scaling.rotation is None
+    torch.testing.assert_close(rows.std(0), torch.tensor([1.0] * 5 + [0.0]), atol=1e-3, rtol=1e-3)

@@ -1,0 +1,149 @@
+"""A scan whose values are not those of the training scans is refused, whatever its header says, and others are not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+
+from normal_guidance.clinic import (
+    NotPredicted,
+    PredictOptions,
+    ScanPrediction,
+    predict,
+)
+from normal_guidance.fit.bundle import why_not_values
+from normal_guidance.scans.index.manifest import (
+    GRID,
+    ScanRow,
+    ValueRange,
+    Values,
+    sample_values,
+    values_of,
+)
+from normal_guidance.scans.index.volumes import read_volume
+from small_bundle import WINDOW
+
+HERE = PredictOptions(workers=0)
+HEAD = ValueRange((-1024.0, -1000.0), (900.0, 1500.0), 1200)
+ADC = ValueRange((0.0, 20.0), (2000.0, 3500.0), 900)
+
+
+def row(kind: str, modality: str) -> ScanRow:
+    return ScanRow("A17", "P1", 0, None, kind, ("1",), (0,), (0.0,), 8, 8, modality=modality)
+
+
+# ----------------------------------------------------------------------------------------------------
+# New scans
+# ----------------------------------------------------------------------------------------------------
+
+
+def t1_like(hu: np.ndarray) -> np.ndarray:
+    """Air is black and noisy, tissue bright, bone dark."""
+    noise = np.random.default_rng(1).normal(0, 12, hu.shape)
+    return np.where(hu < -300, 15, np.where(hu > 300, 60, 600 + 4 * hu)) + np.abs(noise)
+
+
+IMAGES = {
+    "t1": t1_like,
+    "windowed": lambda hu: (255 * ((np.clip(hu, *WINDOW) - WINDOW[0]) / (WINDOW[1] - WINDOW[0]))).astype(np.uint8),
+    "mask": lambda hu: (hu > 20).astype(np.uint8),
+    "stored": lambda hu: hu + 1024,
+}
+
+
+def write(path: Path, volume: np.ndarray, slice_spacing: float) -> Path:
+    """Slices as NIfTI, axial, from the feet to the head."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    affine = np.diag([-1.0, -1.0, slice_spacing, 1.0])
+    image = nibabel.Nifti1Image(volume.transpose(2, 1, 0).astype(np.float32), affine)
+    image.set_qform(affine, 1)
+    nibabel.save(image, path)
+    return path
+
+
+@pytest.fixture
+def hu(trained) -> np.ndarray:
+    slices, _ = read_volume(trained.manifest[0], trained.manifest.root)
+    return slices.astype(np.float64)
+
+
+@pytest.mark.usefixtures("tiny_encoder")
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("image", IMAGES)
+def test_what_is_not_ct_in_hu_is_refused(trained, bundle, hu, tmp_path, image, recorded):
+    known = bundle if recorded else replace(bundle, expects=replace(bundle.expects, values=None))
+    file = write(tmp_path / f"{image}.nii.gz", IMAGES[image](hu), trained.manifest[0].slice_spacing)
+    (outcome,) = predict(file, known, options=HERE)
+    assert isinstance(outcome, NotPredicted)
+    assert outcome.reason.kind == "unsuitable"
+    assert ("different values" if image == "mask" else "lowest values") in outcome.reason.detail
+    (forced,) = predict(file, known, options=replace(HERE, force=True))
+    assert isinstance(forced, ScanPrediction)
+    assert any(one.startswith("Forced: it") for one in forced.cautions)
+
+
+@pytest.mark.usefixtures("tiny_encoder")
+@pytest.mark.parametrize("recorded", [True, False])
+def test_ct_in_hu_is_predicted_also_with_padding(trained, bundle, hu, tmp_path, recorded):
+    known = bundle if recorded else replace(bundle, expects=replace(bundle.expects, values=None))
+    hu[:, :6] = hu[:, -6:] = -3024  # outside of a round field of view
+    file = write(tmp_path / "ct.nii.gz", hu, trained.manifest[0].slice_spacing)
+    (outcome,) = predict(file, known, options=HERE)
+    assert isinstance(outcome, ScanPrediction), outcome.reason
+    assert outcome.cautions == ()
+
+
+def test_a_model_knows_the_values_of_its_training_scans(trained, bundle):
+    measured = [
+        values_of(sample_values(read_volume(one, trained.manifest.root)[0]), one.modality) for one in trained.manifest
+    ]
+    known = bundle.expects.values
+    for found, each in ((known.low, [one.low for one in measured]), (known.high, [one.high for one in measured])):
+        assert found == pytest.approx(np.percentile(each, (1, 99)), abs=1e-3)
+    assert known.distinct == int(np.percentile([one.distinct for one in measured], 1))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The rules
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "modality", "values", "any_scale", "refused"),
+    [
+        (HEAD, "CT", Values(-1024.0, 3071.0, 2000), False, False),  # metal
+        (HEAD, "CT", Values(-600.0, 900.0, 900), False, False),  # a narrow field of view
+        (HEAD, "CT", Values(-120.0, 900.0, 900), False, True),  # no air
+        (HEAD, "CT", Values(-1024.0, 150.0, 900), False, True),  # no bone: 1,024 were subtracted twice
+        (replace(HEAD, low=(-1024.0, -150.0)), "CT", Values(0.0, 900.0, 900), False, True),
+        (HEAD, "CT", Values(-1024.0, 1200.0, 40), False, True),  # few values
+        (ADC, "MR", Values(0.0, 2500.0, 700), False, False),
+        (ADC, "MR", Values(-30.0, 9000.0, 700), False, False),  # another scanner
+        (ADC, "MR", Values(0.0, 255.0, 256), False, True),
+        (ADC, "MR", Values(0.0, 255.0, 256), True, False),  # the model sees percentiles alone
+        (ADC, "MR", Values(-1000.0, 1200.0, 1500), True, True),  # CT
+        (ADC, "MR", Values(0.0, 1.0, 2), True, True),  # a mask
+    ],
+)
+def test_rules(known, modality, values, any_scale, refused):
+    for kind in ("nifti", "dicom"):
+        assert bool(why_not_values(known, row(kind, modality), values, any_scale=any_scale)) == refused
+
+
+def test_without_a_record_headers_are_trusted_and_nifti_is_not():
+    stored = Values(0.0, 2500.0, 1500)
+    assert why_not_values(None, row("dicom", "CT"), stored, any_scale=False) == []
+    assert why_not_values(None, row("nifti", "CT"), stored, any_scale=False) != []
+    assert why_not_values(None, row("nifti", "MR"), stored, any_scale=False) == []
+    assert why_not_values(None, row("nifti", "MR"), Values(0.0, 1.0, 2), any_scale=False) != []
+
+
+def test_values_are_those_of_all_pixels():
+    random = np.random.default_rng(3)
+    hu = random.normal(0, 300, (20, 4 * GRID, 5 * GRID)).astype(np.float32)
+    low, high = np.percentile(hu, (0.5, 99.5))
+    values = values_of(sample_values(hu), "MR")
+    assert (values.low, values.high) == (pytest.approx(low, rel=0.05), pytest.approx(high, rel=0.05))
+    assert values.distinct > 10_000

@@ -1,0 +1,275 @@
+"""Several findings, from a table of labels to predictions: each has its own labels, model, numbers and results."""
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.cli import app
+from normal_guidance.clinic.predict.predicting import score
+from normal_guidance.clinic.viewer.gallery import open_gallery
+from normal_guidance.clinic.viewer.runs import find_splits
+from normal_guidance.fit import fit_committee
+from normal_guidance.fit.bundle import load_bundle
+from normal_guidance.fit.fit_committee import make_plan
+from normal_guidance.fit.fitting import fit_findings
+from normal_guidance.fit.measured import fit_and_measure
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import Finding, Labels, ScanRow, write_manifest
+from normal_guidance.sweep.predictions import read_predictions
+
+SCANS, NEW, FEATURES = 40, 8, 5
+NAMES = ("any", "left", "rare")
+
+
+def draw(folder: Path) -> None:
+    """Forty scans: `left` shifts feature 0 in a block, `right` feature 1; `any` is either; `rare` has two scans."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(8, 14, SCANS)
+    features = random.normal(size=(lengths.sum(), FEATURES)).astype(np.float32)
+    lines = ["scan_id,patient_id,part,any,left,rare,slice_ranges_any,slice_labels_left"]
+    for number, (start, length) in enumerate(zip(lengths.cumsum() - lengths, lengths, strict=True)):
+        left, right = number % 4 == 1, number % 4 == 3
+        for feature, shown in enumerate((left, right)):
+            features[start + 3 : start + 6, feature] += 4.0 * shown
+        known = "" if number == 0 else str(int(left))
+        cells = " ".join("1" if left and 3 <= place < 6 else "0" for place in range(length)) if known else ""
+        part = "test" if number >= 30 else "train"
+        labels = f"{int(left or right)},{known},{int(number in (1, 3))}"
+        lines.append(f"S{number:02},P{number},{part},{labels},{'3-5' if left or right else ''},{cells}")
+    ids = [f"S{number:02}" for number in range(SCANS)]
+    np.savez(folder / "features.npz", x=features, lengths=lengths, ids=ids)
+    np.savez(folder / "new.npz", x=features[: lengths[:NEW].sum()], lengths=lengths[:NEW], ids=ids[:NEW])
+    (folder / "labels.csv").write_text("\n".join(lines))
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def good(*words: object) -> str:
+    made = run(*words)
+    assert made.exit_code == 0, made.output
+    return made.output
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_folds() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit_committee, "FOLDS", 2)
+        patch.setattr(fit_committee, "REPEATS", 1)
+        patch.setattr(fit_committee, "REACHES", (0.0, 1 / 10))
+        patch.setattr(fit_committee, "RIDGES", (1.0, 10.0))
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Everything from the command line: import, fit, predict."""
+    folder = tmp_path_factory.mktemp("findings")
+    draw(folder)
+    store, model, out = folder / "store", folder / "model", folder / "out"
+    table = ("--labels", folder / "labels.csv", "--findings", "any=1386000,left,rare")
+    imported = good("store", "import", folder / "features.npz", *table, "-o", store)
+    fitted = good("fit", store, "-o", model)
+    predicted = good("predict", folder / "new.npz", "--model", model, "-o", out)
+    return SimpleNamespace(
+        folder=folder, store=store, model=model, out=out, imported=imported, fitted=fitted, predicted=predicted
+    )
+
+
+def test_each_finding_is_fitted_as_if_it_were_the_only_one(made):
+    assert "findings any left rare" in made.imported
+    bundle, store = load_bundle(made.model), open_store(made.store)
+    assert [one.finding for one in bundle.each] == [Finding("any", "1386000"), Finding("left")]
+    for one, name in zip(bundle.each, NAMES, strict=False):
+        scans = store.of_finding(name)
+        train, test = scans.part("train"), scans.part("test")
+        alone = fit_and_measure(train, make_plan(train.labels.tolist(), train.patient_ids), test=test)
+        logit, _ = score(one, test.bags()[0].features)
+        assert logit == pytest.approx(alone.tested.logit[0].item(), abs=1e-4)
+        assert f"{name}: {alone.sentences()[0]}" in " ".join(made.fitted.split())
+        page = (made.model / name / "report.html").read_text()
+        assert escape(f"What the fitted model does: {one.finding}") in page
+    assert load_bundle(made.model / "left").training["scans"] == {"train": 29, "test": 10}  # of S00 it is unknown
+
+
+def test_a_rare_finding_is_skipped_with_a_sentence(made):
+    why = (
+        "2 positive scans of 2 patients and 28 negative ones of 28; at least 3 patients of each are needed: add "
+        "labelled scans of other patients"
+    )
+    assert f"rare: skipped: {why}" in " ".join(made.fitted.split())
+    about = json.loads((made.model / "findings.json").read_text())
+    assert [one["name"] for one in about["findings"]] == ["any", "left"]
+    assert about["skipped"] == [{"name": "rare", "reason": why}]
+    page = (made.model / "report.html").read_text()
+    assert "<a href='any/report.html'>any</a>" in page
+    assert why in page
+    with pytest.raises(UserError, match=r"no finding of store .* can be fitted: rare: 2 positive scans of 2 patients"):
+        fit_findings(open_store(made.store), made.folder / "none", ["rare"])
+    assert not (made.folder / "none").exists()
+
+
+def test_a_finding_without_positive_test_scans_is_not_tested(made, tmp_path):
+    split = tmp_path / "split.csv"
+    part = {number: "test" if number % 4 == 3 and number > 30 else "train" for number in range(SCANS)}
+    lines = [f"S{number:02},{one}" for number, one in part.items()]
+    split.write_text("\n".join(["scan_id,part", *lines]))
+    told = good("fit", made.store, "-o", tmp_path / "model", "--split", split, "--finding", "left,rare", "--json")
+    content = json.loads(told[told.index("{") :])
+    assert [one["name"] for one in content["findings"]] == ["left"]
+    assert content["findings"][0]["test"] is None
+    assert content["skipped"][0]["name"] == "rare"
+    assert "All 3 test scans are negative, so it was not tested." in (tmp_path / "model/report.html").read_text()
+
+
+def test_predictions_are_one_by_one_in_every_file(made):
+    bundle, store = load_bundle(made.model), open_store(made.store)
+    with (made.out / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * NEW
+    assert list(rows[0])[:2] == ["scan_id", "finding"]
+    by_key = {(row["scan_id"], row["finding"]): row for row in rows}
+    about = json.loads((made.out / "S05" / "prediction.json").read_text())
+    assert [(one["name"], one["code"]) for one in about["findings"]] == [("any", "1386000"), ("left", None)]
+    for place, (one, own) in enumerate(zip(about["findings"], bundle.each, strict=True)):
+        logit, log_attention = score(own, store.select(["S05"]).bags().features)
+        assert one["logit"] == pytest.approx(logit, abs=1e-5)
+        np.testing.assert_allclose(one["attention"], log_attention.softmax(-1).mean(0), atol=1e-6)
+        assert one["threshold"] == own.threshold
+        assert one["positive"] == (one["probability"] >= own.threshold)
+        row = by_key["S05", one["name"]]
+        assert float(row["probability"]) == pytest.approx(one["probability"], abs=1e-4)
+        assert row["key_slices"].split() == [str(key["slice"]) for key in one["key_slices"]]
+        table = read_predictions(made.out / "predictions.parquet", ("scan_id", "logit"), group=one["name"])
+        assert len(table) == NEW
+        assert dict(zip(*table.to_pydict().values(), strict=True))["S05"] == pytest.approx(logit, abs=1e-5)
+        assert f"scan S05: {one['name']}: probability {one['probability']:.3f}" in made.predicted
+        if place == 0:
+            assert {name: about[name] for name in ("logit", "probability", "interval")} == {
+                name: one[name] for name in ("logit", "probability", "interval")
+            }
+    with (made.out / "S05" / "slices.csv").open() as file:
+        slices = list(csv.DictReader(file))
+    assert [float(line["attention_left"]) for line in slices] == pytest.approx(
+        about["findings"][1]["attention"], abs=1e-4
+    )
+
+
+def test_predictions_follow_their_own_finding(made):
+    """S03 shows `right` only: `any` is positive, `left` is not."""
+    found = {one["name"]: one for one in json.loads((made.out / "S03/prediction.json").read_text())["findings"]}
+    assert (found["any"]["positive"], found["left"]["positive"]) == (True, False)
+    page = (made.out / "S03" / "report.html").read_text()
+    assert "<h2 id=any>any</h2>" in page
+    assert "<h2 id=left>left</h2>" in page
+    assert escape("any (SNOMED CT 1386000)") in page
+    summary = json.loads((made.out / "summary.json").read_text())
+    assert summary["counts"] == {"predicted": NEW, "refused": 0, "failed": 0}
+    index = (made.out / "index.html").read_text()
+    assert f"{NEW} of {NEW} scans predicted. Positive: any " in index
+    assert index.count("<a href='S") == NEW
+
+
+def test_json_has_one_object_a_scan(made, tmp_path):
+    lines = good(
+        "predict", made.folder / "new.npz", "--model", made.model, "-o", tmp_path / "out", "--json"
+    ).splitlines()
+    assert len(lines) == NEW
+    assert [one["name"] for one in json.loads(lines[0])["findings"]] == ["any", "left"]
+
+
+def test_one_chosen_finding_is_a_bundle_with_a_name(made, tmp_path):
+    good("fit", made.store, "-o", tmp_path / "left", "--finding", "left")
+    bundle = load_bundle(tmp_path / "left")
+    assert (bundle.finding, bundle.further) == (Finding("left"), ())
+    torch.testing.assert_close(bundle.model.state_dict(), load_bundle(made.model / "left").model.state_dict())
+    good("predict", made.folder / "new.npz", "--model", tmp_path / "left", "-o", tmp_path / "out")
+    with (tmp_path / "out" / "summary.csv").open() as file:
+        assert {row["finding"] for row in csv.DictReader(file)} == {"left"}
+    assert (find_splits(tmp_path / "out")[0].sources[0].title) == "left"
+
+
+def test_bundle_copies_all_findings(made, tmp_path):
+    told = good("bundle", made.model, "-o", tmp_path / "copy", "--sensitivity", "1")
+    assert "left: " in told
+    files = sorted(str(file.relative_to(tmp_path / "copy")) for file in (tmp_path / "copy").rglob("*.*"))
+    own = ["bundle.json", "model.safetensors"]
+    assert files == [*(f"any/{name}" for name in own), "findings.json", *(f"left/{name}" for name in own)]
+    copy = load_bundle(tmp_path / "copy")
+    assert [one.finding.name for one in copy.each] == ["any", "left"]
+    assert [one.operation.point.validation.sensitivity for one in copy.each] == [1.0, 1.0]
+
+
+def test_view_and_trust_take_one_finding(made, tmp_path):
+    splits = find_splits(made.model / "left")
+    assert splits[0].sources[0].title == "Committee"
+    assert [one.group for one in find_splits(made.out)[0].sources] == ["any", "left"]
+    for words in (["view", made.model], ["trust", made.model, "--store", made.store, "-o", tmp_path / "trust"]):
+        told = run(*words)
+        assert told.exit_code == 2
+        text = " ".join(told.output.split())
+        assert "holds a model of each of the findings any, left; give one:" in text
+    told = run("trust", made.model / "left", "--store", made.store, "-o", tmp_path / "trust")
+    assert "2 patients have positive scans and 8 have negative ones" in told.output  # by the labels of `left`
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("all", "has no finding 'all'; it has any, left, rare"),
+        ("any,all", "has no finding 'all'"),
+        ("any,any", "'any' is empty or given twice"),
+        ("rare", "2 positive scans of 2 patients"),
+    ],
+)
+def test_wrong_findings_are_refused(made, tmp_path, option, message):
+    told = run("fit", made.store, "-o", tmp_path / "model", "--finding", option)
+    assert told.exit_code == 2
+    assert message in " ".join(told.output.split())
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_damaged_folder_is_named(made, tmp_path):
+    good("bundle", made.model, "-o", tmp_path / "copy")
+    path = tmp_path / "copy" / "findings.json"
+    path.write_text('{"format": 1, "findings": [], "skipped": []}')
+    with pytest.raises(UserError, match=r"findings.json is damaged: it lists no finding; copy the folder again"):
+        load_bundle(tmp_path / "copy")
+    path.write_text('{"format": 2}')
+    with pytest.raises(UserError, match="format 2, but this version reads format 1"):
+        load_bundle(tmp_path / "copy")
+    path.write_text('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}], "skipped": []}')
+    with pytest.raises(UserError, match="gone is neither a bundle"):
+        load_bundle(tmp_path / "copy")
+    of_another = {"format": 1, "findings": [{"name": "any", "code": "1386000"}, {"name": "other"}], "skipped": []}
+    path.write_text(json.dumps(of_another))
+    (tmp_path / "copy" / "left").rename(tmp_path / "copy" / "other")
+    with pytest.raises(UserError, match=r"other was not fitted together with .*any; fit all findings again"):
+        load_bundle(tmp_path / "copy")
+
+
+def test_the_viewer_shows_the_slice_labels_of_the_finding(made, tmp_path):
+    scans = open_store(made.store).of_finding("any")
+    row = ScanRow("S03", "P3", 1, None, "dicom", (), (), (), 16, 16)
+    rows = []
+    for scan, length in zip(scans.scan_ids, scans.lengths.tolist(), strict=True):
+        labels = {"left": Labels(0, np.zeros(length, np.int8))}
+        places = {"files": ("a",) * length, "frames": (0,) * length, "positions": tuple(map(float, range(length)))}
+        rows.append(replace(row, scan_id=scan, slice_labels=np.ones(length, np.int8), further=labels, **places))
+    findings = [Finding("any").as_json(), Finding("left").as_json()]
+    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "drawn", "root": ".", "findings": findings})
+    for name, label in (("any", 1), ("left", 0)):
+        gallery = open_gallery(made.model / name, tmp_path)
+        number = gallery.scans(0)[0]["number"]
+        assert set(gallery.scan(0, number)["truth"]) == {label}

@@ -1,0 +1,356 @@
+"""`nguide fit`: a folder that predicts, sentences that do not flatter, and refusals."""
+
+import re
+import shutil
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json, write_json
+from normal_guidance.cli import app
+from normal_guidance.clinic.predict.predicting import score
+from normal_guidance.clinic.viewer.runs import find_splits
+from normal_guidance.core.bags import Bags
+from normal_guidance.fit.bundle import bundle_run, load_bundle
+from normal_guidance.fit.fit_committee import Plan
+from normal_guidance.fit.fit_page import PredictedScans, plot_scans
+from normal_guidance.fit.fitting import FittedModel, fit_model
+from normal_guidance.fit.hub import model_card
+from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
+from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
+from normal_guidance.show.text_tables import digits, signed
+from normal_guidance.statistics.calibration import (
+    FEW,
+    Calibration,
+    Operation,
+    describe,
+)
+from normal_guidance.statistics.conformal import calibrate_intervals
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.predictions import read_predictions
+
+QUICK = Plan(folds=3)
+
+
+def draw(scans: int, seed: int, shift: float, first: int = 0) -> Bags:
+    bags = shifted_mean(scans, seed, features=6, shift=shift)
+    names = tuple(f"S{first + number:04}" for number in range(scans))
+    return Bags(bags.features, bags.lengths, bags.labels, bags.slice_labels, scan_ids=names, patient_ids=names)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    parts = {"train": draw(60, 1, 2.0), "test": draw(40, 2, 2.0, first=60)}
+    return write_store(tmp_path_factory.mktemp("fit") / "store", parts.items(), provenance={"encoder": "drawn"})
+
+
+@pytest.fixture(scope="module")
+def made(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FittedModel]:
+    out = tmp_path_factory.mktemp("fit") / "model"
+    return out, fit_model(store.part("train"), out, test=store.part("test"), plan=QUICK)
+
+
+def test_the_folder_predicts_as_the_model_does(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+    out, model = made
+    loaded, new = load_bundle(out), store.part("test").bags()[:1]
+    logit, log_attention = score(loaded, new.features)
+    own = model.fit.committee(new.features, new.lengths)
+    assert loaded.method == "committee"
+    assert logit == pytest.approx(own.logit.item(), abs=1e-5)
+    torch.testing.assert_close(log_attention.float(), own.log_attention)
+
+
+def test_predictions_are_out_of_fold_and_of_the_test_scans(made: tuple[Path, FittedModel]) -> None:
+    out, model = made
+    rows = read_predictions(out / "predictions.parquet", ("scan_id", "logit", "probability"), part=OUT_OF_FOLD)
+    assert rows["logit"].to_pylist() == pytest.approx(model.fit.logits.tolist(), abs=1e-5)
+    first = model.bundle.operation.calibration.probability(model.fit.logits[0].item())
+    assert rows["probability"][0].as_py() == pytest.approx(first, abs=1e-5)
+    assert len(read_predictions(out / "predictions.parquet", ("scan_id",), part="test")) == 40
+    assert find_splits(out)[0].sources[0].title == "Committee"
+
+
+def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> None:
+    tells, finds, _ = made[1].sentences()
+    assert made[1].measured.fit.committee.looks
+    assert tells.startswith("It tells scans apart with an AUROC of ")
+    assert finds.startswith("It finds slices better than their position")
+    assert made[1].test.skill.auroc > 0.9
+    assert made[1].bundle.cautions == ()
+    assert "cautions" not in read_json(made[0] / "bundle.json")  # models of earlier versions keep their fingerprints
+
+
+def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
+    """Newcombe's method 5, beside a search over a grid; with one patient of a class there is no interval."""
+
+    def found(positive: int, negative: int) -> ScanAuroc:
+        labels = torch.tensor([1] * positive + [0] * negative)
+        scans = Bags(torch.zeros(len(labels), 1), torch.ones_like(labels), labels)
+        return scan_auroc(scans, labels.double())
+
+    theta = torch.linspace(0.01, 0.99, 99_001, dtype=torch.float64)
+    for m, n in ((4, 3), (20, 30)):
+        others = (m + n) / 2 - 1
+        variance = (
+            theta * (1 - theta) * (1 + others * (1 - theta) / (2 - theta) + others * theta / (1 + theta)) / (m * n)
+        )
+        low = theta[((1 - theta) - 1.959964 * variance.sqrt()).abs().argmin()].item()
+        assert (found(m, n).value, found(m, n).high) == (1.0, 1.0)
+        assert found(m, n).low == pytest.approx(low, abs=1e-4)
+    assert str(found(4, 3)) == "1.000 [.540, 1.000]"
+    assert str(found(1, 9)) == "1.000 [too few scans for an interval]"
+    assert not found(1, 9).shown
+
+
+@pytest.mark.parametrize(
+    ("unusual", "central", "places"),
+    [
+        (False, {True}, "around the middle of the scan, as usual"),
+        (True, {False}, "anywhere in the scan"),
+        (True, {True}, "anywhere in the scan, all members first around its middle"),
+        (True, {True, False}, "anywhere in the scan, some members first around its middle"),
+    ],
+)
+def test_the_third_sentence_says_where_the_kept_members_look(
+    made: tuple[Path, FittedModel], unusual: bool, central: set[bool], places: str
+) -> None:
+    measured = made[1].measured
+    settings = enumerate(measured.fit.settings)
+    kept = tuple(number for number, one in settings if one.whole or one.places.central in central)
+    fit = replace(measured.fit, choice=measured.fit.choice._replace(kept=kept, unusual=unusual, shown=True))
+    own = replace(measured.out_of_fold, positive=FEW, negative=FEW)
+    third = replace(measured, fit=fit, out_of_fold=own).sentences()[2]
+    words = f"It expects findings {places}, unless a scan's evidence says otherwise; "
+    assert third == f"{words}try it on scans from elsewhere before you rely on it."
+
+
+def test_noise_is_told_as_noise(tmp_path: Path) -> None:
+    noise = write_store(tmp_path / "store", [("train", draw(40, 6, 0.0))], provenance={"encoder": "drawn"})
+    fitted = fit_model(noise, tmp_path / "model", plan=QUICK)
+    sentences, committee, new = fitted.sentences(), fitted.measured.fit.committee, draw(4, 9, 0.0)
+    assert not committee.looks
+    torch.testing.assert_close(predict_bags(committee, new).attention, committee.prior(new.lengths))
+    assert sentences[0].startswith("It is not shown to tell scans apart")
+    assert sentences[1].startswith(
+        "It does not find slices: it attends to the same places in every scan, where findings"
+    )
+    assert sentences[2].startswith(("Do not use it", "Take all of it as rough"))
+    page = read_page(tmp_path / "model")
+    assert "class=shown" not in page
+    assert "differences between the curves may be chance" in page
+    assert "not shown to be better than position" in page
+    assert "no scans were kept aside for a test" in page
+    model, (apart, slices) = load_bundle(tmp_path / "model"), load_bundle(tmp_path / "model").cautions
+    assert apart.startswith("This model was not shown to tell scans apart (scan AUROC .")
+    assert slices == (
+        "This model attends to the same places in every scan: its key slices show where findings usually lie, and "
+        "nothing about the patient; see the model's report."
+    )
+    assert predict_new(tmp_path / "model", tmp_path / "new")["cautions"] == [apart, slices]
+    assert f"- {apart}\n- {slices}\n" in model_card(model, "a/b")
+    copied = CliRunner().invoke(app, ["bundle", str(tmp_path / "model"), "-o", str(tmp_path / "copy")])
+    assert copied.exit_code == 0, copied.output
+    assert load_bundle(tmp_path / "copy").cautions == model.cautions
+
+
+def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
+    bags = draw(30, 3, 2.0)
+    plain = Bags(bags.features, bags.lengths, bags.labels, scan_ids=bags.scan_ids, patient_ids=bags.patient_ids)
+    store = write_store(tmp_path / "store", [("train", plain)], provenance={"encoder": "drawn"})
+    made = fit_model(store, tmp_path / "model", plan=QUICK)
+    assert made.sentences()[1].startswith("Whether it finds the slices is unknown")
+    page = read_page(tmp_path / "model")
+    assert "no slice labels" in page
+    assert "which slices are positive is not known" in page
+    assert "Intervals promise nothing about the finding: no patients have a positive scan with slice labels" in page
+    assert predict_new(tmp_path / "model", tmp_path / "new")["interval"]["coverage"] is None
+    words = ["fit", str(store.folder), "-o", str(tmp_path / "other"), "--coverage", "0.9"]
+    run = CliRunner().invoke(app, words)
+    assert run.exit_code == 2
+    assert "intervals with a coverage of 0.9 need 9, better 30; label more scans" in " ".join(run.output.split())
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, ["bundle", str(made[0]), "-o", str(tmp_path / "copy"), "--sensitivity", "1"])
+    assert run.exit_code == 0, run.output
+    assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == ["bundle.json", "model.safetensors"]
+    copy = load_bundle(tmp_path / "copy")
+    assert copy.operation.point.validation.sensitivity == 1.0
+    assert any("nguide encode did not make the features" in note for note in copy.operation.notes)
+    assert copy.intervals == made[1].bundle.intervals is not None
+    with pytest.raises(UserError, match="is a bundle already"):
+        bundle_run(tmp_path / "copy")
+
+
+def test_the_intervals_are_calibrated_out_of_fold(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+    model, train, test = made[1], store.part("train"), store.part("test")
+    own = calibrate_intervals(model.fit.attention, train.lengths, train.slice_labels)
+    assert load_bundle(made[0]).intervals == model.bundle.intervals == own
+    assert (own.coverage, own.scans) == (0.9, int(train.labels.sum()))
+    new = test.bags()
+    first, last = own.interval(model.fit.committee(new.features, new.lengths).attention, new.lengths)
+    held = [
+        bool(low <= found[0] and found[-1] <= high)
+        for labels, low, high in zip(new.slice_labels.split(new.lengths.tolist()), first, last, strict=True)
+        if len(found := labels.nonzero().flatten())
+    ]
+    assert model.bundle.training["test"]["intervals"] == {"held": sum(held), "scans": int(test.labels.sum())}
+    page = read_page(made[0])
+    assert "An interval contains the whole finding of a positive scan with 90 % probability." in page
+    assert f"On the test scans it contains the whole finding in {sum(held)} of {len(held)}." in page
+    assert "The promise is for new positive scans of the same kind" in page
+
+
+def predict_new(model: Path, out: Path, *options: str) -> dict[str, Any]:
+    """The first new scan's prediction.json, from features that a user has."""
+    new = draw(4, 9, 2.0, first=900)
+    np.savez(out.with_suffix(".npz"), x=new.features.numpy(), lengths=new.lengths.numpy(), ids=list(new.scan_ids))
+    words = ["predict", str(out.with_suffix(".npz")), "--model", str(model), "-o", str(out), *options]
+    run = CliRunner().invoke(app, words)
+    assert run.exit_code == 0, run.output
+    return read_json(out / "S0900" / "prediction.json")
+
+
+def test_predictions_carry_the_promise(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
+    words = "contains the whole finding of a positive scan with 90 % probability"
+    bundled = CliRunner().invoke(app, ["bundle", str(made[0]), "-o", str(tmp_path / "copy")])
+    assert f"An interval {words}." in " ".join(bundled.output.split())
+    found = predict_new(tmp_path / "copy", tmp_path / "new")["interval"]
+    assert (found["share"], found["coverage"], found["meaning"]) == (None, 0.9, words)
+    asked = predict_new(made[0], tmp_path / "asked", "--share", "0.8")["interval"]
+    assert (asked["share"], asked["coverage"]) == (0.8, None)
+    assert asked["meaning"].endswith("promises nothing")
+
+
+def test_a_damaged_calibration_names_its_file(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
+    shutil.copytree(made[0], tmp_path / "model")
+    file = tmp_path / "model" / "bundle.json"
+    content = read_json(file)
+    write_json(file, {**content, "intervals": {**content["intervals"], "version": 7}})
+    with pytest.raises(UserError, match=r"bundle\.json: the calibration of intervals is of version 7"):
+        load_bundle(tmp_path / "model")
+    del content["intervals"]  # as earlier versions wrote it
+    write_json(file, content)
+    assert load_bundle(tmp_path / "model").intervals is None
+
+
+def read_page(folder: Path) -> str:
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_begins_with_the_sentences_and_needs_no_network(made: tuple[Path, FittedModel]) -> None:
+    page = read_page(made[0])
+    places = [page.index(escape(sentence)) for sentence in made[1].sentences()]
+    assert places == sorted(places)
+    assert places[-1] < page.index("<h2")
+    assert "default-src 'none'" in page
+    assert not re.search(r"(src|href)=[\"']?(http|//|file)", page)
+    assert page.count('src="data:image/png;base64,') == 3
+    assert len(page) < 1_000_000
+
+
+def test_the_page_has_both_parts_and_what_is_specific_to_patients(made: tuple[Path, FittedModel]) -> None:
+    page, test = read_page(made[0]), made[1].test
+    assert "<th>Out of fold</th><th>Test</th>" in page
+    for number in (made[1].out_of_fold.localization, test.localization):
+        assert f"<td>{number}</td>" in page
+    for found, value in ((test.skill, test.skill.skill), (test.specific, test.specific.difference)):
+        assert f"<td>{signed(value)} [{digits(found.low)}, {digits(found.high)}]</td>" in page
+    assert escape(describe(made[1].bundle.operation)[0]) in page
+
+
+def test_the_page_says_what_was_chosen(made: tuple[Path, FittedModel]) -> None:
+    page, fit = read_page(made[0]), made[1].fit
+    assert "60 scans of 60 patients were divided into 3 folds by patient, once (seed 0)" in page
+    looking = [number for number in fit.choice.kept if not fit.settings[number].whole]
+    assert f"{len(looking)} were kept" in page
+    assert ("The mean of the whole scan tells scans apart" in page) == (len(looking) < len(fit.choice.kept))
+    assert f"the mean of {len(fit.committee)} members: {len(fit.choice.kept)} settings x 3 folds x 1 repeat." in page
+    assert ("Unusual places were needed" in page) == fit.choice.unusual
+
+
+def test_the_page_names_no_scan(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+    page = read_page(made[0])
+    assert not [name for name in (*store.scan_ids, *store.patient_ids) if name in page]
+
+
+def test_a_calibration_that_is_right_lies_on_the_diagonal() -> None:
+    random = np.random.default_rng(1)
+    probability = random.random(4000)
+    labels = torch.from_numpy((random.random(4000) < probability).astype(np.int64))
+    logits = torch.from_numpy(np.log(probability / (1 - probability)))
+    parts = {"out of fold": PredictedScans(logits, labels, "")}
+    _, panel = plot_scans(parts, Operation(Calibration(), None)).axes
+    points = next(line for line in panel.lines if line.get_linestyle() == "None")
+    np.testing.assert_allclose(points.get_xdata(), points.get_ydata(), atol=0.06)
+
+
+def test_the_prior_is_attention_without_evidence(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+    committee, lengths = made[1].fit.committee, store.part("test").lengths
+    blind = committee.of(range(len(committee)))
+    blind.weights.zero_()
+    torch.testing.assert_close(committee.prior(lengths), blind(store.part("test").bags().features, lengths).attention)
+
+
+def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: FeatureStore, tmp_path: Path) -> None:
+    words = ["trust", str(made[0]), "--store", str(store.folder), "-o", str(tmp_path / "trust")]
+    run = CliRunner().invoke(app, words)
+    assert run.exit_code == 0, run.output
+    found = {one["name"]: one["verdict"] for one in read_json(tmp_path / "trust" / "trust.json")["findings"]}
+    assert found["randomize"] == found["deletion"] == "passes"
+    trained_on = CliRunner().invoke(app, [*words, "--part", "val"])
+    assert "a model is not tested on part 'val'" in " ".join(trained_on.output.split())
+    missing = CliRunner().invoke(app, [*words[:2], *words[4:]])
+    assert missing.exit_code == 2
+    assert "does not say where its features are; give some: --store STORE" in " ".join(missing.output.split())
+
+
+def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normal_guidance.fit.fit_committee.ENOUGH", 1)
+    monkeypatch.setattr("normal_guidance.fit.fit_committee.FOLDS", 3)
+    run = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
+    assert run.exit_code == 0, run.output
+    assert "60 scans of 60 patients" in run.output
+    assert "test scans" in run.output
+    assert "An interval contains the whole finding" in run.output
+    assert "Next: nguide predict FEATURES" in run.output
+    assert f"Report: {tmp_path / 'model' / 'report.html'}" in run.output.replace("\n", "")
+    again = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
+    assert again.exit_code == 2
+    assert "model" in again.output
+
+
+def test_too_few_scans_are_refused_in_one_line(tmp_path: Path) -> None:
+    bags = draw(12, 1, 2.0)
+    few = Bags(bags.features, bags.lengths, (torch.arange(12) < 2).long(), scan_ids=bags.scan_ids)
+    write_store(tmp_path / "store", [("train", few)], provenance={"encoder": "drawn"})
+    run = CliRunner().invoke(app, ["fit", str(tmp_path / "store"), "-o", str(tmp_path / "model")])
+    assert run.exit_code == 2
+    assert "2 positive scans" in run.output
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_patient_of_both_parts_is_refused(store: FeatureStore, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="training and test scans"):
+        fit_model(open_store(store.folder), tmp_path / "model", test=store.part("test"), plan=QUICK)
+
+
+def test_a_wrong_sensitivity_or_coverage_is_refused_before_the_work(store: FeatureStore, tmp_path: Path) -> None:
+    def working(share: float) -> None:
+        pytest.fail(f"{share} is done")
+
+    with pytest.raises(UserError, match="sensitivity is 2"):
+        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, sensitivity=2.0, watch=working)
+    with pytest.raises(UserError, match="coverage is 90"):
+        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, coverage=90.0, watch=working)
+    with pytest.raises(UserError, match=r"25 patients have .* coverage of 0.99 need 99; label more"):
+        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, coverage=0.99, watch=working)

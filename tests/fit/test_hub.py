@@ -1,0 +1,250 @@
+"""A model goes to the Hub and comes back the same; nothing private goes with it.
+
+The Hub is replaced by a folder: `create_repo`, `upload_folder` and `snapshot_download` are those of a double with the
+same arguments.  Nothing here talks to the real Hub.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.cli import app
+from normal_guidance.clinic.predict.predicting import score
+from normal_guidance.fit import hub
+from normal_guidance.fit.bundle import (
+    Bundle,
+    EncoderId,
+    Expectations,
+    load_bundle,
+    write_bundle,
+)
+from normal_guidance.fit.export import _unchecked as unchecked
+from normal_guidance.fit.hub import model_card
+from normal_guidance.fit.slice_finder import SliceFinder
+from normal_guidance.scans.features.preprocessing import Preprocessing
+from normal_guidance.scans.index.manifest import Finding
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
+
+NAME = "mylab/head-ct"
+TRAINING = {
+    "dataset": "folder",
+    "scans": {"train": 60},
+    "out_of_fold_auroc": 0.82,
+    "test": {"scan_auroc": 0.75, "localization_auroc": None},
+    "seed": 0,
+    "commit": None,
+    "date": "2026-11-18T10:00:00",
+    "normal_guidance": "0.2.0",
+}
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=4, shift=2.0))
+    expects = Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60)
+    about = (4, "float16", None, None, False, expects, finder.operation_, TRAINING)
+    return Bundle(None, finder.committee_, *about)
+
+
+@pytest.fixture(scope="module")
+def folder(bundle, tmp_path_factory) -> Path:
+    """As `nguide fit` leaves it: with predictions that name scans and patients."""
+    folder = write_bundle(bundle, tmp_path_factory.mktemp("fit") / "model")
+    scans = shifted_mean(40, 2, features=4, shift=0.3)
+    scans = replace(
+        scans,
+        scan_ids=tuple(f"SCAN-{n:03d}" for n in range(40)),
+        patient_ids=tuple(f"DOE^JANE-{n}" for n in range(40)),
+    )
+    table = prediction_table(scans, predict_bags(bundle.model, scans), part="test")
+    write_predictions_table(folder / "predictions.parquet", [table])
+    (folder / "report.html").write_text("SCAN-001")
+    return folder
+
+
+@pytest.fixture
+def fake_hub(tmp_path, monkeypatch):
+    """A Hub that is a folder."""
+    place = tmp_path / "hub"
+
+    class Api:
+        def __init__(self, **_):
+            pass
+
+        def create_repo(self, repo_id, *, private, exist_ok):
+            assert exist_ok
+            (place / repo_id).mkdir(parents=True, exist_ok=True)
+            (place / f"{repo_id}.private").write_text(str(private))
+
+        def upload_folder(self, *, repo_id, folder_path, allow_patterns, commit_message):
+            assert sorted(allow_patterns) == sorted(
+                path.relative_to(folder_path).as_posix() for path in Path(folder_path).rglob("*") if path.is_file()
+            )
+            shutil.copytree(folder_path, place / repo_id, dirs_exist_ok=True)
+
+    def snapshot_download(repo_id, *, revision, local_dir, allow_patterns):
+        if not (place / repo_id).is_dir():
+            raise OSError("404 Client Error")
+        (Path(local_dir) / ".cache").mkdir()
+        for path in (place / repo_id).rglob("*"):
+            name = path.relative_to(place / repo_id)
+            if path.is_file() and any(name.match(pattern) for pattern in allow_patterns):
+                (Path(local_dir) / name).parent.mkdir(exist_ok=True)
+                shutil.copy(path, Path(local_dir) / name)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return place
+
+
+def test_a_model_comes_back_the_same(folder, fake_hub, tmp_path):
+    files = hub.push_to_hub(folder, NAME, private=True)
+    assert files == ["README.md", "bundle.json", "model.safetensors"]
+    assert (fake_hub / f"{NAME}.private").read_text() == "True"
+    (fake_hub / NAME / "evil.py").write_text("raise SystemExit")
+    found, own = hub.pull_from_hub(NAME, tmp_path / "model"), load_bundle(folder)
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == files
+    assert found.identity.fingerprint == own.identity.fingerprint
+    scan = torch.randn(9, 4)
+    assert score(found, scan).logit == score(own, scan).logit
+
+
+def test_several_findings_come_back(bundle, fake_hub, tmp_path):
+    both = replace(bundle, finding=Finding("any"), further=(replace(bundle, finding=Finding("epidural")),))
+    write_bundle(both, tmp_path / "both")
+    files = hub.push_to_hub(tmp_path / "both", NAME)
+    assert {"findings.json", "any/bundle.json", "epidural/model.safetensors"} <= set(files)
+    assert [one.finding.name for one in hub.pull_from_hub(NAME, tmp_path / "back").each] == ["any", "epidural"]
+
+
+def test_the_card_is_made_of_the_bundles_numbers(folder, bundle, tmp_path):
+    hub.push_to_hub(folder, NAME, dry_run=tmp_path / "dry")
+    card = (tmp_path / "dry" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: normal-guidance\n")
+    (auroc,) = hub.aurocs_of(folder, bundle).values()
+    assert 0 < auroc["test"].low < auroc["test"].value < auroc["test"].high <= 1
+    counts = bundle.operation.point.validation
+    for words in (
+        "not a medical device",
+        "60 (train)",
+        "CT, axial, slices 4 to 6 mm apart, 20 to 60 slices",
+        f"| scan AUROC, test | {auroc['test']} |",
+        "| scan AUROC, out-of-fold | .820 (interval not recorded) |",
+        f"({counts.found} of {counts.positive})",
+        f"nguide hub pull {NAME} -o model",
+    ):
+        assert words in card, words
+    assert ".750" not in card  # the number without an interval gives way to that with one
+    assert "SCAN-" not in card
+
+
+def test_nothing_names_scans_patients_or_folders(folder, tmp_path):
+    hub.push_to_hub(folder, NAME, dry_run=tmp_path / "dry")
+    content = b"".join(path.read_bytes() for path in (tmp_path / "dry").rglob("*") if path.is_file())
+    assert b"SCAN-0" not in content
+    assert b"DOE^JANE" not in content
+    assert str(folder).encode() not in content
+
+
+@pytest.mark.parametrize("text", ["SCAN-007", "DOE^JANE-7", "/data/ann/scans", "~/scans", "C:\\scans"])
+def test_private_text_is_refused(text, folder, bundle, tmp_path):
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    for name in ("bundle.json", "model.safetensors"):
+        (broken / name).unlink()
+    write_bundle(replace(bundle, training={**TRAINING, "dataset": text}), tmp_path / "new")
+    for path in (tmp_path / "new").iterdir():
+        shutil.copy(path, broken / path.name)
+    with pytest.raises(UserError, match=r"bundle.json holds .* \(training.dataset\), which looks private; nothing"):
+        hub.push_to_hub(broken, NAME, dry_run=tmp_path / "dry")
+    assert not (tmp_path / "dry").exists()
+
+
+def with_numbers_as_ids(bundle: Bundle, folder: Path) -> Path:
+    write_bundle(bundle, folder)
+    scans = shifted_mean(40, 2, features=4, shift=0.3)
+    scans = replace(scans, patient_ids=tuple(str(60 + n) + "0" for n in range(40)))
+    table = prediction_table(scans, predict_bags(bundle.model, scans), part="test")
+    write_predictions_table(folder / "predictions.parquet", [table])
+    return folder
+
+
+def test_the_cards_own_numbers_are_not_ids(bundle, tmp_path):
+    counted = replace(bundle, training={**TRAINING, "scans": {"train": 600}})
+    model = with_numbers_as_ids(counted, tmp_path / "model")
+    hub.push_to_hub(model, NAME, dry_run=tmp_path / "dry")
+    assert "600 (train)" in (tmp_path / "dry" / "README.md").read_text()
+
+
+def test_a_number_that_people_chose_may_be_an_id(bundle, tmp_path):
+    named = replace(bundle, training={**TRAINING, "dataset": "patient 600"})
+    model = with_numbers_as_ids(named, tmp_path / "model")
+    with pytest.raises(UserError, match=r"README.md holds '600', the id .* push a copy without predictions"):
+        hub.push_to_hub(model, NAME, dry_run=tmp_path / "dry")
+
+
+def test_an_encoder_in_a_folder_loses_its_path(bundle):
+    def named(name):
+        about = {"encoder": EncoderId(name, "0" * 64), "preprocessing": Preprocessing(windows=((0.0, 80.0),))}
+        return hub.without_paths(replace(bundle, **about)).encoder.name
+
+    assert named("/data/ann/dinov2-base") == "dinov2-base"
+    assert named("microsoft/rad-dino") == "microsoft/rad-dino"
+    assert "`vit-b16-imagenet`" in model_card(replace(bundle, encoder=EncoderId("vit-b16-imagenet", "0" * 64)), NAME)
+
+
+def test_mistakes_are_named(folder, fake_hub, tmp_path):
+    with pytest.raises(UserError, match=r"nobody/nothing could not be read.*404.*check its name"):
+        hub.pull_from_hub("nobody/nothing", tmp_path / "model")
+    (fake_hub / "some/other").mkdir(parents=True)
+    with pytest.raises(UserError, match="some/other is not a model of nguide"):
+        hub.pull_from_hub("some/other", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("name", ["lab/-x", "lab/a..b", "lab/x.git"])
+def test_names_that_the_hub_does_not_take_are_refused(name, folder, tmp_path):
+    with pytest.raises(UserError, match=f"repository '{name}' is not a name that the Hub takes"):
+        hub.push_to_hub(folder, name)
+    with pytest.raises(UserError, match=f"repository '{name}' is not a name that the Hub takes"):
+        hub.pull_from_hub(name, tmp_path / "model")
+
+
+def test_a_hub_that_is_not_reached_is_named(folder, fake_hub, tmp_path, monkeypatch):
+    (transport, _) = huggingface_hub.errors.HfHubHTTPError.__bases__
+
+    def unreached(*_, **__):
+        raise transport("no route to host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", unreached)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreached)
+    with pytest.raises(UserError, match=r"could not be written \(no route to host\); check the connection"):
+        hub.push_to_hub(folder, NAME)
+    with pytest.raises(UserError, match=r"could not be read \(no route to host\); check its name and the connection"):
+        hub.pull_from_hub(NAME, tmp_path / "model")
+
+
+def test_a_dry_run_needs_a_folder(folder):
+    with unchecked(), pytest.raises(UserError, match="dry_run: got True; give the name of a new folder"):
+        hub.push_to_hub(folder, NAME, dry_run=True)
+
+
+def test_commands(folder, fake_hub, tmp_path):
+    run = CliRunner().invoke
+    pushed = run(app, ["hub", "push", str(folder), NAME, "--json"])
+    assert json.loads(pushed.stdout)["files"] == ["README.md", "bundle.json", "model.safetensors"]
+    pulled = run(app, ["hub", "pull", NAME, "-o", str(tmp_path / "model")])
+    assert pulled.exit_code == 0
+    assert f"--model {tmp_path / 'model'}" in pulled.stdout.replace("\n", "")
+    exported = run(app, ["export", str(tmp_path / "model"), "-o", str(tmp_path / "model.pt2")])
+    assert exported.exit_code == 0, exported.output
+    assert "committee on 4 features a slice" in exported.stdout

@@ -1,0 +1,274 @@
+"""`SliceFinder` has scikit-learn's habits, does what `nguide fit` does, and refuses bad scans in one line."""
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.model_selection import cross_val_score
+
+import normal_guidance
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.fit import measured as measured_fit
+from normal_guidance.fit.fit_committee import Plan, fit_committee
+from normal_guidance.fit.slice_finder import SliceFinder
+from normal_guidance.scans.features.store import write_store
+from normal_guidance.statistics.calibration import choose_operation
+from normal_guidance.statistics.conformal import calibrate_intervals
+from normal_guidance.study.drawn import shifted_mean
+
+QUICK = {"folds": 3, "repeats": 1}
+LEARNED = ("weights", "bias", "gain", "sharpness")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_settings() -> Iterator[None]:
+    """The finder's habits do not depend on the number of settings, but the time does."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, values in (("REACHES", (0.0, 0.15)), ("RIDGES", (1.0,)), ("LASSOS", ())):
+            patch.setattr(f"normal_guidance.fit.fit_committee.{name}", values)
+        yield
+
+
+@pytest.fixture(scope="module")
+def train() -> Bags:
+    return shifted_mean(45, seed=1, features=4, shift=1.5)
+
+
+@pytest.fixture(scope="module")
+def new() -> Bags:
+    return shifted_mean(25, seed=2, features=4, shift=1.5)
+
+
+@pytest.fixture(scope="module")
+def finder(train: Bags) -> SliceFinder:
+    return SliceFinder(**QUICK).fit(train)
+
+
+def test_it_is_a_top_level_name():
+    assert normal_guidance.SliceFinder is SliceFinder
+
+
+def test_it_is_the_committee_with_its_calibration(train: Bags, new: Bags, finder: SliceFinder):
+    fit = fit_committee(train, train.patient_ids, Plan(folds=3))
+    operation = choose_operation(fit.logits, train.labels, scans="out-of-fold")
+    own = fit.committee(new.features, new.lengths)
+    np.testing.assert_allclose(finder.decision_function(new), own.logit, rtol=1e-6)
+    torch.testing.assert_close(finder.find_slices(new), own.attention)
+    positive = [operation.calibration.probability(logit) for logit in own.logit.tolist()]
+    np.testing.assert_allclose(finder.predict_proba(new)[:, 1], positive, rtol=1e-6)
+    np.testing.assert_allclose(finder.predict_proba(new).sum(1), 1.0)
+    assert finder.predict(new).tolist() == [int(one >= operation.point.threshold) for one in positive]
+    np.testing.assert_array_equal(finder.out_of_fold_logits_, fit.logits)
+    torch.testing.assert_close(finder.out_of_fold_attention_, fit.attention)
+
+
+def test_a_planted_signal_is_found(new: Bags, finder: SliceFinder):
+    assert finder.score(new) == accuracy_score(new.labels, finder.predict(new)) > 0.8
+    assert roc_auc_score(new.labels, finder.decision_function(new)) > 0.9
+    assert finder.sentences_[1].startswith("It finds slices better than their position")
+    assert finder.out_of_fold_.specific.difference > 0.1
+    sums = [own.sum().item() for own in finder.find_slices(new).split(new.lengths.tolist())]
+    assert sums == pytest.approx([1.0] * len(new), abs=1e-4)
+
+
+def test_intervals_hold_the_finding(train: Bags, new: Bags, finder: SliceFinder):
+    calibration = finder.interval_calibration_
+    assert calibration == calibrate_intervals(finder.out_of_fold_attention_, train.lengths, train.slice_labels)
+    first, last = finder.find_intervals(new)
+    torch.testing.assert_close((first, last), calibration.interval(finder.find_slices(new), new.lengths))
+    plain = replace(train, slice_labels=None)
+    without = SliceFinder(**QUICK).fit(plain)
+    assert without.interval_calibration_ is None
+    with pytest.raises(UserError, match=r"Intervals promise nothing .* needs 9, better 30; fit the finder to more"):
+        without.find_intervals(new)
+    with pytest.raises(UserError, match="no patients have a positive scan with slice labels, but intervals with"):
+        SliceFinder(**QUICK, coverage=0.8).fit(plain)
+
+
+def test_fitting_has_no_side_effects_and_repeats_itself(train: Bags, finder: SliceFinder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    features, labels = train.features.clone(), train.labels.clone()
+    chance, threads = torch.get_rng_state(), torch.get_num_threads()
+    numpys = np.random.get_state()[1].copy()  # noqa: NPY002 (the global state that fitting must leave alone)
+    again = clone(finder)
+    assert again.fit(train) is again
+    assert torch.equal(train.features, features)
+    assert torch.equal(train.labels, labels)
+    assert torch.equal(torch.get_rng_state(), chance)
+    np.testing.assert_array_equal(np.random.get_state()[1], numpys)  # noqa: NPY002
+    assert torch.get_num_threads() == threads
+    assert torch.is_grad_enabled()
+    assert list(tmp_path.iterdir()) == []
+    for name in LEARNED:
+        assert torch.equal(getattr(again.committee_, name), getattr(finder.committee_, name))
+    assert again.threshold_ == finder.threshold_
+
+
+def test_parameters_are_scikit_learns():
+    finder = SliceFinder(folds=3, seed=7)
+    assert finder.get_params()["seed"] == 7
+    copy = clone(finder.set_params(repeats=2))
+    assert copy.get_params() == finder.get_params()
+    assert is_classifier(copy)
+    assert repr(copy) == "SliceFinder(folds=3, repeats=2, seed=7)"
+
+
+def test_it_is_pickled(new: Bags, finder: SliceFinder):
+    copy = pickle.loads(pickle.dumps(finder))
+    np.testing.assert_array_equal(copy.predict_proba(new), finder.predict_proba(new))
+    assert copy.sentences_ == finder.sentences_
+
+
+def test_scans_in_every_form_are_the_same(new: Bags, finder: SliceFinder, tmp_path):
+    known = finder.decision_function(new)
+    store = write_store(tmp_path / "store", [("train", new)], provenance={"encoder": "drawn"})
+    arrays = [bag.features.numpy() for bag in new]
+    for scans in (list(new), arrays, [bag.features for bag in new], store):
+        np.testing.assert_allclose(finder.decision_function(scans), known, rtol=1e-6)
+    assert finder.score(arrays, new.labels.numpy()) == finder.score(new) == finder.score(store)
+
+
+def test_arrays_with_labels_and_patients_are_fitted_alike(train: Bags, finder: SliceFinder):
+    arrays = [bag.features.numpy() for bag in train]
+    made = SliceFinder(**QUICK).fit(arrays, train.labels.numpy(), patient_ids=train.patient_ids)
+    np.testing.assert_array_equal(made.out_of_fold_logits_, finder.out_of_fold_logits_)
+    assert made.out_of_fold_.skill is None  # arrays have no slice labels
+
+
+def test_patients_share_a_fold(train: Bags, monkeypatch):
+    given = []
+
+    def watched(scans, patient_ids, *arguments, **options):
+        given.append(tuple(patient_ids))
+        raise InterruptedError
+
+    monkeypatch.setattr("normal_guidance.fit.measured.fit_committee", watched)
+    patients = [f"P{number // 2}" for number in range(len(train))]
+    for scans, named in ((train, patients), (train, None)):
+        with pytest.raises(InterruptedError):
+            SliceFinder(**QUICK).fit(scans, patient_ids=named)
+    assert given == [tuple(patients), train.scan_ids]  # bags without patients: each scan is its own
+
+
+@pytest.mark.slow
+def test_scikit_learn_validates_it(train: Bags):
+    scores = cross_val_score(SliceFinder(**QUICK), train, train.labels.numpy(), cv=2, scoring="roc_auc")
+    assert scores.min() > 0.7
+
+
+@pytest.mark.parametrize(
+    "method", ["predict", "predict_proba", "decision_function", "find_slices", "find_intervals", "score"]
+)
+def test_a_finder_that_was_not_fitted_says_so(new: Bags, method: str):
+    with pytest.raises(NotFittedError, match="SliceFinder instance is not fitted"):
+        getattr(SliceFinder(), method)(new)
+
+
+def fit_features(labels: list[int] | None = None, **options: object) -> SliceFinder:
+    return SliceFinder(**options).fit([torch.randn(3, 2) for _ in range(8)], labels)
+
+
+HALF = [0, 1] * 4
+
+PADDED = np.ones((8, 3, 2))
+PADDED[3, 2] = 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (fit_features, r"8 arrays without labels; give Bags.from_arrays\(arrays, labels\), or"),
+        (lambda: fit_features([1] * 8), "8 positive scans of 8 patients and 0 negative ones"),
+        (lambda: fit_features([1] * 7), "labels of shape .7,. for 8 scans"),
+        (lambda: fit_features([0, 2] * 4), "scan 1 has label 2 .4 such scans."),
+        (
+            lambda: fit_features(np.array(["yes", "no"] * 4)),
+            "labels: got ndarray of shape .8,. and type <U3, which holds text",
+        ),
+        (lambda: SliceFinder().fit(PADDED, HALF), r"the last slice of scan 3 is 0 throughout, like padding .1 such"),
+        (lambda: fit_features(HALF, folds=1), "folds is 1; give a whole number of at least 2"),
+        (lambda: fit_features(HALF, folds=5), "cannot be divided into 5 folds"),
+        (lambda: fit_features(HALF, repeats=0), "repeats is 0; give a whole number of at least 1"),
+        (lambda: fit_features(HALF, components=0), "components is 0; give a whole number of at least 1"),
+        (lambda: fit_features(HALF, sensitivity=95.0), "sensitivity is 95.0"),
+        (lambda: fit_features(HALF, device="gpu"), "device 'gpu' is unknown or not available"),
+        (lambda: SliceFinder().fit([]), "scans: the list is empty"),
+    ],
+)
+def test_bad_training_scans_are_refused_in_one_line(make, message):
+    with pytest.raises(UserError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_new_scans_are_refused_in_one_line(new: Bags, finder: SliceFinder):
+    bad = {
+        "5 features per slice, but the finder was fitted to 4": [torch.zeros(3, 5)],
+        "scan 'scan-1', slice 2, feature 0: value nan": [
+            torch.zeros(3, 4),
+            torch.tensor([[0.0] * 4] * 2 + [[np.nan] * 4]),
+        ],
+        "while the first scan has": [Bag(torch.zeros(3, 4), 0), Bag(torch.zeros(3, 2), 0)],
+        "there is nothing to predict": new[:0],
+    }
+    for message, scans in bad.items():
+        with pytest.raises(UserError, match=message) as caught:
+            finder.predict(scans)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"folds": 2.5}, "folds is 2.5; give a whole number of at least 2"),
+        ({"folds": "a"}, "folds is 'a'"),
+        ({"repeats": 1.5}, "repeats is 1.5"),
+        ({"components": 2.5}, "components is 2.5"),
+        ({"seed": -1}, "seed is -1; give a whole number from 0 to 2147483647"),
+        ({"seed": 2**40}, "seed is 1099511627776; give a whole number from 0"),
+        ({"seed": None}, "seed is None"),
+        ({"sensitivity": "a"}, "sensitivity is 'a'; give a share"),
+        ({"coverage": "a"}, "coverage is 'a'; give a number"),
+        ({"device": ["cpu"]}, "is unknown or not available here"),
+    ],
+)
+def test_options_of_wrong_kinds_are_refused(train: Bags, option, message, unchecked: None):
+    with pytest.raises(UserError, match=message):
+        SliceFinder(**(QUICK | option)).fit(train)
+
+
+def test_labels_and_patients_of_wrong_kinds_are_refused(train: Bags, unchecked: None):
+    with pytest.raises(UserError, match=r"labels: .* holds text"):
+        SliceFinder(**QUICK).fit(train, ["0", "1"] * 10)
+    with pytest.raises(UserError, match=r"labels: .* rows differ in length"):
+        SliceFinder(**QUICK).fit(train, [[0], [1, 0]])
+    with pytest.raises(UserError, match="patient_ids: got the text"):
+        SliceFinder(**QUICK).fit(train, patient_ids="A" * 45)
+
+
+def test_a_committee_without_lengths_says_what_is_missing(finder: SliceFinder, new: Bags):
+    with pytest.raises(UserError, match="a model takes features and the slices of each scan"):
+        finder.committee_(new.features)
+
+
+def test_test_scans_of_another_width_are_refused_before_the_fit(train: Bags, monkeypatch):
+    monkeypatch.setattr(measured_fit, "fit_committee", lambda *_, **__: pytest.fail("it was fitted first"))
+    other = replace(shifted_mean(9, seed=3, features=2), patient_ids=tuple(f"other-{n}" for n in range(9)))
+    with pytest.raises(UserError, match="test scans have 2 features, training scans 4; encode both alike"):
+        measured_fit.fit_and_measure(train, test=other)
+
+
+def test_fit_takes_the_patients_of_arrays(train: Bags, tmp_path):
+    arrays, patients = [bag.features.numpy() for bag in train], [f"P{n // 2}" for n in range(len(train))]
+    made = normal_guidance.fit(arrays, tmp_path / "model", labels=train.labels, patient_ids=patients)
+    folds = made.fit.folds[0].tolist()
+    assert folds[:44:2] == folds[1:44:2]
+    with pytest.raises(UserError, match=r"patient_ids: the feature store .* has its own"):
+        normal_guidance.fit(tmp_path, tmp_path / "new", patient_ids=patients)

@@ -1,0 +1,241 @@
+"""Workers send HU of a scan's pieces: bits and problems are those of whole scans, and bad pixels are refused."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_scans import PREPROCESSING, contents, load
+
+from normal_guidance.scans.features import encoding_machine as encoder_inputs
+from normal_guidance.scans.features.encoding import EncodingOptions, encode
+from normal_guidance.scans.features.encoding_machine import (
+    MAX_SIDE,
+    PIECE,
+    Decoding,
+    _unpinned,
+    cut,
+)
+from normal_guidance.scans.features.preprocessing import Percentiles, Statistics
+from normal_guidance.scans.index.manifest import Manifest, ScanRow, write_manifest
+from normal_guidance.scans.index.problems import (
+    KINDS,
+    Problem,
+    UnreadableError,
+    read_problems,
+)
+
+LONG = 2 * PIECE + 22
+
+
+def make_row(slices: int, name: str = "s", **changes) -> ScanRow:
+    files = tuple(f"{name}/{number}.dcm" for number in range(slices))
+    places = tuple(map(float, range(slices)))
+    row = ScanRow(name, f"p-{name}", 0, None, "dicom", files, (0,) * slices, places, rows=12, columns=12)
+    return replace(row, **changes)
+
+
+class _Reading:
+    """Draws each slice by its file's name, notes a problem of each, and remembers how many were wanted at a time."""
+
+    def __init__(self, dtype: type = np.int16, gone: tuple[str, ...] = ()) -> None:
+        self.sizes: list[int] = []
+        self.dtype, self.gone = dtype, gone
+
+    def __call__(self, row, root, *, repair=True):
+        self.sizes.append(len(row))
+        for file in row.files:
+            if file in self.gone:
+                raise UnreadableError("unreadable", f"{file}: gone")
+        draws = (np.random.default_rng(list(file.encode())) for file in row.files)
+        hu = np.stack([draw.integers(-1000, 2000, (row.rows, row.columns)) for draw in draws])
+        problems = [Problem(row.scan_id, file, "bits", "found", "mended") for file in row.files]
+        return hu.astype(self.dtype), problems
+
+
+def test_scans_are_cut_into_pieces_of_consecutive_slices():
+    row = make_row(LONG)
+    pieces = cut(row)
+    assert [len(piece) for piece in pieces] == [PIECE, PIECE, LONG - 2 * PIECE]
+    for field in ("files", "frames", "positions"):
+        assert sum((getattr(piece, field) for piece in pieces), ()) == getattr(row, field)
+    assert [len(piece) for piece in cut(make_row(PIECE))] == [PIECE]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"columns": 11},  # the margins take the minimum of the whole scan
+        {"files": ("one.dcm",) * LONG},  # one file is decoded once
+    ],
+)
+def test_scans_that_cannot_be_cut_are_read_at_once(change):
+    row = make_row(LONG, **change)
+    assert cut(row) == [row]
+
+
+def test_scans_are_read_whole_for_their_percentiles():
+    """The whole scan's percentiles are sent, of the field where there is one; a window in units needs none."""
+    row = make_row(LONG, pixel_spacing=(1.0, 1.0))
+    assert cut(row, whole=True) == [row]
+    read = _Reading()
+    volume = read(row, Path())[0]
+    decoding = Decoding(read, Path(), True, windows=(Percentiles(), (0.0, 80.0), None))
+    assert decoding.pixels(row)[0].ranges == (Percentiles().range_of(volume), (0.0, 80.0), None)
+    (low, high), *_ = replace(decoding, field=6.0).pixels(row)[0].ranges
+    assert (low, high) == Percentiles().range_of(volume[:, 3:9, 3:9])
+    assert Decoding(read, Path(), True).pixels(row)[0].ranges == ()
+
+
+def test_percentiles_of_a_constant_scan_are_refused():
+    decoding = Decoding(lambda row, root, repair: (np.zeros((5, 12, 12), np.int16), []), Path(), True, None)
+    with pytest.raises(UnreadableError, match="failed: percentiles 1 and 99 of its voxels are the same"):
+        replace(decoding, windows=(Percentiles(),)).pixels(make_row(5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "pieces"),
+    [
+        ({"pixel_spacing": (1.0, 1.0)}, 3),
+        ({"pixel_spacing": (1.0, 1.0), "columns": 20}, 3),  # the field is square, though the slices are not
+        ({"pixel_spacing": (1.0, 2.0)}, 1),  # a field of 6 x 3 pixels has margins
+        ({"pixel_spacing": None}, 1),  # the scan fails once
+    ],
+)
+def test_scans_are_cut_where_their_field_is_square(changes, pieces):
+    assert len(cut(make_row(LONG, **changes), 6.0)) == pieces
+
+
+@pytest.fixture
+def long_scans(tmp_path) -> Manifest:
+    """Batches hold pieces of several scans."""
+    root = tmp_path / "scans"
+    root.mkdir()
+    rows = [make_row(length, f"s{number}") for number, length in enumerate((5, LONG, PIECE + 1, 3))]
+    return write_manifest(tmp_path / "manifest.parquet", rows, {"source": "fake", "root": str(root)})
+
+
+def run(manifest: Manifest, out: Path, read, parts: dict[str, str] | None = None, field: float | None = None):
+    return encode(
+        manifest,
+        load,
+        out,
+        preprocessing=replace(PREPROCESSING, field=field),
+        read=read,
+        parts=parts,
+        statistics=None if parts else Statistics((20.0,), (80.0,)),
+        options=EncodingOptions(batch_size=16, unit=100, threads=1),
+    )
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_pieces_give_the_same_bytes_as_whole_scans(long_scans, tmp_path, monkeypatch, measured):
+    parts = dict.fromkeys(long_scans.scan_ids, "train") if measured else None
+    pieces, whole = _Reading(), _Reading()
+    run(long_scans, tmp_path / "pieces", pieces, parts)
+    monkeypatch.setattr(encoder_inputs, "PIECE", 10 * LONG)
+    run(long_scans, tmp_path / "whole", whole, parts)
+    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
+    assert len(read_problems(tmp_path / "pieces" / "problems.csv")) == sum(map(len, long_scans))
+    turns = 2 if measured else 1
+    assert whole.sizes == [5, LONG, PIECE + 1, 3] * turns
+    assert pieces.sizes == [5, PIECE, PIECE, LONG - 2 * PIECE, PIECE, 1, 3] * turns
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 2.0)])
+def test_pieces_give_the_same_field_as_whole_scans(long_scans, tmp_path, monkeypatch, spacing):
+    rows = [replace(row, pixel_spacing=spacing) for row in long_scans]
+    manifest = write_manifest(tmp_path / "spaced.parquet", rows, long_scans.about)
+    run(manifest, tmp_path / "pieces", _Reading(), field=6.0)
+    monkeypatch.setattr(encoder_inputs, "PIECE", 10 * LONG)
+    run(manifest, tmp_path / "whole", _Reading(), field=6.0)
+    assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
+
+
+def test_whole_numbers_give_the_same_features_in_16_and_32_bits(long_scans, tmp_path):
+    stores = [run(long_scans, tmp_path / dtype.__name__, _Reading(dtype)).store for dtype in (np.int16, np.float32)]
+    assert torch.equal(stores[0].bags().features, stores[1].bags().features)
+
+
+def test_slices_that_cannot_be_read_cost_their_scan_only_and_the_first_is_named(long_scans, tmp_path):
+    whole = run(long_scans, tmp_path / "whole", _Reading()).store
+    gone = (f"s1/{PIECE + 3}.dcm", f"s1/{LONG - 1}.dcm")
+    outcome = run(long_scans, tmp_path / "store", _Reading(gone=gone))
+    assert outcome.store.scan_ids == ("s0", "s2", "s3")
+    (line,) = [line for line in read_problems(tmp_path / "store" / "problems.csv") if line.scan_id == "s1"]
+    assert (line.kind, line.detail) == ("unreadable", f"{gone[0]}: gone")
+    assert torch.equal(outcome.store.bags().features, whole.select(["s0", "s2", "s3"]).bags().features)
+    parts = dict.fromkeys(long_scans.scan_ids, "train")
+    run(long_scans, tmp_path / "measured", _Reading(gone=gone), parts)
+    report = json.loads((tmp_path / "measured" / "report.json").read_text())
+    run(long_scans.take([0, 2, 3]), tmp_path / "others", _Reading(), dict.fromkeys(("s0", "s2", "s3"), "train"))
+    assert report["preprocessing"] == json.loads((tmp_path / "others" / "report.json").read_text())["preprocessing"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is sent
+# ----------------------------------------------------------------------------------------------------
+
+
+def pixels(hu: np.ndarray):
+    def read(row, root, *, repair):
+        return hu, []
+
+    return Decoding(read, Path(), True).pixels(make_row(len(hu)))[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sent"),
+    [(np.int16, np.int16), (np.float32, np.float32), (np.float64, np.float32), (np.int32, np.float32)],
+)
+def test_whole_numbers_are_sent_in_16_bits_and_others_in_32(dtype, sent):
+    hu = np.array([[[7, -1024], [3, 500]]], dtype)
+    found = pixels(hu)
+    assert found.hu.dtype == sent
+    assert np.array_equal(found.hu, hu)
+    assert found.lowest == -1024
+    assert _unpinned((found, [])).hu.dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
+
+
+def test_only_the_field_is_sent():
+    hu = np.random.default_rng(0).integers(-1000, 2000, (3, 12, 12)).astype(np.int16)
+
+    def read(row, root, *, repair):
+        return hu, []
+
+    decoding = Decoding(read, Path(), True, field=6.0)
+    found, _ = decoding.pixels(make_row(3, pixel_spacing=(1.0, 2.0)))
+    assert np.array_equal(found.hu, hu[:, 3:9, 4:7])
+    assert found.lowest == hu[:, 3:9, 4:7].min()
+    assert found.hu.flags.c_contiguous
+    with pytest.raises(UnreadableError, match="pixel spacing, which is unknown"):
+        decoding.pixels(make_row(3))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_pixels_that_are_no_numbers_are_refused(bad):
+    hu = np.zeros((3, 4, 5), np.float32)
+    hu[1, 2, 3] = bad
+    with pytest.raises(UnreadableError, match="not finite") as caught:
+        pixels(hu)
+    assert caught.value.kind in KINDS
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4), (2, 4, 0), (1, 1, MAX_SIDE + 1)])
+def test_sizes_that_no_scan_has_are_refused(shape):
+    with pytest.raises(UnreadableError, match=f"{shape[0]} slices of {shape[1]} x {shape[2]} pixels"):
+        pixels(np.zeros(shape, np.float32))
+
+
+def test_a_worker_does_not_import_torch():
+    code = (
+        "import sys, normal_guidance.base.workers, normal_guidance.scans.features.encoding_machine\n"
+        "import normal_guidance.scans.index.volumes, normal_guidance.scans.index.dicom_slices\n"
+        "print([name for name in ('torch', 'pandas', 'transformers') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

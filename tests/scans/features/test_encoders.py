@@ -1,0 +1,315 @@
+"""Encoders by name: what they compute, what their fingerprints tell apart, and what is refused.
+
+The networks themselves are tested in test_vit.py and test_huggingface.py.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from efficientnet_lite_pytorch import EfficientNet
+from torch import Tensor
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.features import encoders
+from normal_guidance.scans.features.encoders import (
+    ENCODERS,
+    HEADS,
+    build_vit,
+    fingerprint,
+    load_encoder,
+    torchvision_weights,
+)
+from normal_guidance.scans.features.weights import (
+    KNOWN_WEIGHTS,
+    KnownWeights,
+    find_weights,
+    read_state_dict,
+)
+
+WIDTH, PATCH, SIDE = 24, 4, 3
+LITE0 = "efficientnet-lite0"
+VIT = "vit-b16-imagenet"
+
+
+def make_vit_weights(seed: int = 0) -> dict[str, Tensor]:
+    """torchvision's names, one tiny layer with the heads of ViT-B."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = "encoder.layers.encoder_layer_0."
+    shapes = {
+        "class_token": (1, 1, WIDTH),
+        "conv_proj.weight": (WIDTH, 3, PATCH, PATCH),
+        "conv_proj.bias": (WIDTH,),
+        "encoder.pos_embedding": (1, SIDE**2 + 1, WIDTH),
+        "encoder.ln.weight": (WIDTH,),
+        "encoder.ln.bias": (WIDTH,),
+        layer + "ln_1.weight": (WIDTH,),
+        layer + "ln_1.bias": (WIDTH,),
+        layer + "self_attention.in_proj_weight": (3 * WIDTH, WIDTH),
+        layer + "self_attention.in_proj_bias": (3 * WIDTH,),
+        layer + "self_attention.out_proj.weight": (WIDTH, WIDTH),
+        layer + "self_attention.out_proj.bias": (WIDTH,),
+        layer + "ln_2.weight": (WIDTH,),
+        layer + "ln_2.bias": (WIDTH,),
+        layer + "mlp.0.weight": (20, WIDTH),
+        layer + "mlp.0.bias": (20,),
+        layer + "mlp.3.weight": (WIDTH, 20),
+        layer + "mlp.3.bias": (WIDTH,),
+        "heads.head.weight": (5, WIDTH),
+        "heads.head.bias": (5,),
+    }
+    return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+
+
+def save(file: Path, weights: dict[str, Tensor]) -> Path:
+    torch.save(weights, file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def lite0():
+    return load_encoder(LITE0, offline=True)
+
+
+@pytest.fixture
+def vit_file(tmp_path) -> Path:
+    return save(tmp_path / "vit.pth", make_vit_weights())
+
+
+def test_the_table_is_that_of_the_weights():
+    assert ENCODERS.keys() == KNOWN_WEIGHTS.keys()
+
+
+# ----------------------------------------------------------------------------------------------------
+# The paper's ViT
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_vit_gives_the_class_token(vit_file, channels):
+    encoder = load_encoder(VIT, weights=vit_file, channels=channels)
+    assert (encoder.channels, encoder.size, encoder.width) == (channels, SIDE * PATCH, WIDTH)
+    assert not encoder.unit_range
+    images = torch.randn(5, channels, SIDE * PATCH, SIDE * PATCH)
+    model = build_vit(torchvision_weights(make_vit_weights(), channels), HEADS)
+    with torch.no_grad():
+        expected = model(pixel_values=images).last_hidden_state[:, 0]
+    torch.testing.assert_close(encoder.encode(images), expected)
+
+
+def test_published_weights_come_from_the_cache_and_keep_the_name(tmp_path, monkeypatch, vit_file):
+    content = vit_file.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    monkeypatch.setitem(KNOWN_WEIGHTS, VIT, KnownWeights("published.pth", sha256[:8], 1, "us", "http://127.0.0.1:9/"))
+    monkeypatch.setenv("NGUIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    with pytest.raises(UserError, match=f"nguide weights import {VIT} published.pth"):
+        load_encoder(VIT, offline=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/published.pth").write_bytes(content)
+    cached, given = load_encoder(VIT, offline=True), load_encoder(VIT, weights=vit_file)
+    assert cached.name == given.name == VIT
+    assert cached.fingerprint == given.fingerprint
+
+
+def test_weights_of_the_users_own_do_not_pass_for_the_published_ones(vit_file):
+    sha256 = hashlib.sha256(vit_file.read_bytes()).hexdigest()
+    assert load_encoder(VIT, weights=vit_file).name == f"{VIT}+{sha256[:8]}"
+
+
+def test_vits_fingerprint_is_over_torchvisions_names(vit_file):
+    """So a release of transformers with other names gives the same."""
+    weights = {name: value for name, value in make_vit_weights().items() if not name.startswith("heads.")}
+    weights["conv_proj.weight"] = weights["conv_proj.weight"].sum(dim=1, keepdim=True)
+    expected = fingerprint("torchvision-vit", {"heads": 12}, weights.items())
+    assert load_encoder(VIT, weights=vit_file).fingerprint == expected
+
+
+# ----------------------------------------------------------------------------------------------------
+# EfficientNet-Lite0
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_lite0_is_the_packages_network_on_a_repeated_gray_image(lite0):
+    assert (lite0.name, lite0.channels, lite0.size, lite0.width, lite0.unit_range) == (LITE0, 1, 224, 1280, False)
+    images = torch.randn(2, 1, 224, 224)
+    theirs = EfficientNet.from_name(LITE0).eval()
+    theirs.load_state_dict(read_state_dict(find_weights(LITE0)))
+    with torch.no_grad():
+        pooled = F.adaptive_avg_pool2d(theirs.extract_features(images.repeat(1, 3, 1, 1)), 1).flatten(1)
+        logits = theirs(images.repeat(1, 3, 1, 1))
+    features = lite0.encode(images)
+    torch.testing.assert_close(features, pooled, atol=1e-4, rtol=1e-4)
+    # The package's own forward pass ends in its classifier: the features are what that takes.
+    with torch.no_grad():
+        torch.testing.assert_close(theirs._fc(features), logits, atol=1e-3, rtol=1e-3)
+
+
+def test_lite0_takes_three_windows_as_they_are():
+    encoder = load_encoder(LITE0, channels=3)
+    theirs = EfficientNet.from_name(LITE0).eval()
+    theirs.load_state_dict(read_state_dict(find_weights(LITE0)))
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        expected = theirs.extract_features(images).mean(dim=(2, 3))
+    torch.testing.assert_close(encoder.encode(images), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_lite0_refuses_other_weights(tmp_path, vit_file):
+    with pytest.raises(UserError, match="does not hold weights of EfficientNet-Lite0"):
+        load_encoder(LITE0, weights=vit_file)
+    weights = read_state_dict(find_weights(LITE0))
+    del weights["_bn1.bias"]
+    with pytest.raises(UserError, match=r"does not hold weights of EfficientNet-Lite0.*_bn1\.bias"):
+        load_encoder(LITE0, weights=save(tmp_path / "a.pth", weights))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Encoding
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_batch_gives_the_same_bits_and_nothing_learns(lite0):
+    images = torch.randn(3, 1, 224, 224)
+    first = lite0.encode(images)
+    assert torch.equal(lite0.encode(images.clone()), first)
+    assert (first.dtype, first.device.type, first.requires_grad) == (torch.float32, "cpu", False)
+    assert not first.is_inference()
+    assert not lite0.module.training
+    assert not any(parameter.requires_grad for parameter in lite0.module.parameters())
+
+
+def test_an_image_has_the_same_features_in_any_batch(lite0):
+    images = torch.randn(4, 1, 224, 224)
+    alone = torch.cat([lite0.encode(one[None]) for one in images])
+    torch.testing.assert_close(lite0.encode(images), alone, atol=1e-4, rtol=1e-4)
+
+
+def test_no_images_have_no_features(lite0):
+    assert lite0.encode(torch.empty(0, 1, 224, 224)).shape == (0, 1280)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("shape", [(2, 3, 224, 224), (2, 1, 223, 224), (2, 224, 224)])
+def test_images_of_another_shape_are_refused(lite0, shape):
+    with pytest.raises(ValueError, match=r"efficientnet-lite0 takes \(1, 224, 224\), not"):
+        lite0.encode(torch.zeros(shape))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Fingerprint
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_the_same_each_time_and_unlike_any_other(tmp_path, vit_file, lite0, monkeypatch):
+    same = load_encoder(VIT, weights=vit_file).fingerprint
+    assert load_encoder(VIT, weights=vit_file).fingerprint == same
+    moved = save(tmp_path / "moved.pth", dict(reversed(make_vit_weights().items())))
+    assert load_encoder(VIT, weights=moved).fingerprint == same  # neither the file nor its order count
+
+    changed = make_vit_weights()
+    changed["encoder.ln.bias"][0] += 1e-6
+    other = load_encoder(VIT, weights=save(tmp_path / "changed.pth", changed)).fingerprint
+    rgb = load_encoder(VIT, weights=vit_file, channels=3).fingerprint
+    monkeypatch.setattr(encoders, "VERSION", 2)
+    newer = load_encoder(VIT, weights=vit_file).fingerprint
+    assert len({same, other, rgb, newer, lite0.fingerprint}) == 5
+
+
+def test_a_fingerprint_counts_names_shapes_types_and_bits():
+    one = torch.tensor([1.0, 2.0])
+    cases = [
+        ("net", {}, {"a": one}),
+        ("other", {}, {"a": one}),
+        ("net", {"eps": 1e-6}, {"a": one}),
+        ("net", {}, {"b": one}),
+        ("net", {}, {"a": one[None]}),
+        ("net", {}, {"a": one.double()}),
+        ("net", {}, {"a": one.view(torch.int32)}),
+        ("net", {}, {"a": one.nextafter(torch.tensor(9.0))}),
+        ("net", {}, {"a": one.flip(0)}),
+        ("net", {}, {"a": one[:1], "b": one[1:]}),
+        ("net", {}, {"a": torch.tensor(0.0)}),
+        ("net", {}, {"a": torch.tensor(-0.0)}),
+    ]
+    prints = [fingerprint(kind, config, tensors.items()) for kind, config, tensors in cases]
+    assert len(set(prints)) == len(cases)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Guards
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50", "./no/such/folder", "/no/such", "a/b/c", "../up", "", "a/..", "http://x/y"]
+)
+def test_unknown_names_are_refused(name):
+    with pytest.raises(UserError, match=r"there is no encoder .*vit-b16-imagenet, efficientnet-lite0"):
+        load_encoder(name, offline=True)
+
+
+def test_a_weights_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"missing.pth is not a file; give the weights of vit-b16-imagenet"):
+        load_encoder(VIT, weights=tmp_path / "missing.pth")
+
+
+def test_a_weights_file_for_a_hugging_face_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match="has its own weights and cannot use"):
+        load_encoder("microsoft/rad-dino", weights=tmp_path / "a.pth", offline=True)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu7"}, "device 'gpu7' is unknown"),
+        ({"precision": "float16"}, "precision 'float16' is unknown"),
+        ({"precision": "bf16"}, "precision bf16 is for CUDA"),
+        ({"precision": "tf32"}, "precision tf32 is for CUDA"),
+        ({"channels": 2}, "1 or 3 channels, not 2"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        load_encoder(LITE0, offline=True, **options)
+
+
+@pytest.mark.parametrize("name", [VIT, LITE0, "microsoft/rad-dino"])
+def test_a_missing_package_is_named(monkeypatch, vit_file, name):
+    for package in ("transformers", "efficientnet_lite_pytorch"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        UserError, match=r"needs (transformers|efficientnet).*pip install 'normal-guidance\[encoders\]'"
+    ):
+        load_encoder(name, weights=vit_file if name == VIT else None, offline=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="device cuda is not available on this machine or in this torch; use cpu"):
+        load_encoder(LITE0, device="cuda", offline=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("tf32", 2e-2), ("bf16", 2e-1)])
+def test_cuda_gives_what_the_cpu_gives(vit_file, precision, tolerance):
+    images = torch.randn(8, 1, SIDE * PATCH, SIDE * PATCH)
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    found = load_encoder(VIT, weights=vit_file, device="cuda", precision=precision).encode(images)
+    assert (found.dtype, found.device.type) == (torch.float32, "cpu")
+    torch.testing.assert_close(
+        found, load_encoder(VIT, weights=vit_file).encode(images), atol=tolerance, rtol=tolerance
+    )
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_weights_rounded_beforehand_give_the_bits_of_autocast(vit_file, monkeypatch):
+    images = torch.randn(8, 1, SIDE * PATCH, SIDE * PATCH)
+    rounded = load_encoder(VIT, weights=vit_file, device="cuda", precision="bf16").encode(images)
+    monkeypatch.setattr(encoders, "_round_weights", lambda module: None)
+    assert torch.equal(rounded, load_encoder(VIT, weights=vit_file, device="cuda", precision="bf16").encode(images))

@@ -1,0 +1,653 @@
+"""The stage as a whole: what lies in the store is what a plain loop over the scans gives, whatever goes wrong."""
+
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.workers import Pool
+from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.scans.features import encoding_machine
+from normal_guidance.scans.features.encoding import EncodingOptions, encode, fingerprint_manifest, plan_units
+from normal_guidance.scans.features.encoding_job import job_folder, open_job
+from normal_guidance.scans.features.preprocessing import Statistics
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import Finding, Labels, Manifest, read_manifest, write_manifest
+from normal_guidance.scans.index.problems import UnreadableError, read_problems
+
+LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3]
+OPTIONS = EncodingOptions(batch_size=4, unit=10, threads=1)
+STATISTICS = Statistics((20.0,), (80.0,))
+
+
+def run(manifest, out, **changes):
+    arguments = {"preprocessing": PREPROCESSING, "read": read, "statistics": STATISTICS, "options": OPTIONS}
+    return encode(manifest, changes.pop("load", load), out, **{**arguments, **changes})
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory) -> Manifest:
+    return make_manifest(tmp_path_factory.mktemp("scans"), LENGTHS)
+
+
+WORDS = {1: "unreadable", 4: "short", 5: "strange", 8: "nan"}
+SAYS = {
+    "s001": ("unreadable", "s001: no image"),
+    "s004": ("failed", "5 slices were read, but the manifest has 6"),
+    "s005": ("failed", "RuntimeError: line one line two of strange"),
+    "s008": ("failed", "pixels that are not finite"),
+}
+
+
+@pytest.fixture(scope="module")
+def odd_scans(tmp_path_factory) -> Manifest:
+    return make_manifest(tmp_path_factory.mktemp("odd"), LENGTHS, WORDS)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What is in the store
+# ----------------------------------------------------------------------------------------------------
+
+
+def expected(manifest, row, statistics=STATISTICS):
+    """By hand, slice by slice."""
+    hu, _ = read(row, manifest.root)
+    clipped = torch.from_numpy(np.clip(hu, -100, 300))[:, None]
+    square = torch.nn.functional.pad(clipped, (0, 0, 1, 1), value=float(clipped.min()))
+    small = torch.nn.functional.interpolate(square, (SIZE, SIZE), mode="bilinear", antialias=True)
+    return load().module((small - statistics.mean[0]) / statistics.sd[0]), small
+
+
+def test_the_store_holds_every_scan(scans, tmp_path):
+    parts = make_parts(scans)
+    outcome = run(scans, tmp_path / "store", parts=parts)
+    store = open_store(tmp_path / "store")
+    assert store.scan_ids == tuple(scans.scan_ids)
+    assert store.scans["part"].tolist() == [parts[scan] for scan in scans.scan_ids]
+    assert store.patient_ids == tuple(scans.patient_ids)
+    labels = []
+    for number, row in enumerate(scans):
+        torch.testing.assert_close(store.rows(torch.tensor([number])), expected(scans, row)[0])
+        labels += [UNKNOWN] * len(row) if row.slice_labels is None else row.slice_labels.tolist()
+        assert store.scans["label"][number] == row.label
+    assert store.slice_labels.tolist() == labels
+    assert (outcome.failed, outcome.slices, outcome.complete_before) == ({}, sum(LENGTHS), False)
+    assert not job_folder(tmp_path / "store").exists()
+    report = json.loads((tmp_path / "store" / "report.json").read_text())
+    assert report["scans"] == {"manifest": 10, "encoded": 10, "failed": 0}
+    assert report["slices"] == {"manifest": sum(LENGTHS), "encoded": sum(LENGTHS)}
+    assert report["recipe"] == store.recipe
+    assert report["identity"]["encoder"] == {"name": "tiny", "fingerprint": "tiny-1.0"}
+
+
+def test_findings_travel_from_the_manifest_to_the_store(scans, tmp_path):
+    findings = [Finding("any", "1386000"), Finding("epidural")]
+    rows = [
+        replace(row, further={"epidural": Labels(None if number == 0 else row.label, row.slice_labels)})
+        for number, row in enumerate(scans)
+    ]
+    about = {**scans.about, "findings": [one.as_json() for one in findings]}
+    manifest = write_manifest(tmp_path / "manifest.parquet", rows, about)
+    assert fingerprint_manifest(manifest) != fingerprint_manifest(scans)
+    for given in (manifest, read_manifest(tmp_path / "manifest.parquet")):
+        store = run(given, tmp_path / "store").store
+        assert store.findings == tuple(findings)
+        epidural = store.of_finding("epidural")
+        assert epidural.scan_ids == tuple(scans.scan_ids[1:])
+        assert epidural.labels.tolist() == scans.labels[1:].tolist()
+        assert epidural.slice_labels.tolist() == store.slice_labels.tolist()[LENGTHS[0] :]
+    wrong = replace(rows[1], further={"epidural": Labels(1, np.zeros(99, np.int8))})
+    manifest = write_manifest(tmp_path / "wrong.parquet", [rows[0], wrong], about)
+    with pytest.raises(UserError, match="scan 's001': 99 slice labels for 3 slices; run nguide index again"):
+        run(manifest, tmp_path / "other")
+
+
+def test_training_scans_say_what_to_normalise_with(scans, tmp_path):
+    parts = make_parts(scans)
+    outcome = run(scans, tmp_path / "store", parts=parts, statistics=None)
+    training = [expected(scans, row)[1].double() for row in scans if parts[row.scan_id] == "train"]
+    mean = float(np.mean([one.mean() for one in training]))
+    sd = float(np.mean([one.std(correction=0) for one in training]))
+    used = outcome.store.provenance["preprocessing"]
+    assert used["mean"] == [pytest.approx(mean, rel=1e-6)]
+    assert used["sd"] == [pytest.approx(sd, rel=1e-6)]
+    features, _ = expected(scans, scans[2], Statistics((mean,), (sd,)))
+    torch.testing.assert_close(outcome.store.select(["s002"]).bags().features, features)
+
+
+def test_an_encoder_that_normalises_gets_its_range(scans, tmp_path):
+    outcome = run(scans, tmp_path / "store", load=partial(load, unit_range=True), statistics=None)
+    assert (outcome.store.provenance["preprocessing"]["mean"], outcome.store.scans["part"].tolist()[0]) == (
+        [-100.0],
+        None,
+    )
+    features, _ = expected(scans, scans[2], Statistics((-100.0,), (400.0,)))
+    torch.testing.assert_close(outcome.store.select(["s002"]).bags().features, features)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_field_is_all_that_the_encoder_sees(scans, tmp_path, workers):
+    """Rows 1 mm apart, columns 2 mm: 6 x 3 pixels of 10 x 12; two scans say nothing of their spacing."""
+    rows = [replace(row, pixel_spacing=None if n in (1, 6) else (1.0, 2.0)) for n, row in enumerate(scans)]
+    manifest = write_manifest(tmp_path / "manifest.parquet", rows, scans.about)
+    parts = make_parts(scans)
+    whole = run(scans, tmp_path / "whole", parts=parts)
+    field = replace(PREPROCESSING, field=6)
+    outcome = run(manifest, tmp_path / "store", preprocessing=field, workers=workers, parts=parts, statistics=None)
+
+    def by_hand(row):
+        inner = torch.from_numpy(np.clip(read(row, scans.root)[0][:, 2:8, 4:7], -100, 300))[:, None]
+        square = torch.nn.functional.pad(inner, (1, 2), value=float(inner.min()))
+        return torch.nn.functional.interpolate(square, (SIZE, SIZE), mode="bilinear", antialias=True)
+
+    good = [row for row in manifest if row.pixel_spacing is not None]
+    training = [by_hand(row).double() for row in good if parts[row.scan_id] == "train"]
+    mean, sd = (
+        float(np.mean([one.mean() for one in training])),
+        float(np.mean([one.std(correction=0) for one in training])),
+    )
+    used = outcome.store.provenance["preprocessing"]
+    assert (used["field"], used["mean"], used["sd"]) == (6.0, [pytest.approx(mean)], [pytest.approx(sd)])
+    expected = torch.cat([load().module((by_hand(row) - mean) / sd) for row in good])
+    torch.testing.assert_close(outcome.store.bags().features, expected)
+    assert outcome.failed == {"no_spacing": 2}
+    lines = [line for line in read_problems(tmp_path / "store" / "problems.csv") if line.kind == "no_spacing"]
+    assert {line.scan_id: line.action for line in lines} == dict.fromkeys(("s001", "s006"), "left out of the store")
+    assert {line.detail for line in lines} == {"a field of 6 mm needs the pixel spacing, which is unknown"}
+    assert outcome.store.recipe != whole.store.recipe
+    assert "field" not in whole.store.provenance["preprocessing"]
+
+
+def test_without_anything_to_normalise_with_it_is_refused(scans, tmp_path):
+    with pytest.raises(
+        UserError, match=r"tiny takes scans normalised .* \(--split FILE\), or .* \(--normalize MEAN,SD\)"
+    ):
+        run(scans, tmp_path / "store", statistics=None)
+    with pytest.raises(UserError, match="no scan of the split is of part 'train'"):
+        run(scans, tmp_path / "store", statistics=None, parts=dict.fromkeys(scans.scan_ids, "val"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_gives_the_same_bytes(odd_scans, tmp_path):
+    stores = []
+    for workers in (0, 1, 2):
+        run(odd_scans, tmp_path / str(workers), workers=workers, parts=make_parts(odd_scans), statistics=None)
+        stores.append(contents(tmp_path / str(workers)))
+    assert stores[0] == stores[1] == stores[2]
+    assert set(stores[0]) == {
+        "features-00000.safetensors",
+        "index.parquet",
+        "problems.csv",
+        "report.json",
+        "store.json",
+    }
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA: encoding on a card is not tested")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_card_gives_the_cpus_features(odd_scans, tmp_path, workers):
+    parts = make_parts(odd_scans)
+    expected = run(odd_scans, tmp_path / "cpu", parts=parts, statistics=None).store
+    card = replace(OPTIONS, device="cuda")
+    stores = [
+        run(odd_scans, tmp_path / name, parts=parts, statistics=None, options=card, workers=workers).store
+        for name in ("one", "two")
+    ]
+    assert stores[0].scan_ids == expected.scan_ids
+    torch.testing.assert_close(stores[0].bags().features, expected.bags().features, rtol=1e-3, atol=1e-3)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_workers_start_while_the_encoder_is_loaded(scans, tmp_path, monkeypatch):
+    """As many as scans want, and none for a store that is there."""
+    happened = []
+
+    class Told(Pool):
+        def start(self, tasks, modules=()):
+            super().start(tasks, modules)
+            happened.append(("started", len(self._started)))
+
+        def close(self):
+            super().close()
+            happened.append("closed")
+
+    def told_load(**options):
+        happened.append("loaded")
+        return load(**options)
+
+    monkeypatch.setattr(encoding_machine, "Pool", Told)
+    with pytest.raises(TypeError):
+        run(scans, tmp_path / "store", workers=1, load=partial(load, no_such_option=1))
+    assert happened == [("started", 1), "closed"]
+    happened.clear()
+    for started in (1, 0):
+        run(scans, tmp_path / "store", workers=1, load=told_load)
+        assert happened == [("started", started), "loaded", "closed"]
+        happened.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_store_has_the_dtype_that_was_asked_for(scans, tmp_path, dtype):
+    store = run(scans, tmp_path / "store", dtype=dtype).store
+    assert store.dtype == dtype
+    whole = run(scans, tmp_path / "whole").store
+    assert torch.equal(store.bags().features, whole.bags().features.to(dtype))
+    assert store.recipe == whole.recipe
+
+
+# ----------------------------------------------------------------------------------------------------
+# Scans that fail
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_scans_that_fail_are_recorded_and_left_out(scans, odd_scans, tmp_path, workers):
+    outcome = run(odd_scans, tmp_path / "odd", workers=workers)
+    good = [scan for scan in odd_scans.scan_ids if scan not in SAYS]
+    assert outcome.store.scan_ids == tuple(good)
+    lines = [line for line in read_problems(tmp_path / "odd" / "problems.csv") if line.scan_id in SAYS]
+    assert {line.scan_id: (line.kind, line.detail) for line in lines} == SAYS
+    assert {line.action for line in lines} == {"left out of the store"}
+    assert outcome.failed == {"failed": 3, "unreadable": 1}
+    report = json.loads((tmp_path / "odd" / "report.json").read_text())
+    assert report["failed"] == {"failed": 3, "unreadable": 1}
+    # Their absence does not move a bit of the others.
+    whole = run(scans, tmp_path / "whole").store.select(good)
+    assert torch.equal(outcome.store.bags().features, whole.bags().features)
+
+
+def test_what_was_odd_is_recorded(scans, tmp_path):
+    odd = [row.scan_id for row in scans if read(row, scans.root)[1]]
+    assert odd, "the test is about some"
+    outcome = run(scans, tmp_path / "store")
+    assert [line.scan_id for line in read_problems(tmp_path / "store" / "problems.csv")] == odd
+    assert outcome.problems == {"intercept": len(odd)}
+    unrepaired = run(scans, tmp_path / "other", options=replace(OPTIONS, repair=False))
+    assert unrepaired.problems == {}
+    assert unrepaired.store.recipe != outcome.store.recipe
+
+
+@pytest.mark.slow
+def test_a_crash_and_a_hang_cost_their_scans_only(tmp_path):
+    manifest = make_manifest(tmp_path / "scans", [4, 3, 5, 2, 4, 6], {1: "crash", 3: "hang"})
+    outcome = run(manifest, tmp_path / "store", workers=2, timeout=5.0)
+    assert outcome.store.scan_ids == ("s000", "s002", "s004", "s005")
+    lines = {line.scan_id: line.detail for line in read_problems(tmp_path / "store" / "problems.csv")}
+    assert lines["s001"] == "the process that read it was killed by SIGSEGV (2 attempts)"
+    assert lines["s003"] == "the process that read it gave no answer within 5 s (2 attempts)"
+
+
+def test_if_all_scans_fail_there_is_no_store(tmp_path):
+    manifest = make_manifest(tmp_path / "scans", [2, 3], {0: "unreadable", 1: "strange"})
+    with pytest.raises(
+        UserError, match=r"none of the 2 scans could be encoded; read .*store.job/problems.csv, correct"
+    ):
+        run(manifest, tmp_path / "store")
+    assert len(read_problems(tmp_path / "store.job" / "problems.csv")) == 2
+    with pytest.raises(UserError, match=r"none of the 2 training scans could be read.*, and encode again"):
+        run(manifest, tmp_path / "other", parts={"s000": "train", "s001": "train"}, statistics=None)
+
+
+def test_features_that_are_no_numbers_fail_their_scan(scans, tmp_path):
+    class Poisoned(torch.nn.Module):
+        def forward(self, images):
+            features = load().module(images)
+            return torch.where(features[:, :1] > 12, torch.nan, features)
+
+    def poisoned(device="cpu", precision="float32"):
+        return replace(load(), module=Poisoned())
+
+    bad = [bag.scan_id for bag in run(scans, tmp_path / "plain").store.bags() if (bag.features[:, 0] > 12).any()]
+    assert 0 < len(bad) < len(scans), "the test is about some"
+    outcome = run(scans, tmp_path / "store", load=poisoned)
+    assert set(scans.scan_ids) - set(outcome.store.scan_ids) == set(bad)
+
+
+def test_a_feature_too_large_for_float16_names_its_scan_and_costs_nothing(scans, tmp_path):
+    large = partial(load, scale=3e4)
+    with pytest.raises(
+        UserError, match=r"scan 's00\d' has a feature of size .* too large for float16; .* float32, which"
+    ):
+        run(scans, tmp_path / "store", load=large, dtype=torch.float16)
+    run(scans, tmp_path / "store", load=large)
+    run(scans, tmp_path / "whole", load=large)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+
+
+# ----------------------------------------------------------------------------------------------------
+# A job that goes on
+# ----------------------------------------------------------------------------------------------------
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_at(stage, slices):
+    def watch(now):
+        if now.stage == stage and now.slices >= slices:
+            raise StopError
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("stage", "slices", "workers"),
+    [("statistics", 8, 0), ("encoding", 20, 0), ("encoding", 48, 0), ("encoding", 20, 1)],
+)
+def test_a_job_goes_on_where_it_was(odd_scans, tmp_path, stage, slices, workers):
+    job = {"parts": make_parts(odd_scans), "statistics": None}
+    run(odd_scans, tmp_path / "whole", **job)
+    with pytest.raises(StopError):
+        run(odd_scans, tmp_path / "store", watch=stop_at(stage, slices), workers=workers, **job)
+    assert not (tmp_path / "store").exists()
+    seen = []
+    outcome = run(odd_scans, tmp_path / "store", watch=seen.append, workers=workers, **job)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    measured = [now for now in seen if now.stage == "statistics"]
+    encoded = [now for now in seen if now.stage == "encoding"]
+    assert measured[0].slices == measured[0].begun_with > 0
+    if stage == "encoding":
+        assert measured[0].slices == measured[0].of, "nothing is measured twice"
+        assert 0 < encoded[0].begun_with <= slices
+        assert outcome.slices == sum(LENGTHS) - encoded[0].begun_with
+    assert encoded[-1].slices == encoded[-1].of == sum(LENGTHS)
+    assert [now.slices for now in encoded] == sorted(now.slices for now in encoded)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["store", "whole"]
+
+
+def test_a_complete_store_is_only_shown(scans, tmp_path):
+    run(scans, tmp_path / "store")
+    before = contents(tmp_path / "store")
+
+    def never(row, root, *, repair):
+        raise AssertionError("nothing is to be read")
+
+    job_folder(tmp_path / "store").mkdir()  # as a process leaves it that is killed in its last act
+    outcome = run(scans, tmp_path / "store", read=never)
+    assert (outcome.complete_before, outcome.slices, outcome.failed) == (True, 0, {})
+    assert contents(tmp_path / "store") == before
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]
+
+
+CHANGES = {
+    "encoder.fingerprint": {"load": partial(load, scale=2.0)},
+    "preprocessing.windows.0.0": {"preprocessing": replace(PREPROCESSING, windows=(None,))},
+    "preprocessing.field": {"preprocessing": replace(PREPROCESSING, field=5)},
+    "preprocessing.mean.0": {"statistics": Statistics((21.0,), (80.0,))},
+    "execution.batch_size": {"options": replace(OPTIONS, batch_size=5)},
+    "execution.repair": {"options": replace(OPTIONS, repair=False)},
+    "execution.unit": {"options": replace(OPTIONS, unit=11)},
+    "execution.threads": {"options": replace(OPTIONS, threads=2)},
+}
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("name", [*CHANGES, "manifest", "split"])
+def test_another_job_is_refused_and_nothing_is_touched(scans, tmp_path, name, complete):
+    if complete:
+        run(scans, tmp_path / "store")
+    else:
+        with pytest.raises(StopError):
+            run(scans, tmp_path / "store", watch=stop_at("encoding", 20))
+    before = contents(tmp_path)
+    others = {"manifest": scans.take(range(9)), "split": scans}
+    change = CHANGES.get(name) or ({"parts": make_parts(scans)} if name == "split" else {})
+    with pytest.raises(
+        UserError, match=rf"was begun with other data or options: {name} was .*now it is .*; give anoth"
+    ):
+        run(others.get(name, scans), tmp_path / "store", **change)
+    lock = "store.job/lock"
+    assert {**contents(tmp_path), lock: b""} == {**before, lock: b""}
+
+
+def test_what_does_not_change_features_may_change(scans, tmp_path):
+    with pytest.raises(StopError):
+        run(scans, tmp_path / "store", watch=stop_at("encoding", 20))
+    moved = tmp_path / "moved"
+    shutil.copytree(scans.root, moved)
+    threads = replace(OPTIONS, threads=None)  # those that it was begun with
+    run(scans, tmp_path / "store", root=moved, workers=1, timeout=30.0, options=threads)
+    run(scans, tmp_path / "whole")
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+
+
+def test_a_job_that_did_nothing_may_become_another(scans, tmp_path):
+    def broken(now):
+        raise StopError
+
+    with pytest.raises(StopError):
+        run(scans, tmp_path / "store", watch=broken, options=replace(OPTIONS, threads=2))
+    assert [file.name for file in tmp_path.iterdir()] == ["store.job"]
+    run(scans, tmp_path / "store", options=replace(OPTIONS, threads=None, batch_size=5))
+    report = json.loads((tmp_path / "store" / "report.json").read_text())
+    assert report["identity"]["execution"]["batch_size"] == 5
+
+
+def test_two_processes_do_not_write_one_store(scans, tmp_path):
+    identity = {"any": 1}
+    with (
+        open_job(tmp_path / "store", identity),
+        pytest.raises(UserError, match=r"store.job is being written by process \d+ on .*; wait until it ends"),
+    ):
+        run(scans, tmp_path / "store")
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_something_else_in_the_stores_place_is_refused(scans, tmp_path, what):
+    out = tmp_path / "store"
+    if what == "file":
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="store exists and is not a store made by nguide encode; choose another"):
+        run(scans, out)
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]
+
+
+def test_damage_to_a_unit_is_named(scans, tmp_path):
+    with pytest.raises(StopError):
+        run(scans, tmp_path / "store", watch=stop_at("encoding", 20))
+    unit = tmp_path / "store.job" / "unit-00000.safetensors"
+    unit.write_bytes(unit.read_bytes()[:-3])
+    with pytest.raises(UserError, match=r"unit-00000.safetensors is damaged.*; delete it and encode again"):
+        run(scans, tmp_path / "store")
+    unit.unlink()
+    run(scans, tmp_path / "store")
+    run(scans, tmp_path / "whole")
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+
+
+# ----------------------------------------------------------------------------------------------------
+# A store that lacks scans
+# ----------------------------------------------------------------------------------------------------
+
+GONE = ("s001", "s002", "s006")
+"""Two of one unit and one of another; s001 and s006 are training scans."""
+
+
+class Shelf:
+    """The scans in a folder of their own, from which some are taken away and put back; notes what is read."""
+
+    def __init__(self, manifest, folder):
+        self.root, self.away, self.seen = folder / "shelf", folder / "away", []
+        shutil.copytree(manifest.root, self.root)
+        self.away.mkdir()
+
+    def move(self, scans, there: bool):
+        for scan in scans:
+            shutil.move(*(place / scan for place in ((self.away, self.root) if there else (self.root, self.away))))
+
+    def read(self, row, root, *, repair=True):
+        self.seen.append(row.scan_id)
+        if not (self.root / row.files[0]).exists():
+            raise UnreadableError("unreadable", f"{row.files[0]} is not there")
+        return read(row, root, repair=repair)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_scans_that_are_back_are_taken_up(scans, tmp_path, dtype):
+    shelf = Shelf(scans, tmp_path)
+    job = {"read": shelf.read, "root": shelf.root, "dtype": dtype}
+    run(scans, tmp_path / "whole", **job)
+    shelf.move(GONE, there=False)
+    lacking = run(scans, tmp_path / "store", **job)
+    report = json.loads((tmp_path / "store" / "report.json").read_text())
+    assert report["lacks"] == {scan: f"unreadable: {scan} is not there" for scan in GONE}
+    assert lacking.store.lacking == len(GONE)
+    assert not lacking.complete_before
+
+    before = contents(tmp_path / "store")
+    again = run(scans, tmp_path / "store", **job)
+    assert again.complete_before
+    assert again.failed == {"unreadable": 3}
+    assert contents(tmp_path / "store") == before
+
+    shelf.move(GONE[:2], there=True)
+    assert run(scans, tmp_path / "store", **job).store.lacking == 1
+    shelf.move(GONE[2:], there=True)
+    shelf.seen.clear()
+    whole = run(scans, tmp_path / "store", **job)
+    assert shelf.seen == [*GONE[2:]], "nothing else is read"
+    assert whole.store.lacking == 0
+    assert whole.slices == LENGTHS[6]
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store", "whole"]
+
+
+@pytest.mark.parametrize("gone", [GONE, ("s002",)])
+def test_training_scans_that_are_back_change_the_mean(scans, tmp_path, gone):
+    shelf = Shelf(scans, tmp_path)
+    job = {"read": shelf.read, "root": shelf.root, "parts": make_parts(scans), "statistics": None}
+    run(scans, tmp_path / "whole", **job)
+    shelf.move(gone, there=False)
+    run(scans, tmp_path / "store", **job)
+    shelf.move(gone, there=True)
+    shelf.seen.clear()
+    run(scans, tmp_path / "store", **job)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    assert len(set(shelf.seen)) == (len(LENGTHS) if len(gone) > 1 else 1), "s002 is no training scan"
+
+
+def test_a_killed_job_takes_up_what_came_back_meanwhile(scans, tmp_path):
+    shelf = Shelf(scans, tmp_path)
+    job = {"read": shelf.read, "root": shelf.root}
+    run(scans, tmp_path / "whole", **job)
+    shelf.move(GONE, there=False)
+    with pytest.raises(StopError):
+        run(scans, tmp_path / "store", watch=stop_at("encoding", 20), **job)
+    shelf.move(GONE, there=True)
+    run(scans, tmp_path / "store", **job)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["unit", "moved away", "moved in"])
+def test_taking_up_goes_on_where_it_was(scans, tmp_path, monkeypatch, moment):
+    shelf = Shelf(scans, tmp_path)
+    job = {"read": shelf.read, "root": shelf.root}
+    run(scans, tmp_path / "whole", **job)
+    shelf.move(GONE, there=False)
+    run(scans, tmp_path / "store", **job)
+    shelf.move(GONE, there=True)
+    replace_folder = Path.replace
+
+    def stopped(path, target):
+        mine = path == tmp_path / "store" if moment == "moved away" else Path(target) == tmp_path / "store"
+        result = replace_folder(path, target)
+        if moment != "unit" and mine:
+            monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process deletes nothing
+            raise StopError
+        return result
+
+    watch = stop_at("taking up", 1) if moment == "unit" else lambda now: None
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(StopError):
+        run(scans, tmp_path / "store", watch=watch, **job)
+    monkeypatch.undo()
+    run(scans, tmp_path / "store", **job)
+    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store", "whole"]
+
+
+def test_scans_of_another_dtype_are_not_taken_up(odd_scans, tmp_path):
+    run(odd_scans, tmp_path / "store", dtype=torch.float16)
+    with pytest.raises(UserError, match=r"store lacks 4 scans and holds float16; encode them with --dtype float16"):
+        run(odd_scans, tmp_path / "store")
+
+
+# ----------------------------------------------------------------------------------------------------
+# What cannot work is refused before anything is read
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"root": "nowhere"},
+            "the scans' folder nowhere does not exist; give the folder where they lie now \\(--root FOLDER\\)",
+        ),
+        ({"preprocessing": replace(PREPROCESSING, windows=(None, None))}, "tiny takes 1 channels, but .* windows is 2"),
+        ({"parts": {"other": "train"}}, r"scan 'other' is not in the manifest \(1 such scans\); make the split again"),
+        ({"parts": {"s000": "train"}}, r"scan 's001' is not in the split \(9 such scans\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(scans, tmp_path, changes, message):
+    if "root" in changes:
+        changes = {"root": type(tmp_path)(changes["root"])}
+    with pytest.raises(UserError, match=message):
+        run(scans, tmp_path / "store", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_split_that_parts_a_patient_is_refused(scans, tmp_path):
+    parts = make_parts(scans)
+    parts["s001"] = "test"  # of whom s000 is in training
+    with pytest.raises(UserError, match="patient 'p0' has scans in part 'train' and in part 'test'"):
+        run(scans, tmp_path / "store", parts=parts)
+
+
+def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path):
+    table = scans.table.set_column(2, "label", [[0] * len(scans)]).cast(scans.table.schema)
+    with pytest.raises(UserError, match="scan 's001' is labelled negative but has 1 positive slices"):
+        run(Manifest(table, scans.about), tmp_path / "store")
+    short = [
+        None if row.slice_labels is None else row.slice_labels[: len(row) - (row.scan_id == "s003")] for row in scans
+    ]
+    place = scans.table.column_names.index("slice_labels")
+    table = scans.table.set_column(place, "slice_labels", [short]).cast(scans.table.schema)
+    with pytest.raises(UserError, match="scan 's003': 0 slice labels for 1 slices; run nguide index again"):
+        run(Manifest(table, scans.about), tmp_path / "store")
+    with pytest.raises(UserError, match="the manifest has no scan"):
+        run(scans.take([]), tmp_path / "store")
+
+
+def test_units_hold_every_scan_once():
+    lengths = np.random.default_rng(0).integers(1, 60, 200)
+    units = plan_units(lengths, 100)
+    assert [number for unit in units for number in unit] == list(range(200))
+    sizes = [int(lengths[unit.start : unit.stop].sum()) for unit in units]
+    assert min(sizes[:-1]) >= 100
+    assert all(size - lengths[unit.stop - 1] < 100 for size, unit in zip(sizes, units, strict=True))
+    assert plan_units([], 5) == []
+
+
+def test_the_manifests_fingerprint_is_that_of_its_scans(scans, tmp_path):
+    read_again = read_manifest(scans.root.parent)
+    assert fingerprint_manifest(read_again) == fingerprint_manifest(scans)
+    assert fingerprint_manifest(Manifest(scans.table, {"root": "elsewhere"})) == fingerprint_manifest(scans)
+    assert fingerprint_manifest(scans.take(range(9))) != fingerprint_manifest(scans)
+    assert fingerprint_manifest(scans.take([1, 0, *range(2, 10)])) != fingerprint_manifest(scans)
+
+
+def test_slices_of_the_store_have_the_encoders_width(scans, tmp_path):
+    assert run(scans, tmp_path / "store").store.width == WIDTH

@@ -1,0 +1,106 @@
+"""A real cluster of three nodes on this machine gives the store of one machine, byte for byte, also if a node dies."""
+
+import os
+import sys
+from functools import partial
+
+import fake_scans
+import pytest
+from fake_scans import PREPROCESSING, contents, load, make_manifest, make_parts
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.system import fits
+from normal_guidance.scans.features.encoding import EncodingOptions, encode
+from normal_guidance.scans.features.encoding_machine import Setup, _needs
+from small_cluster import quiet, started
+
+ray = pytest.importorskip("ray", reason="RAY IS NOT INSTALLED: encoding on a cluster is not tested")
+
+pytestmark = quiet
+
+OPTIONS = EncodingOptions(batch_size=4, unit=10, threads=1)
+LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3] * 3
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with started(nodes=3) as small:
+        yield small
+
+
+def run(manifest, out, **changes):
+    arguments = {"preprocessing": PREPROCESSING, "read": fake_scans.read_slowly, "options": OPTIONS}
+    return encode(manifest, changes.pop("load", load), out, **{**arguments, **changes})
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_same_bytes_and_survives_a_node(cluster, tmp_path):
+    cluster, (victim, _) = cluster
+    manifest = make_manifest(tmp_path / "data", LENGTHS, {4: "unreadable", 13: "strange"})
+    job = {"parts": make_parts(manifest)}
+    run(manifest, tmp_path / "local", **job)
+    seen = []
+
+    def watch(now):
+        seen.append(now)
+        if now.stage == "encoding" and now.slices >= sum(LENGTHS) // 4 and victim in cluster.worker_nodes:
+            cluster.remove_node(victim, allow_graceful=False)
+
+    outcome = run(manifest, tmp_path / "ray", ray=cluster.address, watch=watch, **job)
+    assert victim not in cluster.worker_nodes, "it was to die midway"
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    assert (outcome.failed, outcome.slices) == ({"failed": 1, "unreadable": 1}, sum(LENGTHS))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["data", "local", "ray"]
+    assert seen[-1].slices == seen[-1].of
+
+    # What one machine began, the cluster ends.
+    class StopError(Exception):
+        pass
+
+    def stop(now):
+        if now.stage == "encoding" and now.slices > 40:
+            raise StopError
+
+    with pytest.raises(StopError):
+        run(manifest, tmp_path / "both", watch=stop, **job)
+    run(manifest, tmp_path / "both", ray=cluster.address, **job)
+    assert contents(tmp_path / "both") == contents(tmp_path / "local")
+
+
+@pytest.mark.slow
+def test_machines_that_differ_are_refused(cluster, tmp_path):
+    cluster, _ = cluster
+    manifest = make_manifest(tmp_path / "data", [3, 4])
+    at = {"ray": cluster.address, "parts": dict.fromkeys(manifest.scan_ids, "train")}
+    with pytest.raises(UserError, match=r"^machine \S+ of the Ray cluster has other weights of tiny; copy the same f"):
+        run(manifest, tmp_path / "weights", load=partial(fake_scans.load_by_process, os.getpid()), **at)
+    with pytest.raises(UserError, match=r"none of the cluster's \d machines has 64 CPU; ask for less \(--threads"):
+        run(manifest, tmp_path / "cores", options=EncodingOptions(threads=64), **at)
+
+
+def test_what_a_task_needs():
+    def setup(device, workers, threads):
+        return Setup(load, "f", "t", EncodingOptions(device=device, threads=threads), workers, 60.0)
+
+    assert _needs(setup("cpu", 8, 4)) == {"CPU": 4.0}
+    assert _needs(setup("cuda", 8, 4)) == {"GPU": 1.0, "CPU": 8.0}
+    assert _needs(setup("cuda:1", 0, 4)) == {"GPU": 1.0, "CPU": 1.0}
+    assert fits({"CPU": 16.0, "GPU": 3.0, "memory": 1.0}, {"GPU": 1.0, "CPU": 8.0}) == 2
+    assert fits({"CPU": 16.0}, {"GPU": 1.0, "CPU": 8.0}) == 0
+
+
+def test_no_cluster_is_an_error(tmp_path, monkeypatch):
+    def no_answer(**options):
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(ray, "init", no_answer)
+    manifest = make_manifest(tmp_path / "data", [3])
+    with pytest.raises(UserError, match=r"--ray auto: no cluster answers \(nobody there\); start one"):
+        run(manifest, tmp_path / "store", parts={"s000": "train"}, ray="auto")
+
+
+def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    manifest = make_manifest(tmp_path / "data", [3])
+    with pytest.raises(UserError, match=r"ray is not installed; pip install 'normal-guidance\[ray\]'"):
+        run(manifest, tmp_path / "store", parts={"s000": "train"}, ray="auto")

@@ -1,0 +1,302 @@
+"""Hugging Face's models as encoders: their own numbers, normalised as they say, and none of their code."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertModel,
+    ConvNextConfig,
+    ConvNextModel,
+    Dinov2Config,
+    Dinov2Model,
+    ResNetConfig,
+    ResNetModel,
+    SwinConfig,
+    SwinModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
+)
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.features.encoders import IMAGENET_MEAN, IMAGENET_SD, load_encoder
+
+SIZE = 28
+TOKENS = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": SIZE, "patch_size": 14}
+
+
+def make(kind: str) -> torch.nn.Module:
+    """A tiny model with random weights."""
+    match kind:
+        case "vit":
+            return ViTModel(ViTConfig(intermediate_size=30, **TOKENS)).eval()
+        case "dinov2":
+            return Dinov2Model(Dinov2Config(mlp_ratio=2, **TOKENS)).eval()
+        case "resnet":
+            return ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])).eval()
+        case "convnext":
+            return ConvNextModel(ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])).eval()
+        case "swin":
+            return SwinModel(
+                SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
+            ).eval()
+    raise AssertionError(kind)
+
+
+def features_of(kind: str, model: torch.nn.Module, normalised: Tensor) -> Tensor:
+    """What the encoder should give, from the model itself."""
+    with torch.no_grad():
+        output = model(pixel_values=normalised)
+    return output.last_hidden_state[:, 0] if kind in ("vit", "dinov2") else output.pooler_output.flatten(1)
+
+
+def save(folder: Path, model: torch.nn.Module, **preprocessor: object) -> str:
+    model.save_pretrained(folder)
+    if preprocessor:
+        (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    return str(folder)
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def column(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values)[:, None, None]
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> list[str]:
+    """Every attempt to reach a network is refused and written down."""
+    attempts: list[str] = []
+
+    def refuse(*words: object, **options: object) -> None:
+        attempts.append(str(words))
+        raise RuntimeError("no network in this test")  # an OSError would be tried again and again
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    for name in ("getaddrinfo", "gethostbyname", "create_connection"):
+        monkeypatch.setattr(socket, name, refuse)
+    return attempts
+
+
+# ----------------------------------------------------------------------------------------------------
+# Features
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "width"),
+    [("vit", SIZE, 24), ("dinov2", SIZE, 24), ("resnet", 224, 16), ("convnext", 224, 32), ("swin", 32, 16)],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_features_are_the_models_own(tmp_path, no_network, kind, size, width, channels):
+    model = make(kind)
+    encoder = load_encoder(save(tmp_path / "model", model), channels=channels, offline=True)
+    assert (encoder.channels, encoder.size, encoder.width, encoder.unit_range) == (channels, size, width, True)
+    images = torch.rand(3, channels, size, size)
+    normalised = (images.expand(-1, 3, -1, -1) - column(IMAGENET_MEAN)) / column(IMAGENET_SD)
+    torch.testing.assert_close(encoder.encode(images), features_of(kind, model, normalised))
+    assert no_network == []
+
+
+def test_a_model_in_hugging_faces_cache_loads_offline_by_its_id(tmp_path, no_network, monkeypatch):
+    """The cache is laid out as a download leaves it."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder, commit = tmp_path / "models--somebody--dino", "0" * 40
+    save(folder / "snapshots" / commit, make("dinov2"), size=42)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    encoder = load_encoder("somebody/dino", offline=True)
+    assert (encoder.name, encoder.size, encoder.width) == ("somebody/dino", 42, 24)
+    assert encoder.fingerprint == load_encoder(str(folder / "snapshots" / commit)).fingerprint
+    assert no_network == []
+
+
+def test_mean_sd_and_size_are_the_preprocessors(tmp_path):
+    model = make("dinov2")
+    mean, sd = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    crop = {"height": 42, "width": 42}
+    size = {"shortest_edge": 56}
+    folder = save(tmp_path / "model", model, image_mean=mean, image_std=sd, crop_size=crop, size=size)
+    encoder = load_encoder(folder)
+    assert encoder.size == 42
+    images = torch.rand(2, 1, 42, 42)
+    normalised = (images - column(mean)) / column(sd)
+    torch.testing.assert_close(encoder.encode(images), features_of("dinov2", model, normalised))
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "size"),
+    [
+        ({"size": {"height": 42, "width": 56}}, 42),
+        ({"size": {"shortest_edge": 42}}, 42),
+        ({"size": 42}, 42),
+        ({"size": 42, "crop_size": 56}, 56),
+        ({"size": 42, "crop_size": 56, "do_center_crop": False}, 42),
+        ({"size": "large"}, SIZE),
+        ({"do_resize": True}, SIZE),
+    ],
+)
+def test_the_size_is_what_the_preprocessor_ends_with(tmp_path, preprocessor, size):
+    assert load_encoder(save(tmp_path / "model", make("dinov2"), **preprocessor)).size == size
+
+
+def test_a_model_without_normalisation_gets_the_unit_range(tmp_path):
+    model = make("vit")
+    encoder = load_encoder(
+        save(tmp_path / "model", model, do_normalize=False, image_mean=[9, 9, 9], image_std=[9, 9, 9])
+    )
+    images = torch.rand(2, 1, SIZE, SIZE)
+    torch.testing.assert_close(encoder.encode(images), features_of("vit", model, images.expand(-1, 3, -1, -1)))
+
+
+def test_a_one_channel_model_takes_the_mean_of_the_preprocessors_means(tmp_path):
+    model = ViTModel(ViTConfig(intermediate_size=30, num_channels=1, **TOKENS)).eval()
+    encoder = load_encoder(save(tmp_path / "model", model, image_mean=[0.1, 0.2, 0.6], image_std=0.5))
+    images = torch.rand(2, 1, SIZE, SIZE)
+    torch.testing.assert_close(encoder.encode(images), features_of("vit", model, (images - 0.3) / 0.5))
+
+
+def test_a_classifiers_folder_gives_its_encoder(tmp_path):
+    classifier = ViTForImageClassification(ViTConfig(intermediate_size=30, **TOKENS)).eval()
+    encoder = load_encoder(save(tmp_path / "model", classifier, do_normalize=False))
+    images = torch.rand(2, 3, SIZE, SIZE)
+    expected = features_of("vit", classifier.vit, images[:, :1].expand(-1, 3, -1, -1))
+    torch.testing.assert_close(encoder.encode(images[:, :1].contiguous()), expected)
+
+
+def test_half_precision_files_are_used_in_single_precision(tmp_path):
+    encoder = load_encoder(save(tmp_path / "model", make("vit").half()))
+    assert encoder.encode(torch.rand(1, 1, SIZE, SIZE)).dtype == torch.float32
+    assert {parameter.dtype for parameter in encoder.module.parameters()} == {torch.float32}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Fingerprint
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_what_transformers_makes_up_is_not_in_the_fingerprint(tmp_path):
+    """A ViT without pooling layer: transformers adds a random one each time."""
+    folder = save(tmp_path / "model", ViTModel(ViTConfig(intermediate_size=30, **TOKENS), add_pooling_layer=False))
+    assert load_encoder(folder).fingerprint == load_encoder(folder).fingerprint
+
+
+@pytest.mark.parametrize("kind", ["vit", "dinov2", "resnet"])
+def test_the_fingerprint_follows_weights_config_and_normalisation(tmp_path, kind):
+    model = make(kind)
+    folder = tmp_path / "model"
+    prints = [load_encoder(save(folder, model)).fingerprint]
+    edit(folder / "config.json", transformers_version="4.0.0", _name_or_path="elsewhere")
+    assert load_encoder(str(folder)).fingerprint == prints[0]
+    edit(folder / "config.json", hidden_act="silu")
+    prints.append(load_encoder(str(folder)).fingerprint)
+    prints.append(load_encoder(save(folder, model, image_mean=[0, 0, 0], image_std=[1, 1, 1])).fingerprint)
+    (folder / "preprocessor_config.json").unlink()
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1
+    prints.append(load_encoder(save(folder, model)).fingerprint)
+    assert len(set(prints)) == 4
+
+
+# ----------------------------------------------------------------------------------------------------
+# Guards
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_offline_an_unknown_id_is_an_error_and_nobody_is_asked(no_network, monkeypatch):
+    monkeypatch.setenv("NGUIDE_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"nobody/such-model cannot be loaded.*offline mode.*hf download"):
+        load_encoder("nobody/such-model")
+    assert no_network == []
+
+
+def test_the_trap_for_network_calls_works(no_network):
+    with pytest.raises(UserError, match=r"nobody/such-model cannot be loaded.*check the id"):
+        load_encoder("nobody/such-model")
+    assert no_network != []
+
+
+def test_code_in_a_folder_is_not_run(tmp_path):
+    folder, marker = tmp_path / "model", tmp_path / "executed"
+    save(folder, make("vit"))
+    (folder / "evil.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass A: pass\nB = A\n")
+    evil = {"AutoConfig": "evil.A", "AutoModel": "evil.B", "AutoImageProcessor": "evil.A"}
+    edit(folder / "config.json", auto_map=evil)
+    assert load_encoder(str(folder)).width == 24  # transformers' own ViT
+    edit(folder / "config.json", model_type="evil")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_encoder(str(folder))
+    assert not marker.exists()
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    folder = tmp_path / "model"
+    model = make("vit")
+    save(folder, model)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"cannot be loaded.*model\.safetensors"):
+        load_encoder(str(folder))
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "preprocessor_config.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff" * 100])
+def test_damaged_files_are_errors(tmp_path, file, content):
+    folder = tmp_path / "model"
+    save(folder, make("vit"), do_normalize=False)
+    (folder / file).write_bytes(content)
+    with pytest.raises(UserError, match="model"):
+        load_encoder(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "wide"}, "cannot be loaded"),
+        ({"hidden_size": 25}, "cannot be loaded"),
+        ({"num_hidden_layers": 3}, "lacks the weights of layers.2"),
+        ({"model_type": "bert"}, "model"),
+    ],
+)
+def test_configurations_that_do_not_fit_are_errors(tmp_path, changes, message):
+    folder = tmp_path / "model"
+    save(folder, make("vit"))
+    edit(folder / "config.json", **changes)
+    with pytest.raises(UserError, match=message):
+        load_encoder(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "message"),
+    [
+        ({"size": 30}, "cannot encode 30 x 30 images"),
+        ({"image_mean": "gray", "image_std": 1}, "are not numbers"),
+        ({"image_mean": [0.0], "image_std": [0.0]}, "cannot normalise"),
+        ({"image_mean": [0.0], "image_std": [1.0, 1.0]}, "cannot normalise"),
+        ({"image_mean": [], "image_std": []}, "cannot normalise"),
+    ],
+)
+def test_preprocessors_that_do_not_fit_are_errors(tmp_path, preprocessor, message):
+    with pytest.raises(UserError, match=message):
+        load_encoder(save(tmp_path / "model", make("vit"), **preprocessor))
+
+
+def test_a_model_of_text_is_refused(tmp_path):
+    text = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8))
+    with pytest.raises(UserError, match="BertModel, which does not take images"):
+        load_encoder(save(tmp_path / "model", text))
+
+
+def test_two_channels_are_refused(tmp_path):
+    with pytest.raises(UserError, match="takes 1 or 3 channels, not 2; give as many windows"):
+        load_encoder(save(tmp_path / "model", make("vit")), channels=2)

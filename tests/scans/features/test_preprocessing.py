@@ -1,0 +1,365 @@
+"""The steps from HU to an encoder's input, each against a computation of its own."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.features import preprocessing
+from normal_guidance.scans.features.preprocessing import (
+    Percentiles,
+    Preprocessing,
+    Statistics,
+    combine_statistics,
+    middle,
+    scan_statistics,
+)
+from normal_guidance.scans.index.problems import UnreadableError
+
+HEAD = ((-100.0, 300.0),)
+
+
+def apply(way: Preprocessing, scan: np.ndarray, lowest: float | None = None) -> np.ndarray:
+    return way.apply(torch.from_numpy(scan), lowest).numpy()
+
+
+def make_scan(slices: int = 3, rows: int = 50, columns: int = 50, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 400, (slices, rows, columns)).astype(np.float32)
+
+
+def triangle_weights(before: int, after: int) -> np.ndarray:
+    """(after, before): antialiased bilinear resizing along one axis, from its definition, in float64."""
+    scale = before / after
+    support = max(scale, 1.0)
+    centres = (np.arange(after) + 0.5) * scale
+    distance = np.abs(np.arange(before) + 0.5 - centres[:, None]) / support
+    weights = np.clip(1 - distance, 0, None)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The steps
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("side", "size"), [(50, 20), (64, 32), (37, 24), (12, 30)])
+def test_resizing_is_the_triangle_filter(side, size):
+    scan = make_scan(rows=side, columns=side)
+    weights = triangle_weights(side, size)
+    expected = weights @ scan.astype(np.float64) @ weights.T
+    np.testing.assert_allclose(apply(Preprocessing(size=size), scan)[:, 0], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(("side", "size"), [(512, 224), (100, 224)])
+def test_resizing_is_pillows(side, size):
+    scan = make_scan(1, side, side)
+    pillow = Image.fromarray(scan[0]).resize((size, size), Image.Resampling.BILINEAR)
+    np.testing.assert_allclose(apply(Preprocessing(size=size), scan)[0, 0], np.asarray(pillow), atol=0.02)  # sd is 400
+
+
+@pytest.mark.parametrize(("rows", "columns", "top", "left"), [(3, 6, 1, 0), (6, 3, 0, 1), (6, 6, 0, 0), (5, 6, 0, 0)])
+def test_a_scan_is_centred_on_a_square_of_its_minimum(rows, columns, top, left):
+    scan = make_scan(2, rows, columns)
+    scan[1, 0, 0] = -1500  # the margins of both slices are filled with it
+    expected = np.full((2, 1, 6, 6), -1500, np.float32)
+    expected[:, 0, top : top + rows, left : left + columns] = scan
+    np.testing.assert_array_equal(apply(Preprocessing(size=6), scan), expected)
+
+
+def test_the_margin_is_the_minimum_after_windowing():
+    scan = make_scan(1, 2, 4)
+    scan[0, 0, 0] = -1500
+    images = apply(Preprocessing(windows=(*HEAD, None), size=4), scan)
+    assert (images[0, 0, 0] == -100).all()
+    assert (images[0, 1, 0] == -1500).all()
+
+
+def test_windows_are_channels_and_come_before_resizing():
+    scan = make_scan()
+    windows = ((-100.0, 300.0), (-1350.0, 150.0))
+    images = apply(Preprocessing(windows=windows, size=20), scan)
+    assert images.shape == (3, 2, 20, 20)
+    for channel, (low, high) in enumerate(windows):
+        alone = apply(Preprocessing(size=20), np.clip(scan, low, high))
+        np.testing.assert_array_equal(images[:, channel], alone[:, 0])
+
+
+def test_normalising_subtracts_and_divides_each_channel():
+    scan = make_scan()
+    plain = Preprocessing(windows=(*HEAD, None), size=20)
+    normalised = plain.with_statistics(Statistics((10.0, 20.0), (2.0, 5.0)))
+    expected = (apply(plain, scan) - np.array([10, 20])[:, None, None]) / np.array([2, 5])[:, None, None]
+    np.testing.assert_allclose(apply(normalised, scan), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_unit_range_is_0_to_1():
+    images = apply(Preprocessing(windows=((-100, 300),), size=50).to_unit_range(), make_scan())
+    assert images.min() == 0
+    assert images.max() == 1
+    np.testing.assert_allclose(images[:, 0], (np.clip(make_scan(), -100, 300) + 100) / 400, atol=1e-6)
+
+
+def test_the_unit_range_needs_a_window():
+    with pytest.raises(UserError, match="'none'; give a window"):
+        Preprocessing(windows=(*HEAD, None)).to_unit_range()
+
+
+def test_a_slice_has_the_same_bits_alone_and_in_any_chunk(monkeypatch):
+    scan = make_scan(7, 48, 48)
+    way = Preprocessing(windows=(*HEAD, None), size=32, statistics=Statistics((1.0, 2.0), (3.0, 4.0)))
+    whole = apply(way, scan)
+    monkeypatch.setattr(preprocessing, "CHUNK_BYTES", 3 * 2 * 4 * 48 * 48)
+    np.testing.assert_array_equal(apply(way, scan), whole)
+    np.testing.assert_array_equal(np.concatenate([apply(way, one[None]) for one in scan]), whole)
+
+
+def test_the_scan_itself_is_left_as_it_is():
+    scan = make_scan(2, 30, 40)
+    before = scan.copy()
+    apply(Preprocessing(windows=HEAD, size=40).with_statistics(Statistics((1.0,), (2.0,))), scan)
+    np.testing.assert_array_equal(scan, before)
+
+
+@pytest.mark.parametrize("shape", [(3, 50, 50), (3, 30, 50)])
+def test_16_bits_give_the_bits_of_32(shape):
+    scan = np.round(make_scan(*shape)).clip(-1500, 3000)
+    way = Preprocessing(windows=(*HEAD, None), size=20, statistics=Statistics((1.0, 2.0), (3.0, 4.0)))
+    np.testing.assert_array_equal(apply(way, scan.astype(np.int16)), apply(way, scan))
+
+
+def test_margins_are_of_the_scans_minimum_where_it_is_given():
+    images = apply(Preprocessing(windows=(*HEAD, None), size=4), np.zeros((1, 2, 4), np.int16), lowest=-1500.0)
+    assert (images[0, 0, 0] == -100).all()
+    assert (images[0, 1, 0] == -1500).all()
+    assert (images[0, :, 1:3] == 0).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA: preprocessing on a card is not tested")
+@pytest.mark.parametrize("shape", [(3, 512, 512), (3, 300, 512), (2, 100, 100)])
+def test_cuda_gives_the_cpus_images(shape):
+    scan = torch.from_numpy(np.round(make_scan(*shape)).clip(-1500, 3000).astype(np.int16))
+    way = Preprocessing(windows=(*HEAD, None), statistics=Statistics((1.0, 2.0), (100.0, 400.0)))
+    images = way.apply(scan.cuda())
+    assert images.is_cuda
+    torch.testing.assert_close(images.cpu(), way.apply(scan), rtol=0, atol=1e-4)
+
+
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 30))
+def test_any_shape_becomes_squares_within_the_window(slices, rows, columns, size):
+    images = apply(Preprocessing(windows=HEAD, size=size), make_scan(slices, rows, columns))
+    assert images.shape == (slices, 1, size, size)
+    assert -100.001 <= images.min() <= images.max() <= 300.001
+
+
+# ----------------------------------------------------------------------------------------------------
+# The field
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "spacing", "field", "down", "across"),
+    [
+        (128, 84, (2.0, 2.0), 70.0, (46, 81), (24, 59)),  # 35 of each: 93 and 49 lines are left over
+        (10, 10, (1.0, 0.5), 4.0, (3, 7), (1, 9)),  # each axis has its own spacing
+        (10, 9, (1.0, 1.0), 5.0, (2, 7), (2, 7)),  # the odd line is below
+        (10, 10, (3.0, 3.0), 10.0, (3, 6), (3, 6)),  # 3.33 lines
+        (10, 10, (3.0, 3.0), 11.0, (3, 7), (3, 7)),  # 3.67 lines
+        (10, 6, (1.0, 1.0), 8.0, (1, 9), (0, 6)),  # an image that is smaller on one side
+        (10, 10, (1.0, 1.0), 1e9, (0, 10), (0, 10)),
+        (10, 11, (1.0, 1.0), 0.01, (4, 5), (5, 6)),
+    ],
+)
+def test_a_field_is_the_middle_of_the_image(rows, columns, spacing, field, down, across):
+    assert middle(rows, columns, spacing, field) == (slice(*down), slice(*across))
+
+
+@given(st.integers(1, 600), st.floats(0.01, 10), st.floats(0.1, 1000))
+def test_a_manifests_32_bits_give_the_field_of_the_headers_64(lines, spacing, field):
+    stored = float(np.float32(spacing))
+    assert middle(lines, lines, (spacing,) * 2, field) == middle(lines, lines, (stored,) * 2, field)
+    kept = middle(lines, lines, (spacing,) * 2, field)[0]
+    assert 0 <= kept.start < kept.stop <= lines
+    assert lines - kept.stop - kept.start in (0, 1), "it is centred"
+
+
+def test_a_half_is_rounded_alike_in_32_and_64_bits():
+    assert round(70 / 0.8) != round(70 / float(np.float32(0.8))), "the test is about such a number"
+    assert middle(512, 512, (0.8, 0.8), 70.0) == middle(512, 512, (float(np.float32(0.8)),) * 2, 70.0)
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 2.0), (0.7, 0.4)])
+def test_a_field_is_cut_out_before_all_other_steps(spacing):
+    scan = make_scan(3, 40, 50)
+    scan[:, 0, 0] = -5000  # outside: no margin is filled with it
+    plain = Preprocessing(windows=(*HEAD, None), size=20, statistics=Statistics((1.0, 2.0), (3.0, 4.0)))
+    rows, columns = round(12 / spacing[0]), round(12 / spacing[1])
+    top, left = (40 - rows) // 2, (50 - columns) // 2
+    by_hand = apply(plain, scan[:, top : top + rows, left : left + columns].copy())
+    field = replace(plain, field=12)
+    np.testing.assert_array_equal(field.apply(torch.from_numpy(scan), spacing=spacing).numpy(), by_hand)
+    np.testing.assert_array_equal(plain.apply(torch.from_numpy(scan), spacing=spacing).numpy(), apply(plain, scan))
+
+
+def test_a_field_needs_the_spacing():
+    with pytest.raises(UserError, match="a field of 70 mm needs the pixel spacing; give it in mm"):
+        apply(Preprocessing(field=70), make_scan())
+
+
+@pytest.mark.parametrize(
+    ("spacing", "found"),
+    [(None, "unknown"), ((0.0, 1.0), "0 x 1 mm"), ((1.0, np.nan), "1 x nan mm"), ((1e300, 1.0), r"1e\+300 x 1 mm")],
+)
+def test_a_spacing_that_is_none_is_named(spacing, found):
+    with pytest.raises(UnreadableError, match=f"a field of 70 mm needs the pixel spacing, which is {found}") as caught:
+        middle(10, 10, spacing, 70.0)
+    assert caught.value.kind == "no_spacing"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Statistics
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_means_and_sds_of_channels():
+    scan = make_scan(4, 30, 50)
+    way = Preprocessing(windows=(*HEAD, None), size=20)
+    images = apply(way, scan).astype(np.float64)
+    mean, sd = scan_statistics(torch.from_numpy(apply(way, scan)))
+    np.testing.assert_allclose(mean, images.mean(axis=(0, 2, 3)), rtol=1e-9)
+    np.testing.assert_allclose(sd, np.sqrt(((images - np.reshape(mean, (2, 1, 1))) ** 2).mean(axis=(0, 2, 3))))
+
+
+def test_a_scan_normalised_with_its_own_statistics_has_mean_0_and_sd_1():
+    scan = make_scan(4, 30, 50)
+    way = Preprocessing(windows=HEAD, size=20)
+    images = apply(way.with_statistics(scan_statistics(torch.from_numpy(apply(way, scan)))), scan)
+    assert abs(images.mean(dtype=np.float64)) < 1e-5
+    assert abs(images.std(dtype=np.float64) - 1) < 1e-5
+
+
+def test_combined_statistics_are_means_over_scans_not_pixels():
+    scans = [Statistics((0.0, 1.0), (1.0, 2.0)), Statistics((3.0, 1.0), (2.0, 2.0)), Statistics((6.0, 7.0), (6.0, 5.0))]
+    assert combine_statistics(iter(scans)) == Statistics((3.0, 3.0), (3.0, 3.0))
+    with pytest.raises(UserError, match="no training scans"):
+        combine_statistics([])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Description and fingerprint
+# ----------------------------------------------------------------------------------------------------
+
+WAYS = [
+    Preprocessing(),
+    Preprocessing(windows=HEAD),
+    Preprocessing(windows=((-100.0, 301.0),)),
+    Preprocessing(windows=(*HEAD, None)),
+    Preprocessing(windows=HEAD, size=518),
+    Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.0,))),
+    Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.5,))),
+    Preprocessing(windows=HEAD).to_unit_range(),
+    Preprocessing(windows=HEAD, field=70),
+    Preprocessing(windows=HEAD, field=70.5).to_unit_range(),
+    Preprocessing(windows=(Percentiles(),)),
+    Preprocessing(windows=(Percentiles(0.5, 99.5),)),
+    Preprocessing(windows=(Percentiles(), *HEAD), field=70),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_description_survives_json(way):
+    assert Preprocessing.from_dict(json.loads(json.dumps(way.to_dict()))) == way
+
+
+def test_different_ways_have_different_fingerprints():
+    assert len({way.fingerprint for way in WAYS}) == len(WAYS)
+
+
+def test_the_fingerprint_is_the_sha256_of_canonical_json():
+    text = '{"mean":[-100.0],"sd":[400.0],"size":224,"version":1,"windows":[[-100.0,300.0]]}'
+    expected = hashlib.sha256(text.encode()).hexdigest()
+    assert Preprocessing(windows=((-100, 300),)).to_unit_range().fingerprint == expected  # whole numbers, too
+
+
+def test_a_field_is_described_only_where_there_is_one():
+    assert "field" not in Preprocessing().to_dict()
+    text = '{"field":70.0,"mean":null,"sd":null,"size":224,"version":2,"windows":[null]}'
+    assert Preprocessing(field=70).fingerprint == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_software_that_knows_no_fields_would_refuse_one():
+    assert Preprocessing(field=70).to_dict()["version"] > Preprocessing().to_dict()["version"] == preprocessing.VERSION
+    with pytest.raises(UserError, match="version 1, this software's is 2; encode the scans again"):
+        Preprocessing.from_dict(Preprocessing(field=70).to_dict() | {"version": 1})
+
+
+def test_software_that_knows_no_percentiles_would_refuse_them():
+    for field in (None, 70):
+        described = Preprocessing(windows=(Percentiles(),), field=field).to_dict()
+        assert described["version"] == preprocessing.VERSION_WITH_PERCENTILES
+        with pytest.raises(UserError, match="version 1, this software's is 3; encode the scans again"):
+            Preprocessing.from_dict(described | {"version": 1})
+
+
+def test_percentiles_scale_each_scan_to_0_to_1():
+    """A scan and ten times the scan give the same images, margins too; a window in units beside them does not."""
+    scan = torch.from_numpy(np.random.default_rng(0).integers(100, 1000, (4, 20, 16)).astype(np.float32))
+    scan[:, :3] = 50.0  # the background
+    way = Preprocessing(windows=(Percentiles(), (0.0, 3000.0)), size=20)
+    images, larger = way.apply(scan), way.apply(10 * scan)
+    torch.testing.assert_close(images[:, 0], larger[:, 0])
+    assert not torch.allclose(images[:, 1], larger[:, 1])
+    low, high = np.percentile(scan[:, 3:].numpy(), (1, 99))
+    expected = (np.clip(scan.numpy(), low, high) - low) / (high - low)
+    np.testing.assert_allclose(images[:, 0, :, 2:18].numpy(), expected, atol=1e-6)
+    assert (images[:, 0, :, :2] == 0).all()
+
+
+def test_percentiles_are_the_whole_scans_where_they_are_given():
+    scan = torch.from_numpy(np.random.default_rng(0).integers(100, 1000, (4, 8, 8)).astype(np.int16))
+    way = Preprocessing(windows=(Percentiles(),), size=8)
+    ranges = [Percentiles().range_of(scan.numpy())]
+    pieces = [way.apply(scan[place : place + 1], ranges=ranges) for place in range(4)]
+    assert torch.equal(torch.cat(pieces), way.apply(scan))
+
+
+def test_percentiles_are_in_the_unit_range_already():
+    way = Preprocessing(windows=(Percentiles(), (0.0, 3000.0))).to_unit_range()
+    assert way.statistics == Statistics((0.0, 0.0), (1.0, 3000.0))
+
+
+def test_another_versions_description_is_refused():
+    with pytest.raises(UserError, match="version 2, this software's is 1; encode the scans again"):
+        Preprocessing.from_dict(Preprocessing().to_dict() | {"version": 2})
+
+
+# ----------------------------------------------------------------------------------------------------
+# Guards
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"windows": ()}, "at least one window"),
+        ({"size": 0}, "size 0"),
+        ({"windows": ((300.0, -100.0),)}, "300.0:-100.0 is empty"),
+        ({"windows": ((-np.inf, 3.0),)}, "infinite"),
+        ({"statistics": Statistics((0.0, 0.0), (1.0, 1.0))}, "2 means and 2 sds for 1 channels"),
+        ({"statistics": Statistics((0.0,), (0.0,))}, "mean 0 and sd 0 cannot normalise"),
+        ({"statistics": Statistics((np.nan,), (1.0,))}, "mean nan"),
+        ({"field": 0}, "field 0 is not a size; give millimetres above 0"),
+        ({"field": -5.0}, "field -5 is"),
+        ({"field": np.nan}, "field nan is"),
+        ({"field": np.inf}, "field inf is"),
+    ],
+)
+def test_impossible_ways_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        replace(Preprocessing(windows=HEAD), **change)

@@ -1,0 +1,634 @@
+"""A store gives back exactly what was written, reads no more than it is asked for, and notices what is wrong."""
+
+import hashlib
+import os
+import threading
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json, write_json
+from normal_guidance.core.bags import UNKNOWN, Bags
+from normal_guidance.scans.features.store import (
+    DTYPES,
+    INDEX,
+    FeatureStore,
+    IndexRow,
+    fingerprint_of,
+    open_store,
+    write_store,
+)
+
+FEATURES = 6
+
+
+def make(part: str, lengths: list[int], dtype: torch.dtype = torch.float32, *, labelled: bool = True) -> Bags:
+    """Scans named after their part; every other one is positive, and the first has no slice labels."""
+    labels = torch.arange(len(lengths)) % 2
+    slice_labels = torch.cat([torch.arange(n) % 2 * y for n, y in zip(lengths, labels.tolist(), strict=True)])
+    slice_labels[: lengths[0]] = UNKNOWN
+    return Bags(
+        features=torch.randn(sum(lengths), FEATURES).to(dtype),
+        lengths=torch.tensor(lengths),
+        labels=labels,
+        slice_labels=slice_labels if labelled else None,
+        scan_ids=tuple(f"{part}-{i}" for i in range(len(lengths))),
+        patient_ids=tuple(f"{part}-patient-{i // 2}" for i in range(len(lengths))),
+    )
+
+
+def make_parts() -> dict[str, Bags]:
+    return {"train": make("train", [3, 1, 4, 2, 5]), "val": make("val", [2, 6]), "test": make("test", [4, 1, 1])}
+
+
+def write(folder: Path, parts: dict[str, Bags] | None = None, **options) -> FeatureStore:
+    return write_store(folder / "store", (parts or make_parts()).items(), provenance={"seed": 0}, **options)
+
+
+def assert_same(one: Bags, other: Bags) -> None:
+    assert one.features.dtype == other.features.dtype
+    assert torch.equal(one.features, other.features)
+    assert torch.equal(one.lengths, other.lengths)
+    assert torch.equal(one.labels, other.labels)
+    assert (one.scan_ids, one.patient_ids) == (other.scan_ids, other.patient_ids)
+    if one.slice_labels is None or other.slice_labels is None:
+        assert one.slice_labels is other.slice_labels
+    else:
+        assert torch.equal(one.slice_labels, other.slice_labels)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What was written comes back
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 100, 10**9])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_bags_come_back_exactly(tmp_path, shard_bytes, dtype, labelled):
+    bags = make("a", [3, 1, 4, 2, 5], dtype, labelled=labelled)
+    write_store(tmp_path / "store", bags, provenance={}, shard_bytes=shard_bytes)
+    store = open_store(str(tmp_path / "store"))
+    assert_same(store.bags(), bags)
+    assert len(store.shards) == {1: 5, 10**9: 1}.get(shard_bytes, len(store.shards))
+    assert (store.width, store.dtype, store.memory) == (FEATURES, dtype, bags.memory)
+    assert store.scans["part"].tolist() == [None] * 5
+
+
+def test_parts_come_back_exactly(tmp_path):
+    parts = make_parts()
+    store = write(tmp_path, parts, shard_bytes=150)
+    assert len(store.shards) > 3
+    for name, bags in parts.items():
+        assert_same(store.part(name).bags(), bags)
+    assert store.provenance == {"seed": 0}
+    assert len(store) == 10
+
+
+def test_the_files_are_what_other_programs_expect(tmp_path):
+    """safetensors' own loader and a plain parquet reader see the scans, without this package."""
+    bags = make("a", [3, 1, 4])
+    write_store(tmp_path / "store", bags, provenance={"é": 1}, recipe="8e1f", shard_bytes=4 * 24)
+    table = pq.read_table(tmp_path / "store" / "index.parquet")
+    assert table.schema.equals(INDEX)
+    assert table.column_names == list(IndexRow._fields)
+    for bag, row in zip(bags, table.to_pylist(), strict=True):
+        shard = load_file(tmp_path / "store" / f"features-{row['shard']:05d}.safetensors")["features"]
+        features = shard[row["first_row"] : row["first_row"] + row["slices"]]
+        assert torch.equal(features, bag.features)
+        assert row["sha256"] == hashlib.sha256(bag.features.numpy().tobytes()).hexdigest()
+        assert row["slice_labels"] == (None if bag.slice_labels is None else bag.slice_labels.tolist())
+    assert table["shard"].to_pylist() == [0, 0, 1]
+    about = read_json(tmp_path / "store" / "store.json")
+    assert (about["format"], about["features"], about["dtype"]) == (2, FEATURES, "float32")
+    assert (about["provenance"], about["recipe"]) == ({"é": 1}, "8e1f")
+    for shard in sorted((tmp_path / "store").glob("*.safetensors")):
+        with safe_open(shard, framework="pt") as file:
+            assert file.metadata() == {"recipe": "8e1f"}
+
+
+def test_features_start_on_a_page_and_nothing_follows_them(tmp_path):
+    bags = make("a", [3, 1, 4])
+    write_store(tmp_path / "store", bags, provenance={})
+    content = (tmp_path / "store" / "features-00000.safetensors").read_bytes()
+    assert content[4096:] == bags.features.numpy().tobytes()
+
+
+def test_another_dtype_is_a_conversion(tmp_path):
+    bags = make("a", [3, 2])
+    store = write_store(tmp_path / "store", bags, provenance={}, dtype=torch.float16)
+    assert torch.equal(store.bags().features, bags.features.half())
+
+
+def test_a_view_that_is_not_contiguous_is_stored(tmp_path):
+    wide = torch.randn(5, 2 * FEATURES)
+    bags = replace(make("a", [3, 2]), features=wide[:, ::2])
+    assert torch.equal(write_store(tmp_path / "store", bags, provenance={}).bags().features, wide[:, ::2])
+
+
+def test_repr_tells_what_is_there(tmp_path):
+    store = write(tmp_path)
+    assert repr(store) == (
+        "FeatureStore(10 scans of 1-6 slices (median 2), 29 slices x 6 features, 4 positive (40.0 %), "
+        "7 with slice labels, train 5, val 2, test 3, float32, 696 bytes)"
+    )
+    assert repr(store.select([])) == "FeatureStore(no scans, 6 features, float32)"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Writing streams, and all or nothing
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_no_more_than_two_parts_are_held(tmp_path):
+    """The one that is being written, and the next while it is being made."""
+    alive: list[weakref.ref] = []
+
+    def stream():
+        for i in range(5):
+            bags = make(f"chunk{i}", [3, 2])
+            alive.append(weakref.ref(bags.features))
+            yield "train", bags
+            del bags
+            assert sum(ref() is not None for ref in alive) <= 1
+
+    assert len(write_store(tmp_path / "store", stream(), provenance={})) == 10
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path):
+    def stream():
+        yield "train", make("train", [3, 2])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_store(tmp_path / "store", stream(), provenance={}, shard_bytes=50)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_is_not_overwritten(tmp_path):
+    before = write(tmp_path).fingerprint
+    with pytest.raises(UserError, match=r"store is a folder that is not empty; choose another name, or move or delete"):
+        write(tmp_path)
+    assert open_store(tmp_path / "store").fingerprint == before
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([("train", make("a", [2])), ("val", make("a", [3]))], r"'a-0' of part 'val' is already in part 'train' \(1 "),
+        ([("dev", make("a", [2]))], "part 'dev' is unknown; choose one of train, val, test"),
+        ([("train", make("a", [2])), ("val", make("b", [2], torch.float16))], "'b-0' is float16, but scan 'a-0' is"),
+        (
+            [
+                ("train", make("a", [2])),
+                ("val", replace(make("b", [2]), features=torch.zeros(2, 3), patient_ids=())),
+            ],
+            "scan 'b-0' has 3 features, but scan 'a-0' has 6",
+        ),
+        (
+            [("train", make("a", [2])), ("test", replace(make("b", [2]), patient_ids=("a-patient-0",)))],
+            "patient 'a-patient-0' has scans in part 'train' and in part 'test'",
+        ),
+        ([], "no scan to store"),
+        ([("train", make("a", [2])[:0])], "no scan to store"),
+        (
+            [("train", make("a", [2]).to(dtype=torch.float8_e5m2))],
+            "float8_e5m2; a store holds float16, bfloat16, float32",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(tmp_path, pairs, message):
+    with pytest.raises(UserError, match=message):
+        write_store(tmp_path / "store", iter(pairs), provenance={})
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match=message):
+        fingerprint_of(dict(pairs))
+
+
+def test_scans_of_no_part_share_patients_with_any(tmp_path):
+    other = replace(make("b", [2]), patient_ids=("a-patient-0",))
+    store = write_store(tmp_path / "store", [("train", make("a", [2])), (None, other)], provenance={})
+    assert store.scans["part"].tolist() == ["train", None]
+
+
+def test_a_feature_too_large_for_the_dtype_is_refused(tmp_path):
+    bags = make("a", [2, 2])
+    bags.features[3, 1] = -1e5
+    with pytest.raises(UserError, match=r"scan 'a-1' has a feature of size 100000, too large for float16; store bf"):
+        write_store(tmp_path / "store", bags, provenance={}, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(1), float("nan")])
+def test_provenance_that_json_cannot_hold_is_refused_before_writing(tmp_path, value):
+    with pytest.raises(UserError, match=r"provenance .* is not JSON"):
+        write_store(tmp_path / "store", iter(()), provenance={"value": value})
+
+
+def test_a_shard_of_nothing_is_refused(tmp_path):
+    with pytest.raises(UserError, match="shard_bytes is 0; it must be at least 1"):
+        write(tmp_path, shard_bytes=0)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Damage is noticed
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_an_intact_store_opens_after_copying(tmp_path):
+    """The control of the tests below."""
+    store = write(tmp_path)
+    (tmp_path / "store").rename(tmp_path / "key=value")  # pyarrow reads meaning into such names
+    assert open_store(tmp_path / "key=value").fingerprint == store.fingerprint
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def fill(path: Path) -> None:
+    path.write_bytes(b"\xff" * 100)
+
+
+def change_json(**changes):
+    return lambda path: write_json(path, read_json(path) | changes)
+
+
+def change_index(change):
+    def edit(path: Path) -> None:
+        table = change(pd.read_parquet(path))
+        table.to_parquet(path)
+
+    return edit
+
+
+def swap_parts(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(part=table["part"].replace({"train": "val"}))
+
+
+def shift_rows(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(first_row=table["first_row"] + 1)
+
+
+def skip_a_shard(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(shard=table["shard"] + (table["shard"] > 0))
+
+
+def other_tensor(**tensors):
+    return lambda path: save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("store.json", Path.unlink, "store.json is missing; give a folder made by nguide encode"),
+        ("store.json", fill, r"store.json cannot be read \(.*copy the store again"),
+        ("store.json", change_json(format=3), "format 3, but this version of normal-guidance reads formats up to 2"),
+        ("store.json", change_json(dtype="int4"), r"store.json is damaged: dtype is 'int4', not one of"),
+        ("store.json", change_json(features=7), "index.parquet and store.json do not belong together"),
+        ("index.parquet", Path.unlink, r"index.parquet cannot be read \(.*No such file.*copy the store again"),
+        ("index.parquet", cut, "index.parquet is damaged: its content does not fit its checksum; copy the store again"),
+        ("index.parquet", change_index(lambda table: table.drop(columns="slices")), r"has no column 'slices'"),
+        ("index.parquet", change_index(lambda table: table.iloc[:-1]), "do not belong together"),
+        ("index.parquet", change_index(lambda table: table.iloc[:0]), "lists no scan"),
+        ("index.parquet", change_index(swap_parts), "do not belong together"),
+        ("index.parquet", change_index(shift_rows), "scan 'train-0' does not follow the scan before it"),
+        ("index.parquet", change_index(skip_a_shard), r"features-00001.safetensors holds .* the index needs \(0, 6\)"),
+        ("features-00001.safetensors", Path.unlink, "features-00001.safetensors is missing; copy the store again"),
+        ("features-00001.safetensors", cut, "features-00001.safetensors is damaged"),
+        ("features-00001.safetensors", fill, "features-00001.safetensors is damaged"),
+        (
+            "features-00001.safetensors",
+            other_tensor(other=torch.zeros(7, 6)),
+            "00001.safetensors is damaged .*features",
+        ),
+        (
+            "features-00001.safetensors",
+            other_tensor(features=torch.zeros(4, 6)),
+            r"features-00001.safetensors holds \(4, 6\) numbers of float32, but the index needs "
+            r"\(7, 6\) of float32; copy",
+        ),
+        (
+            "features-00001.safetensors",
+            other_tensor(features=torch.zeros(7, 6).half()),
+            "of float16, but the index needs",
+        ),
+        ("features-00001.safetensors", other_tensor(features=torch.zeros(7, 9)), r"holds \(7, 9\) numbers"),
+    ],
+)
+def test_damage_is_noticed_and_named(tmp_path, file, damage, message):
+    store = write(tmp_path, shard_bytes=8 * 24)
+    assert len(store.shards[1]) == 7, "the table above is made for this"
+    damage(store.folder / file)
+    with pytest.raises(UserError, match=message):
+        open_store(store.folder)
+
+
+def test_a_shard_of_another_recipe_is_not_mixed_in(tmp_path):
+    """Same sizes, same dtype: nothing else would tell that an encoder saw these scans that the others did not."""
+    bags = make("a", [3, 2])
+    one = write_store(tmp_path / "one", bags, provenance={}, recipe="8e1f", shard_bytes=1)
+    other = write_store(tmp_path / "other", bags, provenance={}, recipe="77aa", shard_bytes=1)
+    plain = write_store(tmp_path / "plain", bags, provenance={}, shard_bytes=1)
+    name = "features-00001.safetensors"
+    for store, found in ((other, "77aa"), (plain, "unknown")):
+        (one.folder / name).write_bytes((store.folder / name).read_bytes())
+        with pytest.raises(
+            UserError, match=rf"00001.* by another encoder or .* \(recipe {found}, not 8e1f\); features"
+        ):
+            open_store(one.folder)
+
+
+def test_a_store_of_format_1_is_read(tmp_path):
+    store = write(tmp_path)
+    about = store.folder / "store.json"
+    old = {name: value for name, value in read_json(about).items() if name != "recipe"}
+    write_json(about, old | {"format": 1})
+    for shard in store.folder.glob("*.safetensors"):
+        save_file(load_file(shard), shard)  # without metadata
+    assert_same(open_store(store.folder).bags(), store.bags())
+    assert open_store(store.folder).recipe == ""
+
+
+def test_a_flipped_bit_is_found_where_it_is(tmp_path):
+    store = write(tmp_path, shard_bytes=8 * 24)
+    assert store.damaged() == []
+    shard = store.folder / "features-00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    damaged = open_store(store.folder)  # opening does not look at features
+    last = damaged.scans[damaged.scans["shard"] == 1]["scan_id"].tolist()[-1]
+    assert damaged.damaged() == [last]
+    assert damaged.select([last]).damaged() == [last]
+    assert damaged.select([scan for scan in damaged.scan_ids if scan != last]).damaged() == []
+
+
+def test_other_files_come_with_the_store(tmp_path):
+    store = write(tmp_path, files={"report.json": b"{}"})
+    assert (store.folder / "report.json").read_bytes() == b"{}"
+    assert open_store(store.folder).fingerprint == store.fingerprint
+
+
+# ----------------------------------------------------------------------------------------------------
+# Reading some of it
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> tuple[Bags, FeatureStore]:
+    torch.manual_seed(1)
+    bags = make("a", torch.randint(1, 9, (20,)).tolist())
+    store = write_store(tmp_path_factory.mktemp("shared") / "store", bags, provenance={}, shard_bytes=500)
+    assert len(store.shards) > 3
+    return bags, store
+
+
+@given(chosen=st.lists(st.integers(0, 19)), spare=st.integers(0, 3))
+def test_rows_are_the_scans_one_below_the_other(shared, chosen, spare):
+    bags, store = shared
+    want = torch.cat([torch.zeros(0, FEATURES), *(bags[i].features for i in chosen)])  # repeated scans too
+    assert torch.equal(store.rows(torch.tensor(chosen, dtype=torch.int64)), want)
+    out = torch.full((len(want) + spare, FEATURES), 7, dtype=torch.float64)
+    filled = store.rows(torch.tensor(chosen, dtype=torch.int32), out)
+    assert torch.equal(filled, want.double())
+    assert filled.data_ptr() == out.data_ptr() or not len(want)
+    assert (out[len(want) :] == 7).all()
+
+
+@given(chosen=st.lists(st.integers(0, 19), unique=True, min_size=1))
+def test_selecting_from_a_store_is_selecting_from_bags(shared, chosen):
+    bags, store = shared
+    by_id = store.select([bags.scan_ids[i] for i in chosen])
+    assert_same(by_id.bags(), replace(bags[chosen], slice_labels=by_id.slice_labels))
+    if by_id.slice_labels is not None:
+        assert torch.equal(by_id.slice_labels, bags[chosen].slice_labels)
+    mask = torch.zeros(20, dtype=torch.bool)
+    mask[chosen] = True
+    for same in (mask, mask.numpy(), mask.tolist(), pd.Series(mask.numpy())):
+        assert store.select(same).scan_ids == bags[mask].scan_ids
+    last = store.select(mask).rows(torch.tensor([len(chosen) - 1]))
+    assert torch.equal(last, bags[max(chosen)].features)
+
+
+def test_a_choice_that_cannot_be_made_is_refused(shared):
+    _, store = shared
+    assert store.select("a-3").scan_ids == ("a-3",)
+    assert store.select(store.scans["label"] == 1).labels.tolist() == [1] * 10
+    with pytest.raises(UserError, match=r"has no scan 'b' \(2 such ids\)"):
+        store.select(["a-1", "b", "c"])
+    with pytest.raises(UserError, match=r"the selection from store .* has scan 'a-1' more than once"):
+        store.select(["a-1", "a-1"])
+    with pytest.raises(UserError, match="2 booleans for 20 scans"):
+        store.select([True, False])
+    with pytest.raises(IndexError):
+        store.rows(torch.tensor([20]))
+
+
+@pytest.mark.parametrize("shape", [(1, FEATURES), (50, FEATURES + 1)])
+def test_out_is_never_resized(shared, shape):
+    _, store = shared
+    with pytest.raises(ValueError, match="out has the shape"):
+        store.rows(torch.arange(5), torch.zeros(shape))
+
+
+def test_rows_may_be_read_by_many_threads(shared):
+    bags, store = shared
+    fresh = open_store(store.folder)  # nothing cached yet
+    start, wrong = threading.Barrier(8), []
+
+    def read(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        start.wait()
+        for _ in range(50):
+            order = torch.randperm(20, generator=generator)
+            if not torch.equal(fresh.rows(order), bags[order].features):
+                wrong.append(order)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux' /proc to see resident memory")
+def test_features_are_read_when_they_are_asked_for(tmp_path):
+    mib, scans, slices, features = 2**20, 400, 256, 1024
+    bags = Bags(
+        features=torch.ones(1, 1).expand(scans * slices, features),  # 400 MiB on the disk, none in memory
+        lengths=torch.full((scans,), slices),
+        labels=torch.zeros(scans, dtype=torch.int64),
+    )
+    write_store(tmp_path / "store", bags, provenance={})
+    before = resident_bytes()
+    store = open_store(tmp_path / "store")
+    assert (store.memory, len(store.shards)) == (400 * mib, 1)
+    assert resident_bytes() - before < 8 * mib
+    assert store.rows(torch.tensor([7, 300])).sum() == 2 * slices * features
+    assert resident_bytes() - before < 24 * mib
+    everything = store.rows(torch.arange(scans))  # and the measure does see what is read
+    assert resident_bytes() - before > 350 * mib  # the mapped pages; the copy may lie in memory that was kept
+    del everything
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parts
+# ----------------------------------------------------------------------------------------------------
+
+
+def split_of(store: FeatureStore) -> dict[str, str]:
+    return {scan: "val" if scan.startswith("val") else "train" for scan in store.scan_ids}
+
+
+@pytest.mark.parametrize("kind", ["mapping", "csv", "parquet"])
+def test_parts_are_assigned(tmp_path, kind):
+    store = write(tmp_path)
+    split = split_of(store)
+    table = pd.DataFrame({"part": split.values(), "scan_id": split.keys()}).iloc[::-1]
+    if kind == "csv":
+        table.to_csv(tmp_path / "split.csv", index=False)
+    elif kind == "parquet":
+        table.to_parquet(tmp_path / "split.parquet")
+    other = store.with_parts(split if kind == "mapping" else tmp_path / f"split.{kind}")
+    assert other.part("train").scan_ids == tuple(scan for scan in store.scan_ids if split[scan] == "train")
+    assert other.part("val").scan_ids == ("val-0", "val-1")
+    assert torch.equal(other.part("val").bags().features, store.part("val").bags().features)
+    assert other.fingerprint != store.fingerprint
+    assert store.part("test").scan_ids == ("test-0", "test-1", "test-2")  # untouched
+    with pytest.raises(UserError, match=r"has no scan of part 'test'; .* with_parts\(table\)"):
+        other.part("test")
+    with pytest.raises(UserError, match="part 'dev' is unknown; choose one of train, val, test"):
+        other.part("dev")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_ids_that_look_like_numbers_stay_text(tmp_path, kind):
+    bags = replace(make("a", [2, 2, 2]), scan_ids=("007", "NA", "1e3"), patient_ids=())
+    store = write_store(tmp_path / "store", bags, provenance={})
+    table = pd.DataFrame({"scan_id": bags.scan_ids, "part": ["train", "val", "test"]})
+    path = tmp_path / f"split.{kind}"
+    table.to_csv(path, index=False) if kind == "csv" else table.to_parquet(path)
+    assert store.with_parts(path).part("val").scan_ids == ("NA",)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": "train", "y": "val"}, r"the mapping: scan 'x' is not in the store \(2 such scans\); leave it out"),
+        ({"val-0": None}, r"the mapping: scan 'val-0' is in the store, but has no part \(1 such scans\); add it"),
+        ({"val-0": "dev"}, "the mapping: scan 'val-0': part 'dev' is unknown; choose one of train, val, test"),
+        ({"val-0": "train"}, "patient 'val-patient-0' has scans in part 'train' and in part 'val'; put all scans"),
+    ],
+)
+def test_a_split_that_does_not_fit_is_refused(tmp_path, change, message):
+    store = write(tmp_path)
+    split = {scan: part for scan, part in (split_of(store) | change).items() if part}
+    with pytest.raises(UserError, match=message):
+        store.with_parts(split)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("split.csv", "scan_id,part\nval-0,val\nval-0,val\n", r"split.csv has scan 'val-0' more than once"),
+        (
+            "split.csv",
+            "scan,part\nval-0,val\n",
+            r"split.csv has no column 'scan_id', only scan, part; give a table with the columns",
+        ),
+        ("split.csv", "", r"split.csv has no column 'scan_id', only none"),
+        ("split.parquet", "no parquet", "split.parquet cannot be read"),
+        ("split.txt", "", "split.txt is not a .csv or .parquet file; give one with"),
+        ("split.csv", None, "split.csv is not a file; .* make a table with nguide split"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_named(tmp_path, name, content, message):
+    store = write(tmp_path)
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        store.with_parts(tmp_path / name)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Fingerprints
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_memory_and_disk_have_the_same_fingerprint(tmp_path, dtype):
+    parts = {name: bags.to(dtype=dtype) for name, bags in make_parts().items()}
+    store = write(tmp_path, parts, shard_bytes=200)
+    assert store.fingerprint == fingerprint_of(parts)
+    assert store.fingerprint == read_json(store.folder / "store.json")["fingerprint"]
+
+
+def test_order_and_shards_do_not_change_the_fingerprint(tmp_path):
+    parts = make_parts()
+    want = fingerprint_of(parts)
+    shuffled = {name: parts[name][torch.randperm(len(parts[name]))] for name in reversed(parts)}
+    assert fingerprint_of(shuffled) == want
+    store = write(tmp_path, shuffled, shard_bytes=1)
+    assert store.fingerprint == want
+    assert store.select(sorted(store.scan_ids)).fingerprint == want
+    assert store.select(store.scan_ids[1:]).fingerprint != want
+
+
+def changed(bags: Bags, field: str) -> Bags:
+    """One thing is different, and by as little as possible."""
+    one = replace(bags, features=bags.features.clone(), labels=bags.labels.clone())
+    if field == "features":
+        one.features[1, 2] = torch.nextafter(one.features[1, 2], torch.tensor(9.0))
+    elif field == "labels":
+        one.labels[0] = 1
+    elif field == "slice_labels":
+        one = replace(one, slice_labels=one.slice_labels.clone())
+        one.slice_labels[-1] ^= 1
+    elif field == "unlabelled":
+        one = replace(one, slice_labels=torch.full_like(one.slice_labels, UNKNOWN))
+    elif field == "lengths":
+        one = replace(one, lengths=one.lengths.flip(0), slice_labels=None)
+    elif field == "dtype":
+        one = one.to(dtype=torch.float64)
+    else:
+        one = replace(one, **{field: ("other", *getattr(one, field)[1:])})
+    return one
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["features", "labels", "slice_labels", "unlabelled", "lengths", "dtype", "scan_ids", "patient_ids"],
+)
+def test_any_change_changes_the_fingerprint(field):
+    bags = make("a", [3, 4])
+    before = replace(bags, slice_labels=None) if field == "lengths" else bags
+    assert fingerprint_of({"train": changed(before, field)}) != fingerprint_of({"train": before})
+
+
+def test_another_part_is_another_fingerprint():
+    parts = make_parts()
+    moved = {"train": parts["val"], "val": parts["train"], "test": parts["test"]}
+    assert fingerprint_of(moved) != fingerprint_of(parts)
+
+
+def test_scans_cut_elsewhere_or_other_widths_are_other_data():
+    """The same bytes, folded otherwise."""
+    one = Bags(torch.zeros(4, 6), torch.tensor([4]), torch.tensor([0]))
+    assert fingerprint_of({"train": one}) != fingerprint_of({"train": replace(one, features=torch.zeros(4, 12))})
+    narrow = Bags(torch.zeros(8, 3), torch.tensor([8]), torch.tensor([0]))
+    assert fingerprint_of({"train": one}) != fingerprint_of({"train": narrow})

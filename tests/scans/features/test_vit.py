@@ -1,0 +1,237 @@
+"""torchvision's ViT weights in Hugging Face's model: against Hugging Face's own weights and a forward pass by hand.
+
+`test_vit_torchvision.py` compares with torchvision itself, where that is installed.
+"""
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import ViTConfig, ViTModel
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.features import encoders as vit
+from normal_guidance.scans.features.encoders import build_vit, torchvision_weights
+
+WIDTH, HEADS, LAYERS, PATCH, SIDE, HIDDEN = 12, 3, 2, 4, 3, 20
+LAYER = "encoder.layers.encoder_layer_{}."
+
+
+def make_weights() -> dict[str, Tensor]:
+    """A state dict with torchvision's names, sizes and order; every number random, so that nothing can be swapped."""
+    shapes = {
+        "class_token": (1, 1, WIDTH),
+        "conv_proj.weight": (WIDTH, 3, PATCH, PATCH),
+        "conv_proj.bias": (WIDTH,),
+        "encoder.pos_embedding": (1, SIDE**2 + 1, WIDTH),
+        "encoder.ln.weight": (WIDTH,),
+        "encoder.ln.bias": (WIDTH,),
+        "heads.head.weight": (10, WIDTH),
+        "heads.head.bias": (10,),
+    }
+    for number in range(LAYERS):
+        shapes |= {
+            LAYER.format(number) + name: shape
+            for name, shape in {
+                "ln_1.weight": (WIDTH,),
+                "ln_1.bias": (WIDTH,),
+                "self_attention.in_proj_weight": (3 * WIDTH, WIDTH),
+                "self_attention.in_proj_bias": (3 * WIDTH,),
+                "self_attention.out_proj.weight": (WIDTH, WIDTH),
+                "self_attention.out_proj.bias": (WIDTH,),
+                "ln_2.weight": (WIDTH,),
+                "ln_2.bias": (WIDTH,),
+                "mlp.0.weight": (HIDDEN, WIDTH),
+                "mlp.0.bias": (HIDDEN,),
+                "mlp.3.weight": (WIDTH, HIDDEN),
+                "mlp.3.bias": (WIDTH,),
+            }.items()
+        }
+    return {name: torch.randn(shape) * 0.5 for name, shape in shapes.items()}
+
+
+def vit_from_torchvision(weights: dict[str, Tensor], *, channels: int = 1, heads: int) -> ViTModel:
+    return build_vit(torchvision_weights(weights, channels), heads)
+
+
+def class_token(model: ViTModel, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(pixel_values=images).last_hidden_state[:, 0]
+
+
+def forward_by_hand(weights: dict[str, Tensor], rgb: Tensor) -> Tensor:
+    """The Vision Transformer of Dosovitskiy et al. (2021), written out, in float64."""
+    weights = {name: tensor.double() for name, tensor in weights.items()}
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        variance = (centred**2).mean(-1, keepdim=True)
+        return centred / (variance + 1e-6).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    # (images, 3, rows, patch, columns, patch) -> (images, rows * columns, 3 * patch * patch)
+    patches = rgb.double().unflatten(3, (SIDE, PATCH)).unflatten(2, (SIDE, PATCH)).permute(0, 2, 4, 1, 3, 5)
+    tokens = patches.flatten(3).flatten(1, 2) @ weights["conv_proj.weight"].flatten(1).T + weights["conv_proj.bias"]
+    x = torch.cat([weights["class_token"].expand(len(rgb), -1, -1), tokens], dim=1) + weights["encoder.pos_embedding"]
+    for number in range(LAYERS):
+        layer = LAYER.format(number)
+        normed = norm(x, layer + "ln_1")
+        stacked = normed @ weights[layer + "self_attention.in_proj_weight"].T
+        stacked = stacked + weights[layer + "self_attention.in_proj_bias"]
+        query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in stacked.split(WIDTH, dim=-1))
+        attention = (query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)).softmax(-1)
+        x = x + linear((attention @ value).transpose(1, 2).flatten(2), layer + "self_attention.out_proj")
+        hidden = linear(norm(x, layer + "ln_2"), layer + "mlp.0")
+        hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+        x = x + linear(hidden, layer + "mlp.3")
+    return norm(x, "encoder.ln")[:, 0]
+
+
+def torchvision_names(model: ViTModel) -> dict[str, Tensor]:
+    """The inverse mapping, written from Hugging Face's side."""
+    weights = dict(model.state_dict())
+    renamed: dict[str, Tensor] = {}
+    for number in range(LAYERS):
+        for kind in ("weight", "bias"):
+            parts = [weights.pop(f"layers.{number}.attention.{one}_proj.{kind}") for one in "qkv"]
+            renamed[f"encoder.layers.encoder_layer_{number}.self_attention.in_proj_{kind}"] = torch.cat(parts)
+    for old, new in (
+        (r"embeddings\.cls_token", "class_token"),
+        (r"embeddings\.position_embeddings", "encoder.pos_embedding"),
+        (r"embeddings\.patch_embeddings\.projection", "conv_proj"),
+        (r"layers\.(\d+)\.attention\.o_proj", r"encoder.layers.encoder_layer_\1.self_attention.out_proj"),
+        (r"layers\.(\d+)\.layernorm_before", r"encoder.layers.encoder_layer_\1.ln_1"),
+        (r"layers\.(\d+)\.layernorm_after", r"encoder.layers.encoder_layer_\1.ln_2"),
+        (r"layers\.(\d+)\.mlp\.fc1", r"encoder.layers.encoder_layer_\1.mlp.0"),
+        (r"layers\.(\d+)\.mlp\.fc2", r"encoder.layers.encoder_layer_\1.mlp.3"),
+        (r"layernorm(?=\.)", "encoder.ln"),
+    ):
+        for name in [name for name in weights if re.match(old, name)]:
+            renamed[re.sub(f"^{old}", new, name)] = weights.pop(name)
+    assert not weights
+    return renamed
+
+
+# ----------------------------------------------------------------------------------------------------
+# The same function
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_model_is_the_transformer_written_out_by_hand(channels):
+    weights = make_weights()
+    images = torch.randn(4, channels, SIDE * PATCH, SIDE * PATCH)
+    model = vit_from_torchvision(weights, channels=channels, heads=HEADS)
+    expected = forward_by_hand(weights, images.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(class_token(model, images).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_hugging_faces_own_weights_come_back_through_torchvisions_names(channels):
+    config = ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=HIDDEN,
+        image_size=SIDE * PATCH,
+        patch_size=PATCH,
+        layer_norm_eps=1e-6,
+    )
+    theirs = ViTModel(config, add_pooling_layer=False).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    ours = vit_from_torchvision(torchvision_names(theirs), channels=channels, heads=HEADS)
+    gray = torch.randn(4, 1, SIDE * PATCH, SIDE * PATCH)
+    rgb = gray.expand(-1, 3, -1, -1)
+    torch.testing.assert_close(
+        class_token(ours, rgb if channels == 3 else gray), class_token(theirs, rgb), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_the_names_of_older_files_are_understood():
+    weights = make_weights()
+    older = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
+        for name, tensor in weights.items()
+    }
+    assert older.keys() != weights.keys()
+    images = torch.randn(2, 1, SIDE * PATCH, SIDE * PATCH)
+    one, other = (class_token(vit_from_torchvision(each, heads=HEADS), images) for each in (weights, older))
+    assert torch.equal(one, other)
+
+
+def test_the_names_of_older_releases_of_transformers_are_understood():
+    """Only their names: the release itself is not installed beside the present one."""
+    wanted = {"encoder.layer.0.attention.attention.query.weight"}
+    renamed = vit._renamed(torchvision_weights(make_weights()), LAYERS, wanted)
+    first = {name.removeprefix("encoder.layer.0.") for name in renamed if name.startswith("encoder.layer.0.")}
+    modules = (
+        "attention.attention.query attention.attention.key attention.attention.value attention.output.dense "
+        "intermediate.dense output.dense layernorm_before layernorm_after"
+    )
+    assert first == {f"{module}.{kind}" for module in modules.split() for kind in ("weight", "bias")}
+
+
+def test_the_model_is_in_eval_mode_and_made_for_the_weights_size():
+    model = vit_from_torchvision(make_weights(), heads=HEADS)
+    assert not model.training
+    assert model.pooler is None
+    assert (model.config.image_size, model.config.num_channels) == (SIDE * PATCH, 1)
+    assert model.config.layer_norm_eps == vit.EPS
+
+
+def test_half_precision_weights_are_used_in_single_precision():
+    half = {name: tensor.half() for name, tensor in make_weights().items()}
+    assert {tensor.dtype for tensor in vit_from_torchvision(half, heads=HEADS).state_dict().values()} == {torch.float32}
+
+
+def test_summing_the_filters_is_repeating_the_image():
+    filters, images = torch.randn(5, 3, 4, 4), torch.randn(2, 1, 8, 8)
+    expected = F.conv2d(images.repeat(1, 3, 1, 1), filters)
+    torch.testing.assert_close(F.conv2d(images, vit.fit_channels(filters, 1)), expected)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Guards
+# ----------------------------------------------------------------------------------------------------
+
+
+def changed(**changes: Tensor | None) -> dict[str, Tensor]:
+    weights = make_weights() | {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    return {name: tensor for name, tensor in weights.items() if tensor is not None}
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ({"a": torch.zeros(1)}, "no conv_proj.weight"),
+        (changed(class_token=None), "no class_token"),
+        (changed(encoder__ln__bias=None), "layernorm.bias"),
+        (changed(extra__weight=torch.zeros(1)), "extra.weight"),
+        (changed(class_token=torch.zeros(1, 1, 5)), "embeddings.cls_token"),
+        (changed(encoder__pos_embedding=torch.zeros(1, 9, WIDTH)), r"encoder.pos_embedding \(1, 9, 12\)"),
+        (changed(encoder__pos_embedding=torch.zeros(10)), r"encoder.pos_embedding \(10,\)"),
+        (changed(conv_proj__weight=torch.zeros(WIDTH, 1, 4, 4)), r"the shape \(12, 1, 4, 4\)"),
+        (changed(conv_proj__weight=torch.zeros(WIDTH, 3, 4, 5)), r"the shape \(12, 3, 4, 5\)"),
+        (changed(encoder__layers__encoder_layer_1__self_attention__in_proj_bias=None), "in_proj of layer 1"),
+        (changed(encoder__layers__encoder_layer_1__self_attention__in_proj_bias=torch.zeros(37)), "in_proj of layer"),
+    ],
+)
+def test_other_weights_are_refused(weights, reason):
+    with pytest.raises(UserError, match=f"not weights of torchvision's vit_b_16.*{reason}"):
+        vit_from_torchvision(weights, heads=HEADS)
+
+
+def test_two_channels_are_refused():
+    with pytest.raises(UserError, match="1 or 3 channels, not 2"):
+        vit_from_torchvision(make_weights(), channels=2, heads=HEADS)
+
+
+def test_unknown_names_of_transformers_are_an_error():
+    with pytest.raises(UserError, match="has unknown names for ViT's parameters"):
+        vit._renamed(torchvision_weights(make_weights()), LAYERS, {"blocks.0.query.weight"})

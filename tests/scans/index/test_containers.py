@@ -1,0 +1,322 @@
+"""Files are found in folders and archives, sorted, and nothing leads out of the root."""
+
+import os
+import tracemalloc
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.index import containers
+from normal_guidance.scans.index.containers import Refusal, list_files, locate
+from normal_guidance.scans.index.indexing import HeaderRequest, read_one
+from normal_guidance.scans.index.problems import KINDS, Problem, UnreadableError
+
+
+def put(path: Path, content: bytes = b"x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def zipped(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def listed(root: Path) -> tuple[list[str], list[Problem]]:
+    problems: list[Problem] = []
+    files = list(list_files(root, problems.append))
+    assert {problem.kind for problem in problems} <= set(KINDS)
+    return files, problems
+
+
+def read_bytes(root: Path, file: str) -> bytes:
+    found = locate(root, file)
+    return found if isinstance(found, bytes) else found.read_bytes()
+
+
+def assert_refused(root: Path, file: str, kind: str, *words: str) -> None:
+    with pytest.raises(UnreadableError) as caught:
+        locate(root, file)
+    assert caught.value.kind == kind
+    assert all(word in caught.value.detail for word in (file, *words))
+
+
+def test_files_in_folders_and_archives_come_sorted_and_read_back(tmp_path):
+    expected = {
+        "a!b.dcm": b"0",
+        "a-1.dcm": b"1",
+        "a.dcm": b"2",
+        "a/2.dcm": b"3",
+        "a/B/1.dcm": b"4",
+        "a/z.zip!deep/1.dcm": b"5",
+        "a/z.zip!deep/2.dcm": b"",
+        "c.ZIP!1.dcm": b"6",
+        "ü.dcm": b"7",
+    }
+    for name, content in expected.items():
+        if ".zip!" not in name.lower():
+            put(tmp_path / name, content)
+    zipped(tmp_path / "a/z.zip", {"deep/2.dcm": b"", "deep/": b"", "deep/1.dcm": b"5"})
+    zipped(tmp_path / "c.ZIP", {"1.dcm": b"6"}, zipfile.ZIP_STORED)
+    (tmp_path / "empty").mkdir()
+
+    files, problems = listed(tmp_path)
+    assert files == sorted(expected)
+    assert problems == []
+    assert {file: read_bytes(tmp_path, file) for file in files} == expected
+    assert locate(tmp_path, "a.dcm") == tmp_path / "a.dcm"
+    assert locate(tmp_path, "c.ZIP!1.dcm") == b"6"
+
+
+def test_nothing_is_extracted(tmp_path):
+    zipped(tmp_path / "z.zip", {"1.dcm": b"1", "../out.dcm": b"2"})
+    for file in list_files(tmp_path):
+        read_bytes(tmp_path, file)
+    assert os.listdir(tmp_path) == ["z.zip"]
+    assert not (tmp_path.parent / "out.dcm").exists()
+
+
+def test_a_root_that_is_no_folder(tmp_path):
+    with pytest.raises(UserError, match="is not a folder; name the folder"):
+        list(list_files(tmp_path / "nowhere"))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Links
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_links_that_lead_out_of_the_root_are_reported(tmp_path):
+    put(tmp_path / "outside/secret.dcm")
+    root = tmp_path / "root"
+    put(root / "1.dcm")
+    (root / "file").symlink_to(tmp_path / "outside/secret.dcm")
+    (root / "folder").symlink_to("../outside")
+    (root / "z.zip").symlink_to(zipped(tmp_path / "outside/z.zip", {"1.dcm": b"1"}))
+    files, problems = listed(root)
+    assert files == ["1.dcm"]
+    assert {(problem.file, problem.kind) for problem in problems} == {
+        ("file", "unsafe_path"),
+        ("folder", "unsafe_path"),
+        ("z.zip", "unsafe_path"),
+    }
+    for file in ("file", "folder/secret.dcm", "z.zip!1.dcm"):
+        assert_refused(root, file, "unsafe_path", "link")
+
+
+def test_links_inside_the_root(tmp_path):
+    put(tmp_path / "a/1.dcm", b"1")
+    (tmp_path / "b.dcm").symlink_to("a/1.dcm")
+    (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "broken").symlink_to("nowhere")
+    files, problems = listed(tmp_path)
+    assert files == ["a/1.dcm", "b.dcm"]
+    assert [(problem.file, problem.kind) for problem in problems] == [("broken", "unreadable")]
+    assert read_bytes(tmp_path, "b.dcm") == b"1"
+
+
+def test_a_root_that_is_itself_a_link(tmp_path):
+    put(tmp_path / "real/1.dcm", b"1")
+    (tmp_path / "link").symlink_to("real")
+    assert listed(tmp_path / "link") == (["1.dcm"], [])
+    assert read_bytes(tmp_path / "link", "1.dcm") == b"1"
+
+
+def test_names_that_are_no_text_are_reported(tmp_path):
+    os.close(os.open(os.fsencode(tmp_path) + b"/\xff.dcm", os.O_CREAT))
+    files, [problem] = listed(tmp_path)
+    assert files == []
+    assert (problem.kind, problem.detail) == ("unreadable", "the name is not UTF-8")
+    problem.file.encode()
+
+
+def test_a_folder_that_cannot_be_listed_is_reported(tmp_path, monkeypatch):
+    put(tmp_path / "a/1.dcm")
+    put(tmp_path / "b/1.dcm")
+    scandir = os.scandir
+
+    def deny(path):
+        if Path(path).name == "a":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", deny)
+    files, [problem] = listed(tmp_path)
+    assert files == ["b/1.dcm"]
+    assert (problem.file, problem.kind) == ("a", "unreadable")
+    assert "Permission denied" in problem.detail
+
+
+@pytest.mark.parametrize(
+    "file", ["../x.dcm", "a/../../x.dcm", "/etc/passwd", "", "C:\\x", "..\\x", "z.zip!../x", "a\0b"]
+)
+def test_names_that_lead_out_are_never_read(tmp_path, file):
+    zipped(tmp_path / "z.zip", {"../x": b"secret"})
+    put(tmp_path.parent / "x.dcm", b"secret")
+    assert_refused(tmp_path, file, "unsafe_path")
+
+
+def test_missing_files(tmp_path):
+    zipped(tmp_path / "z.zip", {"1.dcm": b"1"})
+    assert_refused(tmp_path, "1.dcm", "unreadable", "not there")
+    assert_refused(tmp_path, "z.zip!2.dcm", "unreadable", "no such member")
+    assert_refused(tmp_path, "y.zip!2.dcm", "unreadable", "not there")
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    put(tmp_path / "1.dcm")
+    monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    refusal = read_one(tmp_path, HeaderRequest("1.dcm"))
+    assert refusal == Refusal("1.dcm", "unreadable", "PermissionError: [Errno 13] denied")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Archives
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_unsafe_members_are_reported(tmp_path):
+    names = ("../x.dcm", "/abs.dcm", "a/../../y.dcm", "..\\z.dcm", "C:/w.dcm", "good.dcm")
+    zipped(tmp_path / "z.zip", dict.fromkeys(names, b"1"))
+    files, problems = listed(tmp_path)
+    assert files == ["z.zip!good.dcm"]
+    assert {problem.file for problem in problems} == {f"z.zip!{name}" for name in names[:-1]}
+    assert {problem.kind for problem in problems} == {"unsafe_path"}
+    assert {problem.action for problem in problems} == {"left out"}
+
+
+def test_encrypted_members_are_reported(tmp_path):
+    path = zipped(tmp_path / "z.zip", {"1.dcm": b"1"})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # the flag in the archive's directory
+    content[6] |= 1
+    path.write_bytes(content)
+    files, [problem] = listed(tmp_path)
+    assert files == []
+    assert (problem.file, problem.kind, problem.detail) == ("z.zip!1.dcm", "unreadable", "the member is encrypted")
+    assert_refused(tmp_path, "z.zip!1.dcm", "unreadable", "encrypted")
+
+
+def test_bombs_are_reported_and_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(containers, "MEMBER_BYTES", 100_000)
+    zipped(tmp_path / "z.zip", {"bomb.dcm": bytes(100_001), "good.dcm": bytes(100_000)})
+    files, [problem] = listed(tmp_path)
+    assert files == ["z.zip!good.dcm"]
+    assert (problem.file, problem.kind) == ("z.zip!bomb.dcm", "unreadable")
+    assert "100,001 bytes" in problem.detail
+    assert_refused(tmp_path, "z.zip!bomb.dcm", "unreadable", "100,001 bytes")
+    assert len(read_bytes(tmp_path, "z.zip!good.dcm")) == 100_000
+
+
+def test_a_member_that_is_larger_than_it_declares_is_refused(tmp_path):
+    path = zipped(tmp_path / "z.zip", {"1.dcm": bytes(100_000)})
+    content = path.read_bytes().replace((100_000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    path.write_bytes(content)
+    assert_refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
+
+
+def test_a_member_that_declares_less_than_it_inflates_to_takes_no_memory(tmp_path):
+    """The member declares a hundred bytes and holds a gigabyte: 64 times 16 MiB of zeros, each packed to a few KiB."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = (packer.compress(bytes(2**24)) + packer.flush(zlib.Z_FULL_FLUSH)) * 64 + packer.flush()
+    path = zipped(tmp_path / "z.zip", {"1.dcm": packed}, zipfile.ZIP_STORED)
+    content = bytearray(path.read_bytes())
+    for signature, method, size in ((b"PK\x03\x04", 8, 22), (b"PK\x01\x02", 10, 24)):
+        place = content.rindex(signature)
+        content[place + method : place + method + 2] = zipfile.ZIP_DEFLATED.to_bytes(2, "little")
+        content[place + size : place + size + 4] = (100).to_bytes(4, "little")
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        assert_refused(tmp_path, "z.zip!1.dcm", "unreadable", "CRC")
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_packed_otherwise_are_reported(tmp_path, method):
+    """Their decompressors have no limit on the output."""
+    zipped(tmp_path / "z.zip", {"1.dcm": b"1"}, method)
+    files, [problem] = listed(tmp_path)
+    assert files == []
+    assert (problem.file, problem.kind) == ("z.zip!1.dcm", "unreadable")
+    assert f"packed by method {method}" in problem.detail
+    assert_refused(tmp_path, "z.zip!1.dcm", "unreadable", "with deflate")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000, "\ud800.dcm"])
+def test_names_that_no_disk_has_are_refused(tmp_path, name):
+    with pytest.raises(UnreadableError, match="not a valid file name") as caught:
+        locate(tmp_path, name)
+    assert caught.value.kind == "unreadable"
+
+
+def test_what_is_no_regular_file_is_reported_and_not_read(tmp_path):
+    os.mkfifo(tmp_path / "1.dcm")  # reading one would wait for ever
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    assert listed(tmp_path) == ([], [Problem("", "1.dcm", "unreadable", "a pipe, a socket or a device", "left out")])
+    assert_refused(tmp_path, "1.dcm", "unreadable")
+
+
+def test_damaged_archives_are_reported(tmp_path):
+    put(tmp_path / "a.zip", b"no archive")
+    put(tmp_path / "b.dcm")
+    whole = zipped(tmp_path / "c.zip", {"1.dcm": os.urandom(1000)}).read_bytes()
+    put(tmp_path / "c.zip", whole[:500])
+    files, problems = listed(tmp_path)
+    assert files == ["b.dcm"]
+    assert [(problem.file, problem.kind) for problem in problems] == [("a.zip", "unreadable"), ("c.zip", "unreadable")]
+    assert_refused(tmp_path, "a.zip!1.dcm", "unreadable")
+
+
+def test_members_that_are_damaged_are_refused(tmp_path):
+    path = zipped(tmp_path / "z.zip", {"1.dcm": os.urandom(1000)})
+    content = bytearray(path.read_bytes())
+    content[100] ^= 0xFF
+    path.write_bytes(content)
+    assert listed(tmp_path) == (["z.zip!1.dcm"], [])
+    assert_refused(tmp_path, "z.zip!1.dcm", "unreadable")
+
+
+def test_members_of_the_same_name_are_reported(tmp_path):
+    content = zipped(tmp_path / "z.zip", {"1.dcm": b"1", "2.dcm": b"2"}).read_bytes()
+    put(tmp_path / "z.zip", content.replace(b"2.dcm", b"1.dcm"))
+    files, [problem] = listed(tmp_path)
+    assert files == ["z.zip!1.dcm"]
+    assert "two members" in problem.detail
+
+
+def test_a_member_without_a_name_is_a_problem_of_that_member(tmp_path):
+    """zipfile cuts a name at its first zero byte."""
+    content = zipped(tmp_path / "z.zip", {"1.dcm": b"1", "2.dcm": b"2"}).read_bytes()
+    put(tmp_path / "z.zip", content.replace(b"2.dcm", b"\0.dcm"))
+    put(tmp_path / "b.dcm")
+    files, [problem] = listed(tmp_path)
+    assert files == ["b.dcm", "z.zip!1.dcm"]
+    assert problem == Problem("", "z.zip!", "unreadable", "the member has no name", "left out")
+    assert_refused(tmp_path, "z.zip!", "unsafe_path")
+
+
+def test_a_member_that_declares_far_more_than_is_stored_is_reported(tmp_path):
+    content = zipped(tmp_path / "z.zip", {"1.dcm": b"1"}).read_bytes()
+    place = content.rindex(b"PK\x01\x02") + 24
+    put(tmp_path / "z.zip", content[:place] + (2**28 + 1).to_bytes(4, "little") + content[place + 4 :])
+    files, [problem] = listed(tmp_path)
+    assert files == []
+    assert "the member declares 268,435,457 bytes, more than" in problem.detail
+
+
+def test_an_archive_that_was_replaced_is_read_anew(tmp_path):
+    zipped(tmp_path / "z.zip", {"1.dcm": b"old"})
+    assert read_bytes(tmp_path, "z.zip!1.dcm") == b"old"
+    zipped(tmp_path / "z.zip", {"1.dcm": b"newer"})
+    assert read_bytes(tmp_path, "z.zip!1.dcm") == b"newer"

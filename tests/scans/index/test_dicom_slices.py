@@ -1,0 +1,796 @@
+"""Every encoding returns exactly the stored HU; headers with the defects of real files can be read."""
+
+import contextlib
+import io
+import pickle
+import runpy
+import struct
+import sys
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import gdcm
+import numpy as np
+import pydicom
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.encaps import encapsulate
+from pydicom.uid import (
+    CTImageStorage,
+    DeflatedExplicitVRLittleEndian,
+    EncapsulatedPDFStorage,
+    EnhancedCTImageStorage,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    JPEG2000Lossless,
+    JPEGLossless,
+    JPEGLosslessSV1,
+    JPEGLSLossless,
+    RLELossless,
+    SecondaryCaptureImageStorage,
+)
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.index import dicom_files, pixels
+from normal_guidance.scans.index.dicom_slices import (
+    Header,
+    exclusion,
+    read_header,
+    read_pixels,
+)
+from normal_guidance.scans.index.pixels import parse_codestream
+from normal_guidance.scans.index.problems import KINDS, UnreadableError
+
+NATIVE = (ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian, DeflatedExplicitVRLittleEndian)
+JPEG = {
+    JPEGLossless: gdcm.TransferSyntax.JPEGLosslessProcess14,
+    JPEGLosslessSV1: gdcm.TransferSyntax.JPEGLosslessProcess14_1,
+    JPEGLSLossless: gdcm.TransferSyntax.JPEGLSLossless,
+}
+SYNTAXES = (*NATIVE, RLELossless, JPEG2000Lossless, *JPEG)
+SHAPE = (40, 36)
+AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+
+
+def image(stored: np.ndarray, *, syntax: str = ExplicitVRLittleEndian, bits: int = 16, **tags: object) -> Dataset:
+    """A CT file of one or more frames, its pixels encoded."""
+    signed = int(stored.dtype.kind == "i")
+    frames = stored.reshape(-1, *stored.shape[-2:])
+    file = Dataset()
+    file.file_meta = FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian if syntax not in NATIVE else syntax
+    file.SOPClassUID = file.file_meta.MediaStorageSOPClassUID = CTImageStorage
+    file.SOPInstanceUID = file.file_meta.MediaStorageSOPInstanceUID = "1.2.3.4"
+    file.SeriesInstanceUID, file.StudyInstanceUID, file.PatientID, file.Modality = "1.2.3", "1.2", "P1", "CT"
+    file.ImageType, file.InstanceNumber = ["ORIGINAL", "PRIMARY", "AXIAL"], 7
+    file.ImagePositionPatient, file.ImageOrientationPatient = ["-10", "-20.5", "30.25"], list("100010")
+    file.PixelSpacing, file.SliceThickness = ["0.5", "0.75"], "2.5"
+    file.Rows, file.Columns = frames.shape[1:]
+    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
+    file.BitsAllocated, file.BitsStored, file.HighBit = 8 * stored.dtype.itemsize, bits, bits - 1
+    file.PixelRepresentation, file.RescaleSlope, file.RescaleIntercept = signed, "1", "-1024"
+    if len(frames) > 1:
+        file.NumberOfFrames = len(frames)
+    order = ">" if syntax == ExplicitVRBigEndian else "<"
+    file.PixelData = frames.astype(frames.dtype.newbyteorder(order)).tobytes()
+    file["PixelData"].VR = "OW"
+    if syntax == RLELossless:
+        file.compress(RLELossless, encoding_plugin="pydicom", generate_instance_uid=False)
+    elif syntax == JPEG2000Lossless:
+        file.compress(JPEG2000Lossless, encoding_plugin="pylibjpeg", generate_instance_uid=False)
+    elif syntax in JPEG:
+        transcoded(file, syntax)
+    for name, value in tags.items():
+        setattr(file, name, value)
+    return file
+
+
+def transcoded(file: Dataset, syntax: str) -> Dataset:
+    """Compresses an image with GDCM, through files, which are simpler than its objects in memory."""
+    with TemporaryDirectory() as folder:
+        path = f"{folder}/x.dcm"
+        file.save_as(path, enforce_file_format=True)
+        reader = gdcm.ImageReader()
+        reader.SetFileName(path)
+        assert reader.Read()
+        change = gdcm.ImageChangeTransferSyntax()
+        change.SetTransferSyntax(gdcm.TransferSyntax(JPEG[syntax]))
+        change.SetInput(reader.GetImage())
+        assert change.Change()
+        writer = gdcm.ImageWriter()
+        writer.SetFileName(path)
+        writer.SetFile(reader.GetFile())
+        writer.SetImage(change.GetOutput())
+        assert writer.Write()
+        compressed = pydicom.dcmread(path)
+    assert compressed.file_meta.TransferSyntaxUID == syntax
+    file.file_meta.TransferSyntaxUID, file.PixelData = syntax, compressed.PixelData
+    file["PixelData"].is_undefined_length = True
+    return file
+
+
+def saved(file: Dataset) -> bytes:
+    buffer = io.BytesIO()
+    file.save_as(buffer, enforce_file_format=True)
+    return buffer.getvalue()
+
+
+def values(bits: int, signed: bool, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    """Random values of the whole range, with both extremes."""
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    stored = np.random.default_rng(bits).integers(low, high + 1, shape).astype(np.int16 if signed else np.uint16)
+    stored.flat[0], stored.flat[1] = low, high
+    return stored
+
+
+def read_both(content: bytes | Path) -> None:
+    read_header(content, "x.dcm")
+    read_pixels(content, "x.dcm")
+
+
+def assert_refused(content: bytes | Path, kind: str, *words: str) -> None:
+    """Checks that the header is refused or, if it is good, the pixels."""
+    with pytest.raises(UnreadableError) as caught:
+        read_both(content)
+    assert caught.value.kind == kind
+    for word in words:
+        assert word in caught.value.detail
+
+
+# ----------------------------------------------------------------------------------------------------
+# Golden HU
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda uid: uid.name[:40])
+@pytest.mark.parametrize("bits", [12, 16])
+@pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
+@pytest.mark.parametrize(("slope", "intercept"), [(1, -1024), (0.5, -1000), (2, -3024.5)])
+def test_golden_hu_of_every_transfer_syntax(syntax, bits, signed, slope, intercept):
+    stored = values(bits, signed)
+    file = image(stored, syntax=syntax, bits=bits, RescaleSlope=str(slope), RescaleIntercept=str(intercept))
+    content = saved(file)
+
+    for repair in (True, False):
+        hu, notes = read_pixels(content, "x.dcm", repair=repair)
+
+        expected = stored.astype(np.float64) * slope + intercept  # exact in float32, too
+        small = slope == 1 and expected.min() >= -(2**15) and expected.max() < 2**15
+        assert hu.dtype == (np.int16 if small else np.float32)
+        assert np.array_equal(hu, expected[None])
+        assert notes == []
+    assert read_header(content, "x.dcm").transfer_syntax == syntax
+
+
+def test_a_path_reads_as_its_content_does(tmp_path):
+    stored = values(16, True)
+    (tmp_path / "x.dcm").write_bytes(saved(image(stored)))
+    assert np.array_equal(read_pixels(tmp_path / "x.dcm", "x.dcm")[0], stored[None].astype(np.float32) - 1024)
+    assert read_header(tmp_path / "x.dcm", "x.dcm") == read_header(saved(image(stored)), "x.dcm")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lowest", "highest", "slope", "intercept", "expected"),
+    [
+        (np.uint16, 0, 65535, 1, -32768, np.int16),  # more than int16 holds, before the intercept
+        (np.uint16, 0, 65535, 1, -32767, np.float32),
+        (np.int16, -32768, 32767, 1, 0, np.int16),
+        (np.int16, -32768, 32767, -1, 0, np.float32),
+        (np.int16, -32767, 32767, -1, 0, np.int16),
+        (np.int16, -8192, 8191, 4, 3, np.int16),
+        (np.int16, -8192, 8192, 4, 0, np.float32),
+        (np.int16, 0, 4, 0.25, 0, np.float32),
+        (np.int16, 0, 4, 1, 0.5, np.float32),
+        (np.int32, 1_000_000, 1_000_100, 1, -1_000_000, np.int16),
+        (np.int32, 0, 2**31 - 1, 1, 0, np.float32),
+    ],
+)
+def test_hu_are_int16_only_where_that_is_exact(dtype, lowest, highest, slope, intercept, expected):
+    stored = np.array([[lowest, highest], [(lowest + highest) // 2, lowest + 1]], dtype)
+    file = image(stored, bits=8 * stored.itemsize, RescaleSlope=str(slope), RescaleIntercept=str(intercept))
+    hu, _ = read_pixels(saved(file), "x.dcm")
+    assert hu.dtype == expected
+    assert np.array_equal(hu[0], (stored.astype(np.float64) * slope + intercept).astype(np.float32))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Plain files, which are read without pydicom
+# ----------------------------------------------------------------------------------------------------
+
+
+def element(tag: int, kind: bytes, value: bytes) -> bytes:
+    return struct.pack("<HH2sH", tag >> 16, tag & 0xFFFF, kind, len(value)) + value
+
+
+def test_a_plain_file_is_read_without_pydicom_and_as_by_it(monkeypatch):
+    def fail(*arguments, **options):
+        raise AssertionError("pydicom was asked")
+
+    content = saved(image(values(12, True), bits=12, RescaleSlope="2", PatientName="A^B"))
+    with monkeypatch.context() as patch:
+        patch.setattr(dicom_files, "dcmread", fail)
+        plain = dicom_files.read_elements(content, pixels._TAGS, pixels=True)
+    monkeypatch.setattr(dicom_files, "_read_plain", lambda content, tags: None)
+    slow = dicom_files.read_elements(content, pixels._TAGS, pixels=True)
+    assert plain.syntax == slow.syntax == ExplicitVRLittleEndian
+    for tag in pixels._TAGS:
+        assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow.dataset, tag)
+
+
+def _end_of_meta(content: bytes) -> int:
+    return content.index(struct.pack("<HH", 0x0008, 0x0016))
+
+
+ODD = {
+    "an element after the pixels": lambda c: c + element(0xFFFCFFFC, b"LO", b"xx"),
+    "the slope after the pixels": lambda c: (
+        c.replace(element(0x00281053, b"DS", b"2 "), b"") + element(0x00281053, b"DS", b"2 ")
+    ),
+    "a sequence without length": lambda c: (
+        c[: _end_of_meta(c)] + bytes.fromhex("08000600 53510000 ffffffff feffdde0 00000000") + c[_end_of_meta(c) :]
+    ),
+    "no prefix": lambda c: c[132:],
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_pydicom_reads_files_that_are_not_plain(odd):
+    stored = values(16, True) // 4
+    content = ODD[odd](saved(image(stored, RescaleSlope="2", RescaleIntercept="-1024")))
+    assert dicom_files._read_plain(content, frozenset(pixels._TAGS)) is None
+    hu, notes = read_pixels(content, "x.dcm")
+    assert np.array_equal(hu[0], stored * 2 - 1024)
+    assert notes == []
+
+
+@pytest.mark.parametrize("cut", [1, 1000, 2000, 2880])
+def test_a_plain_file_that_is_cut_is_not_read(cut):
+    content = saved(image(values(16, True)))
+    assert dicom_files._read_plain(content[:-cut], frozenset(pixels._TAGS)) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
+    content = bytearray(saved(image(np.arange(16, dtype=np.int16).reshape(4, 4))))
+    for place, value in changes:
+        content[128 + int(place * (len(content) - 129))] = value
+    plain = dicom_files._read_plain(bytes(content), frozenset(pixels._TAGS))
+    if plain is not None:
+        with dicom_files.refusing():  # it warns of much
+            slow = pydicom.dcmread(io.BytesIO(content), force=True, specific_tags=list(pixels._TAGS))
+        for tag in pixels._TAGS:
+            assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow, tag)
+
+
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ExplicitVRBigEndian])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+def test_other_widths(syntax, dtype):
+    stored = np.arange(20 * 12).reshape(20, 12).astype(dtype)
+    content = saved(image(stored, syntax=syntax, bits=8 * stored.dtype.itemsize))
+    assert np.array_equal(read_pixels(content, "x.dcm")[0][0], stored.astype(np.float32) - 1024)
+
+
+def test_only_the_chosen_decoders_are_used(monkeypatch):
+    """pydicom decodes RLE, OpenJPEG JPEG 2000 and GDCM JPEG, whichever plugins are installed."""
+    from pydicom.pixels.decoders.base import Decoder
+
+    asked = {}
+    original = Decoder.as_array
+
+    def spy(self, *args, decoding_plugin="", **options):
+        asked[self.UID] = decoding_plugin
+        return original(self, *args, decoding_plugin=decoding_plugin, **options)
+
+    monkeypatch.setattr(Decoder, "as_array", spy)
+    for syntax in (RLELossless, JPEG2000Lossless, *JPEG):
+        read_pixels(saved(image(values(12, True), syntax=syntax, bits=12)), "x.dcm")
+    assert asked == {RLELossless: "pydicom", JPEG2000Lossless: "pylibjpeg"}
+
+
+def test_an_unknown_transfer_syntax_is_named():
+    file = image(values(16, False))
+    file.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.4.51"
+    file.PixelData = encapsulate([b"\xff\xd8\xff\xd9"])
+    file["PixelData"].is_undefined_length = True
+    assert_refused(saved(file), "unreadable", "x.dcm", "JPEG Extended")
+
+
+def test_missing_packages_are_named(monkeypatch):
+    """Without the extra, a user learns what to install, and the file is not blamed."""
+    compressed = saved(image(values(16, True), syntax=JPEGLossless))
+    monkeypatch.setitem(sys.modules, "gdcm", None)
+    with pytest.raises(UserError, match=r"python-gdcm; pip install 'normal-guidance\[dicom\]'"):
+        read_pixels(compressed, "x.dcm")
+    monkeypatch.setattr(pixels, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pylibjpeg-openjpeg; pip install 'normal-guidance\[dicom\]'"):
+        read_pixels(saved(image(values(16, True), syntax=JPEG2000Lossless)), "x.dcm")
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(UserError, match=r"pydicom; pip install 'normal-guidance\[dicom\]'"):
+        runpy.run_path(dicom_files.__file__)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Several frames
+# ----------------------------------------------------------------------------------------------------
+
+
+def item(**tags: object) -> Dataset:
+    made = Dataset()
+    for name, value in tags.items():
+        setattr(made, name, value)
+    return made
+
+
+def enhanced(stored: np.ndarray, syntax: str, *, shared_rescale: bool = False, planes=None) -> Dataset:
+    file = image(stored, syntax=syntax)
+    file.SOPClassUID = file.file_meta.MediaStorageSOPClassUID = EnhancedCTImageStorage
+    for name in ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness"):
+        delattr(file, name)
+    del file.RescaleSlope, file.RescaleIntercept
+    shared = item(
+        PixelMeasuresSequence=[item(PixelSpacing=[0.7, 0.6], SliceThickness="3")],
+        PlaneOrientationSequence=[item(ImageOrientationPatient=[1, 0, 0, 0, 1, 0])],
+    )
+    rescale = [[item(RescaleSlope=str(2**k), RescaleIntercept=str(-1024 + k))] for k in range(len(stored))]
+    frames = [item(PlanePositionSequence=[item(ImagePositionPatient=[0, 0, 3 * k])]) for k in range(len(stored))]
+    for k, frame in enumerate(frames):
+        if not shared_rescale:
+            frame.PixelValueTransformationSequence = rescale[k]
+        if planes:
+            frame.PlaneOrientationSequence = [item(ImageOrientationPatient=planes[k])]
+    if shared_rescale:
+        shared.PixelValueTransformationSequence = rescale[1]
+    if planes:
+        del shared.PlaneOrientationSequence
+    file.SharedFunctionalGroupsSequence, file.PerFrameFunctionalGroupsSequence = [shared], frames
+    return file
+
+
+@pytest.mark.parametrize("syntax", [ImplicitVRLittleEndian, DeflatedExplicitVRLittleEndian, RLELossless, *JPEG])
+def test_enhanced_ct_with_positions_and_rescale_per_frame(syntax):
+    stored = values(16, True, (3, *SHAPE))
+    content = saved(enhanced(stored, syntax))
+    hu, notes = read_pixels(content, "x.dcm")
+    expected = np.stack([stored[k].astype(np.float64) * 2**k - 1024 + k for k in range(3)])
+    assert np.array_equal(hu, expected)
+    assert notes == []
+
+    header = read_header(content, "x.dcm")
+    assert header.frames == 3
+    assert header.frame_positions == ((0, 0, 0), (0, 0, 3), (0, 0, 6))
+    assert header.frame_orientation == header.orientation == AXIAL
+    assert header.pixel_spacing == (0.7, 0.6)
+    assert header.thickness == 3
+    assert exclusion(header) is None
+
+
+def test_enhanced_ct_with_shared_rescale():
+    stored = values(16, True, (2, *SHAPE))
+    hu, _ = read_pixels(saved(enhanced(stored, ExplicitVRLittleEndian, shared_rescale=True)), "x.dcm")
+    assert np.array_equal(hu, stored.astype(np.float64) * 2 - 1023)
+
+
+def test_frames_of_several_planes_are_refused():
+    stored = values(16, True, (2, *SHAPE))
+    planes = [[1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, -1]]
+    with pytest.raises(UnreadableError, match="mixed_orientation"):
+        read_header(saved(enhanced(stored, ExplicitVRLittleEndian, planes=planes)), "x.dcm")
+    same = [[1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1e-5]]
+    assert read_header(saved(enhanced(stored, ExplicitVRLittleEndian, planes=same)), "x").frame_orientation[4] == 1
+
+
+def test_frames_without_all_positions_have_none():
+    file = enhanced(values(16, True, (2, *SHAPE)), ExplicitVRLittleEndian)
+    del file.PerFrameFunctionalGroupsSequence[1].PlanePositionSequence
+    assert read_header(saved(file), "x.dcm").frame_positions is None
+    plain = image(values(16, True, (2, *SHAPE)))
+    assert read_header(saved(plain), "x.dcm").frame_positions is None
+    assert read_header(saved(plain), "x.dcm").frames == 2
+    assert read_pixels(saved(plain), "x.dcm")[0].shape == (2, *SHAPE)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Repairs
+# ----------------------------------------------------------------------------------------------------
+
+
+def wrapped(hu: np.ndarray) -> np.ndarray:
+    """HU as the wrong RSNA 2019 files store them: twelve bits of a negative number, declared as unsigned."""
+    return (hu % 4096).astype(np.uint16)
+
+
+HU = np.array([[-1000, -1, 0, 24], [1000, 2000, 3095, -500]])
+
+
+def test_wrong_intercept_is_repaired_and_noted():
+    content = saved(image(wrapped(HU), bits=12, RescaleIntercept="0"))
+    hu, [(kind, detail)] = read_pixels(content, "x.dcm")
+    assert np.array_equal(hu[0], HU)
+    assert kind == "intercept"
+    assert "RescaleIntercept is 0: 3 of 8" in detail
+
+    untouched, notes = read_pixels(content, "x.dcm", repair=False)
+    assert np.array_equal(untouched[0], wrapped(HU))
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"RescaleIntercept": "-1024"},  # as it should be
+        {"RescaleIntercept": "-100"},  # at the limit
+        {"RescaleSlope": "0.5", "RescaleIntercept": "0"},  # no integers in HU
+        {"bits": 16, "RescaleIntercept": "0"},  # another width
+    ],
+)
+def test_intercept_is_left_alone(options):
+    stored = wrapped(HU)
+    hu, notes = read_pixels(saved(image(stored, **{"bits": 12, **options})), "x.dcm")
+    slope, intercept = float(options.get("RescaleSlope", 1)), float(options["RescaleIntercept"])
+    assert np.array_equal(hu[0], stored * slope + intercept)
+    assert notes == []
+
+
+def test_intercept_of_signed_data_and_of_data_without_negative_values_is_left_alone():
+    signed = HU.clip(-2048, 2047).astype(np.int16)
+    for stored in (signed, wrapped(HU.clip(0))):
+        hu, notes = read_pixels(saved(image(stored, bits=12, RescaleIntercept="0")), "x.dcm")
+        assert np.array_equal(hu[0], stored)
+        assert notes == []
+
+
+@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, RLELossless])
+def test_sign_bit_that_was_not_carried_is_repaired_and_noted(syntax):
+    true = np.array([[-1000, -1], [0, 2047]], np.int16)
+    broken = (true & 0x0FFF).astype(np.int16)  # 12 bits in 16: negative numbers look large
+    content = saved(image(broken, syntax=syntax, bits=12, RescaleIntercept="0"))
+    hu, [(kind, detail)] = read_pixels(content, "x.dcm")
+    assert np.array_equal(hu[0], true)
+    assert kind == "bits"
+    assert "BitsStored is 12 of 16" in detail
+    assert "2 of 4" in detail
+
+    untouched, notes = read_pixels(content, "x.dcm", repair=False)
+    assert np.array_equal(untouched[0], broken)
+    assert notes == []
+
+
+def test_overlay_in_unused_bits_is_removed_and_noted():
+    true = np.array([[1, 2], [3, 4095]], np.uint16)
+    hu, notes = read_pixels(saved(image(true | np.array([[0x1000, 0], [0, 0]], np.uint16), bits=12)), "x.dcm")
+    assert np.array_equal(hu[0], true - 1024.0)
+    assert [kind for kind, _ in notes] == ["bits"]
+
+
+@pytest.mark.parametrize(
+    ("tags", "slope", "intercept"),
+    [
+        ({"RescaleSlope": None}, 1, -1024),
+        ({"RescaleSlope": "0"}, 1, -1024),
+        ({"RescaleIntercept": None}, 1, 0),
+        ({"RescaleSlope": "1e30"}, 1, -1024),
+        ({"RescaleIntercept": "-1e9"}, 1, 0),
+    ],
+)
+def test_missing_or_impossible_rescale_is_noted(tags, slope, intercept):
+    stored = values(16, True)
+    hu, [(kind, detail)] = read_pixels(saved(image(stored, **tags)), "x.dcm")
+    assert np.array_equal(hu[0], stored.astype(np.float32) * slope + intercept)
+    assert kind == "no_rescale"
+    assert f"read as {slope:g} and {intercept:g}" in detail
+
+
+def test_rescale_that_is_no_number_is_noted():
+    content = saved(image(values(16, True))).replace(b"-1024 ", b"minus1")
+    assert b"minus1" in content
+    _, [(kind, detail)] = read_pixels(content, "x.dcm")
+    assert kind == "no_rescale"
+    assert "minus1" in detail
+
+
+# ----------------------------------------------------------------------------------------------------
+# Headers
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda uid: uid.name[:40])
+def test_header(syntax):
+    file = image(values(12, False), syntax=syntax, bits=12, GantryDetectorTilt="-12.5", SeriesDescription="Schädel")
+    file.SpecificCharacterSet = "ISO_IR 100"
+    header = read_header(saved(file), "a/1.dcm")
+    assert header == Header(
+        file="a/1.dcm",
+        sop_uid="1.2.3.4",
+        series_uid="1.2.3",
+        study_uid="1.2",
+        patient_id="P1",
+        modality="CT",
+        image_type=("ORIGINAL", "PRIMARY", "AXIAL"),
+        instance_number=7,
+        rows=40,
+        columns=36,
+        frames=1,
+        transfer_syntax=str(syntax),
+        position=(-10.0, -20.5, 30.25),
+        orientation=AXIAL,
+        pixel_spacing=(0.5, 0.75),
+        thickness=2.5,
+        tilt=-12.5,
+        description="Schädel",
+        sop_class=str(CTImageStorage),
+    )
+    assert pickle.loads(pickle.dumps(header)) == header
+    assert exclusion(header) is None
+
+
+def test_header_without_optional_tags():
+    file = image(values(16, True))
+    for name in ("PatientID", "ImageType", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient"):
+        delattr(file, name)
+    del file.PixelSpacing, file.SliceThickness, file.Modality, file.SeriesInstanceUID
+    header = read_header(saved(file), "x.dcm")
+    assert (header.patient_id, header.image_type, header.instance_number, header.position) == ("", (), None, None)
+    assert (header.orientation, header.pixel_spacing, header.thickness, header.tilt) == (None, None, None, None)
+    assert exclusion(header) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (b"-10\\-20.5\\30.25 ", "position"),
+        (b"1\\0\\0\\0\\1\\0 ", "orientation"),
+        (b"0.5\\0.75", "pixel_spacing"),
+        (b"2.5 ", "thickness"),
+        (b"7 ", "instance_number"),
+    ],
+)
+@pytest.mark.parametrize("junk", [b"x", b"\\", b"nan", b"\xff"])
+def test_values_that_are_no_numbers_are_none(value, name, junk):
+    content = saved(image(values(16, True)))
+    assert content.count(struct.pack("<H", len(value)) + value) == 1
+    spoiled = (junk + b" " * len(value))[: len(value)]
+    header = read_header(content.replace(value, spoiled), "x.dcm")
+    assert getattr(header, name) is None
+    assert header.rows == 40
+
+
+def test_file_without_preamble():
+    content = saved(image(values(16, True), syntax=ImplicitVRLittleEndian))
+    bare = content[content.index(b"\x08\x00\x08\x00") :]
+    assert read_header(bare, "x.dcm") == read_header(content, "x.dcm")
+    assert np.array_equal(read_pixels(bare, "x.dcm")[0], read_pixels(content, "x.dcm")[0])
+
+
+def test_a_header_of_many_elements():
+    """pydicom's own CT file has 257 elements, more than most."""
+    path = Path(pydicom.data.get_testdata_file("CT_small.dcm"))
+    assert read_header(path, "x").patient_id == "1CT1"
+
+
+# ----------------------------------------------------------------------------------------------------
+# Images that are not slices
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_exclusion():
+    ct = Header("x", modality="CT", orientation=AXIAL, image_type=("ORIGINAL", "PRIMARY", "AXIAL"))
+    derived = ("DERIVED", "SECONDARY")
+    cases = [
+        (ct, None),
+        (Header("x"), None),
+        (Header("x", modality="MR"), "wrong_modality"),
+        (Header("x", modality="CT", image_type=("ORIGINAL", "PRIMARY", "LOCALIZER")), "localizer"),
+        (Header("x", modality="CT", image_type=derived), "secondary_capture"),
+        (Header("x", modality="CT", image_type=derived, orientation=ct.orientation), None),
+        (Header("x", modality="CT", samples=3), "secondary_capture"),
+        (Header("x", modality="OT", sop_class=SecondaryCaptureImageStorage), "secondary_capture"),
+        (Header("x", modality="OT", sop_class=f"{SecondaryCaptureImageStorage}.2"), "secondary_capture"),
+    ]
+    for header, kind in cases:
+        found = exclusion(header)
+        assert (found and found.kind) == kind
+        assert kind is None or kind in KINDS
+
+
+def test_what_has_no_pixels_is_no_image():
+    pdf = image(values(16, True), Modality="OT")
+    pdf.SOPClassUID = EncapsulatedPDFStorage
+    for name in ("PixelData", "Rows", "Columns"):
+        delattr(pdf, name)
+    assert_refused(saved(pdf), "no_image", "Encapsulated PDF")
+    for name, why in {"reportsi.dcm": "not a scan", "DICOMDIR": "no pixels", "rtplan.dcm": "not a scan"}.items():
+        assert_refused(Path(pydicom.data.get_testdata_file(name)), "no_image", why)
+
+
+@pytest.mark.parametrize("content", [b"scan_id,label\nA17,1\n", b"PK\x03\x04" + b"\0" * 500, b"\0" * 500, b"\x08"])
+def test_other_files_are_no_image(content):
+    assert_refused(content, "no_image", "not a DICOM file")
+
+
+def test_empty_and_missing_files(tmp_path):
+    assert_refused(b"", "unreadable", "empty")
+    assert_refused(tmp_path / "nowhere.dcm", "unreadable", "No such file")
+    assert_refused(tmp_path, "unreadable", "directory")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Damage and malice
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda uid: uid.name[:40])
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.95])
+def test_files_cut_off_are_refused(syntax, share):
+    content = saved(image(values(16, True, (96, 96)), syntax=syntax))
+    with pytest.raises(UnreadableError):
+        read_pixels(content[: int(share * len(content))], "x.dcm")
+
+
+@pytest.mark.parametrize("syntax", [JPEG2000Lossless, *JPEG])
+def test_compressed_images_cut_off_inside_a_whole_file_are_refused(syntax):
+    file = image(values(16, True, (96, 96)), syntax=syntax)
+    [code] = pydicom.encaps.generate_frames(file.PixelData, number_of_frames=1)
+    file.PixelData = encapsulate([code[: len(code) // 2]])
+    assert_refused(saved(file), "unreadable", "cut off")
+
+
+def test_native_pixels_that_are_missing_show_in_the_header():
+    """The unreadable file of RSNA 2019 is such a file: indexing finds it without decoding."""
+    content = saved(image(values(16, True)))
+    with pytest.raises(UnreadableError, match="pixels of 16 bits are 2,880 bytes, but the file has 2,7"):
+        read_header(content[:-100], "x.dcm")
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda uid: uid.name[:40])
+def test_absurd_sizes_are_refused_before_allocating(syntax, monkeypatch):
+    large = image(values(16, True), syntax=syntax)
+    large.Rows = large.Columns = 65535
+    many = image(values(16, True), syntax=syntax)
+    many.NumberOfFrames = 2_000_000_000
+    contents = saved(large), saved(many)
+    monkeypatch.setattr(np, "empty", None)  # whoever allocates pixels fails otherwise
+    assert_refused(contents[0], "unreadable", "65535 x 65535")
+    assert_refused(contents[1], "unreadable", "2000000000 x 40 x 36")
+
+
+@pytest.mark.parametrize("syntax", [JPEG2000Lossless, *JPEG])
+def test_a_stream_of_another_size_than_the_header_is_refused(syntax):
+    """GDCM would end the process, and OpenJPEG would allocate the size that the stream states."""
+    file = image(values(16, True), syntax=syntax)
+    file.Rows += 1
+    assert_refused(saved(file), "unreadable", "compressed image is 40 x 36, but the header says 41 x 36")
+
+
+@pytest.mark.parametrize("syntax", [RLELossless, JPEG2000Lossless, *JPEG])
+def test_missing_frames_are_refused(syntax):
+    file = image(values(16, True, (2, *SHAPE)), syntax=syntax)
+    file.NumberOfFrames = 3
+    assert_refused(saved(file), "unreadable")
+
+
+def test_a_deflated_bomb_is_refused(monkeypatch):
+    monkeypatch.setattr(dicom_files, "INFLATED_BYTES", 10_000)
+    small = saved(image(np.zeros(SHAPE, np.int16), syntax=DeflatedExplicitVRLittleEndian))
+    assert read_header(small, "x.dcm").rows == 40
+    assert_refused(
+        saved(image(np.zeros((200, 200), np.int16), syntax=DeflatedExplicitVRLittleEndian)),
+        "unreadable",
+        "inflates to more than 10,000",
+    )
+
+
+def test_a_deflated_file_inflates_to_a_multiple_of_its_size():
+    """510 kB became half a gigabyte of tiny elements, which took 90 s to parse."""
+    content = saved(image(np.zeros((4096, 4096), np.int16), syntax=DeflatedExplicitVRLittleEndian))
+    assert len(content) < 50_000
+    assert_refused(content, "unreadable", "inflates to more than 16,777,216 bytes, the most for")
+    noise = np.random.default_rng(0).integers(-(2**15), 2**15, (3000, 3000), np.int16)
+    assert read_header(saved(image(noise, syntax=DeflatedExplicitVRLittleEndian)), "x.dcm").rows == 3000
+
+
+def test_a_compressed_bomb_is_refused(monkeypatch):
+    content = saved(image(np.zeros((256, 256), np.int16), syntax=JPEG2000Lossless))
+    assert (read_pixels(content, "x.dcm")[0] == -1024).all()
+    monkeypatch.setattr(pixels, "FREE_BYTES", 1000)
+    assert_refused(content, "unreadable", "131,072 bytes")
+
+
+def test_a_stream_that_gdcm_cannot_decode_is_refused():
+    """pydicom's plugin would return uninitialized memory."""
+    file = image(values(16, True), syntax=JPEGLosslessSV1)
+    file.PixelData = encapsulate([bytes.fromhex("ffd8 ffc3000b 10 0028 0024 01 01 11 00 ffd9")])
+    assert_refused(saved(file), "unreadable", "GDCM cannot decode")
+
+
+def test_a_stream_of_more_bits_than_the_header_is_refused():
+    file = image(values(16, True), syntax=JPEGLosslessSV1)
+    file.BitsAllocated = file.BitsStored = 8
+    assert_refused(saved(file), "unreadable", "16 bits in 8 bits")
+
+
+def test_pixels_without_a_size_are_no_image():
+    content = saved(image(values(16, True), Rows=0))
+    assert_refused(content, "no_image", "0 x 36")
+    with pytest.raises(UnreadableError, match=r"no_image: x\.dcm"):
+        read_pixels(content, "x.dcm")
+
+
+def test_colour_and_strange_bits_are_refused():
+    assert_refused(saved(image(values(16, True), SamplesPerPixel=3, BitsAllocated=8, BitsStored=8)), "unreadable")
+    assert_refused(saved(image(values(16, True), BitsAllocated=1)), "unreadable", "BitsAllocated is 1")
+    assert_refused(saved(image(values(16, True), BitsStored=17)), "unreadable", "BitsStored is 17")
+
+
+def test_native_pixels_called_compressed_are_refused():
+    content = saved(image(values(16, True)))
+    long = content.replace(b"UI\x14\x001.2.840.10008.1.2.1\0", b"UI\x16\x001.2.840.10008.1.2.4.70")
+    assert len(long) == len(content) + 2
+    assert_refused(long[:140] + bytes([long[140] + 2]) + long[141:], "unreadable", "not encapsulated")
+
+
+def test_nested_sequences_without_end_are_refused():
+    start = saved(image(values(16, True)))
+    depth = b"\x08\x00\x40\x11SQ\0\0\xff\xff\xff\xff\xfe\xff\x00\xe0\xff\xff\xff\xff" * 5000
+    place = start.index(b"\x10\x00\x20\x00LO")
+    assert_refused(start[:place] + depth + start[place:], "unreadable", "RecursionError")
+
+
+SAMPLES = {syntax: saved(image(values(12, True), syntax=syntax, bits=12)) for syntax in SYNTAXES if syntax not in JPEG}
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_mutated_files_give_an_image_or_an_unreadable_error(data):
+    """GDCM is left out: it sometimes ends the process on damage, which is why worker processes exist."""
+    content = bytearray(SAMPLES[data.draw(st.sampled_from(list(SAMPLES)))])
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+    with contextlib.suppress(UnreadableError):
+        read_header(bytes(content), "x.dcm")
+    with contextlib.suppress(UnreadableError):
+        assert np.isfinite(read_pixels(bytes(content), "x.dcm")[0]).all()
+
+
+@given(
+    start=st.sampled_from([b"\xff\xd8", b"\xff\xd8\xff\xc3", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n"]),
+    rest=st.binary(max_size=60),
+)
+def test_any_stream_is_parsed_or_refused(start, rest):
+    with contextlib.suppress(UnreadableError):
+        stated = parse_codestream(start + rest + b"\xff\xd9")
+        assert min(stated.rows, stated.columns) > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ("ffd8 ffd9", "does not state its size"),
+        ("ff4fff51 ffd9", "does not state its size"),
+        ("00000000 ffd9", "begins with 00000000"),
+        ("ffd8 ffc3000b 08 0010 0010 03 01 11 00 ffd9", "3 components"),
+        ("ffd8 ffc3000b 08 0010 0010 01 01 11 00", "no end marker"),
+        ("ffd8 ffc3000b 08 0000 0010 01 01 11 00 ffd9", "states 0 x 16 pixels"),
+        (
+            "ff4fff51 002f0000 00000001 00000002 00000005 00000005" + 16 * "00" + "0001 0b0101 ffd9",
+            "states -3 x -4 pixels",
+        ),
+    ],
+)
+def test_streams_that_are_refused(code, word):
+    with pytest.raises(UnreadableError, match=word):
+        parse_codestream(bytes.fromhex(code))
+
+
+def test_other_segments_before_the_size_are_skipped():
+    assert parse_codestream(bytes.fromhex("ffd8 ffe00004abcd ffc3000b 10 0203 0100 01 01 11 00 ffd9")) == (515, 256, 16)
+
+
+def test_deflated_without_group_length_is_refused():
+    content = SAMPLES[DeflatedExplicitVRLittleEndian]
+    assert_refused(content[:132] + content[144:], "unreadable", "(0002,0000)")
+    assert zlib.decompress(content[144 + int.from_bytes(content[140:144], "little") :], -15)

@@ -1,0 +1,279 @@
+"""Slices are ordered along the body, whatever the files' order, numbers and names, and problems are reported."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normal_guidance.scans.index.dicom_slices import Header
+from normal_guidance.scans.index.geometry import (
+    DUPLICATE_MM,
+    GAP_STEPS,
+    Ordered,
+    natural,
+    normal_of,
+    order_slices,
+)
+from normal_guidance.scans.index.problems import KINDS
+
+AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+CORONAL = (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+
+
+def header(number: int, z: float = 0.0, **values) -> Header:
+    about = {
+        "orientation": AXIAL,
+        "rows": 16,
+        "columns": 16,
+        "pixel_spacing": (0.5, 0.5),
+        "position": (-100.0, -90.0, z),
+    }
+    return Header(**{"file": f"{number}.dcm", "instance_number": number, **about, **values})
+
+
+def stack(*heights: float) -> list[Header]:
+    return [header(number, z) for number, z in enumerate(heights, start=1)]
+
+
+def files(ordered: Ordered) -> list[str]:
+    return [file.removesuffix(".dcm") for file, _ in ordered.slices]
+
+
+def kinds(ordered: Ordered) -> list[str]:
+    found = [finding.kind for finding in ordered.findings]
+    assert set(found) <= KINDS.keys()
+    return found
+
+
+def rotation(axis: np.ndarray, degrees: float) -> np.ndarray:
+    """Rodrigues' formula."""
+    x, y, z = axis / np.linalg.norm(axis)
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    angle = math.radians(degrees)
+    return np.eye(3) + math.sin(angle) * cross + (1 - math.cos(angle)) * cross @ cross
+
+
+# ----------------------------------------------------------------------------------------------------
+# Order
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_position_orders_against_instance_number_and_name():
+    ordered = order_slices(stack(10.0, 5.0, 0.0, -5.0))
+    assert files(ordered) == ["4", "3", "2", "1"]
+    assert ordered.positions == (-5.0, 0.0, 5.0, 10.0)
+    assert (ordered.spacing, ordered.located, ordered.findings) == (5.0, True, ())
+    assert (ordered.rows, ordered.columns, ordered.pixel_spacing, ordered.orientation) == (16, 16, (0.5, 0.5), AXIAL)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 30),
+    st.floats(0.5, 10),
+    st.tuples(*[st.floats(-1, 1)] * 3).filter(lambda axis: sum(map(abs, axis)) > 0.1),
+    st.floats(0, 360),
+)
+def test_any_shuffled_stack_in_any_direction_is_put_in_order(seed, count, step, axis, degrees):
+    turn = rotation(np.array(axis), degrees)
+    orientation = tuple(np.concatenate([turn[:, 0], turn[:, 1]]).tolist())
+    places = [tuple((turn[:, 2] * step * k).tolist()) for k in range(count)]
+    headers = [header(9, file=f"{k}.dcm", position=place, orientation=orientation) for k, place in enumerate(places)]
+    random.Random(seed).shuffle(headers)
+    ordered = order_slices(headers)
+    assert files(ordered) == [str(k) for k in range(count)]
+    assert ordered.findings == ()
+    np.testing.assert_allclose(np.diff(ordered.positions), step, atol=2e-3)
+    assert ordered.spacing == pytest.approx(step, abs=2e-3)
+
+
+@given(st.permutations(range(8)))
+def test_what_is_said_does_not_depend_on_the_order_of_the_files(order):
+    headers = stack(0.0, 5.0, 5.0, 15.0, 20.0, 25.0, 30.0, 35.0)
+    assert order_slices([headers[place] for place in order]) == order_slices(headers)
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        ({"position": None}, "ImagePositionPatient is missing"),
+        ({"position": (0.0, 0.0, math.nan)}, "ImagePositionPatient is missing or impossible in 1 of 3"),
+        ({"position": (0.0, 0.0, 1e300)}, "ImagePositionPatient"),
+        ({"orientation": None}, "ImageOrientationPatient is missing"),
+        ({"orientation": (1.0, 0.0, 0.0, 1.0, 0.0, 0.0)}, "ImageOrientationPatient"),
+        ({"orientation": (1.0, 0.0, 0.0, 0.0, math.inf, 0.0)}, "ImageOrientationPatient"),
+        ({"orientation": (0.0,) * 6}, "ImageOrientationPatient"),
+    ],
+)
+def test_one_slice_without_a_place_orders_all_by_instance_number(damage, word):
+    headers = stack(0.0, 5.0, 10.0)
+    headers[1] = replace(headers[1], **damage)
+    ordered = order_slices(headers[::-1])
+    assert files(ordered) == ["1", "2", "3"]
+    assert ordered.positions == (0.0, 1.0, 2.0)
+    assert (ordered.spacing, ordered.located) == (None, False)
+    (finding,) = ordered.findings
+    assert (finding.kind, finding.action) == ("no_position", "ordered by InstanceNumber")
+    assert word in finding.detail
+    assert "2.dcm" in finding.detail
+
+
+def test_the_fallback_runs_in_the_direction_of_the_known_positions():
+    headers = [*stack(15.0, 10.0, 5.0), header(4, position=None)]
+    ordered = order_slices(headers)
+    assert files(ordered) == ["4", "3", "2", "1"]
+    assert "descending" in ordered.findings[0].action
+
+
+def test_equal_positions_of_all_slices_are_none():
+    ordered = order_slices(stack(7.0, 7.0, 7.0))
+    assert files(ordered) == ["1", "2", "3"]
+    assert kinds(ordered) == ["no_position"]
+    assert "all 3 slices are at 7 mm" in ordered.findings[0].detail
+
+
+def test_without_position_and_number_the_name_decides_and_counts_its_numbers():
+    names = ("b/10.dcm", "b/9.dcm", "a/11.dcm")
+    ordered = order_slices([header(0, file=name, position=None, instance_number=None) for name in names])
+    assert [file for file, _ in ordered.slices] == ["a/11.dcm", "b/9.dcm", "b/10.dcm"]
+    assert kinds(ordered) == ["no_order"]
+
+
+def test_repeated_instance_numbers_are_said():
+    ordered = order_slices([header(1, file=name, position=None) for name in ("b", "a")])
+    assert [file for file, _ in ordered.slices] == ["a", "b"]
+    assert "file name where it repeats (1 times)" in ordered.findings[0].action
+
+
+@given(st.lists(st.text("a0129²٣ ", max_size=12)))
+def test_any_names_can_be_sorted(names):
+    in_order = sorted(names, key=natural)
+    in_order.reverse()
+    assert sorted(in_order, key=natural) == in_order[::-1]
+    assert sorted(in_order) == sorted(names)
+
+
+def test_names_that_differ_in_leading_zeros_have_one_order():
+    headers = [header(0, file=name, position=None, instance_number=None) for name in ("01.dcm", "1.dcm")]
+    assert order_slices(headers).slices == order_slices(headers[::-1]).slices
+
+
+def test_frames_are_slices():
+    places = tuple((0.0, 0.0, z) for z in (10.0, 0.0, 5.0))
+    one = header(1, frames=3, frame_positions=places, frame_orientation=AXIAL, position=places[0])
+    ordered = order_slices([one])
+    assert ordered.slices == (("1.dcm", 1), ("1.dcm", 2), ("1.dcm", 0))
+    assert ordered.positions == (0.0, 5.0, 10.0)
+    assert kinds(ordered) == ["multi_frame"]
+    unplaced = order_slices([replace(one, frame_positions=None)])
+    assert unplaced.slices == (("1.dcm", 0), ("1.dcm", 1), ("1.dcm", 2))
+    assert [finding.action for finding in unplaced.findings] == ["each frame is a slice", "ordered by frame number"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Oddities
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_of_duplicates_the_lowest_instance_number_stays():
+    headers = [header(3, 5.0), header(2, 5.0 + DUPLICATE_MM / 2), header(1, 0.0), header(4, 10.0)]
+    ordered = order_slices(headers)
+    assert files(ordered) == ["1", "2", "4"]
+    assert [tuple(finding) for finding in ordered.findings] == [
+        ("3.dcm", "duplicate", "same position as 2.dcm: 5.005 mm", "left out")
+    ]
+    assert files(order_slices([header(1, 0.0), header(2, 0.1), header(3, 0.2)])) == ["1", "2", "3"]
+
+
+def test_each_gap_is_said_with_its_neighbours():
+    ordered = order_slices(stack(0.0, 5.0, 10.0, 20.0, 25.0, 30.0, 50.0, 55.0, 60.0))
+    assert [tuple(finding) for finding in ordered.findings] == [
+        ("4.dcm", "gap", "10 mm from 3.dcm to 4.dcm, usually 5 mm: 1 missing", "kept"),
+        ("7.dcm", "gap", "20 mm from 6.dcm to 7.dcm, usually 5 mm: 3 missing", "kept"),
+    ]
+    just_below = 15.0 + GAP_STEPS * 5.0 - 0.01
+    assert kinds(order_slices(stack(0.0, 5.0, 10.0, 15.0, just_below, just_below + 5, just_below + 10))) == ["uneven"]
+
+
+def test_two_spacings_are_uneven_and_no_gaps():
+    ordered = order_slices(stack(0.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 25.0))
+    assert [tuple(finding) for finding in ordered.findings] == [
+        ("", "uneven", "steps of 2.5 to 5 mm, usually 2.5 mm", "kept")
+    ]
+    assert kinds(order_slices(stack(0.0, 5.0, 10.2, 15.0))) == []  # 4 %: rounding of a table's steps
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(0.5, []), (-0.5, []), (12.0, ["tilt"]), (-20.0, ["tilt"])])
+def test_tilt_is_the_angle_between_normal_and_line_of_positions(degrees, expected):
+    """A tilted gantry: slices are turned about the x axis, but the table moves along z."""
+    turn = rotation(np.array([1.0, 0, 0]), degrees)
+    orientation = tuple(np.concatenate([turn[:, 0], turn[:, 1]]).tolist())
+    ordered = order_slices([header(k, 5.0 * k, orientation=orientation, tilt=degrees) for k in range(5)])
+    assert kinds(ordered) == expected
+    assert files(ordered) == ["0", "1", "2", "3", "4"]
+    assert ordered.spacing == pytest.approx(5 * math.cos(math.radians(degrees)), abs=2e-3)
+    if expected:
+        assert f"{abs(degrees):.1f} degrees" in ordered.findings[0].detail
+        assert f"GantryDetectorTilt {degrees:g}" in ordered.findings[0].detail
+
+
+def test_the_rarer_orientation_is_left_out():
+    odd = header(9, position=(0.0, 40.0, 0.0), orientation=CORONAL)
+    ordered = order_slices([odd, *stack(0.0, 5.0, 10.0)])
+    assert files(ordered) == ["1", "2", "3"]
+    assert [(finding.file, finding.kind, finding.action) for finding in ordered.findings] == [
+        ("9.dcm", "mixed_orientation", "left out")
+    ]
+    assert "orientation 1\\0\\0\\0\\0\\-1, but most" in ordered.findings[0].detail
+
+
+@pytest.mark.parametrize("values", [{"rows": 8}, {"columns": 32}, {"pixel_spacing": (0.5, 0.7)}])
+def test_the_rarer_size_is_left_out(values):
+    ordered = order_slices([header(9, 15.0, **values), *stack(0.0, 5.0, 10.0)])
+    assert files(ordered) == ["1", "2", "3"]
+    assert [(finding.file, finding.kind) for finding in ordered.findings] == [("9.dcm", "mixed_size")]
+
+
+def test_of_two_sizes_as_frequent_the_first_instance_decides():
+    ordered = order_slices([header(2, 5.0, rows=8), header(1, 0.0)])
+    assert (files(ordered), ordered.rows) == (["1"], 16)
+    assert kinds(ordered) == ["mixed_size", "one_slice"]
+
+
+def test_one_slice_is_a_scan():
+    ordered = order_slices(stack(3.0))
+    assert (files(ordered), ordered.positions, ordered.spacing) == (["1"], (3.0,), None)
+    assert kinds(ordered) == ["one_slice"]
+
+
+def test_the_normal_is_rows_cross_columns():
+    np.testing.assert_allclose(normal_of(CORONAL), [0, 1, 0])
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "file": st.text("ab1/.", min_size=1, max_size=4),
+                "instance_number": st.none() | st.integers(-5, 5),
+                "rows": st.integers(0, 2),
+                "position": st.none() | st.tuples(*[st.floats()] * 3),
+                "orientation": st.none() | st.just(AXIAL) | st.tuples(*[st.floats()] * 6),
+                "pixel_spacing": st.none() | st.tuples(*[st.floats()] * 2),
+            }
+        ),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda one: one["file"],
+    )
+)
+def test_whatever_headers_say_there_is_an_order(values):
+    headers = [Header(**one) for one in values]
+    ordered = order_slices(headers)
+    assert 1 <= len(ordered.slices) == len(ordered.positions) <= len(headers)
+    assert list(ordered.positions) == sorted(ordered.positions)
+    left_out = [finding for finding in ordered.findings if finding.action == "left out"]
+    assert len(ordered.slices) + len(left_out) == len(headers)

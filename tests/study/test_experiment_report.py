@@ -1,0 +1,485 @@
+"""The report of a small experiment: its numbers, its page, and what it does with folders that are not as wanted.
+
+Figures have tests of their own (test_figures_*.py); here most are not rendered.
+"""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.models import CenteredGaussian
+from normal_guidance.scans.index.indexing import describe_scans
+from normal_guidance.scans.index.manifest import PARTS, ScanRow, write_manifest
+from normal_guidance.statistics.differences import claims, differences
+from normal_guidance.statistics.localization import localization_measures
+from normal_guidance.statistics.split_results import split_results
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.study.experiment import (
+    Study,
+    StudyData,
+    bayes_oracle,
+    stored_dataset,
+    train_study,
+)
+from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
+from normal_guidance.study.study_page import _attention, _data, check_manifest, evaluate, write_report
+from normal_guidance.study.study_tables import description_tables
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.predictions import PREDICTIONS
+from normal_guidance.sweep.run import load_winner
+from pages import check_page
+from small_study import (
+    PROTOCOL,
+    make_store,
+    make_study,
+    part_of,
+    small_grid,
+    small_sensitivity,
+    some_scans,
+    without_slice_labels,
+    write_splits,
+)
+
+SUFFIXES = (".csv", ".json", ".md", ".tex")
+HOPELESS = 1e39
+"""A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
+
+
+RENDER = Figure.savefig
+
+
+def render_some(figure: Figure, file, **options) -> None:
+    """All figures but the learning curves and the grids of most runs, of which there are many alike."""
+    name = Path(file.name).name
+    if name.startswith((".curves_", ".grid_")) and "_ng_1001" not in name:
+        file.write(b"\x89PNG\r\n\x1a\n")
+    else:
+        RENDER(figure, file, **options)
+
+
+@pytest.fixture(scope="module")
+def written(small_experiment, tmp_path_factory) -> Study:
+    """The experiment with its report."""
+    folder = Path(shutil.copytree(small_experiment.folder, tmp_path_factory.mktemp("written") / "out"))
+    study = replace(small_experiment, folder=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", render_some)
+        write_report(study)
+    return study
+
+
+def page_of(study: Study) -> str:
+    page = (study.folder / "report.html").read_text()
+    check_page(page)
+    return page
+
+
+def of_one_split(folder: Path, methods: list[str], bags: Bags, **changes: object) -> Study:
+    """A study of the first split alone."""
+    store = make_store(folder / "store", bags)
+    dataset = stored_dataset([store.folder], write_splits(folder / "splits", store.scan_ids, (1001,)), "small")
+    return Study(dataset, folder / "out", tuple(methods), (1001,), PROTOCOL, **changes)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The numbers
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_differences_are_those_of_the_models(small_experiment):
+    """From the weights, without any of the files that the report reads."""
+    splits = []
+    for seed in small_experiment.seeds:
+        test = small_experiment.dataset.draw(seed, "test")
+        said = {
+            name: predict_bags(load_winner(small_experiment.folder / name / str(seed)), test)
+            for name in ("abmil", "ng")
+        }
+        said["centered_gaussian"] = predict_bags(CenteredGaussian(), test)
+        scans = {name: said[name].logit for name in ("abmil", "ng")}
+        splits.append(split_results(test, {name: one.slice_scores for name, one in said.items()}, scans))
+    wanted = claims(["centered_gaussian", "abmil", "ng"], None)
+    expected = {(one.method, one.against, one.metric): one for one in differences(splits, wanted)}
+    found = evaluate(small_experiment).differences.found
+    shared = [one for one in found if (one.method, one.against, one.metric) in expected]
+    assert len(shared) == len(expected) == 8
+    for one in shared:
+        other = expected[one.method, one.against, one.metric]
+        assert one.estimate == pytest.approx(other.estimate, abs=1e-12)
+        assert one.low == pytest.approx(other.low, abs=1e-12)
+        assert one.p == pytest.approx(other.p, rel=1e-6)
+        assert (one.scans, one.patients, one.splits) == (other.scans, other.patients, 2)
+    # All claims among the methods that there are, and the ceiling's, which Holm's correction counts.
+    assert {(one.method, one.against, one.metric) for one in found} == {
+        tuple(claim) for claim in claims(["centered_gaussian", "mean", "abmil", "ng"], "ceiling")
+    }
+
+
+def test_who_is_tested_in_both_splits_is_one_patient(small_experiment):
+    tests = [small_experiment.dataset.draw(seed, "test") for seed in small_experiment.seeds]
+    patients = {patient for test in tests for patient in test.patient_ids}
+    assert len(patients) < sum(len(set(test.patient_ids)) for test in tests)
+    one = next(one for one in evaluate(small_experiment).differences.found if one.metric == "scan_auroc")
+    assert one.patients == len(patients)
+    assert one.scans == len({scan for test in tests for scan in test.scan_ids})
+
+
+def test_measures_are_those_of_the_models(small_experiment):
+    found = evaluate(small_experiment).measures.found
+    assert list(found) == ["centered_gaussian", "mean", "abmil", "ng", "ceiling"]
+    for seed in small_experiment.seeds:
+        test = small_experiment.dataset.draw(seed, "test")
+        said = predict_bags(load_winner(small_experiment.folder / "ng" / str(seed)), test)
+        expected = localization_measures(
+            said.attention, test.slice_labels, test.lengths, scores=said.log_attention.mean(0)
+        )
+        own = found["ng"][seed].summary()
+        for name, one in expected.summary().items():
+            assert own[name].value == pytest.approx(one.value, nan_ok=True)
+            assert own[name].scans == one.scans
+
+
+# ----------------------------------------------------------------------------------------------------
+# The page
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_all_files_are_there(written):
+    names = {path.name for path in written.folder.iterdir() if path.is_file()}
+    assert names == {
+        "report.html",
+        *(f"{stem}{end}" for stem in ("tables", "differences", "measures") for end in SUFFIXES),
+    }
+    assert {path.name for path in (written.folder / "sensitivity").iterdir()} == {
+        "ng",
+        *(f"ng{end}" for end in SUFFIXES),
+    }
+    methods = ("mean", "abmil", "ng", "slice_reference", "scan_reference")
+    runs = [f"{kind}_{method}_{seed}" for kind in ("curves", "grid") for method in methods for seed in (1001, 2001)]
+    others = ["localization_auroc", "scan_auroc", "differences_localization_auroc", "differences_scan_auroc"]
+    others += ["attention", "divergences", "density", "sensitivity_ng"]
+    figures = {path.stem for path in (written.folder / "figures").iterdir()}
+    assert figures == {*runs, *others}
+    assert page_of(written).count('src="data:image/png;base64,iVBORw0KGgo') == len(figures)
+
+
+def test_the_page_holds_every_table_and_finding(written):
+    page, experiment = page_of(written), evaluate(written)
+    grids = [*experiment.results.table.grids(), experiment.measures.grid(), experiment.results.chosen_grid()]
+    grids += [experiment.sensitivity["ng"].table.grid()]
+    first = {part: describe_scans(written.dataset.draw(1001, part)) for part in PARTS}
+    grids += description_tables("small", first)
+    for one in grids:
+        assert one.html() in page, one.title
+    for one in experiment.differences.grids():
+        assert escape(one.title) in page
+        assert replace(one, title="", caption="").html() in page
+    for metric in ("localization_auroc", "scan_auroc"):
+        sentences = [one for one in experiment.differences.sentences(metric) if "Normal Guidance" in one]
+        assert sentences
+        for sentence in sentences:
+            assert f">{escape(sentence)}</li>" in page
+    for section in ("Findings", "Tables", "Differences", "Attention", "Sensitivity", "Data", "Training", "Records"):
+        assert f">{section}</h2>" in page
+    report = read_json(written.folder / "ng" / "2001" / "report.json")
+    assert escape(json.dumps(report, indent=1, ensure_ascii=False)) in page
+    assert "2 splits of small" in page
+    assert "Not complete yet" not in page
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_second_call_writes_the_same_bytes(copied):
+    write_report(copied)
+    before = {path: path.read_bytes() for path in copied.folder.rglob("*") if path.is_file() and path.name != "lock"}
+    write_report(copied)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_what_is_not_complete_is_named(copied):
+    shutil.rmtree(copied.folder / "abmil" / "2001")
+    (copied.folder / "ng" / "1001" / "report.json").unlink()
+    shutil.rmtree(copied.folder / "scan_reference" / "2001")
+    shutil.rmtree(copied.folder / "sensitivity")
+    write_report(copied)
+    page = page_of(copied)
+    missing = "Not complete yet: ng, seed 1001, abmil, seed 2001, scan reference, seed 2001. Run the same command again"
+    assert missing in page
+    for title in ("ABMIL", "ABMIL + Normal Guidance", "Supervised reference"):
+        assert f"<li>{title} is not complete on every split and is left out of the comparisons.</li>" in page
+    assert "Sensitivity</h2>" not in page  # no such runs
+    experiment = evaluate(copied)
+    assert {(one.method, one.against) for one in experiment.differences.found} == {("mean", "centered_gaussian")}
+    assert sorted(experiment.measures.found["abmil"]) == [1001]
+
+
+def test_hostile_names_are_shown_as_they_are(tmp_path, request):
+    """Also in figures, where dollar signs would be mathematics that cannot be typeset."""
+    bags = some_scans(48)
+    names = tuple(rf"<script>alert({number})</script>$\frac$" for number in range(len(bags)))
+    hostile = r"<img src=x onerror=alert(1)> & $\sqrt$"
+    study = of_one_split(tmp_path, ["abmil"], replace(bags, scan_ids=names))
+    study = replace(study, dataset=replace(study.dataset, name=hostile, has_supervision=False))
+    train_study(study, make_grid=small_grid)
+    experiment = evaluate(study)
+    # Rendered: titles are typeset then.
+    assert len(list(_attention(experiment, tmp_path / "figures", None))) == 2
+    assert list(_data(experiment, tmp_path / "figures"))
+    request.getfixturevalue("unrendered")
+    page = write_report(study).read_text()
+    check_page(page)
+    assert f"<h1>Normal Guidance on {escape(hostile)}</h1>" in page
+    assert "&lt;script&gt;alert(" in page
+
+
+# ----------------------------------------------------------------------------------------------------
+# Fewer labels, odd scans, odd runs
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_without_slice_labels_scans_are_compared(tmp_path):
+    study = make_study(tmp_path, ["centered_gaussian", "abmil", "ng"], without_slice_labels(some_scans()))
+    reproduce(study, make_grid=small_grid)
+    reproduce_sensitivity(replace(study, methods=("ng",)), make_grid=small_sensitivity)
+    experiment = evaluate(study)
+    assert experiment.measures is None
+    assert [(one.method, one.against, one.metric) for one in experiment.differences.found] == [
+        ("ng", "abmil", "scan_auroc"), ("ng", "abmil", "scan_auprc"),
+    ]  # fmt: skip
+    write_report(study)
+    page = page_of(study)
+    assert "Test scans have no slice labelled positive: localization is not compared, and there is no ceiling." in page
+    assert "Not complete yet" not in page  # Centered Gaussian has nothing to say here
+    assert not (study.folder / "measures.md").exists()
+    assert "Attention on 4 random positive test scans" in page
+    assert not (study.folder / "figures" / "localization_auroc.png").exists()
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_slice_labels_of_test_scans_alone_localize(tmp_path):
+    bags = some_scans()
+    numbers = [number for number in range(len(bags)) if part_of(number, 1001) != "test"]
+    study = of_one_split(tmp_path, ["centered_gaussian", "mean"], without_slice_labels(bags, numbers))
+    reproduce(study, make_grid=small_grid)
+    write_report(study)
+    page = page_of(study)
+    assert "Training or validation scans have no slice labelled positive: there is no supervised reference." in page
+    assert "Where attention points, small" in page
+    assert "Not complete yet" not in page
+    found = evaluate(study).differences.found
+    assert {(one.method, one.against) for one in found} == {("mean", "centered_gaussian")}
+
+
+def odd_scans(kind: str) -> Bags:
+    """Test scans of one kind, or of one slice each."""
+    bags = some_scans()
+    if kind == "one slice":
+        first = (bags.lengths.cumsum(0) - bags.lengths).tolist()
+        ones = torch.ones_like(bags.lengths)
+        return replace(bags, features=bags.features[first], lengths=ones, slice_labels=bags.labels.clone())
+    wrong = 0 if kind == "all positive" else 1
+    keep = [i for i in range(len(bags)) if not (part_of(i, 1001) == "test" and int(bags.labels[i]) == wrong)]
+    return bags[keep]
+
+
+@pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize("kind", ["all positive", "all negative", "one slice"])
+def test_test_scans_that_have_no_such_number_are_told_without(tmp_path, kind):
+    bags = odd_scans(kind)
+    store = make_store(tmp_path / "store", bags)
+    numbers = {scan: number for number, scan in enumerate(some_scans().scan_ids)}
+    lines = [f"{scan},{part_of(numbers[scan], 1001)}" for scan in store.scan_ids]
+    (tmp_path / "split-1001.csv").write_text("\n".join(["scan_id,part", *lines]))
+    dataset = stored_dataset([store.folder], [tmp_path / "split-1001.csv"], "small")
+    study = Study(dataset, tmp_path / "out", ("centered_gaussian", "abmil", "ng"), (1001,), PROTOCOL)
+    reproduce(study, make_grid=small_grid)
+    write_report(study)
+    page = page_of(study)
+    for path in study.folder.glob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+    untested = "localization AUROC" if kind == "one slice" else "scan AUROC"
+    assert f"ABMIL + Normal Guidance and ABMIL cannot be compared in {untested}: too few patients" in page
+    if kind == "all positive":
+        assert "ABMIL + Normal Guidance and Centered Gaussian" in page or "than Centered Gaussian" in page
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_run_that_selected_nothing_is_left_out_and_named(tmp_path):
+    def partly_hopeless(base: Config) -> tuple[Config, ...]:
+        hopeless = (base.method, base.seed) in (("abmil", 2001), ("slice_reference", 1001))
+        return grid(base, lr=[HOPELESS] if hopeless else [0.1], l1=[0.0])
+
+    study = make_study(tmp_path, ["abmil", "ng"])
+    reproduce(study, make_grid=partly_hopeless)
+    write_report(study)
+    page = page_of(study)
+    assert "ABMIL, seed 2001: 1 of 1 configurations diverged: none was selected; the tables leave it out" in page
+    assert "Slice reference, seed 1001: " in page
+    assert "Not complete yet" not in page
+    assert "ABMIL is not complete on every split and is left out of the comparisons." in page
+    assert "Nothing is compared: a comparison needs two methods" in page
+
+
+def test_nothing_selectable_is_a_user_s_error(tmp_path):
+    def hopeless(base: Config) -> tuple[Config, ...]:
+        return grid(base, lr=[HOPELESS], l1=[0.0])
+
+    study = of_one_split(tmp_path, ["mean"], some_scans())
+    reproduce(study, make_grid=hopeless)
+    message = r"has nothing to report: Mean pooling, seed 1001: .* diverged.*; train more epochs \(--epochs\) in an"
+    with pytest.raises(UserError, match=message):
+        write_report(study)
+    assert not (study.folder / "report.html").exists()
+
+
+def test_nothing_trained_is_a_user_s_error(small_experiment, tmp_path):
+    with pytest.raises(UserError, match="holds no complete run on small; run: nguide experiment STORE --dataset small"):
+        write_report(replace(small_experiment, folder=tmp_path))
+
+
+def test_runs_of_splits_that_were_not_given(copied):
+    two, three = replace(copied.dataset, seeds=(2001,)), replace(copied.dataset, seeds=(3001,))
+    experiment = evaluate(replace(copied, dataset=two, seeds=(2001,)))
+    assert [one.seed for one in experiment.predictions] == [2001]
+    assert experiment.notes == (
+        "The tables include seeds 1001, whose splits were not given this time. The comparisons, measures and attention "
+        "leave these seeds out.",
+    )
+    with pytest.raises(UserError, match=r"holds runs of splits 1001, 2001 only; give those splits, or run"):
+        evaluate(replace(copied, dataset=three, seeds=(3001,)))
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_attention_on_one_slice_alone_is_drawn_without_its_pull(copied):
+    """Collapsed attention is its own normal reference: there is nothing to push it to."""
+    path = copied.folder / "abmil" / "1001" / "predictions.parquet"
+    frame = pq.read_table(path).to_pandas()
+    frame["log_attention"] = [
+        [np.where(np.arange(len(one)) == 3, 0, -300.0).astype("f4")] for one in frame["attention"]
+    ]
+    frame["attention"] = [np.exp(heads[0]) for heads in frame["log_attention"]]
+    pq.write_table(pa.Table.from_pandas(frame, PREDICTIONS, preserve_index=False), path)
+    write_report(copied)
+    assert "Attention on 4 random positive test scans" in page_of(copied)
+    assert not (copied.folder / "figures" / "divergences.png").exists()
+
+
+@pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize("content", [None, b"PAR1 and nothing else"])
+def test_a_history_that_is_damaged_or_gone_is_named(copied, content):
+    path = copied.folder / "mean" / "2001" / "history.parquet"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=r"mean/2001/history.parquet cannot be read \(.*\); copy the run again, or del"):
+        write_report(copied)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_a_folder_that_cannot_be_is_named(copied):
+    (copied.folder / "figures").write_text("a file")
+    with pytest.raises(UserError, match="figures is, or lies under, a file; name a folder"):
+        write_report(copied)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Millimetres
+# ----------------------------------------------------------------------------------------------------
+
+
+def manifest_of(study: Study, folder: Path, *, spacing: float | None = 2.5, extra: int = 0, skip: int = 0):
+    """As if the scans had been encoded from files."""
+    bags = some_scans()
+
+    def rows():
+        for scan in list(bags)[skip:]:
+            count = len(scan.features) + extra
+            step = spacing or 1.0
+            positions = tuple(-30.0 + step * number for number in range(count))
+            files = tuple(f"{scan.scan_id}/{number}.dcm" for number in range(count))
+            yield ScanRow(
+                scan.scan_id, scan.patient_id, scan.label, None, "dicom", files, (0,) * count, positions, 8, 8,
+                slice_spacing=spacing,
+            )  # fmt: skip
+
+    return write_manifest(folder / "manifest.parquet", rows(), {"source": "folder", "root": str(folder)})
+
+
+def test_errors_in_mm_are_slices_times_their_spacing(small_experiment, tmp_path):
+    manifest = manifest_of(small_experiment, tmp_path)
+    check_manifest(manifest, small_experiment.dataset)
+    for of_seeds in evaluate(small_experiment, manifest).measures.found.values():
+        for one in of_seeds.values():
+            assert torch.allclose(one.peak_error_mm, 2.5 * one.peak_error_slices)
+    unknown = evaluate(small_experiment, manifest_of(small_experiment, tmp_path, spacing=None))
+    assert unknown.measures.found["ng"][1001].peak_error_mm.isnan().all()
+    assert "Peak error (mm)" not in unknown.measures.grid().header
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"skip": 72}, r"scan 'synthetic-7-\d+' is not in the manifest; give the folder that it was encoded from"),
+        ({"skip": 10}, r"scan 'synthetic-7-\d+' is not in the manifest; give the folder that it was encoded from"),
+        (
+            {"extra": 1},
+            r"scan 'synthetic-7-\d+' has (\d+) slices in the store, but \d+ in the manifest; encode it again",
+        ),
+    ],
+)
+def test_a_manifest_of_other_scans_is_refused(small_experiment, tmp_path, changes, message):
+    manifest = manifest_of(small_experiment, tmp_path, **changes)
+    for check in (
+        lambda: check_manifest(manifest, small_experiment.dataset),
+        lambda: evaluate(small_experiment, manifest),
+    ):
+        with pytest.raises(UserError, match=message):
+            check()
+
+
+def test_scan_files_that_are_gone_are_named(small_experiment, copied, tmp_path):
+    manifest = manifest_of(small_experiment, tmp_path)
+    message = rf"scan '\S+' cannot be shown \(.*\); copy its files back to {re.escape(str(tmp_path))}, or leave out --i"
+    with pytest.raises(UserError, match=message):
+        write_report(copied, manifest=manifest)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Drawn scans
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_drawn_scans_with_a_known_ceiling(tmp_path):
+    """As `nguide reproduce --report` tells them."""
+
+    def draw(seed: int, part: str) -> Bags:
+        return shifted_mean(40, seed + PARTS.index(part), features=8, shift=2.0)
+
+    drawn = StudyData("semi-synthetic", draw, (1001,), bayes_oracle)
+    study = Study(drawn, tmp_path, ("abmil", "ng"), (1001,), PROTOCOL)
+    reproduce(study, make_grid=small_grid)
+    write_report(study)
+    page = page_of(study)
+    assert "than Bayes oracle" in page
+    assert "Supervised reference" not in page
+    experiment = evaluate(study)
+    test = draw(1001, "test")
+    best = bayes_oracle(test)
+    expected = localization_measures(best.slice_scores.exp(), test.slice_labels, test.lengths, scores=best.slice_scores)
+    own = experiment.measures.found["ceiling"][1001].summary()
+    assert own["top_1_hit"].value == pytest.approx(expected.summary()["top_1_hit"].value)
+    assert own["overlap_50"].value == pytest.approx(expected.summary()["overlap_50"].value)

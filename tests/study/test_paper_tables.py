@@ -1,0 +1,467 @@
+"""Tables against numbers worked out by hand, and each format read back by something else."""
+
+import errno
+import io
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.methods import METHODS
+from normal_guidance.core.metrics import MeanSd
+from normal_guidance.show.text_tables import digits, write_page
+from normal_guidance.statistics.split_results import METRICS, Scores
+from normal_guidance.study.study_tables import (
+    Comparison,
+    PaperTables,
+    SensitivityTable,
+    paper_tables,
+    sensitivity_table,
+)
+
+NAN = math.nan
+
+
+def scores(*numbers: float | None) -> Scores:
+    return Scores(*numbers, localized=507, left_out=2)
+
+
+GAUSSIAN = {
+    1001: scores(0.7046, 0.56, None, None),
+    2001: scores(0.6688, 0.57, None, None),
+    3001: scores(0.6938, 0.58, None, None),
+}
+GUIDED = {
+    1001: scores(0.6, 0.4, 0.75, 0.75),
+    2001: scores(0.7, 0.4, 0.75, 0.76),
+    3001: scores(0.8, 0.4, 0.756, 0.77),
+}
+ORACLE = {
+    1001: scores(0.88212, 0.82, 0.80088, 0.81),
+    2001: scores(0.8799, 0.825, 0.81505, 0.82),
+    3001: scores(0.88979, 0.83, 0.81303, 0.81),
+}
+TABLES = paper_tables({"ceiling": ORACLE, "ng": GUIDED, "centered_gaussian": GAUSSIAN}, "semi-synthetic")
+SENSITIVITY = {
+    ("squared_error", 1.0): {1: scores(0.80, 0.70, 0.92, 0.91), 2: scores(0.82, 0.70, 0.92, 0.91)},
+    ("forward_kl", 10.0): {2: scores(0.89, 0.75, 0.91, 0.91), 1: scores(0.87, 0.75, 0.91, 0.91)},
+    ("forward_kl", 0.1): {1: scores(0.84, NAN, 0.90, 0.9104), 2: scores(0.84, 0.70, 0.90, 0.9104)},
+}
+
+# ----------------------------------------------------------------------------------------------------
+# Numbers
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.689, ".689"), (0.85, ".850"), (0.0, ".000"), (1.0, "1.000"), (-0.0, ".000"), (-0.0004, ".000"),
+        (-0.0123, "-.012"), (0.0625, ".063"), (0.6895, ".690"), ((0.7503 + 0.7498 + 0.7514) / 3, ".751"),
+        (0.9996, "1.000"), (-1.25, "-1.250"), (NAN, "-"), (None, "-"), (math.inf, "-"),
+    ],
+)  # fmt: skip
+def test_three_digits_as_a_reader_rounds(value, shown):
+    assert digits(value) == shown
+
+
+@pytest.mark.parametrize("thousandths", range(0, 1000, 7))
+def test_every_half_goes_up(thousandths):
+    assert digits((thousandths + 0.5) / 1000) == digits((thousandths + 1) / 1000)
+
+
+def test_the_printed_difference_is_the_difference_of_what_is_printed():
+    for ours in (0.6885, 0.6884, 0.6886, 0.6895, 0.6905):
+        printed = float(digits(ours)) - 0.690
+        assert float(digits(ours - 0.690)) == pytest.approx(printed, abs=1e-12)
+
+
+def comparison(mean: float, sd: float = 0.015) -> Comparison:
+    return Comparison("localization_auroc", (mean,), "population", MeanSd(0.689, sd, "population"))
+
+
+@pytest.mark.parametrize(
+    ("mean", "sd", "inside"),
+    [
+        (0.689, 0.015, True),
+        (0.689 + 0.030, 0.015, True),
+        (0.689 - 0.030, 0.015, True),
+        # 2 (.015 + .0005) + .0005 = .0315: beyond it, no rounding brings the two within 2 sd.
+        (0.689 + 0.03149, 0.015, True),
+        (0.689 - 0.03149, 0.015, True),
+        (0.689 + 0.03151, 0.015, False),
+        (0.689 - 0.03151, 0.015, False),
+        # sd printed as .000
+        (0.689 + 0.00149, 0.0, True),
+        (0.689 + 0.00151, 0.0, False),
+        (NAN, 0.015, None),
+    ],
+)
+def test_inside_two_sd_with_room_for_rounding(mean, sd, inside):
+    assert comparison(mean, sd).inside_2_sd is inside
+
+
+def test_mean_and_sd_by_hand():
+    gaussian, guided, oracle = TABLES.rows
+    assert [row.method for row in TABLES.rows] == ["centered_gaussian", "ng", "ceiling"]
+    localization, _, scan, _ = guided.cells
+    assert localization.ours.mean == pytest.approx(0.7, abs=1e-12)
+    assert localization.ours.sd == pytest.approx(math.sqrt(0.02 / 3), abs=1e-12)  # population
+    assert localization.difference == pytest.approx(0.159, abs=1e-12)
+    assert localization.inside_2_sd is False  # .159 > 2 x .055
+    assert scan.ours.mean == pytest.approx(0.752, abs=1e-12)
+    assert scan.ours.sd == pytest.approx(math.sqrt(24e-6 / 2), abs=1e-12)  # sample
+    assert scan.inside_2_sd is True
+    assert gaussian.cells[2].ours is None
+    assert gaussian.cells[2].inside_2_sd is None
+    assert oracle.cells[2].ours.sd == pytest.approx(0.00626, abs=5e-6)  # population, as the paper prints this row
+
+
+# ----------------------------------------------------------------------------------------------------
+# Markdown
+# ----------------------------------------------------------------------------------------------------
+
+MARKDOWN = """\
+### Localization AUROC, semi-synthetic
+
+Mean ± population sd over 3 seeds (1001, 2001, 3001). Inside 2 sd: |difference| ≤ 2 × published sd, .0005 of rounding \
+allowed on the published mean and on that sd.
+
+| Method                  |        Ours |   Published | Difference | Inside 2 sd |
+|:------------------------|------------:|------------:|-----------:|------------:|
+| Centered Gaussian       | .689 ± .015 | .689 ± .015 |       .000 |         yes |
+| ABMIL + Normal Guidance | .700 ± .082 | .541 ± .055 |      +.159 |          no |
+| Bayes oracle            | .884 ± .004 | .884 ± .004 |       .000 |         yes |
+
+"""
+
+SCAN_MARKDOWN = """\
+### Scan AUROC, semi-synthetic
+
+Mean ± sample sd (Bayes oracle: population sd, as in the paper) over 3 seeds (1001, 2001, 3001). Inside 2 sd: \
+|difference| ≤ 2 × published sd, .0005 of rounding allowed on the published mean and on that sd.
+
+| Method                  |        Ours |   Published | Difference | Inside 2 sd |
+|:------------------------|------------:|------------:|-----------:|------------:|
+| Centered Gaussian       |           - |           - |          - |           - |
+| ABMIL + Normal Guidance | .752 ± .003 | .751 ± .003 |      +.001 |         yes |
+| Bayes oracle            | .810 ± .006 | .810 ± .006 |       .000 |         yes |
+
+"""
+
+
+def test_markdown_exactly():
+    markdown = TABLES.markdown()
+    assert markdown.startswith(MARKDOWN)
+    assert SCAN_MARKDOWN in markdown
+    titles = re.findall(r"^### (.+), semi-synthetic$", markdown, re.MULTILINE)
+    assert titles == ["Localization AUROC", "Localization AUPRC", "Scan AUROC", "Scan AUPRC", "Every seed"]
+
+
+def test_markdown_of_every_seed_has_what_is_published_of_it():
+    lines = TABLES.markdown().split("### Every seed")[1].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert cells[0] == [
+        "Method", "Seed", "Localization AUROC", "Published", "Localization AUPRC", "Scan AUROC", "Published",
+        "Scan AUPRC", "Localized", "Left out",
+    ]  # fmt: skip
+    assert cells[1] == ["Centered Gaussian", "1001", ".705", ".705", ".560", "-", "-", "-", "507", "2"]
+    assert cells[5] == ["ABMIL + Normal Guidance", "2001", ".700", ".500", ".400", ".750", "-", ".760", "507", "2"]
+    assert cells[9] == ["Bayes oracle", "3001", ".890", ".890", ".830", ".813", ".813", ".810", "507", "2"]
+    assert len(cells) == 1 + 9
+
+
+def test_another_dataset_has_no_published_columns_and_one_seed_no_sd():
+    table = paper_tables({"ceiling": {7: ORACLE[1001]}, "max": {7: GUIDED[1001]}}, "my_ct")
+    markdown = table.markdown()
+    assert "Published" not in markdown
+    assert "Inside" not in markdown
+    assert "From 1 seed (7).\n" in markdown
+    assert "### Scan AUROC, my\\_ct\n" in markdown
+    assert (
+        "| Method               | Ours |\n"
+        "|:---------------------|-----:|\n"
+        "| Max pooling          | .750 |\n"
+        "| Supervised reference | .801 |\n"
+    ) in markdown
+    assert "| Max pooling          | .600 |\n" in markdown  # .000 would be the population sd
+    assert "±" not in markdown
+    assert [cell.ours.sd == cell.ours.sd for cell in table.rows[0].cells] == [False] * 4
+
+
+def test_a_seed_without_a_number_leaves_the_method_without_one():
+    table = paper_tables({"max": {1: GUIDED[1001], 2: scores(NAN, 0.4, 0.7, 0.7)}}, "head-ct")
+    assert "| Max pooling |    - | .286 ± .004 |          - |           - |" in table.markdown()
+
+
+def test_all_methods_stand_in_the_order_of_the_paper():
+    results = dict.fromkeys(reversed(METHODS), GUIDED)
+    rows = paper_tables(results, "chest-ct").rows
+    assert [row.title for row in rows] == [method.title for method in METHODS.values()]
+
+
+def test_a_row_with_fewer_seeds_says_so():
+    fewer = {seed: ORACLE[seed] for seed in (3001, 1001)}
+    table = paper_tables({"ng": GUIDED, "ceiling": fewer}, "semi-synthetic")
+    guided, oracle = table.rows
+    assert (table.seeds, guided.seeds, oracle.seeds) == ((1001, 2001, 3001), (1001, 2001, 3001), (1001, 3001))
+    assert oracle.cells[0].values == (0.88212, 0.88979)
+    page = table.markdown()
+    assert page.count("| Bayes oracle (2 of 3 seeds) | ") == 4
+    assert "(Bayes oracle: population sd, as in the paper) over 3 seeds (1001, 2001, 3001)." in page
+    assert page.count("| ABMIL + Normal Guidance     | ") == 4
+    assert page.split("### Every seed")[1].count("| Bayes oracle ") == 2
+    seeds = {record["method"]: record["seeds"] for record in json.loads(table.json())["tables"]}
+    assert seeds == {"ng": [1001, 2001, 3001], "ceiling": [1001, 3001]}
+    assert r"Bayes oracle (2 of 3 seeds) & .886 $\pm$ .004 & " in table.latex()
+
+
+# ----------------------------------------------------------------------------------------------------
+# LaTeX
+# ----------------------------------------------------------------------------------------------------
+
+
+def check_latex(text: str) -> None:
+    """Environments nest, braces and dollars pair, rows have all their columns, nothing special stands unescaped."""
+    assert text.startswith("% ")
+    text = text.partition("\n")[2]  # the one comment
+    stack = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if kind == "begin":
+            stack.append(name)
+        else:
+            assert stack.pop() == name
+    assert stack == []
+    bare = re.sub(r"\\\\|\\[&%$#_{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+    assert len(re.findall(r"\$[^$\n]*\$", bare)) * 2 == bare.count("$")
+    assert not re.search(r"[%#_~^|<>]", bare)
+    assert text.isascii()
+    for columns, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert len(rows) > 1
+        for row in rows:
+            assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
+
+
+@pytest.mark.parametrize("dataset", ["semi-synthetic", r"50%_{ct} & $x^2$ #1 ~a|b<c>\d"])
+def test_latex_is_well_formed(dataset):
+    check_latex(paper_tables({"centered_gaussian": GAUSSIAN, "ng": GUIDED}, dataset).latex())
+    check_latex(sensitivity_table(SENSITIVITY, dataset).latex())
+
+
+@pytest.mark.parametrize("broken", ["5% better", r"\begin{table}", "a_b", "$x", "{"])
+def test_the_latex_check_can_fail(broken):
+    with pytest.raises(AssertionError):
+        check_latex(TABLES.latex() + broken)
+
+
+def test_latex_rows():
+    latex = TABLES.latex()
+    assert latex.count(r"\toprule") == latex.count(r"\begin{table}[ht]") == 5
+    assert r"ABMIL + Normal Guidance & .700 $\pm$ .082 & .541 $\pm$ .055 & +.159 & no \\" in latex
+    assert r"\caption{Localization AUROC, semi-synthetic. Mean $\pm$ population sd over" in latex
+    assert r"50\%" in paper_tables({"ng": GUIDED}, "50%").latex()
+    minus = paper_tables({"ng": GUIDED}, "head-ct").latex()
+    assert r"ABMIL + Normal Guidance & .700 $\pm$ .082 & .871 $\pm$ .002 & $-$.171 & no \\" in minus
+    assert latex.count(r"\resizebox{\linewidth}{!}{\begin{tabular}") == latex.count(r"\end{tabular}}") == 1
+
+
+# ----------------------------------------------------------------------------------------------------
+# CSV, JSON, files
+# ----------------------------------------------------------------------------------------------------
+
+
+def read_csv(text: str) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(text))
+
+
+def exactly(*numbers: float) -> object:
+    """pandas before 3 reads the last bit of some numbers wrongly."""
+    return pytest.approx(numbers, rel=1e-15)
+
+
+def test_csv_gives_back_every_digit():
+    frame = read_csv(TABLES.csv()).set_index(["table", "method"])
+    assert len(frame) == 4 * 3
+    for row in TABLES.rows:
+        for metric, cell in zip(METRICS, row.cells, strict=True):
+            line = frame.loc[(metric, row.method)]
+            assert line["sd_kind"] == cell.sd_kind
+            assert line["seeds"] == "1001 2001 3001"
+            if cell.ours is None:
+                assert line[["ours_mean", "ours_sd", "difference", "inside_2_sd", "published_mean"]].isna().all()
+                continue
+            assert (line["ours_mean"], line["ours_sd"]) == exactly(cell.ours.mean, cell.ours.sd)
+            assert (line["published_mean"], line["published_sd"]) == exactly(cell.published.mean, cell.published.sd)
+            assert (line["difference"],) == exactly(cell.difference)
+            assert line["inside_2_sd"] == ("yes" if cell.inside_2_sd else "no")
+
+
+def test_csv_has_the_same_columns_for_every_dataset():
+    other = read_csv(paper_tables({"max": {7: GUIDED[1001]}}, "a, b").csv())
+    assert list(other) == list(read_csv(TABLES.csv()))
+    assert set(other["dataset"]) == {"a, b"}
+    assert other["published_mean"].isna().all()
+    assert other["ours_sd"].isna().all()
+
+
+def test_json_round_trip():
+    data = json.loads(TABLES.json())
+    results: dict[str, dict[int, Scores]] = {}
+    for record in data["per_seed"]:
+        fields = {name: record[name] for name in (*METRICS, "localized", "left_out")}
+        results.setdefault(record["method"], {})[record["seed"]] = Scores(**fields)
+    assert paper_tables(results, data["tables"][0]["dataset"]) == TABLES
+
+
+def test_json_is_the_csv_with_the_seeds():
+    data = json.loads(TABLES.json())
+    frame = read_csv(TABLES.csv())
+    assert [set(record) for record in data["tables"]] == [{*frame, "ours_per_seed"}] * 12
+    means = [math.nan if record["ours_mean"] is None else record["ours_mean"] for record in data["tables"]]
+    assert frame["ours_mean"].tolist() == pytest.approx(means, rel=1e-15, nan_ok=True)
+    guided = data["tables"][1]
+    assert guided["ours_per_seed"] == [0.6, 0.7, 0.8]
+    assert guided["inside_2_sd"] is False
+    seed = data["per_seed"][3]
+    assert (seed["method"], seed["seed"], seed["published_localization_auroc"]) == ("ng", 1001, 0.5051)
+    assert seed["published_scan_auroc"] is None
+
+
+def test_json_writes_nan_as_null():
+    data = json.loads(
+        paper_tables({"max": {1: scores(NAN, 0.4, 0.7, 0.7)}}, "head-ct").json(),
+        parse_constant=lambda name: pytest.fail(f"{name} is not JSON"),
+    )
+    assert data["tables"][0]["ours_mean"] is None
+    assert data["tables"][0]["ours_per_seed"] == [None]
+    assert data["tables"][2]["ours_sd"] is None
+
+
+def write(table: PaperTables | SensitivityTable, folder: Path, stem: str) -> list[Path]:
+    return write_page(folder, stem, table.markdown(), table.latex(), table.csv(), table.json())
+
+
+@pytest.mark.parametrize("table", [TABLES, sensitivity_table(SENSITIVITY, "head-ct")])
+def test_write(tmp_path: Path, table):
+    paths = write(table, tmp_path / "deep", "results.v1")
+    assert [path.name for path in paths] == ["results.v1.md", "results.v1.tex", "results.v1.csv", "results.v1.json"]
+    assert [path.read_text(encoding="utf-8") for path in paths] == [
+        table.markdown(), table.latex(), table.csv(), table.json()
+    ]  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == sorted(path.name for path in paths)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch):
+    (tmp_path / "t.md").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UserError, match=r"t\.md cannot be written \(No space left on device\); choose another folder"):
+        write(TABLES, tmp_path, "t")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "old")]
+
+
+def test_a_file_is_no_folder(tmp_path: Path):
+    (tmp_path / "out").write_text("")
+    for folder in (tmp_path / "out", tmp_path / "out" / "deep"):
+        with pytest.raises(UserError, match="is, or lies under, a file; name a folder"):
+            write(TABLES, folder, "t")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Sensitivity
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_sensitivity_beside_the_paper_exactly():
+    assert sensitivity_table(SENSITIVITY, "head-ct").markdown() == (
+        "### Sensitivity to divergence and λ, head-ct\n\n"
+        "ABMIL + Normal Guidance, mean ± sd over 2 seeds (1, 2): population sd for localization, sample sd for scans. "
+        "The best of ours is bold.\n\n"
+        "| Divergence    |   λ | Localization AUROC |   Published | Localization AUPRC |   Published "
+        "|      Scan AUROC |   Published |      Scan AUPRC |   Published |\n"
+        "|:--------------|----:|-------------------:|------------:|-------------------:|------------:"
+        "|----------------:|------------:|----------------:|------------:|\n"
+        "| Forward KL    | 0.1 |        .840 ± .000 | .846 ± .004 |                  - | .718 ± .011 "
+        "|     .900 ± .000 |           - | **.910 ± .000** |           - |\n"
+        "| Forward KL    |  10 |    **.880 ± .010** | .877 ± .001 |    **.750 ± .000** | .760 ± .009 "
+        "|     .910 ± .000 |           - | **.910 ± .000** |           - |\n"
+        "| Squared error |   1 |        .810 ± .010 | .834 ± .007 |        .700 ± .000 | .702 ± .011 "
+        "| **.920 ± .000** | .924 ± .012 | **.910 ± .000** | .910 ± .010 |\n"
+    )
+
+
+def test_sensitivity_elsewhere_stands_alone():
+    table = sensitivity_table(SENSITIVITY, "chest-ct")
+    assert "Published" not in table.markdown()
+    assert r"Forward KL & 10 & \textbf{.880 $\pm$ .010} & \textbf{.750 $\pm$ .000} & .910" in table.latex()
+    assert r"\resizebox" not in table.latex()
+
+
+def test_sensitivity_of_another_method_has_its_name_and_nothing_published():
+    table = sensitivity_table(SENSITIVITY, "head-ct", "mhng")
+    assert "Published" not in table.markdown()
+    assert f"\n{METHODS['mhng'].title}, mean ± sd over 2 seeds" in table.markdown()
+    assert METHODS["ng"].title not in table.markdown() + table.latex()
+    assert {record["method"] for record in json.loads(table.json())["tables"]} == {"mhng"}
+    assert read_csv(table.csv())["published_mean"].isna().all()
+
+
+def test_sensitivity_csv_and_json_agree():
+    table = sensitivity_table(SENSITIVITY, "head-ct")
+    frame, records = read_csv(table.csv()), json.loads(table.json())["tables"]
+    assert frame["lambda"].tolist() == [record["lambda"] for record in records] == [0.1, 10, 1] * 4
+    assert frame["best"].tolist()[:3] == ["no", "yes", "no"]
+    assert [record["best"] for record in records][3:6] == [False, True, False]  # NaN is never best
+    assert frame["published_mean"].tolist()[:3] == [0.846, 0.877, 0.834]
+    assert records[1]["ours_per_seed"] == [0.87, 0.89]
+    assert records[1]["ours_mean"] == pytest.approx(0.88, abs=1e-12)
+    assert (frame["ours_mean"][1],) == exactly(records[1]["ours_mean"])
+    assert frame["inside_2_sd"][0] == "yes"  # .006 <= 2 x .004
+    assert frame["inside_2_sd"][2] == "no"  # .024 > 2 x .007
+
+
+# ----------------------------------------------------------------------------------------------------
+# Mistakes
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ({"amil": GUIDED}, r"method 'amil' is unknown; choose one of .*abmil.*ceiling"),
+        ({}, "there are no results for a table; score"),
+        ({"ng": {}}, "'ng' has no scores; give one per seed"),
+        ({"ng": {1: GUIDED[1001], 2: GAUSSIAN[1001]}}, "'ng' has scan_auroc for 1 of 2 seeds"),
+    ],
+)
+def test_mistakes_are_named(results, message):
+    with pytest.raises(UserError, match=message):
+        paper_tables(results, "head-ct")
+
+
+@pytest.mark.parametrize(
+    ("results", "method", "message"),
+    [
+        ({("kl", 1.0): GUIDED}, "ng", "divergence 'kl' is unknown; choose one of forward_kl"),
+        (
+            {**SENSITIVITY, ("reverse_kl", 1.0): {1: GUIDED[1001]}},
+            "ng",
+            r"\('reverse_kl', 1.0\) has seeds \[1\], not \[1, 2\]; give the same seeds for all",
+        ),
+        (SENSITIVITY, "abmil", "method 'abmil' has no guidance to vary; choose one of ng, mhng"),
+        (SENSITIVITY, "nng", "method 'nng' has no guidance to vary"),
+    ],
+)
+def test_mistakes_of_sensitivity_are_named(results, method, message):
+    with pytest.raises(UserError, match=message):
+        sensitivity_table(results, "head-ct", method)

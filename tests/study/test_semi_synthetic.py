@@ -1,0 +1,520 @@
+"""Shifted Mean MIL: the published digits of its test sets, and its Bayes oracles against direct enumeration."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.blocks import block_statistics
+from normal_guidance.core.metrics import auroc, localization
+from normal_guidance.core.models import CenteredGaussian, MaxPooling, MeanPooling
+from normal_guidance.study import drawn as synthetic
+from normal_guidance.study.drawn import (
+    BLOCK,
+    SEEDS,
+    SEPARATION,
+    SHIFT,
+    SIZES,
+    VARIANTS,
+    SemiSynthetic,
+    bayes_scan_scores,
+    bayes_slice_scores,
+    semi_synthetic,
+    semi_synthetic_part,
+    shifted_mean,
+)
+
+HALF_UNIT = 0.5e-5
+"""Half of the last digit of the published ceilings."""
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[int, Bags]:
+    return {seed: semi_synthetic_part(seed, "test") for seed in SEEDS}
+
+
+def localize(scores: Tensor, bags: Bags) -> float:
+    """Mean localization AUROC over the positive scans."""
+    result = localization(scores, bags.slice_labels, bags.lengths)
+    assert len(result.kept) == bags.labels.sum()
+    return result.mean_auroc.item()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Published digits
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "positives", "published"),
+    [(1001, 507, 0.5026057965180282), (2001, 506, 0.5061412737015998), (3001, 514, 0.5034959011728685)],
+)
+def test_max_pooling_gives_every_published_digit(drawn, seed, positives, published):
+    """Attention holds only multiples of 1/768, so this is also a test of ties.
+
+    All digits hold exactly where they were first measured; another order of summation over the scans may move the
+    last one.
+    """
+    bags = drawn[seed]
+    assert bags.labels.sum() == positives
+    with torch.no_grad():
+        prediction = MaxPooling()(bags.features, bags.lengths)
+    assert localize(prediction.attention, bags) == pytest.approx(published, rel=0, abs=1e-15)
+    assert localize(prediction.slice_scores, bags) == pytest.approx(published, rel=0, abs=1e-15)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mean_pooling_localizes_nothing(drawn, seed):
+    bags = drawn[seed]
+    with torch.no_grad():
+        prediction = MeanPooling()(bags.features, bags.lengths)
+    assert localize(prediction.attention, bags) == 0.5
+    assert localize(prediction.slice_scores, bags) == 0.5
+
+
+@pytest.mark.parametrize(
+    # 2001: the published figure counts one pair of scans the other way round; see the test below.
+    ("seed", "published", "exchanged"),
+    [(1001, 0.80088, 0), (2001, 0.81505, 1), (3001, 0.81303, 0)],
+)
+def test_scan_oracle_is_the_published_ceiling(drawn, seed, published, exchanged):
+    bags = drawn[seed]
+    pairs = int(bags.labels.sum() * (1 - bags.labels).sum())
+    found = auroc(bayes_scan_scores(bags), bags.labels).item()
+    assert found == pytest.approx(published, rel=0, abs=HALF_UNIT + exchanged / pairs)
+
+
+def test_one_published_scan_ceiling_exchanges_two_scans(drawn):
+    """In float64 the ceiling of 2001 is .815057 on x86-64; the published digits are .81505.
+
+    A positive and a negative scan differ by 3e-7 there, less than float32 features, whose last bits depend on the
+    processor, can tell apart.  With the negative one above, the digits are the published ones.
+    """
+    bags = drawn[2001]
+    positive, negative = 48, 142
+    scores = bayes_scan_scores(bags)
+    assert bags.labels[[positive, negative]].tolist() == [1, 0]
+    assert abs(scores[positive] - scores[negative]) < 2e-6
+    low, high = sorted(scores[[positive, negative]].tolist())
+    for of_positive, of_negative, digits in ((high, low, "0.81506"), (low, high, "0.81505")):
+        scores[positive], scores[negative] = of_positive, of_negative
+        assert f"{auroc(scores, bags.labels).item():.5f}" == digits
+
+
+@pytest.mark.parametrize(("seed", "published"), [(1001, 0.88212), (2001, 0.87990), (3001, 0.88979)])
+def test_slice_oracle_is_the_published_ceiling(drawn, seed, published):
+    bags = drawn[seed]
+    assert localize(bayes_slice_scores(bags), bags) == pytest.approx(published, rel=0, abs=HALF_UNIT)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The centred Gaussian
+# ----------------------------------------------------------------------------------------------------
+
+CENTERED_GAUSSIAN = {1001: 0.7046, 2001: 0.6688, 3001: 0.6938}
+"""Published.  Its positions mirror each other about S/2, so only rounding in linspace breaks the ties."""
+
+
+def per_scan(bags: Bags, score: Callable[[int], np.ndarray]) -> Tensor:
+    """Scores that depend on the number of slices alone."""
+    return torch.cat([torch.from_numpy(score(size)) for size in bags.lengths.tolist()])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_centered_gaussian_in_numpy_gives_the_published_digits(drawn, seed):
+    bags = drawn[seed]
+    density = per_scan(bags, lambda size: np.exp(-0.5 * (np.linspace(1, size - 1, size) - size / 2) ** 2))
+    assert localize(density, bags) == pytest.approx(CENTERED_GAUSSIAN[seed], rel=0, abs=0.5e-4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_published_centered_gaussian_gives_the_published_digits(drawn, seed):
+    bags = drawn[seed]
+    prediction = CenteredGaussian(published=True)(bags.features, bags.lengths)
+    assert localize(prediction.slice_scores, bags) == pytest.approx(CENTERED_GAUSSIAN[seed], rel=0, abs=0.5e-4)
+
+
+@pytest.mark.parametrize(
+    # Measured here; this form has no published counterpart.
+    ("seed", "measured"),
+    [(1001, 0.703188634593467), (2001, 0.6684766797242728), (3001, 0.6920188018705874)],
+)
+def test_log_density_centered_gaussian(drawn, seed, measured):
+    """The log-density is .011-.012 above the float32 density, but .0003-.0018 below the published form.
+
+    Nothing underflows in float64 at up to 60 slices, so there is nothing to gain here.  What it loses is half a slice:
+    the positions 1..S have their middle at (S + 1)/2, not at S/2, while linspace(1, S-1, S) has it at S/2.
+    """
+    bags = drawn[seed]
+    prediction = CenteredGaussian()(bags.features, bags.lengths)
+    found = localize(prediction.slice_scores, bags)
+    assert found == pytest.approx(measured, rel=0, abs=1e-12)
+    assert localize(prediction.attention, bags) == found
+    assert 0.01 < found - localize(prediction.attention.float(), bags) < 0.02
+    in_the_middle = per_scan(bags, lambda size: -np.abs(np.arange(1, size + 1) - (size + 1) / 2))
+    assert localize(in_the_middle, bags) > max(found, CENTERED_GAUSSIAN[seed])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Oracles against enumeration
+# ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Small:
+    """A few short scans with 3 features, a block that fits all of them, and a shift."""
+
+    features: list[list[float]]
+    lengths: list[int]
+    block: int
+    shift: float
+
+    @property
+    def bags(self) -> Bags:  # not in the strategy: the shape checks draw random numbers, which a strategy must not
+        features = torch.tensor(self.features, dtype=torch.float64)
+        return Bags(features, torch.tensor(self.lengths), torch.ones(len(self.lengths), dtype=torch.int64))
+
+
+@st.composite
+def small(draw: st.DrawFn) -> Small:
+    block = draw(st.integers(2, 4))
+    lengths = draw(st.lists(st.integers(block, 8), min_size=1, max_size=4))
+    row = st.lists(st.floats(-4, 4), min_size=3, max_size=3)
+    features = draw(st.lists(row, min_size=sum(lengths), max_size=sum(lengths)))
+    return Small(features, lengths, block, shift=draw(st.floats(-2, 2)))
+
+
+def likelihood(h: list[list[float]], block: range, shift: float) -> float:
+    """p(h_i | u_i, S_i, y_i=1) as the paper's appendix writes it; an empty block gives p(h_i | S_i, y_i=0)."""
+    return math.prod(
+        NormalDist(shift if j in block and k == 0 else 0.0, 1.0).pdf(value)
+        for j, row in enumerate(h)
+        for k, value in enumerate(row)
+    )
+
+
+@given(small())
+def test_oracles_are_the_enumeration_of_all_starts(case):
+    bags, block, shift = case.bags, case.block, case.shift
+    scans, slices = [], []
+    for bag in bags:
+        h = bag.features.tolist()
+        starts = [range(u, u + block) for u in range(len(h) - block + 1)]
+        joint = [likelihood(h, start, shift) / len(starts) for start in starts]
+        scans.append(math.log(sum(joint) / likelihood(h, range(0), shift)))
+        for j in range(len(h)):
+            inside = sum(p for p, start in zip(joint, starts, strict=True) if j in start)
+            slices.append(math.log(inside / sum(joint)))
+    torch.testing.assert_close(
+        bayes_scan_scores(bags, block=block, shift=shift), torch.tensor(scans, dtype=torch.float64), rtol=0, atol=1e-10
+    )
+    torch.testing.assert_close(
+        bayes_slice_scores(bags, block=block, shift=shift),
+        torch.tensor(slices, dtype=torch.float64),
+        rtol=0,
+        atol=1e-10,
+    )
+
+
+@given(small())
+def test_posterior_sums_to_the_block(case):
+    bags, block, shift = case.bags, case.block, case.shift
+    probability = bayes_slice_scores(bags, block=block, shift=shift).exp()
+    assert probability.max() <= 1
+    sums = bags.layout.pad(probability).sum(1)
+    torch.testing.assert_close(sums, torch.full_like(sums, block), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_posterior_of_a_test_set_sums_to_the_block(drawn, seed):
+    bags = drawn[seed]
+    sums = bags.layout.pad(bayes_slice_scores(bags).exp()).sum(1)
+    torch.testing.assert_close(sums, torch.full_like(sums, BLOCK), rtol=0, atol=1e-11)
+
+
+def test_all_scans_at_once_is_one_scan_at_a_time(drawn):
+    bags = drawn[1001][:50]
+    one_by_one = [bags[i : i + 1] for i in range(len(bags))]
+    for oracle in (bayes_scan_scores, bayes_slice_scores):
+        torch.testing.assert_close(oracle(bags), torch.cat([oracle(bag) for bag in one_by_one]), rtol=0, atol=1e-12)
+
+
+def test_oracles_read_the_first_feature_only():
+    bags = shifted_mean(20, seed=5, features=4)
+    first = Bags(bags.features[:, :1], bags.lengths, bags.labels)
+    assert bayes_scan_scores(first).equal(bayes_scan_scores(bags))
+    assert bayes_slice_scores(first).equal(bayes_slice_scores(bags))
+
+
+def test_oracles_neither_overflow_nor_underflow():
+    """The evidence of one block is 60,000 here: its exponential has no float64, its logarithm has."""
+    features = torch.zeros(40, 1)
+    features[10:22] = 1e4
+    bags = Bags(features, torch.tensor([40]), torch.tensor([1]))
+    assert bayes_scan_scores(bags).item() == pytest.approx(12 * (SHIFT * 1e4 - SHIFT**2 / 2) - math.log(29))
+    scores = bayes_slice_scores(bags)
+    assert (scores[10:22] == 0).all()
+    assert scores.isfinite().all()
+    assert scores[:10].unique().numel() == 10, "the further from the block, the less probable"
+
+
+def test_without_shift_there_is_no_evidence():
+    bags = shifted_mean(20, seed=5, features=2)
+    torch.testing.assert_close(
+        bayes_scan_scores(bags, shift=0.0), torch.zeros(20, dtype=torch.float64), rtol=0, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("oracle", [bayes_scan_scores, bayes_slice_scores])
+def test_a_scan_shorter_than_the_block_is_named(oracle):
+    bags = Bags(torch.zeros(23, 2), torch.tensor([12, 11]), torch.tensor([0, 1]), scan_ids=("A", "B17"))
+    with pytest.raises(UserError, match=r"scan 'B17' has 11 slices, fewer than a block of 12 \(1 such scans\); leave"):
+        oracle(bags)
+    assert oracle(bags, block=11).isfinite().all()
+    with pytest.raises(UserError, match="block is 0; it must be at least 1"):
+        oracle(bags, block=0)
+    with pytest.raises(UserError, match="shift is nan; it must be finite"):
+        oracle(bags, shift=math.nan)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The data
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many() -> Bags:
+    return shifted_mean(5_000, seed=11, features=3)
+
+
+def test_lengths_labels_and_noise_follow_their_distributions(many):
+    """Bounds are five standard errors wide."""
+    assert many.lengths.unique().tolist() == list(range(20, 61))
+    sizes = many.lengths.double()
+    assert sizes.mean().item() == pytest.approx(40, abs=5 * sizes.std().item() / math.sqrt(len(many)))
+    assert many.labels.double().mean().item() == pytest.approx(0.5, abs=5 * 0.5 / math.sqrt(len(many)))
+    shifted = many.slice_labels == 1
+    for rows, first in ((many.features[shifted], SHIFT), (many.features[~shifted], 0.0)):
+        error = 5 / math.sqrt(len(rows))
+        means = torch.tensor([first, 0.0, 0.0])
+        torch.testing.assert_close(rows.mean(0), means, rtol=0, atol=error)
+        torch.testing.assert_close(rows.var(0), torch.ones(3), rtol=0, atol=2 * error)
+
+
+def test_a_positive_scan_has_one_block_anywhere(many):
+    positive = many.layout.pad(many.slice_labels)
+    assert positive.dtype == torch.int64
+    assert many.positive_slices.equal(BLOCK * many.labels)
+    inside = many.labels == 1
+    start = positive[inside].argmax(1)
+    block = positive[inside].gather(1, start[:, None] + torch.arange(BLOCK))
+    assert (block == 1).all(), "its slices are adjacent"
+    # u is uniform on 0..S-R, so (u + 1/2) / (S - R + 1) has mean 1/2 and variance below 1/12.
+    place = (start + 0.5) / (many.lengths[inside] - BLOCK + 1)
+    assert place.mean().item() == pytest.approx(0.5, abs=5 / math.sqrt(12 * len(place)))
+    assert (start == 0).any()
+    assert (start == many.lengths[inside] - BLOCK).any()
+
+
+def test_shift_moves_the_first_feature_of_the_block_and_nothing_else():
+    noise, bags = (shifted_mean(50, seed=3, features=4, shift=shift) for shift in (0.0, 2.0))
+    expected = noise.features.clone()
+    expected[bags.slice_labels == 1, 0] += 2.0
+    assert bags.features.equal(expected)
+    assert bags.slice_labels.equal(noise.slice_labels)
+
+
+def test_a_seed_is_a_data_set():
+    state = torch.get_rng_state()
+    bags, again, other = (shifted_mean(10, seed, features=4) for seed in (1, 1, 2))
+    assert bags.features.equal(again.features)
+    assert bags.slice_labels.equal(again.slice_labels)
+    assert not bags.lengths.equal(other.lengths)
+    assert torch.get_rng_state().equal(state), "the global generator is left alone"
+    assert bags.scan_ids[9] == "synthetic-1-000009"
+    assert set(bags.scan_ids).isdisjoint(other.scan_ids)
+
+
+def test_the_default_dtype_does_not_change_the_data():
+    bags = shifted_mean(10, seed=1, features=4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = shifted_mean(10, seed=1, features=4)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert again.features.equal(bags.features)
+    assert again.labels.equal(bags.labels)
+
+
+@pytest.mark.parametrize("prevalence", [0.0, 1.0])
+def test_prevalence_may_be_none_or_all(prevalence):
+    assert shifted_mean(20, seed=1, features=2, prevalence=prevalence).labels.float().mean() == prevalence
+
+
+def test_a_block_may_fill_the_scan():
+    bags = shifted_mean(5, seed=1, features=2, min_slices=3, max_slices=3, block=3, prevalence=1.0)
+    assert bags.slice_labels.sum() == 15
+    assert bayes_slice_scores(bags, block=3).abs().max() < 1e-15, "every slice is positive for certain"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": 0}, "n is 0; it must be at least 1"),
+        ({"features": 0}, "features is 0; it must be at least 1"),
+        ({"min_slices": 0}, "min_slices is 0; it must be at least 1"),
+        ({"max_slices": 19}, r"max_slices is 19, below min_slices \(20\); exchange them"),
+        ({"block": 0}, "block is 0; it must be at least 1 slice"),
+        ({"block": 21}, "block is 21, but a scan may have 20 slices; raise min_slices or shorten block"),
+        ({"shift": math.inf}, "shift is inf; it must be finite"),
+        ({"prevalence": 1.5}, "prevalence is 1.5; give a probability"),
+        ({"prevalence": math.nan}, "prevalence is nan; give a probability"),
+        ({"seed": -1}, "seed is -1; give a number from 0"),
+        ({"seed": 2**64}, "give a number from 0 to"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(UserError, match=message):
+        shifted_mean(**({"n": 2, "seed": 1, "features": 2} | arguments))
+
+
+def test_the_three_sets_of_a_repetition(monkeypatch):
+    assert SIZES == (10_000, 2_500, 1_000)
+    assert len({seed for seeds in SEEDS.values() for seed in seeds}) == 9
+    monkeypatch.setattr(synthetic, "SIZES", (4, 3, 2))
+    sets = semi_synthetic(2001)
+    assert isinstance(sets, SemiSynthetic)
+    assert [bags.scan_ids[0] for bags in sets] == [f"synthetic-{seed}-000000" for seed in (2001, 2002, 2003)]
+    assert sets.val.features.equal(shifted_mean(3, 2002).features)
+    assert sets.test.features.equal(semi_synthetic_part(2001, "test").features)
+
+
+@pytest.mark.parametrize(
+    ("seed", "part", "message"),
+    [
+        (1002, "test", "seed 1002 is not one of the paper's; choose one of 1001, 2001, 3001"),
+        (1001, "validation", "part 'validation' is unknown; choose one of train, val, test"),
+    ],
+)
+def test_an_unknown_repetition_or_part_is_named(seed, part, message):
+    with pytest.raises(UserError, match=message):
+        semi_synthetic_part(seed, part)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Harder variants
+# ----------------------------------------------------------------------------------------------------
+
+
+def arrangements(size: int, block: int, blocks: int) -> list[tuple[range, ...]]:
+    """Every choice of starts whose blocks lie inside and far enough apart, one by one."""
+    return [
+        tuple(range(u, u + block) for u in starts)
+        for starts in itertools.combinations(range(size - block + 1), blocks)
+        if all(second - first >= block + SEPARATION for first, second in itertools.pairwise(starts))
+    ]
+
+
+@pytest.mark.parametrize(("block", "blocks", "signals"), [(1, 2, 1), (2, 2, 2), (1, 3, 1), (2, 3, 3), (3, 1, 2)])
+def test_oracles_are_the_enumeration_of_all_arrangements(block: int, blocks: int, signals: int):
+    least = blocks * block + (blocks - 1) * SEPARATION
+    lengths, shift = [least, least + 1, least + 5, least + 2], 0.9
+    bags = Bags(
+        torch.randn(sum(lengths), 4, dtype=torch.float64), torch.tensor(lengths), torch.ones(4, dtype=torch.int64)
+    )
+    scans, slices = [], []
+    for bag in bags:
+        ratio = (shift * bag.features[:, :signals] - shift**2 / 2).sum(1).exp().tolist()
+        found = arrangements(len(ratio), block, blocks)
+        joint = [math.prod(ratio[j] for one in ranges for j in one) / len(found) for ranges in found]
+        scans.append(math.log(sum(joint)))
+        for j in range(len(ratio)):
+            inside = sum(p for p, ranges in zip(joint, found, strict=True) if any(j in one for one in ranges))
+            slices.append(inside / sum(joint))
+    told = {"block": block, "shift": shift, "blocks": blocks, "signals": signals}
+    torch.testing.assert_close(bayes_scan_scores(bags, **told), torch.tensor(scans, dtype=torch.float64))
+    torch.testing.assert_close(bayes_slice_scores(bags, **told).exp(), torch.tensor(slices, dtype=torch.float64))
+
+
+def test_every_arrangement_of_blocks_is_as_probable_as_any_other():
+    """Two blocks of 1 in 7 slices have 3 arrangements; bounds are five standard errors wide."""
+    bags = shifted_mean(3_000, 4, features=1, min_slices=7, max_slices=7, block=1, blocks=2, prevalence=1.0)
+    kinds, counts = bags.layout.pad(bags.slice_labels).unique(dim=0, return_counts=True)
+    want = {tuple(int(any(j in one for one in ranges)) for j in range(7)) for ranges in arrangements(7, 1, 2)}
+    assert {tuple(row) for row in kinds.tolist()} == want
+    assert len(want) == 3
+    error = 5 * math.sqrt(len(bags) / 3 * 2 / 3)
+    torch.testing.assert_close(counts.double(), torch.full((3,), len(bags) / 3).double(), rtol=0, atol=error)
+
+
+def test_several_blocks_are_several_by_the_rule_of_blocks():
+    for name, number in (("two_blocks", 2), ("three_blocks", 3)):
+        bags = shifted_mean(200, 1, features=1, **VARIANTS[name].options)
+        positive = bags.positive_slices[bags.labels == 1]
+        assert (positive == BLOCK).all(), "as many positive slices as the paper's one block"
+        assert block_statistics(bags.slice_labels, bags.lengths).bags_by_blocks == {number: len(positive)}
+
+
+def test_signals_shift_the_first_features_and_nothing_else():
+    noise, bags = (shifted_mean(50, seed=3, features=5, shift=shift, signals=3) for shift in (0.0, 2.0))
+    expected = noise.features.clone()
+    expected[bags.slice_labels == 1, :3] += 2.0
+    assert bags.features.equal(expected)
+
+
+def test_features_that_share_the_signal_leave_the_ceiling_where_it_is():
+    """Their sum over sqrt(8) is one feature with the paper's shift: the oracles agree, number by number."""
+    told = VARIANTS["eight_signals"].oracle("test")
+    bags = shifted_mean(100, 6, features=8, **told)
+    told.pop("block", None)
+    one = Bags(bags.features.double().sum(1, keepdim=True) / math.sqrt(8), bags.lengths, bags.labels)
+    torch.testing.assert_close(bayes_scan_scores(bags, **told), bayes_scan_scores(one), rtol=0, atol=1e-9)
+    torch.testing.assert_close(bayes_slice_scores(bags, **told), bayes_slice_scores(one), rtol=0, atol=1e-9)
+
+
+def test_variants_of_a_repetition(monkeypatch):
+    monkeypatch.setattr(synthetic, "SIZES", (4, 3, 2))
+    paper, short = semi_synthetic(1001), semi_synthetic(1001, "short_blocks")
+    assert VARIANTS["paper"].drawn("train") == VARIANTS["paper"].drawn("test") == {}
+    assert short.train.features.equal(paper.train.features)
+    assert short.test.positive_slices.max() == 6 < paper.test.positive_slices.max()
+    assert VARIANTS["short_blocks"].oracle("train") == {}
+    assert VARIANTS["short_blocks"].oracle("test") == {"block": 6}
+    assert semi_synthetic_part(1001, "val", "more_noise").width == 4 * 768
+    assert VARIANTS["more_noise"].oracle("test") == {}, "noise does not change the ceiling"
+    few = semi_synthetic_part(2001, "val", "few_scans")
+    assert len(few) == 250
+    assert few.features.equal(shifted_mean(250, 2002).features)
+    with pytest.raises(UserError, match="variant 'two' is unknown; choose one of paper, two_blocks, three_blocks"):
+        semi_synthetic_part(1001, "test", "two")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"blocks": 0}, "blocks is 0; a positive scan has at least 1"),
+        ({"blocks": 2, "block": 9}, r"a scan may have 20 slices \(2 of them need 22\)"),
+        ({"signals": 0}, "signals is 0; choose from 1 to all 2 features"),
+        ({"signals": 3}, "signals is 3; choose from 1 to all 2 features"),
+    ],
+)
+def test_wrong_variants_are_named(arguments, message):
+    with pytest.raises(UserError, match=message):
+        shifted_mean(2, 1, features=2, **arguments)
+
+
+def test_a_scan_shorter_than_its_blocks_is_named():
+    bags = Bags(torch.zeros(35, 2), torch.tensor([20, 15]), torch.tensor([0, 1]), scan_ids=("A", "B17"))
+    with pytest.raises(UserError, match=r"'B17' has 15 slices, fewer than the 16 that 2 blocks of 6 need \(1 such"):
+        bayes_scan_scores(bags, block=6, blocks=2)

@@ -1,0 +1,149 @@
+"""What a dry run says a sweep would take, and how many configurations memory holds."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import estimate as estimate_module
+from normal_guidance.sweep import execution as execution_module
+from normal_guidance.sweep.batches import draw_orders, heaviest_batch
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.engine import Engine, PackedEngine
+from normal_guidance.sweep.estimate import estimate_sweep
+from normal_guidance.sweep.execution import Execution, fitting_chunk
+from normal_guidance.sweep.stack import Stack
+from normal_guidance.sweep.sweep import sweep
+from own_clock import OwnClock
+
+FEATURES = 16
+
+
+@pytest.fixture(scope="module")
+def scans() -> tuple[Bags, Bags]:
+    return tuple(shifted_mean(n, seed, features=FEATURES) for n, seed in ((100, 1), (40, 2)))
+
+
+def configs(method: str = "ng", epochs: int = 50) -> tuple[Config, ...]:
+    return grid(Config(method, epochs=epochs, batch_size=8), lr=[0.1, 0.01], l1=[0.01, 0.0])
+
+
+class Clock(OwnClock):
+    """A clock that only training and evaluation move: 3 seconds a step, a half for a validation scan."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(patch, estimate_module)
+        self.steps = 0
+        patch.setattr(estimate_module, "SLOW", 10.0)
+        train_epoch, evaluate_plainly = PackedEngine.train_epoch, PackedEngine.evaluate
+
+        def train(engine: PackedEngine, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.now += 3.0 * engine.steps
+            self.steps += engine.steps
+            return train_epoch(engine, order)
+
+        def evaluate(engine: PackedEngine) -> torch.Tensor:
+            self.now += 0.5 * len(engine.val.lengths)
+            return evaluate_plainly(engine)
+
+        patch.setattr(PackedEngine, "train_epoch", train)
+        patch.setattr(PackedEngine, "evaluate", evaluate)
+
+
+def test_time_is_that_of_all_steps_and_evaluations(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    found = estimate_sweep(configs(), *scans, Execution())
+    assert (found.scans, found.batches, found.configs, found.chunks) == (140, 12, 4, 1)
+    assert found.slices == int(scans[0].lengths.sum() + scans[1].lengths.sum())
+    assert found.step_s == pytest.approx(3.0)
+    assert found.total_s == pytest.approx(50 * (12 * 3.0 + 40 * 0.5))
+    assert clock.steps == 2 * (1 + estimate_module.BATCHES)
+    assert found.device_bytes > 0
+    weights = sum(value.numel() for value in Stack.of(configs(), FEATURES).initial_parameters().values())
+    assert found.disk_bytes == pytest.approx(3 * 4 * weights, rel=0.1)
+
+
+def test_a_slow_batch_is_trained_once(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(estimate_module, "SLOW", 1.0)
+    found = estimate_sweep(configs(), *scans)
+    assert clock.steps == 1
+    assert found.step_s == pytest.approx(3.0)
+
+
+def test_parts_follow_each_other(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    found = estimate_sweep(configs(), *scans, Execution(chunk=2))
+    assert found.chunks == 2
+    assert found.total_s == pytest.approx(2 * 50 * (12 * 3.0 + 40 * 0.5))
+
+
+def test_memory_that_runs_out_halves_the_part(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = execution_module.choose_engine
+
+    def small(some: list[Config], *rest: object) -> Engine:
+        if len(some) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return choose(some, *rest)
+
+    monkeypatch.setattr(estimate_module, "choose_engine", small)
+    assert estimate_sweep(configs(), *scans).chunks == 4
+
+
+@pytest.mark.parametrize("method", ["mean", "mhng"])
+def test_other_methods_are_estimated_too(method: str, scans: tuple[Bags, Bags]) -> None:
+    found = estimate_sweep(configs(method, epochs=3), *scans)
+    assert found.total_s > 0
+    assert found.method == method
+
+
+def test_long_work_on_a_card_is_estimated_as_compiled(
+    scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Execution, "slotted", property(lambda self: True))
+    monkeypatch.setattr(execution_module, "RECORDING_SECONDS", 0.0)
+    assert estimate_sweep(configs(epochs=2), *scans).engine == "recorded"
+    long = estimate_sweep(configs(epochs=10**6), *scans)
+    assert long.engine == "compiled"
+    steps = 10**6 * (12 * long.step_s)
+    assert long.total_s < 0.9 * steps + 1e5
+
+
+def test_the_cpu_trains_what_its_memory_holds(
+    scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configs("mhng")[0]
+    one = PackedEngine(Stack.of([config], FEATURES), *scans, 8, "float32")
+    weights = sum(value.nbytes for value in one.parameters.values())
+    orders = [order for order, _ in islice(draw_orders(len(scans[0]), config.seed), config.epochs)]
+    needed = execution_module.COPIES * weights + one.saved_bytes(heaviest_batch(scans[0].lengths, 8, orders))
+    assert needed > 5 * weights
+    want = sweep(configs("mhng", epochs=2), *scans)
+
+    def with_room_for(count: float) -> int:
+        free = int(count * needed / execution_module.MEMORY_SHARE)
+        monkeypatch.setattr(execution_module, "machine_memory", lambda: (2 * free, free))
+        return fitting_chunk(configs("mhng"), *scans, Execution())
+
+    assert [with_room_for(count) for count in (100, 2.5, 0.1)] == [4, 2, 1]
+    assert "memory holds 2 of 4 configurations together" in caplog.records[0].getMessage()
+    with_room_for(2.5)
+    got = sweep(configs("mhng", epochs=2), *scans)
+    assert got.chunks == (2, 2)
+    torch.testing.assert_close(got.history, want.history, rtol=1e-4, atol=1e-5)
+
+
+def test_the_longest_scan_counts_wherever_it_is(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch has short scans only; memory must hold the one with the long scan."""
+    train, val = scans
+    long = Bags(torch.randn(4000, FEATURES), torch.tensor([4000]), torch.tensor([1]))
+    longer = Bags(
+        torch.cat([train.features, long.features]),
+        torch.cat([train.lengths, long.lengths]),
+        torch.cat([train.labels, long.labels]),
+    )
+    monkeypatch.setattr(execution_module, "machine_memory", lambda: (2**26, 2**25))
+    chunks = [fitting_chunk([Config("abmil", batch_size=8)] * 100, part, val, Execution()) for part in (train, longer)]
+    assert 1 < chunks[1] < chunks[0] < 100

@@ -1,0 +1,106 @@
+"""A scan of 20,000 slices among short ones: every method trains and predicts it in little memory."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from normal_guidance.base.system import limit_memory
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.bells import Places
+from normal_guidance.fit import committee
+from normal_guidance.fit.committee import Committee, Scaling, prior_attention
+from normal_guidance.fit.evidence import Penalty, fit_evidence
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import batches
+from normal_guidance.sweep.batches import MOST_PLACES, in_batches
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.engine import PackedEngine
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.stack import Stack
+
+SLICES = 20_000
+ROOM = 2**30
+"""Bytes that a process may take beyond what its libraries take; a kernel of slices x slices has three times as many."""
+
+STACKED = ("whole_bells_ng", "evidence_ng", "abmil_distance", "smap", "probsmooth")
+
+
+def draw() -> Bags:
+    lengths = torch.tensor([40, 30, SLICES, 1, 40, 30])
+    generator = torch.Generator().manual_seed(0)
+    return Bags(torch.randn(int(lengths.sum()), 16, generator=generator), lengths, torch.tensor([0, 1, 1, 0, 0, 1]))
+
+
+def train_stacked(method: str) -> None:
+    """A step of two configurations, and their validation."""
+    scans, configs = draw(), grid(Config(method, batch_size=6), lr=[0.1, 0.01], l1=[0.01])
+    limit_memory(ROOM)
+    engine = PackedEngine(Stack.of(configs, scans.width), scans, scans, 6, "float32")
+    before = {name: value.clone() for name, value in engine.parameters.items()}
+    loss, _ = engine.train_epoch(torch.arange(6))
+    assert loss.isfinite().all()
+    for name, value in engine.parameters.items():
+        assert value.isfinite().all()
+        assert not torch.equal(value, before[name]) or name == "score.bias"  # softmax ignores it
+    assert engine.evaluate()[1].isfinite().all()
+
+
+def fit_places() -> None:
+    """Two turns of every kind of places, the widest as if all scans were long, and a prediction by all members."""
+    scans, penalties = draw(), [Penalty("ridge", 1.0)]
+    limit_memory(ROOM)
+    for places in (Places(0.0, central=True), Places(0.15 * SLICES, central=False), Places(None, central=False)):
+        for found in fit_evidence(scans, torch.arange(6) % 2, places, penalties, turns=2):
+            assert found.logits.isfinite().all()
+            sums = torch.stack([own.sum() for own in found.attention[0].split(scans.lengths.tolist())])
+            torch.testing.assert_close(sums, torch.ones(6), rtol=1e-4, atol=1e-4)
+
+
+def run_limited(what: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow(but=("committee", "whole_bells_ng"))
+@pytest.mark.parametrize("method", ["committee", *STACKED])
+def test_a_long_scan_trains_in_little_memory(method: str) -> None:
+    made = run_limited(method)
+    assert made.returncode == 0, made.stderr
+
+
+def test_a_kernel_of_slices_by_slices_would_not_fit() -> None:
+    assert re.search("not enough memory|allocate memory", run_limited("kernel").stderr)
+
+
+def test_batches_are_bounded_by_their_padding() -> None:
+    lengths = torch.tensor([30, 20_000, *[30] * 600, 900_000, 30])
+    found = in_batches(lengths, 256)
+    assert torch.cat(found).tolist() == list(range(len(lengths)))
+    assert max(map(len, found)) == 256
+    for batch in found:
+        assert len(batch) == 1 or len(batch) * int(lengths[batch].max()) <= MOST_PLACES
+    assert [batch.tolist() for batch in in_batches(lengths[2:500], 256)] == [[*range(256)], [*range(256, 498)]]
+
+
+def test_a_committee_in_parts_is_the_same_committee(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans, places = shifted_mean(30, seed=1, features=4), (Places(2.0, central=True), Places(None, central=False))
+    members = {name: torch.rand(6) for name in ("bias", "gain", "sharpness")} | {"weights": torch.randn(6, 4)}
+    made = Committee(Scaling(torch.zeros(4), torch.ones(4)), places, torch.tensor([0, 0, 1, 0, 1, 0]), **members)
+    whole, prior = predict_bags(made, scans), prior_attention(made.places, scans.lengths)
+    monkeypatch.setattr(committee, "AT_ONCE", 1)  # one member at a time
+    monkeypatch.setattr(batches, "MOST_PLACES", 150)  # a few scans at a time
+    for one, other in zip(predict_bags(made, scans)[:3], whole[:3], strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(prior_attention(made.places, scans.lengths), prior)
+
+
+def make_kernel() -> None:
+    limit_memory(ROOM)
+    torch.zeros(SLICES, SLICES, dtype=torch.float64)
+
+
+if __name__ == "__main__":
+    others = {"committee": fit_places, "kernel": make_kernel}
+    others.get(sys.argv[1], lambda: train_stacked(sys.argv[1]))()

@@ -1,0 +1,479 @@
+"""A run's folder: one writer, one identity, a state that is whole or refused, and files that rebuild the model."""
+
+import errno
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json, write_json
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import sweep as checkpoint
+from normal_guidance.sweep.config import Config, grid, paper_config
+from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.run import (
+    diverged,
+    group_names,
+    history_table,
+    identity_of,
+    is_begun,
+    load_winner,
+    open_run,
+    write_history,
+    write_winners,
+)
+from normal_guidance.sweep.sweep import StateFile, Sweep, group_of, sweep
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a+")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write("process 4711 on elsewhere")
+file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def identity(**changes: Any) -> dict[str, Any]:
+    return identity_of(
+        [Config("ng", **changes), Config("ng", lr=0.1, **changes)], Execution(), {"train": "a", "val": "b"}
+    )
+
+
+def begin(folder: Path, what: dict[str, Any]) -> None:
+    """A run that has saved something."""
+    with open_run(folder, what) as run:
+        run.state().save({"history": torch.zeros(1)}, {"epoch": 1})
+
+
+# ----------------------------------------------------------------------------------------------------
+# One writer
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=r"test_a_second.* is being written by process 4711 on elsewhere; wait"):
+            begin(tmp_path, identity())
+        assert not (tmp_path / "config.json").exists()
+        holder.kill()
+    begin(tmp_path, identity())
+
+
+def test_a_run_is_not_written_twice_by_one_process(tmp_path: Path) -> None:
+    with open_run(tmp_path, identity()), pytest.raises(UserError, match="is being written by process"):
+        begin(tmp_path, identity())
+    begin(tmp_path, identity())
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UserError, match="a file; name a folder"):
+            begin(path, identity())
+
+
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(UserError, match=r"/proc/run cannot be made \(No such file or directory\); choose another"):
+        begin(Path("/proc/run"), identity())
+
+
+def fail(number: int) -> Any:
+    """A function that fails as the system does."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "message"),
+    [
+        (FileLock, "acquire", r"cannot be locked \(Permission denied\); choose another folder"),
+        (Path, "iterdir", r"cannot be read \(Permission denied\); choose another folder"),
+    ],
+)
+def test_a_folder_that_may_not_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, message: str
+) -> None:
+    """Which nobody may for the one reason or the other; the tests may run as root, who may everything."""
+    monkeypatch.setattr(owner, name, fail(errno.EACCES))
+    with pytest.raises(UserError, match=message):
+        begin(tmp_path, identity())
+
+
+# ----------------------------------------------------------------------------------------------------
+# One identity
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_run_goes_on(tmp_path: Path) -> None:
+    begin(tmp_path, identity())
+    written = (tmp_path / "config.json").read_bytes()
+    with open_run(tmp_path, identity()) as run:
+        assert run.state().load() is not None
+    assert (tmp_path / "config.json").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (identity(epochs=7), r"configs\.0\.epochs was 1000, now it is 7 \(2 more differences\)"),
+        (identity(seed=3), r"configs\.0\.seed was 0, now it is 3 \(1 more differences\)"),
+        ({**identity(), "data": {"train": "a", "val": "c"}}, r"data\.val was 'b', now it is 'c'; give another folder"),
+        ({**identity(), "data": {"train": "a", "val": "b", "test": "d"}}, r"data\.test was absent, now it is 'd'"),
+        ({**identity(), "configs": identity()["configs"][:1]}, r"configs\.1\.method was 'ng', now it is absent"),
+    ],
+)
+def test_another_run_is_refused(tmp_path: Path, other: dict[str, Any], message: str) -> None:
+    begin(tmp_path, identity())
+    with pytest.raises(UserError, match=message):
+        begin(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    "execution", [Execution(chunk=1), Execution(precision="float64"), Execution(engine="recorded")]
+)
+def test_another_execution_is_refused(tmp_path: Path, execution: Execution) -> None:
+    begin(tmp_path, identity_of([Config("ng")], Execution(), {}))
+    with pytest.raises(UserError, match=r"execution\.\w+ was"):
+        begin(tmp_path, identity_of([Config("ng")], execution, {}))
+
+
+def test_a_run_that_saved_nothing_may_be_begun_anew(tmp_path: Path) -> None:
+    """Wrong options that failed at once must not spoil the folder: there is nothing to mix."""
+    with open_run(tmp_path, identity()):
+        pass
+    begin(tmp_path, identity(epochs=7))
+    with pytest.raises(UserError, match="another run"):
+        begin(tmp_path, identity())
+
+
+def test_a_run_begun_anew_keeps_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    """Results without state and report: they may be of anything."""
+    stale = ["best.json", "best.safetensors", "best-a.json", "best-a.safetensors", "history.parquet"]
+    with open_run(tmp_path, identity()):
+        for name in (*stale, "predictions.parquet"):
+            (tmp_path / name).write_bytes(b"of an earlier run")
+    with open_run(tmp_path, identity(epochs=7)):
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "lock"]
+    begin(tmp_path, identity(epochs=7))
+    (tmp_path / "best.json").write_bytes(b"killed before its report")
+    with open_run(tmp_path, identity(epochs=7)):
+        assert (tmp_path / "best.json").exists()
+
+
+def test_what_is_begun_can_be_told_without_touching_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert not is_begun(folder, identity())
+    assert not folder.exists()
+    begin(folder, identity())
+    (folder / ".config.json.0123456789abcdef0123456789abcdef.partial").write_bytes(b"a draft")
+    files = sorted(folder.iterdir())
+    assert is_begun(folder, identity())
+    assert is_begun(folder, {"configs": identity()["configs"]})  # the rest is not compared
+    with pytest.raises(UserError, match=r"configs\.0\.seed was 0, now it is 3"):
+        is_begun(folder, {"configs": identity(seed=3)["configs"]})
+    assert sorted(folder.iterdir()) == files
+    (folder / "config.json").unlink()
+    (folder / "state.safetensors").unlink()
+    assert not is_begun(folder, identity())  # killed while it wrote its first file
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"format": 1, "con', "config.json cannot be read"),
+        (b"[1]", "config.json is damaged"),
+        (b'{"format": 99}', "format 99, but this version of normal-guidance reads format 1"),
+        (b"{}", "format None"),
+    ],
+)
+def test_a_config_that_cannot_be_compared_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    begin(tmp_path, identity())
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        begin(tmp_path, identity())
+
+
+def test_a_folder_with_other_things_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds 'thesis.tex' but no config.json"):
+        begin(tmp_path, identity())
+
+
+def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    draft = tmp_path / ".state.safetensors.0123456789abcdef0123456789abcdef.partial"
+    draft.write_bytes(b"gigabytes")
+    begin(tmp_path, identity())
+    assert not draft.exists()
+
+
+def test_departures_name_other_grids() -> None:
+    assert identity_of(grid(paper_config("abmil")), Execution(), {})["departures"] == {}
+    assert identity_of(grid(paper_config("ng")), Execution(), {})["departures"] == {}
+    other = identity_of(grid(paper_config("ng"), lr=[0.5], guidance_weight=[10.0, 1.0]), Execution(), {})
+    assert other["departures"] == {"lr": [0.5], "guidance_weight": [1.0, 10.0]}
+
+
+def test_departures_name_missing_pairs() -> None:
+    whole = grid(paper_config("ng"), guidance_weight=[1.0, 10.0])
+    diagonal = [config for i, config in enumerate(grid(paper_config("ng"))) if i // 4 % 4 == i % 4]
+    assert len({config.lr for config in diagonal}) * len({config.l1 for config in diagonal}) == 32
+    assert identity_of(diagonal, Execution(), {})["departures"] == {"pairs": "8 of 32 (l1, lr)"}
+    # All pairs are there, but not in every group.
+    assert identity_of(whole[:-1], Execution(), {})["departures"]["pairs"] == "31 of 32 (l1, lr)"
+    assert "pairs" not in identity_of(whole, Execution(), {})["departures"]
+    assert "pairs" not in identity_of([paper_config("ng")], Execution(), {})["departures"]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The state
+# ----------------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "scalar": torch.tensor(3.5),
+    "nothing": torch.zeros(4, 0, 3, dtype=torch.float64),
+    "generator": torch.Generator().get_state(),
+    "numbers": torch.arange(5),
+    "half": torch.randn(3, 2).bfloat16(),
+    "nan": torch.tensor([float("nan"), float("inf"), -0.0], dtype=torch.float64),
+    "turned": torch.arange(6.0).reshape(2, 3).T,
+}
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_a_state_comes_back_bit_by_bit(tmp_path: Path) -> None:
+    tensors = {**TENSORS, "shared": TENSORS["numbers"], "parameter": torch.randn(3, requires_grad=True)}
+    StateFile(tmp_path / "state", "run").save(tensors, {"sizes": (1, 2), "winners": [{"val_auroc": 0.1 + 0.2}]})
+    loaded = StateFile(tmp_path / "state", "run").load()
+    assert loaded is not None
+    assert loaded[1] == {"sizes": [1, 2], "winners": [{"val_auroc": 0.1 + 0.2}]}
+    for source in (loaded[0], load_file(tmp_path / "state")):  # any safetensors reader reads it
+        assert source.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert (source[name].shape, source[name].dtype) == (tensor.shape, tensor.dtype)
+            assert bits(source[name]) == bits(tensor.detach())
+
+
+def test_a_state_can_be_replaced_while_its_tensors_are_in_use(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state", "run")
+    state.save({"a": torch.ones(1000)}, {})
+    loaded = state.load()
+    state.save({"a": torch.zeros(1)}, {})
+    assert loaded is not None
+    assert loaded[0]["a"].sum() == 1000
+
+
+def test_without_a_file_there_is_no_state(tmp_path: Path) -> None:
+    assert StateFile(tmp_path / "state", "run").load() is None
+
+
+def test_damaged_and_foreign_states_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    StateFile(path, "run").save(TENSORS, {})
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[-3] ^= 1
+    for content, message in (
+        (whole[:-1], "does not fit its checksum"),
+        (whole[:20], "damaged or was not written by normal-guidance"),
+        (b"", "damaged or was not written by normal-guidance"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00{}", "damaged or was not written by normal-guidance"),
+        (bytes(changed), "does not fit its checksum"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"{message}.*delete it to train from the start"):
+            StateFile(path, "run").load()
+    path.write_bytes(whole)
+    with pytest.raises(UserError, match="belongs to another run"):
+        StateFile(path, "other").load()
+    assert StateFile(path, "run").load() is not None
+
+
+def test_states_are_due_by_epochs_or_time(tmp_path: Path) -> None:
+    state = StateFile(tmp_path / "state", "run", save_epochs=3, save_seconds=10.0)
+    assert [state.due(*past) for past in ((2, 9.0), (3, 0.0), (1, 10.0))] == [False, True, True]
+    for wrong in ({"save_epochs": 0}, {"save_seconds": -1.0}):
+        with pytest.raises(UserError, match="it must be above 0"):
+            StateFile(tmp_path / "state", "run", **wrong)
+
+
+def test_time_and_restarts_are_counted(tmp_path: Path) -> None:
+    first = StateFile(tmp_path / "state", "run")
+    first._begin -= 100
+    first.save({"a": torch.zeros(1)}, {})
+    second = StateFile(tmp_path / "state", "run")
+    second.load()
+    assert 100 <= second.seconds < 110
+    assert second.resumed == 1
+
+
+def test_environments_of_all_starts_are_kept(tmp_path: Path) -> None:
+    for commit, expected in (("a", ["a"]), ("b", ["a", "b"]), ("a", ["a", "b"]), ("c", ["a", "b", "c"])):
+        state = StateFile(tmp_path / "state", "run", environment={"commit": {"id": commit}})
+        state.load()
+        assert state.environments == [{"commit": {"id": one}} for one in expected]
+        state.save({"a": torch.zeros(1)}, {})
+    lost = StateFile(tmp_path / "state", "run", environment={"commit": {"id": "d"}})
+    lost.load()  # killed before it saved: nothing of what it trained is left
+    assert len(StateFile(tmp_path / "state", "run").environments) == 0
+    again = StateFile(tmp_path / "state", "run")
+    again.load()
+    assert [one["commit"]["id"] for one in again.environments] == ["a", "b", "c"]
+
+
+def test_a_state_that_does_not_say_where_it_comes_from_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    state = StateFile(tmp_path / "state", "run")
+    save = checkpoint.write_tensors
+    monkeypatch.setattr(checkpoint, "write_tensors", lambda *a: save(*a[:2], _without(a[2], "environments")))
+    state.save({"a": torch.zeros(1)}, {})
+    with pytest.raises(UserError, match="an older version wrote it: environments is missing; copy it again, or"):
+        state.load()
+
+
+def _without(content: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key != name}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Results
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result() -> Sweep:
+    train, val = shifted_mean(48, 1, features=8, shift=3.0), shifted_mean(24, 2, features=8, shift=3.0)
+    base = Config("ng", epochs=12, batch_size=16, train_above_val=False, patience=3)
+    configs = grid(base, lr=(0.3, 1e-9), l1=(0.0,), divergence=("forward_kl", "squared_error"))
+    return sweep(configs, train, val, Execution(chunk=2))
+
+
+def test_the_history_has_every_number_that_was_trained(result: Sweep, tmp_path: Path) -> None:
+    write_history(tmp_path, result)
+    rows = pq.read_table(tmp_path / "history.parquet").to_pylist()
+    expected = [
+        {
+            "config": number,
+            "lr": config.lr,
+            "l1": config.l1,
+            "guidance_weight": config.guidance_weight,
+            "divergence": config.divergence,
+            "seed": config.seed,
+            "epoch": epoch,
+            "loss": loss,
+            "train_auroc": train,
+            "val_auroc": val,
+            "val_loss": val_loss,
+            "selected": epoch == int(result.best_epoch[number]),
+            "winner": (number, epoch) in {(one.number, one.epoch) for one in result.winners},
+        }
+        for number, config in enumerate(result.configs)
+        for epoch, (loss, train, val, val_loss) in enumerate(result.history[:, number].tolist(), start=1)
+        if loss == loss  # nothing diverges here, so NaN is what patience skipped
+    ]
+    assert rows == expected
+    assert len(rows) < len(result.history) * len(result.configs), "patience skipped nothing; choose other settings"
+
+
+def test_diverged_configurations_stay_in_the_history(result: Sweep) -> None:
+    """Their numbers are NaN like those of skipped epochs, also if a whole chunk diverges."""
+    history = result.history.clone()
+    history[1:, 0] = float("nan")
+    history[0:, 1] = float("inf")
+    assert diverged(result) == 0
+    assert diverged(replace(result, history=history)) == 2
+    history[-1, 3, 2] = float("nan")  # by the last step: the loss was taken before it
+    assert diverged(replace(result, history=history, trained=torch.full_like(result.trained, len(history)))) == 4
+    assert history_table(replace(result, history=history)).num_rows == int(result.trained.sum())
+    whole = replace(result, trained=torch.full_like(result.trained, len(history)))
+    assert history_table(whole).num_rows == history.shape[0] * history.shape[1]
+
+
+def finish(folder: Path, result: Sweep) -> None:
+    """Winners, and the report that says which there are."""
+    write_winners(folder, result, features=8)
+    names = group_names(result.configs)
+    groups = [names[group_of(winner.config)] for winner in result.winners]
+    write_json(folder / "report.json", {"winners": [{"group": group} for group in groups]})
+
+
+def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> None:
+    finish(tmp_path, result)
+    names = group_names(result.configs)
+    assert sorted(path.name for path in tmp_path.glob("best*")) == sorted(
+        f"best-{name}.{kind}" for name in names.values() for kind in ("json", "safetensors")
+    )
+    bags = shifted_mean(5, 3, features=8)
+    for winner, name in zip(result.winners, names.values(), strict=True):
+        model = load_winner(tmp_path, name)
+        assert not model.training
+        parameters = dict(model.named_parameters())
+        assert parameters.keys() == winner.weights.keys()
+        assert all(torch.equal(parameters[key], value) for key, value in winner.weights.items())
+        assert model(bags.features, bags.layout).logit.shape == (5,)
+        about = read_json(tmp_path / f"best-{name}.json")
+        assert Config(**about["config"]) == winner.config
+        assert (about["epoch"], about["number"], about["val_auroc"]) == (winner.epoch, winner.number, winner.val_auroc)
+
+
+@pytest.mark.parametrize("method", ["mean", "smap", "smtp"])
+def test_every_kind_of_model_is_rebuilt(method: str, tmp_path: Path) -> None:
+    scans = shifted_mean(16, 1, features=8)
+    trained = sweep([Config(method, epochs=1, batch_size=8, train_above_val=False)], scans, scans)
+    finish(tmp_path, trained)
+    weights = trained.winners[0].weights
+    assert all(torch.equal(p, weights[name]) for name, p in load_winner(tmp_path).named_parameters())
+
+
+def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a complete run: report\.json is missing; give the folder of a"):
+        load_winner(tmp_path)
+    finish(tmp_path, result)
+    with pytest.raises(UserError, match=r"choose a group: forward_kl-lambda1.0-seed0, squared_error-lambda1.0-seed0"):
+        load_winner(tmp_path)
+    about = tmp_path / "best-forward_kl-lambda1.0-seed0.json"
+    write_json(about, {**read_json(about), "features": 9})
+    with pytest.raises(UserError, match="do not fit together"):
+        load_winner(tmp_path, "forward_kl-lambda1.0-seed0")
+    about.with_suffix(".safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="damaged or was not written by normal-guidance"):
+        load_winner(tmp_path, "forward_kl-lambda1.0-seed0")
+    (tmp_path / "report.json").write_text('{"winners": [1]}')
+    with pytest.raises(UserError, match=r"report\.json is damaged"):
+        load_winner(tmp_path)
+
+
+def test_files_of_another_run_are_no_winners(result: Sweep, tmp_path: Path) -> None:
+    """What the report does not name is not loaded, and what the result does not have is not kept."""
+    finish(tmp_path, result)
+    kept = group_names(result.configs)[group_of(result.winners[0].config)]
+    write_json(tmp_path / "report.json", {"winners": [{"group": kept}]})
+    assert load_winner(tmp_path, kept) is not None
+    with pytest.raises(UserError, match=f"no winner of group 'squared_error-lambda1.0-seed0'; choose a group: {kept}$"):
+        load_winner(tmp_path, "squared_error-lambda1.0-seed0")
+    write_json(tmp_path / "report.json", {"winners": [{"group": ""}]})
+    with pytest.raises(UserError, match=f"has one winner and no group '{kept}'; leave the group out"):
+        load_winner(tmp_path, kept)
+    write_json(tmp_path / "report.json", {"winners": []})
+    with pytest.raises(UserError, match="has no winner: no epoch was selected; give a run that has one"):
+        load_winner(tmp_path, kept)
+    write_winners(tmp_path, replace(result, winners=result.winners[:1]), features=8)
+    assert sorted(path.name for path in tmp_path.glob("best*")) == [f"best-{kept}.json", f"best-{kept}.safetensors"]

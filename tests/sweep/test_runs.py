@@ -1,0 +1,364 @@
+"""From data to report in one call: what is written is what was computed, and a complete run is only loaded."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json, write_json
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.prediction import Prediction
+from normal_guidance.scans.features.store import FeatureStore, write_store
+from normal_guidance.statistics.split_results import score
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import run as runs
+from normal_guidance.sweep.config import Config, grid, paper_config
+from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.predictions import prediction_table
+from normal_guidance.sweep.run import Run, check_sweep, environments_of, load_run, load_winner, run_sweep
+from normal_guidance.sweep.sweep import StateFile
+
+Sets = tuple[Bags, Bags, Bags]
+
+HOPELESS = 1e39
+"""A learning rate beyond float32: every logit is NaN after the first step."""
+
+
+@pytest.fixture(autouse=True)
+def _untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NGUIDE_COMMIT", raising=False)
+
+
+@pytest.fixture(scope="module")
+def sets() -> Sets:
+    train, val, test = (shifted_mean(n, seed, features=8, shift=3.0) for seed, n in ((1, 48), (2, 24), (3, 24)))
+    return train, val, test
+
+
+@pytest.fixture(scope="module")
+def configs() -> tuple[Config, ...]:
+    base = Config("mhng", epochs=4, batch_size=16, train_above_val=False)
+    return grid(base, lr=(0.1, 0.01), l1=(0.0,), divergence=("forward_kl", "reverse_kl"))
+
+
+@pytest.fixture(scope="module")
+def run(sets: Sets, configs: tuple[Config, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_sweep(tmp_path_factory.mktemp("run"), configs, *sets, options={"epochs": 4})
+
+
+def small(folder: Path, sets: Sets, **changes: Any) -> Run:
+    arguments: dict[str, Any] = {"epochs": 2, "batch_size": 16, "train_above_val": False} | changes
+    return run_sweep(folder, [Config("abmil", **arguments)], *sets)
+
+
+def interrupt(_: object) -> None:
+    """Stop a short run; it is watched only in its last epoch."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def stopped_after_saving(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interrupts a run when it has saved its state once."""
+    save = StateFile.save
+
+    def saving(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFile, "save", saving)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def test_scores_and_predictions_are_those_of_the_winners(run: Run, sets: Sets) -> None:
+    table = pq.read_table(run.folder / "predictions.parquet").to_pandas()
+    assert len(run.winners) == 2
+    for winner in run.winners:
+        model = load_winner(run.folder, winner.group)
+        for part, bags in zip(("val", "test"), sets[1:], strict=True):
+            prediction = predict_bags(model, bags)
+            rows = table[(table["group"] == winner.group) & (table["part"] == part)]
+            assert rows["scan_id"].tolist() == list(bags.scan_ids)
+            assert rows["patient_id"].tolist() == list(bags.patient_ids)
+            assert rows["label"].tolist() == bags.labels.tolist()
+            assert rows["slices"].tolist() == bags.lengths.tolist()
+            assert rows["logit"].tolist() == prediction.logit.tolist()
+            assert rows["probability"].tolist() == pytest.approx(prediction.logit.sigmoid().tolist())
+            starts = [0, *bags.lengths.cumsum(0).tolist()]
+            for i, (attention, log_attention) in enumerate(zip(rows["attention"], rows["log_attention"], strict=True)):
+                here = slice(starts[i], starts[i + 1])
+                assert attention.tolist() == prediction.attention[here].tolist()
+                assert [head.tolist() for head in log_attention] == prediction.log_attention[:, here].tolist()
+            if part == "test":
+                assert winner.test == score(bags, prediction.slice_scores, prediction.logit)
+
+
+def test_the_report_says_what_ran(run: Run, configs: tuple[Config, ...]) -> None:
+    report = read_json(run.folder / "report.json")
+    assert report == run.report
+    assert report["configurations"] == {"trained": 4, "selectable": 4, "diverged": 0}
+    expected = {
+        "epochs": 4,
+        "batch_size": 16,
+        "patience": 50,
+        "train_above_val": False,
+        "lr": [0.01, 0.1],
+        "l1": [0.0],
+        "divergence": ["forward_kl", "reverse_kl"],
+    }
+    assert report["departures"] == expected
+    assert report["options"] == {"epochs": 4}
+    assert report["seeds"] == {"order": 0, "weights": [0]}
+    assert report["execution"]["chunks"] == [4]
+    assert report["seconds"]["total"] >= report["seconds"]["training"] > 0
+    (environment,) = report["environments"]
+    assert environment["torch"] == torch.__version__
+    assert environment["date"].startswith("20")
+    assert report["data"].keys() == {"train", "val", "test"}
+    assert [configs[winner.number] for winner in run.winners] == [winner.config for winner in run.winners]
+    assert str(run.folder) not in json.dumps(report)
+    assert str(Path.home()) not in json.dumps(report)
+
+
+def test_a_complete_run_does_no_work(
+    run: Run, sets: Sets, configs: tuple[Config, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.name != "lock"}
+    monkeypatch.setattr(runs, "sweep", lambda *_, **__: pytest.fail("it trains"))
+    again = run_sweep(run.folder, configs, *sets)
+    assert again.winners == run.winners == load_run(run.folder).winners
+    assert {path.name: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.name != "lock"} == before
+    (run.folder / "state.safetensors").write_bytes(b"killed before it was deleted")
+    run_sweep(run.folder, configs, *sets)
+    assert not (run.folder / "state.safetensors").exists()
+
+
+def test_changed_data_and_configurations_are_refused(sets: Sets, tmp_path: Path) -> None:
+    small(tmp_path, sets)
+    train, val, test = sets
+    features = val.features.clone()
+    features[0, 0] += 1
+    order = torch.arange(len(train)).flip(0)
+    for changed, name in (
+        ((train, replace(val, features=features), test), r"data\.val\.fingerprint"),
+        ((train[order], val, test), r"data\.train\.order"),
+        ((train, val, test[:20]), r"data\.test\.scans"),
+    ):
+        with pytest.raises(UserError, match=f"holds another run: {name} was"):
+            small(tmp_path, changed)
+    with pytest.raises(UserError, match=r"configs\.0\.lr was 0\.01, now it is 0\.5"):
+        small(tmp_path, sets, lr=0.5)
+    small(tmp_path, sets)
+
+
+def test_a_mistake_does_not_spoil_the_folder(sets: Sets, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="do not fill one batch"):
+        small(tmp_path / "run", sets, batch_size=1000)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="do not fill one batch"):
+        check_sweep(tmp_path / "run", [Config("abmil", batch_size=1000)], *sets)
+    assert small(tmp_path / "run", sets).winners
+
+
+def test_a_corrupted_state_is_refused(sets: Sets, tmp_path: Path) -> None:
+    arguments = (tmp_path, [Config("abmil", epochs=3, batch_size=16)], *sets)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(*arguments, save_epochs=1, watch=interrupt)
+    state = tmp_path / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"state\.safetensors is damaged"):
+        run_sweep(*arguments)
+    state.unlink()
+    assert run_sweep(*arguments).report["resumed"] == 0
+
+
+def test_stores_and_bags_give_the_same_run(sets: Sets, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", zip(("train", "val", "test"), sets, strict=True), provenance={})
+    parts = store.part("train"), store.part("val"), store.part("test")
+    assert all(isinstance(part, FeatureStore) for part in parts)
+    of_store = run_sweep(tmp_path / "a", [Config("ng", epochs=2, batch_size=16, train_above_val=False)], *parts)
+    of_bags = run_sweep(tmp_path / "b", [Config("ng", epochs=2, batch_size=16, train_above_val=False)], *sets)
+    assert of_store.winners == of_bags.winners
+    for name in ("config.json", "best.safetensors", "predictions.parquet", "history.parquet"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_without_slice_labels_scans_are_scored(sets: Sets, tmp_path: Path) -> None:
+    train, val, test = sets
+    unlabelled = small(tmp_path / "a", (train, val, replace(test, slice_labels=None))).winners[0].test
+    labelled = small(tmp_path / "b", sets).winners[0].test
+    assert unlabelled is not None
+    assert labelled is not None
+    assert math.isnan(unlabelled.localization_auroc)
+    assert (unlabelled.localized, unlabelled.left_out) == (0, int(test.labels.sum()))
+    assert (unlabelled.scan_auroc, unlabelled.scan_auprc) == (labelled.scan_auroc, labelled.scan_auprc)
+
+
+def test_without_test_scans_there_are_no_scores(sets: Sets, tmp_path: Path) -> None:
+    run = run_sweep(tmp_path, [Config("mean", epochs=2, batch_size=16, train_above_val=False)], *sets[:2])
+    assert run.winners[0].test is None
+    assert set(pd.read_parquet(tmp_path / "predictions.parquet")["part"]) == {"val"}
+
+
+def test_a_run_without_a_winner_is_complete(sets: Sets, tmp_path: Path) -> None:
+    train, val, test = sets
+    flipped = replace(val, labels=1 - val.labels, slice_labels=None)
+    run = run_sweep(tmp_path, [paper_config("abmil", lr=0.0, epochs=2, batch_size=48)], train, flipped, test)
+    assert run.winners == ()
+    assert "none was selected" in run.report["note"]
+    assert run.report["configurations"]["selectable"] == 0
+    assert run.note == run.report["note"]
+    assert not run.all_diverged
+    assert not list(tmp_path.glob("best*"))
+    assert pq.read_table(tmp_path / "predictions.parquet").num_rows == 0
+    assert load_run(tmp_path).winners == ()
+
+
+@pytest.mark.parametrize(
+    ("lr", "train_above_val", "note"),
+    [
+        ((HOPELESS,), False, "1 of 1 configurations diverged: none was selected"),
+        ((HOPELESS,), True, "1 of 1 configurations diverged: none was selected"),
+        (
+            (0.0, HOPELESS),
+            True,
+            "no configuration had an epoch whose training AUROC was above its validation AUROC, "
+            "1 of 2 configurations diverged: none was selected",
+        ),
+    ],
+)
+def test_the_note_says_why_nothing_was_selected(
+    sets: Sets, tmp_path: Path, lr: Sequence[float], train_above_val: bool, note: str
+) -> None:
+    train, val, test = sets
+    flipped = replace(val, labels=1 - val.labels, slice_labels=None)
+    base = Config("abmil", epochs=2, batch_size=48, train_above_val=train_above_val)
+    run = run_sweep(tmp_path, grid(base, lr=lr, l1=[0.0]), train, flipped, test)
+    assert run.note == note
+    assert run.all_diverged == (len(lr) == 1)
+
+
+def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"not a complete run: report\.json is missing; start the run again"):
+        load_run(tmp_path)
+    (tmp_path / "report.json").write_bytes(b"{")
+    with pytest.raises(UserError, match=r"report\.json cannot be read"):
+        load_run(tmp_path)
+    for change in (
+        {"winners": [1]},
+        {"winners": [{**run.report["winners"][0], "test": "good"}]},
+        {"seconds": {}},
+        {"seconds": {"total": "long"}},
+        {"configurations": []},
+    ):
+        write_json(tmp_path / "report.json", {**run.report, **change})
+        with pytest.raises(UserError, match=r"report\.json is damaged or not a report"):
+            load_run(tmp_path)
+    for name in ("winners", "note", "seconds", "configurations"):
+        write_json(tmp_path / "report.json", {k: v for k, v in run.report.items() if k != name})
+        with pytest.raises(UserError, match=f"not a report .*{name}"):
+            load_run(tmp_path)
+
+
+def test_a_killed_run_tells_of_all_its_starts(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [Config("abmil", epochs=4, batch_size=16, train_above_val=False)]
+    for commit in ("aaa", "bbb"):
+        monkeypatch.setenv("NGUIDE_COMMIT", commit)
+        with stopped_after_saving(monkeypatch):
+            run_sweep(tmp_path, configs, *sets, save_epochs=1)
+    monkeypatch.setenv("NGUIDE_COMMIT", "aaa")
+    report = run_sweep(tmp_path, configs, *sets).report
+    assert report["resumed"] == 2
+    assert [one["commit"]["id"] for one in report["environments"]] == ["aaa", "bbb"]
+    assert environments_of(report) == report["environments"]
+
+
+def test_a_lost_start_is_not_told_of(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It left nothing that later starts went on from."""
+    configs = [Config("abmil", epochs=2, batch_size=16, train_above_val=False)]
+    monkeypatch.setenv("NGUIDE_COMMIT", "aaa")
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(tmp_path, configs, *sets, watch=interrupt)
+    monkeypatch.setenv("NGUIDE_COMMIT", "bbb")
+    assert [one["commit"]["id"] for one in run_sweep(tmp_path, configs, *sets).report["environments"]] == ["bbb"]
+
+
+def test_first_reports_knew_one_environment() -> None:
+    report = {"environment": {"torch": "2.11.0", "commit": None}, "options": {"date": "2026-11-15"}}
+    assert environments_of(report) == [{"date": "2026-11-15", "torch": "2.11.0", "commit": None}]
+    assert environments_of({**report, "options": {}})[0]["date"] is None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Looked at beforehand
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_trained_is_refused_before_its_turn(
+    sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, val, test = sets
+    begun = [Config("abmil", epochs=3, batch_size=16)]
+    with stopped_after_saving(monkeypatch):
+        run_sweep(tmp_path / "begun", begun, *sets, save_epochs=1)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    check_sweep(tmp_path / "begun", begun, *sets)
+    check_sweep(tmp_path / "new", begun, *sets)
+    for changed, scans, message in (
+        ([replace(begun[0], epochs=4)], sets, r"configs\.0\.epochs was 3, now it is 4"),
+        (begun, (train, val, None), r"data\.test\.\w+ was .*, now it is absent"),
+        (begun, (train, val, test[:20]), r"data\.test\.scans was 24, now it is 20"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_sweep(tmp_path / "begun", changed, *scans)
+    with pytest.raises(UserError, match=r"execution\.chunk was None, now it is 1"):
+        check_sweep(tmp_path / "begun", begun, *sets, Execution(chunk=1))
+    narrow = shifted_mean(16, seed=1, features=12)
+    with pytest.raises(UserError, match=r"12 features cannot be divided among 8 heads"):
+        check_sweep(tmp_path / "new", [Config("smtp", batch_size=8)], narrow, narrow)
+    with pytest.raises(UserError, match="no configuration to train"):
+        check_sweep(tmp_path / "new", [], *sets)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
+def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cuda:1 work must not wait in the streams of cuda:0, so the device is made the current one."""
+    current: list[str] = []
+
+    @contextmanager
+    def noting(device: str) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.clear()
+
+    def watched(*arguments: Any) -> Prediction:
+        assert current == ["cpu"]
+        return predict_bags(*arguments)
+
+    monkeypatch.setattr(runs, "current_device", noting)
+    monkeypatch.setattr(runs, "predict_bags", watched)
+    small(tmp_path, sets)
+
+
+def test_the_table_of_predictions_has_every_slice_of_many_scans() -> None:
+    lengths = torch.full((1000,), 40)
+    bags = Bags(torch.zeros(40_000, 1), lengths, torch.zeros(1000, dtype=torch.int64))
+    prediction = Prediction(torch.randn(1000), torch.rand(40_000), torch.randn(8, 40_000))
+    table = prediction_table(bags, prediction, part="test")
+    assert table["log_attention"][999].as_py() == prediction.log_attention[:, -40:].tolist()
+
+
+def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runs.environment(Execution())["commit"] is None

@@ -1,0 +1,521 @@
+"""The sweep gives the same results as the plain loop in `training.loop`, for every configuration, by either engine."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memory_checkpoint import MemoryCheckpoint
+from normal_guidance.base.errors import UserError
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import sweep as sweep_module
+from normal_guidance.sweep.batches import (
+    Scans,
+    batched,
+    draw_orders,
+    pool_scans,
+    prefetch,
+)
+from normal_guidance.sweep.config import (
+    Config,
+    departures,
+    grid,
+    paper_config,
+    sensitivity_grid,
+)
+from normal_guidance.sweep.engine import (
+    Engine,
+    PackedEngine,
+    SlottedEngine,
+    slot_numbers,
+)
+from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.loop import TrainedModel, select_epoch, train_model
+from normal_guidance.sweep.stack import Stack
+from normal_guidance.sweep.sweep import (
+    Keeper,
+    Selection,
+    SweepProgress,
+    SweepState,
+    Winner,
+    collect,
+    restore,
+    sweep,
+)
+
+FEATURES = 16
+TRAINABLE = [
+    *(name for name, method in METHODS.items() if method.scores_scans),
+    *(name for name, method in BEYOND.items() if method.guided),  # the loss without guidance is a part of theirs
+    *(name for name in DISTINCT if name not in (*METHODS, *BEYOND)),
+]
+QUICK = (
+    "ng-streamed",
+    *(f"{name}-{kind}" for name in TRAINABLE if name != "transmil" for kind in ("packed", "recorded")),
+)
+"""What `make test` compares with the plain loop: all methods but TransMIL, a part of MHNG; one streamed."""
+EXACT = Execution(precision="float64")
+PlainLoop = Callable[[tuple[Config, ...]], list[TrainedModel]]
+
+
+def scans(n: int, seed: int, **options: object) -> Bags:
+    return shifted_mean(n, seed=seed, features=FEATURES, **options).to(dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def train() -> Bags:
+    return scans(70, seed=1, max_slices=33, shift=2.0)
+
+
+@pytest.fixture(scope="module")
+def val() -> Bags:
+    return scans(40, seed=2, max_slices=40, shift=2.0)
+
+
+def small_grid(method: str, **options: object) -> tuple[Config, ...]:
+    base = Config(method, **{"epochs": 3, "batch_size": 16, "seed": 5, **options})
+    return grid(base, lr=[0.1, 0.01], l1=[0.01, 0.0])
+
+
+def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) -> Engine:
+    stack = Stack.of(configs, FEATURES, dtype=torch.float64)
+    size = configs[0].batch_size
+    if kind == "packed":
+        return PackedEngine(stack, train, val, size, "float64")
+    orders = iter([torch.arange(len(train.lengths))] + [order for order, _ in first_orders(train, configs)])
+    slots = slot_numbers(train.lengths, size, orders, classes=2)
+    return SlottedEngine(stack, train, val, size, "float64", slots, streamed=kind == "streamed")
+
+
+def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
+    orders = draw_orders(len(train.lengths), configs[0].seed)
+    return [next(orders) for _ in range(configs[0].epochs)]
+
+
+@pytest.fixture(scope="module")
+def plain_loop(train: Bags, val: Bags) -> PlainLoop:
+    """The results of the plain loop, computed once for all engines that are compared with it."""
+    return cache(lambda configs: [train_model(config, train, val) for config in configs])
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.slow(but=QUICK)
+@pytest.mark.parametrize("kind", ["packed", "recorded", "streamed"])
+@pytest.mark.parametrize("method", TRAINABLE)
+def test_engines_train_as_the_plain_loop_does(
+    method: str, kind: str, train: Bags, val: Bags, plain_loop: PlainLoop
+) -> None:
+    configs = small_grid(method)
+    fits = plain_loop(configs)
+    engine = make_engine(kind, configs, train, val)
+    for number, (order, _) in enumerate(first_orders(train, configs)):
+        engine.stack.begin_epoch(number + 1)
+        loss, train_auroc = engine.train_epoch(order)
+        got = torch.stack([loss, train_auroc, *engine.evaluate()], 1)
+        want = [
+            [epoch.loss, epoch.train_auroc, epoch.val_auroc, epoch.val_loss]
+            for epoch in (one.history[number] for one in fits)
+        ]
+        # With L1, a bias without gradient (the keys') goes where its last bit of rounding points: |theta| differs.
+        torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
+        torch.testing.assert_close(got[2:], torch.tensor(want)[2:])
+
+
+@pytest.mark.slow(but="ng-recorded")
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("engine", ["packed", "recorded"])
+@pytest.mark.parametrize("method", ["mean", "max", "ng"])
+def test_a_sweep_keeps_what_the_plain_loop_keeps(
+    method: str, engine: str, train: Bags, val: Bags, plain_loop: PlainLoop
+) -> None:
+    configs = small_grid(method, epochs=25)
+    fits = plain_loop(configs)
+    result = sweep(configs, train, val, replace(EXACT, engine=engine))
+    assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
+    assert any(one.best for one in fits), "nothing was selected, so nothing was tested"
+    best = max((one for one in fits if one.best), key=lambda one: (one.best.val_auroc, -one.best.val_loss))
+    (winner,) = result.winners
+    assert (winner.config, winner.epoch, winner.val_auroc) == (best.config, best.best.number, best.best.val_auroc)
+    for name, parameter in best.model.named_parameters():
+        torch.testing.assert_close(winner.weights[name], parameter.detach())
+
+
+@pytest.mark.slow(but="True")
+@pytest.mark.parametrize("train_above_val", [True, False])
+def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags) -> None:
+    configs = small_grid("abmil", epochs=30, train_above_val=train_above_val)
+    result = sweep(configs, train, val, EXACT)
+    for number, config in enumerate(configs):
+        history = sweep_history(result, number)
+        want = select_epoch(history, train_above_val=train_above_val)
+        assert result.best_epoch[number] == (want.number if want else 0), config
+
+
+def sweep_history(result: sweep_module.Sweep, number: int):
+    from normal_guidance.sweep.loop import Epoch
+
+    rows = result.history[:, number].tolist()
+    return tuple(Epoch(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
+
+
+@pytest.mark.slow(but="3")
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_chunks_change_nothing(size: int, train: Bags, val: Bags) -> None:
+    configs = small_grid("ng", epochs=6)
+    whole, parts = sweep(configs, train, val, EXACT), sweep(configs, train, val, replace(EXACT, chunk=size))
+    assert sum(parts.chunks) == len(configs)
+    assert max(parts.chunks) == size
+    torch.testing.assert_close(parts.history, whole.history)
+    assert parts.best_epoch.tolist() == whole.best_epoch.tolist()
+    assert [w.number for w in parts.winners] == [w.number for w in whole.winners]
+
+
+def test_too_little_memory_halves_the_chunk(train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = sweep_module.choose_engine
+
+    def small_device(configs: Sequence[Config], *rest: object) -> Engine:
+        if len(configs) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(configs, *rest)
+
+    monkeypatch.setattr(sweep_module, "choose_engine", small_device)
+    configs = small_grid("ng")
+    result = sweep(configs, train, val, EXACT)
+    assert result.chunks == (2, 2)
+    monkeypatch.undo()
+    torch.testing.assert_close(result.history, sweep(configs, train, val, EXACT).history)
+
+
+@pytest.mark.slow(but="None")
+@pytest.mark.parametrize("message", [None, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
+def test_memory_that_runs_out_midway_costs_the_epochs_since_the_last_state(
+    message: str | None, train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[int, int]] = []
+    train_epoch = PackedEngine.train_epoch
+
+    def out_of_memory_in_epoch_6(self: PackedEngine, order: Tensor) -> tuple[Tensor, Tensor]:
+        trained.append((len(self.stack.configs), len(trained) + 1))
+        if len(trained) == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory") if message is None else RuntimeError(message)
+        return train_epoch(self, order)
+
+    configs = small_grid("ng", epochs=8)
+    want = sweep(configs, train, val, EXACT)
+    monkeypatch.setattr(PackedEngine, "train_epoch", out_of_memory_in_epoch_6)
+    got = sweep(configs, train, val, EXACT, checkpoint=MemoryCheckpoint())
+    assert got.chunks == (2, 2)
+    assert [size for size, _ in trained] == [4] * 6 + [2] * 4 + [2] * 4, "both halves go on behind epoch 4"
+    torch.testing.assert_close(got.history, want.history)
+    assert got.best_epoch.tolist() == want.best_epoch.tolist()
+
+
+def test_other_errors_are_not_taken_for_want_of_memory(train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Engine:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(sweep_module, "choose_engine", broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        sweep(small_grid("ng"), train, val, EXACT)
+
+
+@pytest.mark.parametrize("engine", ["packed", "recorded"])
+def test_a_finished_engine_is_freed_before_the_next(engine: str, train: Bags, val: Bags) -> None:
+    made: list[weakref.ref[Engine]] = []
+    alive: list[int] = []
+    make = sweep_module.choose_engine
+
+    def count(*arguments: object) -> Engine:
+        alive.append(sum(one() is not None for one in made))
+        engine = make(*arguments)
+        made.append(weakref.ref(engine))
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_module, "choose_engine", count)
+        sweep(small_grid("ng", epochs=1), train, val, replace(EXACT, engine=engine, chunk=1))
+    assert alive == [0, 0, 0, 0]
+
+
+def test_one_configuration_too_large_is_the_users_error(
+    train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> Engine:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sweep_module, "choose_engine", no_memory)
+    with pytest.raises(UserError, match="batch size"):
+        sweep(small_grid("ng"), train, val, EXACT)
+
+
+@pytest.mark.slow
+def test_each_group_has_its_winner(train: Bags, val: Bags) -> None:
+    base = Config("ng", epochs=5, batch_size=16, train_above_val=False)
+    configs = grid(
+        base, lr=[0.1, 0.01], l1=[0.0], divergence=["forward_kl", "squared_error"], guidance_weight=[0.1, 10.0]
+    )
+    result = sweep(configs, train, val, EXACT)
+    groups = [(winner.config.divergence, winner.config.guidance_weight) for winner in result.winners]
+    assert len(set(groups)) == len(groups) == 4
+    for winner in result.winners:
+        alone = sweep([winner.config], train, val, EXACT)
+        torch.testing.assert_close(alone.history[:, 0], result.history[:, winner.number])
+
+
+def test_a_configuration_that_diverges_leaves_the_others_alone(train: Bags, val: Bags) -> None:
+    good = Config("abmil", lr=0.01, epochs=4, batch_size=16)
+    mad = replace(good, lr=1e308)
+    result = sweep([good, mad], train, val, EXACT)
+    assert result.history[-1, 1].isnan().any()
+    assert result.best_epoch[1] <= 1
+    torch.testing.assert_close(result.history[:, 0], sweep([good], train, val, EXACT).history[:, 0])
+
+
+def test_initial_seeds_are_an_axis(train: Bags, val: Bags) -> None:
+    base = Config("abmil", epochs=2, batch_size=16, seed=3)
+    both = sweep(grid(base, lr=[0.1], l1=[0.0], seed=[3, 4]), train, val, EXACT)
+    torch.testing.assert_close(both.history[:, 0], sweep([replace(base, lr=0.1)], train, val, EXACT).history[:, 0])
+    assert not torch.allclose(both.history[:, 0], both.history[:, 1])
+
+
+def test_slice_labels_are_not_read(train: Bags, val: Bags) -> None:
+    configs = small_grid("ng")
+    blind = [Bags(bags.features, bags.lengths, bags.labels) for bags in (train, val)]
+    torch.testing.assert_close(
+        sweep(configs, *blind, EXACT).history, sweep(configs, train, val, EXACT).history, rtol=0, atol=0
+    )
+
+
+def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
+    config = Config("abmil", lr=0.1, epochs=60, batch_size=16, patience=5)
+    want: TrainedModel = train_model(config, train, val)
+    result = sweep([config], train, val, EXACT)
+    assert len(want.history) < 60, "patience did not end it, so nothing was tested"
+    assert (~result.history[:, 0, 0].isnan()).sum() == len(want.history)
+    assert result.best_epoch[0] == (want.best.number if want.best else 0)
+
+
+def test_patience_waits_for_who_still_learns_though_nothing_can_be_selected_yet(train: Bags, val: Bags) -> None:
+    engine = make_engine("packed", [Config("abmil", batch_size=16)] * 2, train, val)
+    selection = Selection(engine.parameters, train_above_val=True, patience=2)
+    learning, idle = [0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.5, 0.5, 0.5, 0.9]
+    training = torch.tensor([[0.4, 0.4], [0.5, 0.4], [0.6, 0.4], [0.7, 0.4], [0.95, 0.95]])
+    over = []
+    for epoch, values in enumerate(zip(learning, idle, strict=True), start=1):
+        selection.update(epoch, training[epoch - 1], torch.tensor(values), torch.ones(2), engine.parameters)
+        over.append(selection.over(epoch))
+    assert over[3] == [False, True]
+    assert selection.epoch.tolist() == [5, 0]
+    assert selection.trained(5).tolist() == [5, 3]
+
+
+def test_of_equal_epochs_the_lowest_loss_is_kept_and_patience_does_not_wait_for_it(train: Bags, val: Bags) -> None:
+    engine = make_engine("packed", [Config("abmil", batch_size=16)] * 2, train, val)
+    selection = Selection(engine.parameters, patience=2)
+    losses = torch.tensor([[0.5, 0.5], [0.4, 0.6], [0.3, 0.4], [0.2, 0.1]])
+    for epoch, loss in enumerate(losses, start=1):
+        selection.update(epoch, torch.zeros(2), torch.ones(2), loss, engine.parameters)
+        if epoch == 2:
+            assert selection.epoch.tolist() == [2, 1]
+    assert selection.epoch.tolist() == [3, 3]
+    assert selection.over(3) == [True, True]
+    assert selection.loss.tolist() == pytest.approx([0.3, 0.4])
+
+
+def test_of_equal_configurations_the_lowest_loss_wins_but_by_the_papers_rule_the_first() -> None:
+    def winner(number: int, loss: float, paper: bool) -> Winner:
+        return Winner(Config("ng", train_above_val=paper), number, 1, 1.0, loss, {})
+
+    for paper, expected in ((False, 1), (True, 0)):
+        both = [winner(0, 0.5, paper), winner(1, 0.4, paper), winner(2, 0.4, paper)]
+        assert max(both, key=Winner.rank).number == expected
+
+
+def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(train: Bags, val: Bags) -> None:
+    engine = make_engine("packed", [Config("abmil", batch_size=16)], train, val)
+    selection, history = Selection(engine.parameters), torch.zeros(2, 1, 4)
+    saved = collect(engine, selection, history, torch.zeros(1))
+    restore(engine, selection, history, saved)
+    lacking = {name: tensor for name, tensor in saved.items() if name != "risen"}
+    with pytest.raises(UserError, match="an older version wrote it: it does not hold 'risen'; delete it to train from"):
+        restore(engine, selection, history, lacking)
+    for other in (saved["best_val"][0], saved["best_val"].float(), torch.zeros(2, dtype=torch.float64)):
+        with pytest.raises(UserError, match=r"damaged.*best_val is \(.*, not \(1,\) of torch.float64; delete it"):
+            restore(engine, selection, history, {**saved, "best_val": other})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"chunks": "1"}, "chunks is '1', not a list"),
+        ({"pending": [{"members": [0, 7], "epoch": 1}]}, "configuration 7 is unknown; there are 2"),
+        ({"pending": [{"members": [0], "epoch": 1}, {"members": [1, 0], "epoch": 1}]}, "is in two chunks"),
+        ({"pending": [{"members": [0], "epoch": -1}]}, r"pending\[0\].epoch is -1, not"),
+        ({"winners": [{"number": 9, "epoch": 1, "val_auroc": 0.5, "val_loss": 1.0}]}, "configuration 9 is unknown"),
+        ({"winners": [{"number": 0, "epoch": 1, "val_auroc": 1.5, "val_loss": 1.0}]}, "val_auroc is 1.5, not"),
+        ({"seconds": {"training": None}}, "seconds.training is None, not a number"),
+    ],
+)
+def test_a_state_with_other_values_is_refused(change: dict[str, Any], words: str) -> None:
+    fresh = SweepState.begin([Config("abmil"), Config("ng")], None)
+
+    class Saved:
+        def load(self) -> Any:
+            return fresh.tensors(), {**fresh.about(), "seconds": {}, **change}
+
+        def save(self, tensors: Any, about: Any) -> None: ...
+
+        def due(self, epochs: int, seconds: float) -> bool:
+            return False
+
+    with pytest.raises(UserError, match=f"{words}.*; delete it to train from the start"):
+        Keeper(Saved()).resume(fresh)
+
+
+@pytest.mark.slow
+def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:
+    configs = grid(Config("abmil", epochs=60, batch_size=16, patience=4), lr=[0.3, 0.1, 0.03], l1=[0.01, 0.0])
+    fits = [train_model(config, train, val) for config in configs]
+    assert len({len(one.history) for one in fits}) > 1, "all ended together, so nothing was tested"
+    for execution in (EXACT, replace(EXACT, chunk=2)):
+        result = sweep(configs, train, val, execution)
+        assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "no configuration was dropped"
+        assert result.trained.tolist() == [len(one.history) for one in fits]
+        assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
+        assert (~result.history[:, :, 0].isnan()).sum(0).tolist() == result.trained.tolist()
+
+
+def test_half_precision_features_are_pooled_in_full_precision(train: Bags, val: Bags) -> None:
+    configs = small_grid("mean")
+    half, full = [
+        [bags.to(dtype=torch.float16).to(dtype=d) for bags in (train, val)] for d in (torch.float16, torch.float32)
+    ]
+    torch.testing.assert_close(sweep(configs, *half).history, sweep(configs, *full).history, rtol=0, atol=0)
+
+
+def test_progress_is_reported(train: Bags, val: Bags) -> None:
+    seen: list[SweepProgress] = []
+    sweep(small_grid("mean", epochs=3), train, val, replace(EXACT, chunk=2), watch=seen.append)
+    assert seen[-1].done == 1.0
+    assert [one.first_config for one in seen if one.epoch == 3] == [0, 2]
+    assert all(one.slices_per_second > 0 for one in seen)
+
+
+def test_progress_counts_the_share_of_all_configurations(train: Bags, val: Bags) -> None:
+    seen: list[SweepProgress] = []
+    sweep(small_grid("mean", epochs=2), train, val, replace(EXACT, chunk=1), watch=seen.append)
+    assert [one.done for one in seen if one.epoch == 2] == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_departures_name_what_is_not_the_papers() -> None:
+    assert departures(paper_config("ng", lr=0.1, l1=1.0, seed=7)) == {}
+    assert departures(paper_config("ng", epochs=10, train_above_val=False)) == {"epochs": 10, "train_above_val": False}
+
+
+def test_the_papers_grids() -> None:
+    configs = grid(Config("ng"))
+    assert len({(config.lr, config.l1) for config in configs}) == len(configs) == 32
+    assert len({(c.divergence, c.guidance_weight) for c in sensitivity_grid(Config("ng"))}) == 9
+
+
+@pytest.mark.parametrize(
+    ("configs", "message"),
+    [
+        ([], "no configuration"),
+        ([Config("ng"), Config("abmil")], "differ in method"),
+        ([Config("ng"), Config("ng", epochs=7)], "differ in epochs"),
+    ],
+)
+def test_what_cannot_be_trained_together(configs: list[Config], message: str, train: Bags, val: Bags) -> None:
+    with pytest.raises(UserError, match=message):
+        sweep(configs, train, val)
+
+
+def test_scans_that_cannot_be_trained_on(train: Bags, val: Bags) -> None:
+    config = Config("ng", epochs=1, batch_size=16)
+    with pytest.raises(UserError, match="do not fill one batch of 64"):
+        sweep([replace(config, batch_size=64)], train[:40], val)
+    with pytest.raises(UserError, match="features"):
+        sweep([config], train, shifted_mean(20, seed=1, features=8))
+    with pytest.raises(UserError, match="validation scans are positive"):
+        sweep([config], train, val[val.labels == 0])
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"precision": "tf32"},
+        {"precision": "fp8"},
+        {"engine": "steam"},
+        {"device": "quantum"},
+        {"chunk": 0},
+    ],
+)
+def test_executions_that_cannot_be(options: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        Execution(**options)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lr", float("inf")),
+        ("lr", float("nan")),
+        ("momentum", -3.0),
+        ("clip_norm", 0.0),
+        ("seed", 1.5),
+        ("seed", 10**20),
+        ("seed", -1),
+        ("patience", True),
+        ("patience", 0),
+        ("epochs", 2.0),
+    ],
+)
+def test_configurations_that_cannot_be(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"{field} is"):
+        Config("ng", **{field: value})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_one_is_one() -> None:
+    assert repr(Config("ng", lr=1)) == repr(Config("ng", lr=1.0))
+
+
+@pytest.mark.slow
+def test_slots_for_very_many_batches() -> None:
+    lengths = torch.full((200,), 3)
+    orders = (torch.arange(200) for _ in range(90_000))
+    assert slot_numbers(lengths, 1, orders, classes=3) == (64,)
+
+
+def test_pooled_scans_are_one_row_each(train: Bags) -> None:
+    pooled = pool_scans(train, lambda rows: rows.mean(0))
+    assert pooled.lengths.tolist() == [1] * len(train)
+    torch.testing.assert_close(pooled.features[3], train[3].features.mean(0))
+
+
+def test_batches_are_filled_up() -> None:
+    assert batched(torch.arange(5), 3, filler=9).tolist() == [[0, 1, 2], [3, 4, 9]]
+
+
+def test_prefetching_passes_errors_on_and_stops_when_left() -> None:
+    def make(item: int) -> Tensor:
+        if item == 2:
+            raise RuntimeError("the disk is gone")
+        return torch.tensor(item)
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        list(prefetch(make, range(5)))
+    endless = prefetch(torch.tensor, iter(int, 1))
+    next(endless)
+    endless.close()

@@ -1,0 +1,182 @@
+"""The recorded and the compiled engine on a GPU train like the packed one on the CPU; also runs without conftest."""
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from normal_guidance.core.bags import Bags
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import execution
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.engine import SlottedEngine, matrix_precision, slot_numbers
+from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.stack import Stack
+from normal_guidance.sweep.sweep import sweep
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+FEATURES = 64
+TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "bf16": 3e-2}
+"""Absolute tolerance of the loss after three epochs."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed engine would do these tests."""
+    monkeypatch.setattr(execution, "RECORDING_SECONDS", 0.0)
+
+
+def scans() -> tuple[Bags, Bags]:
+    return tuple(shifted_mean(n, seed, features=FEATURES, max_slices=70, shift=2.0) for seed, n in ((1, 150), (2, 70)))
+
+
+def configs(method: str, **options: object) -> tuple[Config, ...]:
+    return grid(Config(method, **{"epochs": 3, "batch_size": 32, **options}), lr=[0.1, 0.01], l1=[0.01, 0.0])
+
+
+@pytest.mark.parametrize("precision", list(TOLERANCE))
+@pytest.mark.parametrize(
+    "method",
+    [
+        "mean",
+        "ng",
+        "smap",
+        "mhng",
+        "smtp",
+        "evidence",
+        "whole_bells_ng",
+    ],
+)
+def test_a_gpu_trains_as_the_cpu_does(method: str, precision: str) -> None:
+    train, val = scans()
+    want = sweep(configs(method), train, val)
+    got = sweep(configs(method), train, val, Execution("cuda", precision))
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+    assert (got.history[:, :, 2] - want.history[:, :, 2]).abs().max() < 10 * TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("engine", ["packed", "recorded", "compiled"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_decay": 0.1, "class_weights": True},
+        {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine", "class_weights": True},
+    ],
+    ids=["sgd", "adamw"],
+)
+def test_a_gpu_trains_by_another_protocol_as_the_cpu_does(options: dict[str, object], engine: str) -> None:
+    train, val = scans()
+    want = sweep(configs("ng", **options), train, val)
+    got = sweep(configs("ng", **options), train, val, Execution("cuda", "float32", engine))
+    # AdamW divides gradients by their size, so that those which are only rounding move weights, too.
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < 10 * TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "engine"),
+    [
+        ("ng", "tf32", "compiled"),
+        ("smap", "float32", "compiled"),
+        ("mhng", "bf16", "compiled"),
+        ("whole_bells_ng", "bf16", "compiled"),
+        ("smtp", "tf32", "packed"),
+    ],
+)
+def test_an_engine_that_was_asked_for_trains_as_the_cpu_does(method: str, precision: str, engine: str) -> None:
+    train, val = scans()
+    want = sweep(configs(method), train, val)
+    got = sweep(configs(method), train, val, Execution("cuda", precision, engine))
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("precision", list(TOLERANCE))
+def test_the_packed_engine_trains_on_long_scans(precision: str) -> None:
+    """More than 256 slices take torch's own attention, which has kernels of its own for each dtype."""
+    train, val = (Bags(torch.randn(n * 301, FEATURES), torch.full((n,), 301), torch.arange(n) % 2) for n in (8, 4))
+    both = configs("transmil", batch_size=4)
+    want, got = sweep(both, train, val), sweep(both, train, val, Execution("cuda", precision, "packed"))
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("method", ["ng", "mhng"])
+def test_a_step_is_compiled_while_training(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every number of rows, because compiling is said to cost nothing."""
+    train, val = scans()
+    want = sweep(configs(method, epochs=5), train, val)
+    monkeypatch.setattr(execution, "COMPILING_SECONDS", 0.0)
+    compiled: list[SlottedEngine] = []
+    compile_step = SlottedEngine.compile
+
+    def noting(engine: SlottedEngine, **options: bool) -> None:
+        compiled.append(engine)
+        compile_step(engine, **options)
+
+    monkeypatch.setattr(SlottedEngine, "compile", noting)
+    got = sweep(configs(method, epochs=5), train, val, Execution("cuda", "float32"))
+    assert [engine.compiled for engine in compiled] == [True]
+    assert len(compiled[0].rows) > 1
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("width", [11, 12])
+@pytest.mark.parametrize("precision", list(TOLERANCE))
+def test_a_gpu_trains_the_slice_reference_as_the_cpu_does(precision: str, width: int) -> None:
+    train, val = scans()
+    both = configs("slice_reference", receptive_field=width)
+    want = sweep(both, train, val)
+    got = sweep(both, train, val, Execution("cuda", precision))
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+    assert (got.history[:, :, 1:] - want.history[:, :, 1:]).abs().max() < 10 * TOLERANCE[precision]
+
+
+class Slow:
+    """Scans from a slow disk: the reading thread is still at work when a graph is recorded."""
+
+    def __init__(self, bags: Bags) -> None:
+        self.bags, self.width, self.dtype = bags, bags.width, bags.dtype
+        self.lengths, self.labels, self.slice_labels = bags.lengths, bags.labels, bags.slice_labels
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return self.bags.rows(numbers)
+
+
+@pytest.mark.parametrize("options", [{"method": "ng"}, {"method": "slice_reference", "receptive_field": 12}])
+def test_streamed_features_train_as_resident_ones_do(options: dict[str, object]) -> None:
+    train, val = scans()
+    orders = [torch.randperm(len(train), generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    slots = slot_numbers(train.lengths, 32, iter(orders), classes=3)
+    found = []
+    for source, streamed in (((train, val), False), ((Slow(train), Slow(val)), True)):
+        with matrix_precision("float32"):
+            stack = Stack.of(configs(**options), FEATURES, "cuda")
+            engine = SlottedEngine(stack, *source, 32, "float32", slots, streamed=streamed)
+            found.append(
+                [(*engine.train_epoch(order), *(one.clone() for one in engine.evaluate())) for order in orders]
+            )
+    for resident, stream in zip(*found, strict=True):
+        for a, b in zip(resident, stream, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("method", ["ng", "mhng"])
+def test_two_runs_and_a_resumed_one(method: str) -> None:
+    """Runs on one GPU differ by rounding at most; LOG.md has the measured differences."""
+    train, val = scans()
+    first, second = (sweep(configs(method), train, val, Execution("cuda", "tf32")) for _ in range(2))
+    print(f"{method}: largest difference between two runs {(first.history - second.history).abs().max():.1e}")
+    torch.testing.assert_close(first.history, second.history, rtol=0, atol=1e-4)
+
+
+def test_too_little_memory_halves_the_chunk() -> None:
+    train, val = scans()
+    free, _ = torch.cuda.mem_get_info()
+    hog = torch.empty(int(free * 0.97), dtype=torch.uint8, device="cuda")
+    try:
+        result = sweep(configs("mhng", epochs=1)[:2] * 16, train, val, Execution("cuda", "tf32"))
+    finally:
+        del hog
+        torch.cuda.empty_cache()
+    assert sum(result.chunks) == 32
