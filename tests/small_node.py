@@ -21,10 +21,11 @@ from pynetdicom.sop_class import CTImageStorage, Verification
 
 from killing import signals_of_a_terminal
 from normal_guidance.clinic.node import node as nodes
-from normal_guidance.clinic.node.destination import Identity, parse_destination
+from normal_guidance.clinic.node.destination import Identity
 from normal_guidance.clinic.node.node import Node, NodeSettings, run_node
 from normal_guidance.clinic.node.partners import parse_peer
 from normal_guidance.clinic.node.receiver import Listening
+from normal_guidance.clinic.node.sending import parse_destination
 from normal_guidance.clinic.node.series_queue import UNFINISHED
 from normal_guidance.clinic.node.serving import Taking
 from normal_guidance.clinic.predict.predicting import PredictOptions, Predictor

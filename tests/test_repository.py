@@ -1,4 +1,4 @@
-"""The repository keeps its promises: import direction, one tree, one version, no machine paths."""
+"""The repository keeps its promises: public names, one tree, one version, no machine paths."""
 
 import ast
 import importlib
@@ -16,138 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "normal_guidance"
 README = ROOT / "README.md"
 
-# ----------------------------------------------------------------------------------------------------
-# Imports point one way
-# ----------------------------------------------------------------------------------------------------
-
-# A package may import from itself and from the rows above its own; names in one row are siblings and may not.
-LAYERS = (
-    ("errors", "lazy_names"),
-    ("extras", "seals", "typed_json"),
-    ("files",),
-    ("folders", "machine", "quantities", "ray_cluster", "source_version", "tensor_files", "tracking"),
-    ("core",),
-    ("export", "statistics"),
-    ("data", "presentation"),
-    ("features", "simulate"),
-    ("training",),
-    ("evaluation",),
-    ("clinical", "reports", "viewer"),
-    ("node",),
-    ("cli",),
-)
-RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
-# `import normal_guidance as ng` is the one way in for people: beside the mathematics and training it offers stores
-# (features), fit and predict (clinical) and figures (reports), all of them loaded at first use.
-TOP_LEVEL_MAY_IMPORT = {"errors", "extras", "lazy_names", "core", "export"}
-TOP_LEVEL_MAY_IMPORT |= {"features", "training", "clinical", "reports"}
-# The packages whose third-party imports are limited, and to what (beside the standard library); triton comes with
-# torch, on CUDA alone, and only modules named *_triton import it.
-THIRD_PARTY = {"errors": set(), "extras": set(), "lazy_names": set(), "core": {"torch", "jaxtyping", "triton"}}
-
-
-def imported_names(file: Path, module: str) -> list[tuple[int, str]]:
-    """(line, absolute dotted name) of everything that a file imports, inside functions too.
-
-    ``from a import b`` yields ``a.b``, because b may be a module.
-    """
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    found = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            source = node.module or ""
-            if node.level:
-                parents = package.split(".")
-                source = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [source])])
-            found += [(node.lineno, f"{source}.{alias.name}") for alias in node.names]
-    return found
-
-
-def why_forbidden(importer: str, name: str, package: str) -> str | None:
-    """The reason why the sub-package ``importer`` ("" is the top-level module) may not import ``name``."""
-    top, _, rest = name.partition(".")
-    if top != package:
-        allowed = THIRD_PARTY.get(importer)
-        if allowed is not None and top not in allowed and top not in sys.stdlib_module_names:
-            return f"{importer} may not import {top}"
-        return None
-    target = rest.partition(".")[0]
-    if re.fullmatch(r"__\w+__", target):  # __version__
-        return None
-    if target not in RANK:
-        return f"import {target or package!r} from the module that defines it"
-    if importer == "":
-        return None if target in TOP_LEVEL_MAY_IMPORT else f"the top-level module may not import {target}"
-    if target == importer or RANK[target] < RANK[importer]:
-        return None
-    return f"{importer} may not import {target}"
-
-
-def import_violations(package_dir: Path) -> list[str]:
-    """Every import under ``package_dir`` that points the wrong way, as "file:line: reason"."""
-    violations = []
-    for file in sorted(package_dir.rglob("*.py")):
-        relative = file.relative_to(package_dir)
-        parts = [package_dir.name, *relative.with_suffix("").parts]
-        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        importer = "" if relative == Path("__init__.py") else parts[1]
-        if importer and importer not in RANK:
-            violations.append(f"{relative}: {importer} has no place in LAYERS (tests/test_repository.py)")
-            continue
-        for line, name in imported_names(file, module):
-            reason = why_forbidden(importer, name, package_dir.name)
-            if reason:
-                violations.append(f"{relative}:{line}: {reason}")
-    return violations
-
-
-def test_imports_point_one_way():
-    assert import_violations(PACKAGE) == []
-
-
-@pytest.mark.parametrize(
-    ("file", "code", "reason"),
-    [
-        ("core/a.py", "from normal_guidance.scans.index import bags", "core/a.py:1: core may not import data"),
-        ("core/a.py", "def f():\n    import normal_guidance.cli", "core/a.py:2: core may not import cli"),
-        ("core/a.py", "from ..data.bags import Bags", "core/a.py:1: core may not import data"),
-        ("core/deep/a.py", "from ...data import bags", "core/deep/a.py:1: core may not import data"),
-        ("core/__init__.py", "from .. import data", "core/__init__.py:1: core may not import data"),
-        ("core/a.py", "import numpy as np", "core/a.py:1: core may not import numpy"),
-        ("errors.py", "import torch", "errors.py:1: errors may not import torch"),
-        ("reports/a.py", "from normal_guidance.clinic.viewer import x", "reports/a.py:1: reports may not"),
-        ("data/a.py", "from normal_guidance import Bags", "data/a.py:1: import 'Bags' from the module"),
-        ("__init__.py", "from normal_guidance.study import f", "__init__.py:1: the top-level module"),
-        ("__init__.py", "from .cli import app", "__init__.py:1: the top-level module may not import cli"),
-        ("utils/a.py", "", "utils/a.py: utils has no place in LAYERS"),
-    ],
-)
-def test_the_import_guard_can_fail(tmp_path, file, code, reason):
-    path = tmp_path / "normal_guidance" / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(code)
-    (violation,) = import_violations(tmp_path / "normal_guidance")
-    assert violation.startswith(reason)
-
-
-@pytest.mark.parametrize(
-    ("file", "code"),
-    [
-        ("core/a.py", "import math, torch.nn.functional as F\nfrom jaxtyping import Float\nfrom . import b"),
-        ("core/a.py", "from normal_guidance.base.errors import UserError\nfrom ..errors import UserError"),
-        ("training/a.py", "import numpy\nfrom ..features.store import Store\nfrom .config import Config"),
-        ("cli/commands.py", "from normal_guidance import __version__\nfrom ..reports import html"),
-        ("__init__.py", "from .core.guidance import NormalGuidance\nfrom normal_guidance.sweep import sweep"),
-    ],
-)
-def test_the_import_guard_lets_good_code_pass(tmp_path, file, code):
-    path = tmp_path / "normal_guidance" / file
-    path.parent.mkdir(parents=True)
-    path.write_text(code)
-    assert import_violations(tmp_path / "normal_guidance") == []
-
 
 def test_every_public_name_exists():
     """The top level loads its names lazily, from strings that no parser of imports sees."""
@@ -155,7 +23,6 @@ def test_every_public_name_exists():
         value = getattr(normal_guidance, name)
         origin = getattr(value, "__module__", None) or getattr(value, "__name__", "normal_guidance.core")
         assert origin.split(".")[:1] == ["normal_guidance"], name
-        assert origin.split(".")[1] in TOP_LEVEL_MAY_IMPORT, name
 
 
 def names_for_type_checkers(file: Path) -> set[str]:

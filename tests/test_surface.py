@@ -34,7 +34,7 @@ CHOICES = {
     "phantoms": "scans.phantom.phantom_files:LAYOUTS",
     "oddities": "scans.phantom.oddities:ODDITIES",
     "compressions": "scans.phantom.phantom_files:COMPRESSIONS",
-    "destinations": "clinic.node.destination:KINDS",
+    "destinations": "clinic.node.sending:KINDS",
 }
 """What a user chooses between -> the table in the code."""
 

@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from normal_guidance.cli import completion
-from normal_guidance.cli.reproduce_scans import SCAN_DATASETS
+from normal_guidance.cli import command as completion
+from normal_guidance.cli.study import SCAN_RECIPES
 from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES
 from normal_guidance.core.methods import BEYOND, FIELD, METHODS
 from normal_guidance.core.regularizers import REGULARIZERS
@@ -136,12 +136,12 @@ def test_a_real_bash_completes(tmp_path):
         (completion.LAYOUTS, LAYOUTS),
         (completion.LABELS, LABELS),
         (completion.DATASETS, DATASETS),
-        (completion.SCAN_DATASETS, SCAN_DATASETS),
+        (completion.SCAN_DATASETS, SCAN_RECIPES),
         (completion.ANATOMIES, ANATOMIES),
         (completion.ODDITIES, ODDITIES),
         (completion.COMPRESSIONS, (*COMPRESSIONS, MIXED)),
         (completion.FORMATS, EXPORT_FORMATS),
-        (completion.IMPORT_FORMATS, import_features.FORMATS),
+        (completion.IMPORT_FORMATS, import_features.IMPORT_FORMATS),
         (completion.PRECISIONS, ("auto", *get_args(Precision))),
     ],
 )

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from normal_guidance import __version__
 from normal_guidance.base.system import source_version
-from normal_guidance.cli import app
-from normal_guidance.cli.doctor import checks, packages, probes
-from normal_guidance.cli.doctor.checks import Check, Diagnosis
-from normal_guidance.cli.doctor.command import describe
+from normal_guidance.cli import app, probes
+from normal_guidance.cli import doctor as checks
+from normal_guidance.cli import doctor as packages
+from normal_guidance.cli.doctor import Check, Diagnosis, describe
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)
 
@@ -113,7 +113,7 @@ def test_every_package_that_is_needed_is_found_under_its_modules_name():
 
 def test_an_installed_package_says_the_same_as_the_clone(monkeypatch, tmp_path):
     from_clone = packages.requirements()
-    monkeypatch.setattr(packages, "HOME", tmp_path)
+    monkeypatch.setattr(packages, "SOURCE_FOLDER", tmp_path)
     installed = packages.requirements()
     for extra in ("", *checks.EXTRAS):
         assert installed[extra] == from_clone[extra]
@@ -121,7 +121,7 @@ def test_an_installed_package_says_the_same_as_the_clone(monkeypatch, tmp_path):
 
 
 def test_without_metadata_nobody_says_what_is_needed(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "HOME", tmp_path)
+    monkeypatch.setattr(packages, "SOURCE_FOLDER", tmp_path)
     monkeypatch.setattr(packages, "PACKAGE", "no-such-package")
     assert packages.requirements() == {}
     check = checks.check_core({}, {})
@@ -231,7 +231,7 @@ def test_a_full_or_closed_disk_is_told(monkeypatch):
 
 
 def test_the_viewers_page(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "HOME", tmp_path / "src" / "normal_guidance")
+    monkeypatch.setattr(packages, "SOURCE_FOLDER", tmp_path / "src" / "normal_guidance")
     (page,) = checks.check_viewer(None)
     assert page.state == "missing"
     assert "--force-reinstall --no-deps normal-guidance" in page.fix

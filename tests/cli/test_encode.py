@@ -17,10 +17,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import progress_bar
+from normal_guidance.cli import progress as progress_bar
 from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.commands import app as nguide
-from normal_guidance.cli.encode import _statistics, _watch, describe_progress, encode
+from normal_guidance.cli.features import (
+    _statistics,
+    _watch,
+    describe_progress,
+    encode,
+)
 from normal_guidance.scans.features.encoders import load_encoder
 from normal_guidance.scans.features.encoding import EncodingProgress
 from normal_guidance.scans.features.store import open_store
@@ -242,7 +247,7 @@ def test_a_terminal_has_a_bar_and_a_log_a_line_a_minute(monkeypatch, capsys):
 
 
 def test_help_needs_no_heavy_import():
-    code = "import sys, normal_guidance.cli.encode, normal_guidance.cli.store; print(*sys.modules)"
+    code = "import sys, normal_guidance.cli.features, normal_guidance.cli.features; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "pandas", "pydicom", "ray", "rich.progress"} & set(modules)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from normal_guidance.cli.commands import Commands
-from normal_guidance.cli.index import _watch, index
+from normal_guidance.cli.scans import _watch, index
 from normal_guidance.scans.index.indexing import IndexProgress
 from normal_guidance.scans.index.manifest import read_manifest
 from normal_guidance.scans.index.sources import SOURCES
@@ -185,7 +185,7 @@ def test_help_names_every_source():
 
 def test_the_module_is_light():
     heavy = ("torch", "pandas", "pydicom", "pyarrow", "rich.progress")
-    code = f"import sys, normal_guidance.cli.index; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, normal_guidance.cli.scans; print([name for name in {heavy} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.base.files import read_json
 from normal_guidance.cli import app
-from normal_guidance.cli.json_output import print_json
+from normal_guidance.cli.command import print_json
 from normal_guidance.core.methods import BEYOND, EVERY_METHOD
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.scans.index.manifest import write_manifest

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
-from normal_guidance.cli import node as command
+from normal_guidance.cli import clinic as command
 from normal_guidance.clinic.node import node as nodes
 
 runner = CliRunner()

@@ -7,7 +7,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from normal_guidance.cli.commands import Commands
-from normal_guidance.cli.phantom import phantom
+from normal_guidance.cli.scans import phantom
 
 app = Typer(cls=Commands)
 app.command()(phantom)

@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from normal_guidance.cli import app
-from normal_guidance.cli.reproduce import choose_methods, show_page
+from normal_guidance.cli.study import choose_methods, show_page
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.scans.features import encoders

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from normal_guidance.cli.commands import Commands
-from normal_guidance.cli.store import store_app
+from normal_guidance.cli.features import store_app
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.convert import EXPORT_FORMATS
 from normal_guidance.scans.features.store import FeatureStore, write_store

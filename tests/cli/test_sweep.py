@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.cli import app, progress_bar
-from normal_guidance.cli.progress_bar import describe, watch_run
-from normal_guidance.cli.sweep import make_grids, parse_methods
-from normal_guidance.cli.training_options import TrainingOptions, choose_execution
+from normal_guidance.cli import app
+from normal_guidance.cli import progress as progress_bar
+from normal_guidance.cli.options import TrainingOptions, choose_execution
+from normal_guidance.cli.progress import describe, watch_run
+from normal_guidance.cli.train import make_grids, parse_methods
 from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.study.drawn import shifted_mean

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.cli import app
-from normal_guidance.cli.training_options import TrainingOptions
+from normal_guidance.cli.options import TrainingOptions
 from normal_guidance.sweep.config import (
     Config,
     grid,

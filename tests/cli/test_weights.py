@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli.weights import weights_app
+from normal_guidance.cli.features import weights_app
 from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, KnownWeights
 
 CONTENT = b"weights"

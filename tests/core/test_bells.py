@@ -27,7 +27,7 @@ BELLS = pytest.mark.parametrize("bells", [False, True])
 def any_length(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test runs as for short scans, and again as for long ones."""
     if request.param == "by blocks":
-        monkeypatch.setattr(window_sums, "DENSE", 0)
+        monkeypatch.setattr(window_sums, "DENSE_SUMS", 0)
 
 
 def attention_of(sigma: float, beta: float, *, bells: bool, kappa: float = 1e-9, shape: float = 2.0) -> WindowAttention:
@@ -256,7 +256,7 @@ def log_attention_and_gradients(attention: WindowAttention, stacked: dict[str, T
     layout, generator = Layout.packed([700, 1, 300]), torch.Generator().manual_seed(0)
     scores = torch.randn(1001, dtype=torch.float64, generator=generator).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_sums, "DENSE", dense)
+        patch.setattr(window_sums, "DENSE_SUMS", dense)
         folded = layout.fold(scores)
         log_a = vmap(lambda own: functional_call(attention, own, (folded, layout)))(stacked)[:, layout.mask]
         loss = log_a.clamp_min(-400).square().mean()

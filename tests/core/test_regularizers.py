@@ -115,7 +115,7 @@ def test_the_distance_prior_of_long_scans_is_that_of_short_ones(monkeypatch: pyt
     logits = (3 * torch.randn(2, 1201, dtype=torch.float64)).requires_grad_()
     found = []
     for dense in (2048, 0):
-        monkeypatch.setattr(window_sums, "DENSE", dense)
+        monkeypatch.setattr(window_sums, "DENSE_SUMS", dense)
         value = DistancePrior()(logits, lengths=layout, from_logits=True)
         found.append((value, *torch.autograd.grad(value, logits)))
     torch.testing.assert_close(found[1], found[0])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from normal_guidance.clinic.predict.predicting import scores_of
-from normal_guidance.clinic.predict.scan_prediction import attention_per_head
 from normal_guidance.core.methods import build_model
+from normal_guidance.core.prediction import attention_per_head
 from normal_guidance.fit.bundle import Bundle, Expectations
 from normal_guidance.fit.committee import Committee
 from normal_guidance.fit.export import export_bundle, open_graph, read_metadata

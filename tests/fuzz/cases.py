@@ -25,7 +25,7 @@ from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
 from watching import attempt, expect
 from zip_mutations import NAMES, bomb, hostile_zip
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import list_files, locate
 from normal_guidance.scans.index.dicom_files import read_elements, refusing
 from normal_guidance.scans.index.dicom_slices import (
@@ -39,7 +39,7 @@ from normal_guidance.scans.index.indexing import HeaderRequest, index, read_one
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, read_manifest
 from normal_guidance.scans.index.pixels import PYDICOM
 from normal_guidance.scans.index.problems import KINDS as PROBLEM_KINDS
-from normal_guidance.scans.index.problems import Problem, UnreadableError, read_problems
+from normal_guidance.scans.index.problems import Problem, read_problems
 from normal_guidance.scans.index.volumes import read_nifti, read_nifti_header, read_volume
 
 # ----------------------------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ from normal_guidance.scans.index.splits import (
     write_split,
 )
 from normal_guidance.scans.index.volumes import read_volume
-from normal_guidance.study import study_page as experiment_page
 from normal_guidance.study.experiment import Study, stored_dataset, train_study
 from normal_guidance.study.study_tables import collect
 from normal_guidance.sweep import run as winners
@@ -229,7 +228,7 @@ def read_run(folder: Path) -> Read:
 
 
 def _run_files(run: Path) -> list[str]:
-    read = getattr(winners, "read_history", None) or experiment_page._history
+    read = winners.read_history
     history = read(run / "history.parquet")
     table = history if hasattr(history, "to_pydict") else history.to_dict("list")
     predictions = read_predictions(run / "predictions.parquet").to_pydict()

@@ -13,8 +13,7 @@ from guard import MEMORY, Probe
 from samples import Samples
 from watching import attempt
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.scans.index.problems import UnreadableError
+from normal_guidance.base.errors import UnreadableError, UserError
 
 
 def _planted(defect: Callable[[Probe], object], *, native: bool = False) -> Callable[[Random, Samples, Probe], str]:

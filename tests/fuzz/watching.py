@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from guard import Finding
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.problems import KINDS as PROBLEM_KINDS
-from normal_guidance.scans.index.problems import UnreadableError
 
 LONGEST_MESSAGE = 3000
 """Longest message on the terminal; problems.csv cuts its own."""

@@ -15,7 +15,7 @@ from lidc_files import agreed, write_lidc_table
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.methods import COMMITTEE, DRAWN
+from normal_guidance.core.methods import COMMITTEE, DRAWN, REFERENCES
 from normal_guidance.fit.fit_committee import Plan, fit_committee
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.statistics.split_results import score
@@ -24,7 +24,6 @@ from normal_guidance.study import experiment as study_module
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import (
     DATASETS,
-    REFERENCES,
     Listener,
     Study,
     StudyData,

@@ -122,8 +122,8 @@ def test_fit_prints_its_results_before_they_are_tracked(tmp_path, monkeypatch):
         raise UserError("the server is away")
 
     monkeypatch.setattr("normal_guidance.fit.fitting.fit_model", lambda *_, **__: "the model")
-    monkeypatch.setattr("normal_guidance.cli.fit._print_model", lambda _, made, __: print(made))
-    monkeypatch.setattr("normal_guidance.cli.fit.track_fits", away)
+    monkeypatch.setattr("normal_guidance.cli.model._print_model", lambda _, made, __: print(made))
+    monkeypatch.setattr("normal_guidance.cli.model.track_fits", away)
     arguments = ["fit", str(tmp_path / "store"), "-o", str(tmp_path / "model"), "--track", "tensorboard"]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 2

@@ -1,5 +1,7 @@
 """The exception that the command line prints without a traceback, texts in its messages, and errors of full disks."""
 
+from __future__ import annotations
+
 import errno
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -31,3 +33,14 @@ class UserError(ValueError):
         # What a damaged file holds may be of any length; the end, which says what to do, is kept.
         whole = len(message) <= LONGEST
         super().__init__(message if whole else f"{message[: LONGEST // 2 - 5]} ... {message[-LONGEST // 2 :]}")
+
+
+class UnreadableError(ValueError):
+    """An image that cannot be used; the code that reads scans catches and records it."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail = kind, detail
+
+    def __reduce__(self) -> tuple[type[UnreadableError], tuple[str, str]]:
+        return type(self), (self.kind, self.detail)  # so that worker processes can raise it

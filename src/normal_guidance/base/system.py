@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import pkgutil
+import shlex
 import shutil
 import signal
 import socket
@@ -335,3 +336,24 @@ def one_per_file(package: ModuleType, attribute: str) -> dict[str, Any]:
     """What each module of a package calls `attribute`, by the module's name, in alphabetical order."""
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return {name: getattr(importlib.import_module(f"{package.__name__}.{name}"), attribute) for name in names}
+
+
+def install_package(*extras: str) -> str:
+    """Return the command that installs this package with extras, from the clone where there is one."""
+    wanted = f"[{','.join(extras)}]" if extras else ""
+    root = clone()
+    if root is None:
+        return pip_install(f"{PACKAGE}{wanted}")
+    pinned = root / "constraints.txt"
+    return pip_install(*(["-c", str(pinned)] if pinned.is_file() else []), "-e", f"{root}{wanted}")
+
+
+def clone() -> Path | None:
+    """Return the clone of the repository that holds the package; None for an installed package."""
+    root = SOURCE_FOLDER.parents[1]
+    return root if (root / "pyproject.toml").is_file() and SOURCE_FOLDER.parent.name == "src" else None
+
+
+def pip_install(*words: str) -> str:
+    """Return the command that installs packages for the running Python."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *words])

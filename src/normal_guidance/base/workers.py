@@ -40,9 +40,8 @@ from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.system import keep_freed_memory, limit_memory, machine_memory
-from normal_guidance.scans.index.problems import UnreadableError
 
 # The code of a worker process of `normal_guidance.base.workers`: it receives tasks and sends results or failures.
 # Arrays return through anonymous memory that the worker fills and the parent maps: it is not copied, not limited by

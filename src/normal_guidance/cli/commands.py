@@ -14,28 +14,15 @@ import typer
 from normal_guidance import __version__
 from normal_guidance.base.system import keep_freed_memory
 from normal_guidance.cli import endings
-from normal_guidance.cli.bundle import bundle
+from normal_guidance.cli.clinic import node, predict, view
 from normal_guidance.cli.command import OTHER_COMMANDS, Command, Group
 from normal_guidance.cli.demo import demo
-from normal_guidance.cli.describe import describe
-from normal_guidance.cli.doctor.command import doctor
-from normal_guidance.cli.encode import encode
-from normal_guidance.cli.experiment import experiment
-from normal_guidance.cli.export import export
-from normal_guidance.cli.fit import fit
-from normal_guidance.cli.hub import hub_app
-from normal_guidance.cli.index import index
-from normal_guidance.cli.methods import methods
-from normal_guidance.cli.node import node
-from normal_guidance.cli.phantom import phantom
-from normal_guidance.cli.predict import predict
-from normal_guidance.cli.reproduce import reproduce
-from normal_guidance.cli.split import audit, split
-from normal_guidance.cli.store import store_app
-from normal_guidance.cli.sweep import sweep
-from normal_guidance.cli.trust import trust
-from normal_guidance.cli.view import view
-from normal_guidance.cli.weights import weights_app
+from normal_guidance.cli.doctor import doctor
+from normal_guidance.cli.features import encode, store_app, weights_app
+from normal_guidance.cli.model import bundle, export, fit, hub_app
+from normal_guidance.cli.scans import audit, describe, index, phantom, split
+from normal_guidance.cli.study import experiment, reproduce
+from normal_guidance.cli.train import methods, sweep, trust
 
 # Must be set before torch is imported.  OpenMP's threads spin while they wait; where cores are shared (containers,
 # clusters) that made the demo take 7 minutes instead of 30 seconds.  The price: about 15 % on an idle machine (LOG.md).

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from normal_guidance.base.errors import UserError
@@ -156,9 +157,7 @@ def _do(console: Console, stage: Stage, number: str) -> None:
 
 def _run(words: Sequence[str]) -> tuple[int, str]:
     """Run the command in this process; return its exit code and output."""
-    from normal_guidance.cli.commands import app
-
-    printed, command, code = io.StringIO(), typer.main.get_command(app), 0
+    printed, command, code = io.StringIO(), click.get_current_context().find_root().command, 0
     with redirect_stdout(printed):
         try:  # `main` would turn an interrupt into an exit code
             with command.make_context("nguide", list(words)) as context:

@@ -214,7 +214,9 @@ def window_sums(
     return stacked_sums(values[None], taps[None]).squeeze(0)
 
 
-@torch.library.custom_op("normal_guidance::window_sums", mutates_args=())
+@torch.library.custom_op(
+    "normal_guidance::window_sums", mutates_args=(), schema="(Tensor values, Tensor taps) -> Tensor"
+)
 def stacked_sums(values: Tensor, taps: Tensor) -> Tensor:
     """`window_sums` of (C, R, S) values with (C, T) taps: (C, R, S)."""
     sums = torch.empty_like(values, memory_format=torch.contiguous_format)
@@ -228,7 +230,11 @@ def stacked_sums(values: Tensor, taps: Tensor) -> Tensor:
     return sums
 
 
-@torch.library.custom_op("normal_guidance::window_sums_tap_gradient", mutates_args=())
+@torch.library.custom_op(
+    "normal_guidance::window_sums_tap_gradient",
+    mutates_args=(),
+    schema="(Tensor gradient, Tensor values, Tensor taps) -> Tensor",
+)
 def stacked_tap_gradient(gradient: Tensor, values: Tensor, taps: Tensor) -> Tensor:
     """The gradient of (C, T) taps from (C, R, S) gradients and values."""
     found = torch.zeros_like(taps)

@@ -210,3 +210,11 @@ def method_title(method: str, dataset: str = "") -> str:
     if method == COMMITTEE:
         return "Committee"
     return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title
+
+
+REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)
+"""Models that are trained with slice labels."""
+
+
+EVERYTHING = (*COMPARED, CEILING, *REFERENCES)
+"""All names that a study's folder may hold."""

@@ -163,3 +163,8 @@ def _mixed(state: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     state = (state ^ (state >> 16)) * 0x85EBCA6B & BITS
     state = (state ^ (state >> 13)) * 0xC2B2AE35 & BITS
     return state ^ (state >> 16)
+
+
+def attention_per_head(log_attention: Float[Tensor, "heads slices"]) -> Float[Tensor, "heads slices"]:
+    """Attention that sums to one over the slices of one scan: TransMIL leaves a share to its class token."""
+    return log_attention.softmax(dim=-1)

@@ -41,7 +41,6 @@ from normal_guidance.scans.features.preprocessing import Preprocessing, ScanSumm
 from normal_guidance.scans.index.manifest import Finding, ScanRow, ValueRange, Values, findings_in, write_findings
 from normal_guidance.statistics.calibration import Operation, choose_operation
 from normal_guidance.statistics.conformal import IntervalCalibration
-from normal_guidance.study.experiment import find_folders
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import (
@@ -51,6 +50,7 @@ from normal_guidance.sweep.run import (
     Run,
     Selected,
     environments_of,
+    find_folders,
     load_run,
     load_winner,
     refuse_data,

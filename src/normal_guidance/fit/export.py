@@ -32,10 +32,9 @@ from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import write_atomically
 from normal_guidance.base.system import install_command
-from normal_guidance.clinic.predict.scan_prediction import attention_per_head
 from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.layout import Layout
-from normal_guidance.core.prediction import Prediction
+from normal_guidance.core.prediction import Prediction, attention_per_head
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.features.store import DTYPES
 

@@ -15,8 +15,6 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
-from normal_guidance.clinic.results.scan_pages import CAUTION
-from normal_guidance.clinic.results.strip import rounded
 from normal_guidance.core.bells import Places
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.fit_committee import (
@@ -34,10 +32,11 @@ from normal_guidance.show.figure_style import (
     WIDTH,
     fill_truth,
     label_slices,
+    rounded,
     save,
     styled,
 )
-from normal_guidance.show.html import Section
+from normal_guidance.show.html import CAUTION, Section
 from normal_guidance.show.text_tables import Grid, digits, interval, signed
 from normal_guidance.statistics.calibration import Calibration, Operation, describe, wilson
 from normal_guidance.statistics.differences import student_quantile

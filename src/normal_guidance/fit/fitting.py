@@ -20,7 +20,6 @@ import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import folder_atomically, write_atomically
-from normal_guidance.clinic.results.scan_pages import CAUTION, raw_table, table
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle
 from normal_guidance.fit.fit_committee import CommitteeFit, Plan, make_plan
@@ -35,7 +34,7 @@ from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.index.manifest import Finding, choose_finding, write_findings
 from normal_guidance.show import html
-from normal_guidance.show.html import Section
+from normal_guidance.show.html import CAUTION, Section, raw_table, table
 from normal_guidance.show.text_tables import digits, interval, signed
 from normal_guidance.statistics.calibration import check_sensitivity
 from normal_guidance.statistics.conformal import check_coverage

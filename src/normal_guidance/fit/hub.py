@@ -24,7 +24,6 @@ from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import folder_atomically, write_atomically
 from normal_guidance.base.system import install_command
-from normal_guidance.clinic.results.scan_pages import CAUTION
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import method_title
 from normal_guidance.fit.bundle import (
@@ -36,6 +35,7 @@ from normal_guidance.fit.bundle import (
 )
 from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
 from normal_guidance.scans.index.manifest import FINDINGS
+from normal_guidance.show.html import CAUTION
 from normal_guidance.show.text_tables import digits, interval
 from normal_guidance.statistics.calibration import Counts, wilson
 from normal_guidance.sweep.predictions import read_predictions

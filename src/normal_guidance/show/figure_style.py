@@ -160,3 +160,10 @@ def fill_truth(panel: Axes, slice_labels: Int[Tensor, "slices"]) -> None:
     for number, (start, end) in enumerate(zip(first.tolist(), behind.tolist(), strict=True)):
         label = TRUTH if number == 0 else None  # one entry of the legend for all
         panel.axvspan(start - 0.5, end - 0.5, color=RED, alpha=0.18, lw=0, label=label)
+
+
+def rounded(probability: float) -> str:
+    """Round to two digits, but never to 0 or 1."""
+    if probability > 0.99:
+        return "> 0.99"
+    return "< 0.01" if probability < 0.01 else f"{probability:.2f}"

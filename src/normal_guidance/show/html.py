@@ -117,3 +117,22 @@ def details(summary: str, block: str) -> str:
 def preformatted(text: str) -> str:
     """Text with its line breaks, in a font of one width."""
     return f"<pre>{escape(text)}</pre>"
+
+
+CAUTION = (
+    "Research software, not a medical device: not for diagnosis. Attention shows where the model looked, which "
+    "need not be where a finding is."
+)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+    """Make a table of plain text; with `words`, cells are aligned left and wrapped."""
+    return raw_table(header, [[escape(cell) for cell in row] for row in rows], words=words)
+
+
+def raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+    """Make a table whose cells are HTML."""
+    style = " style='text-align: left; white-space: normal; vertical-align: top'" if words else ""
+    top = "".join(f"<th{style}>{escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -28,7 +28,9 @@ from normal_guidance.core.methods import (
     CEILING,
     COMMITTEE,
     COMPARED,
+    EVERYTHING,
     NAMED,
+    REFERENCES,
     SCAN_REFERENCE,
     SLICE_REFERENCE,
     scores_scans,
@@ -72,6 +74,7 @@ from normal_guidance.sweep.run import (
     check_environments,
     environment,
     environments_of,
+    find_folders,
     identity_of,
     is_begun,
     load_run,
@@ -98,12 +101,6 @@ PUBLISHED_FORM, LOG_DENSITY = "published form", "log-density"
 
 FORMS = {CEILING: (CEILING,), COMMITTEE: (COMMITTEE,), "centered_gaussian": (PUBLISHED_FORM, LOG_DENSITY)}
 """Rows without a sweep, and the names of their scores."""
-
-REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)
-"""Models that are trained with slice labels."""
-
-EVERYTHING = (*COMPARED, CEILING, *REFERENCES)
-"""All names that a study's folder may hold."""
 
 
 @dataclass(frozen=True)
@@ -139,21 +136,6 @@ class StudyResult:
     def check_dataset(self, name: str) -> None:
         if self.dataset != name:
             raise UserError(f"{self.folder} is about {self.dataset or 'other scans'}, not {name}; give another folder")
-
-
-def find_folders(folder: Path, methods: Sequence[str] | None = None) -> Iterator[tuple[str, int, Path]]:
-    """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed.
-
-    Without `methods`, every folder's name is one: first those of the paper's tables in their order, then the rest.
-    """
-    if methods is None:
-        rank = {method: number for number, method in enumerate(EVERYTHING)}
-        names = (path.name for path in folder.glob("*") if path.is_dir())
-        methods = sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
-    for method in methods:
-        seeds = (path for path in (folder / method).glob("*") if path.name.isdecimal())
-        for path in sorted(seeds, key=lambda path: int(path.name)):
-            yield method, int(path.name), path
 
 
 def find_results(folder: Path, dataset: str, methods: Sequence[str] = EVERYTHING) -> Iterator[StudyResult]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.files import make_folder, write_atomically
 from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, EVERY_METHOD, method_title
 from normal_guidance.scans.features.preprocessing import (
@@ -28,7 +28,6 @@ from normal_guidance.scans.features.preprocessing import (
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.index.indexing import Description, describe_scans
 from normal_guidance.scans.index.manifest import PARTS, Manifest
-from normal_guidance.scans.index.problems import UnreadableError
 from normal_guidance.show import html
 from normal_guidance.show.html import Section
 from normal_guidance.show.text_tables import Grid

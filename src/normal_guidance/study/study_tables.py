@@ -16,7 +16,15 @@ from normal_guidance.base.records import ContentError, read_as
 from normal_guidance.base.system import time_text
 from normal_guidance.core.blocks import GAP, PERCENTILES
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
-from normal_guidance.core.methods import CEILING, COMPARED, EVERY_METHOD, NAMED, SCAN_REFERENCE, method_title
+from normal_guidance.core.methods import (
+    CEILING,
+    COMPARED,
+    EVERY_METHOD,
+    NAMED,
+    REFERENCES,
+    SCAN_REFERENCE,
+    method_title,
+)
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind, mean_and_sd
 from normal_guidance.scans.index.indexing import Description
 from normal_guidance.show.text_tables import (
@@ -40,7 +48,6 @@ from normal_guidance.statistics.split_results import METRICS, Metric, Scores
 from normal_guidance.study.experiment import (
     DATASETS,
     LOG_DENSITY,
-    REFERENCES,
     SENSITIVITY,
     StudyResult,
     find_results,

@@ -37,6 +37,7 @@ from normal_guidance.base.system import source_version
 from normal_guidance.base.tables import read_columns
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.methods import EVERYTHING
 from normal_guidance.core.metrics import scan_level
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.scans.features.store import DtypeName, FeatureStore, dtype_name, fingerprint_of, is_store
@@ -824,3 +825,18 @@ def _version_of(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def find_folders(folder: Path, methods: Sequence[str] | None = None) -> Iterator[tuple[str, int, Path]]:
+    """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed.
+
+    Without `methods`, every folder's name is one: first those of the paper's tables in their order, then the rest.
+    """
+    if methods is None:
+        rank = {method: number for number, method in enumerate(EVERYTHING)}
+        names = (path.name for path in folder.glob("*") if path.is_dir())
+        methods = sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
+    for method in methods:
+        seeds = (path for path in (folder / method).glob("*") if path.name.isdecimal())
+        for path in sorted(seeds, key=lambda path: int(path.name)):
+            yield method, int(path.name), path

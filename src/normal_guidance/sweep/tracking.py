@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import folder_atomically
 from normal_guidance.base.system import install_command
-from normal_guidance.study.experiment import find_folders
-from normal_guidance.sweep.run import HISTORY_TABLE, REPORT, Run, Selected, load_run, read_history
+from normal_guidance.sweep.run import HISTORY_TABLE, REPORT, Run, Selected, find_folders, load_run, read_history
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

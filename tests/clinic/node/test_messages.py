@@ -13,12 +13,7 @@ from hl7apy.parser import parse_message
 from pydicom import Dataset
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.clinic.node.destination import (
-    About,
-    Identity,
-    NotSentError,
-    parse_destination,
-)
+from normal_guidance.clinic.node.destination import About, Identity, NotSentError
 from normal_guidance.clinic.node.send_text import (
     END,
     NOTICE,
@@ -30,6 +25,7 @@ from normal_guidance.clinic.node.send_text import (
     make_message,
     make_observation,
 )
+from normal_guidance.clinic.node.sending import parse_destination
 from small_node import running_node, send
 
 US = Identity("NGUIDE")

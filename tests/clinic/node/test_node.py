@@ -10,7 +10,7 @@ from pydicom.uid import UID
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.node import destination as destinations
-from normal_guidance.clinic.node import receiver
+from normal_guidance.clinic.node import receiver, sending
 from normal_guidance.clinic.node import serving as predicting
 from normal_guidance.clinic.node.incoming import parse_rule
 from normal_guidance.clinic.node.series_queue import Limits
@@ -328,8 +328,8 @@ def test_another_kind_of_destination_is_a_row_and_a_class(bundle, series, state,
             for file in files:
                 accepted(file)
 
-    kinds = {"messages:": lambda text, identity: Messages(), **destinations.KINDS}
-    monkeypatch.setattr(destinations, "KINDS", kinds)
+    kinds = {"messages:": lambda text, identity: Messages(), **sending.KINDS}
+    monkeypatch.setattr(sending, "KINDS", kinds)
     with running_node(state, bundle, to=["messages:ward"]) as run:
         send(run.port, series())
         assert run.wait_finished() == {"done": 1}

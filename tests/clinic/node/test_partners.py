@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydicom import dcmread
 
-from normal_guidance.cli.node import _tls
+from normal_guidance.cli.clinic import _tls
 from normal_guidance.clinic.node.send_dicom import DicomDestination
 from orthanc import DICOMWEB, MISSING, ORTHANC, free_port, running_orthanc
 from small_node import RESULTS, associate, running_node, send, small_archive, wait_until

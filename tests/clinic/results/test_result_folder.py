@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from pydicom import dcmread
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli.predict import describe
+from normal_guidance.cli.clinic import describe
 from normal_guidance.clinic import (
     PredictOptions,
     ScanPrediction,

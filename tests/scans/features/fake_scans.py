@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from normal_guidance.base.errors import UnreadableError
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, write_manifest
-from normal_guidance.scans.index.problems import Problem, UnreadableError
+from normal_guidance.scans.index.problems import Problem
 
 SIZE, WIDTH = 8, 5
 PREPROCESSING = Preprocessing(windows=((-100.0, 300.0),), size=SIZE)

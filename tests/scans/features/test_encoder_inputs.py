@@ -11,6 +11,7 @@ import pytest
 import torch
 from fake_scans import PREPROCESSING, contents, load
 
+from normal_guidance.base.errors import UnreadableError
 from normal_guidance.scans.features import encoding_machine as encoder_inputs
 from normal_guidance.scans.features.encoding import EncodingOptions, encode
 from normal_guidance.scans.features.encoding_machine import (
@@ -22,12 +23,7 @@ from normal_guidance.scans.features.encoding_machine import (
 )
 from normal_guidance.scans.features.preprocessing import Percentiles, Statistics
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, write_manifest
-from normal_guidance.scans.index.problems import (
-    KINDS,
-    Problem,
-    UnreadableError,
-    read_problems,
-)
+from normal_guidance.scans.index.problems import KINDS, Problem, read_problems
 
 LONG = 2 * PIECE + 22
 

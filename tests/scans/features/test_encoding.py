@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.workers import Pool
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.scans.features import encoding_machine
@@ -20,7 +20,7 @@ from normal_guidance.scans.features.encoding_job import job_folder, open_job
 from normal_guidance.scans.features.preprocessing import Statistics
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import Finding, Labels, Manifest, read_manifest, write_manifest
-from normal_guidance.scans.index.problems import UnreadableError, read_problems
+from normal_guidance.scans.index.problems import read_problems
 
 LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3]
 OPTIONS = EncodingOptions(batch_size=4, unit=10, threads=1)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.features import preprocessing
 from normal_guidance.scans.features.preprocessing import (
     Percentiles,
@@ -21,7 +21,6 @@ from normal_guidance.scans.features.preprocessing import (
     middle,
     scan_statistics,
 )
-from normal_guidance.scans.index.problems import UnreadableError
 
 HEAD = ((-100.0, 300.0),)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.features.preprocessing import (
     MR_WINDOWS,
     WINDOWS,
@@ -20,7 +20,6 @@ from normal_guidance.scans.features.preprocessing import (
     window_as_json,
     window_from_json,
 )
-from normal_guidance.scans.index.problems import UnreadableError
 
 
 def test_presets():

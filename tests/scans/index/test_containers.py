@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index import containers
 from normal_guidance.scans.index.containers import Refusal, list_files, locate
 from normal_guidance.scans.index.indexing import HeaderRequest, read_one
-from normal_guidance.scans.index.problems import KINDS, Problem, UnreadableError
+from normal_guidance.scans.index.problems import KINDS, Problem
 
 
 def put(path: Path, content: bytes = b"x") -> Path:

@@ -34,7 +34,7 @@ from pydicom.uid import (
     SecondaryCaptureImageStorage,
 )
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index import dicom_files, pixels
 from normal_guidance.scans.index.dicom_slices import (
     Header,
@@ -43,7 +43,7 @@ from normal_guidance.scans.index.dicom_slices import (
     read_pixels,
 )
 from normal_guidance.scans.index.pixels import parse_codestream
-from normal_guidance.scans.index.problems import KINDS, UnreadableError
+from normal_guidance.scans.index.problems import KINDS
 
 NATIVE = (ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian, DeflatedExplicitVRLittleEndian)
 JPEG = {

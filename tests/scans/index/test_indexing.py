@@ -13,7 +13,7 @@ from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.files import read_json
 from normal_guidance.scans.index import indexing as header_reading
 from normal_guidance.scans.index.containers import Refusal
@@ -29,7 +29,7 @@ from normal_guidance.scans.index.indexing import (
     read_one,
 )
 from normal_guidance.scans.index.manifest import read_manifest
-from normal_guidance.scans.index.problems import Problem, UnreadableError, read_problems
+from normal_guidance.scans.index.problems import Problem, read_problems
 
 
 def write_slice(path: Path, series: str, z: float, number: int) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.files import write_parquet
 from normal_guidance.scans.index.manifest import (
     SCHEMA,
@@ -17,14 +17,7 @@ from normal_guidance.scans.index.manifest import (
     read_manifest,
     write_manifest,
 )
-from normal_guidance.scans.index.problems import (
-    KINDS,
-    Problem,
-    UnreadableError,
-    read_problems,
-    summarize,
-    write_problems,
-)
+from normal_guidance.scans.index.problems import KINDS, Problem, read_problems, summarize, write_problems
 
 
 def row(number: int, slices: int = 3, **more: object) -> ScanRow:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index import volumes as nifti
-from normal_guidance.scans.index.problems import UnreadableError
 from normal_guidance.scans.index.volumes import read_nifti, read_nifti_header
 
 RNG = np.random.default_rng(3)

@@ -10,8 +10,9 @@ import pytest
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
+from normal_guidance.base.errors import UnreadableError
 from normal_guidance.scans.index.manifest import ScanRow
-from normal_guidance.scans.index.problems import Problem, UnreadableError
+from normal_guidance.scans.index.problems import Problem
 from normal_guidance.scans.index.volumes import read_volume
 
 HU = np.random.default_rng(0).integers(-1000, 2000, (4, 6, 5)).astype(np.int16)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.scans.index.problems import UnreadableError
+from normal_guidance.base.errors import UnreadableError, UserError
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:

@@ -17,7 +17,7 @@ from pydicom.datadict import dictionary_VR, tag_for_keyword
 from pydicom.multival import MultiValue
 from pydicom.valuerep import validate_value
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import locate
 from normal_guidance.scans.index.dicom_files import (
     Dataset,
@@ -27,7 +27,7 @@ from normal_guidance.scans.index.dicom_files import (
     text,
 )
 from normal_guidance.scans.index.manifest import ScanRow
-from normal_guidance.scans.index.problems import Problem, Report, UnreadableError
+from normal_guidance.scans.index.problems import Problem, Report
 
 KIND = "header"
 """Kind of the problems that are found here."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import make_folder, write_atomically
-from normal_guidance.clinic.node.partners import Peer, parse_peer
+from normal_guidance.clinic.node.partners import Peer
 from normal_guidance.clinic.results.result_folder import dicom_results
 
 
@@ -97,57 +97,6 @@ class Identity:
     aet: str
     commit: bool = False
     tls: ssl.SSLContext | None = None
-
-
-def _to_folder(text: str, identity: Identity) -> Destination:
-    place = text.removeprefix("folder:")
-    if not place:
-        raise UserError("--to folder: names no folder; write for example folder:/data/results")
-    return FolderDestination(Path(place))
-
-
-def _to_dicom(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_dicom import DicomDestination
-
-    return DicomDestination(parse_peer(text, needs_port=True), identity)
-
-
-def _to_hl7(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_text import Hl7Destination
-
-    return Hl7Destination(parse_peer(text.removeprefix("hl7:"), needs_port=True), identity)
-
-
-def _to_fhir(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_text import parse_fhir
-
-    return parse_fhir(text)
-
-
-def _to_web(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_dicom import parse_web
-
-    return parse_web(text)
-
-
-KINDS: dict[str, Callable[[str, Identity], Destination]] = {
-    "folder:": _to_folder,
-    "hl7:": _to_hl7,
-    "fhir:": _to_fhir,
-    "https://": _to_web,
-    "http://": _to_web,
-    "": _to_dicom,
-}
-"""How each kind is made, by how its text begins; the first that fits is taken."""
-
-
-def parse_destination(text: str, identity: Identity) -> Destination:
-    """Make a destination from what the user wrote: AET@HOST:PORT, https://SERVER, hl7:, fhir: or folder:."""
-    make = next(make for prefix, make in KINDS.items() if text.startswith(prefix))
-    try:
-        return make(text, identity)
-    except UserError as error:
-        raise UserError(f"--to {error}" if not str(error).startswith("--to") else shorten(str(error), 500)) from error
 
 
 def peers_of(destinations: Sequence[Destination]) -> tuple[Peer, ...]:

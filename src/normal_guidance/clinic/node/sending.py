@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydicom.uid import generate_uid
 
-from normal_guidance.clinic.node.destination import About, Destination, NotSentError
-from normal_guidance.clinic.node.partners import Audit
+from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.clinic.node.destination import About, Destination, FolderDestination, Identity, NotSentError
+from normal_guidance.clinic.node.partners import Audit, parse_peer
 from normal_guidance.clinic.node.send_dicom import DicomDestination, Reports
 from normal_guidance.clinic.node.series_queue import Dispatch, Series, SeriesQueue
 from normal_guidance.clinic.node.serving import Results
@@ -91,3 +92,54 @@ class Sending:
 
     def _name(self, file: Path) -> str:
         return file.relative_to(self.results.path).as_posix()
+
+
+def _to_folder(text: str, identity: Identity) -> Destination:
+    place = text.removeprefix("folder:")
+    if not place:
+        raise UserError("--to folder: names no folder; write for example folder:/data/results")
+    return FolderDestination(Path(place))
+
+
+def _to_dicom(text: str, identity: Identity) -> Destination:
+    from normal_guidance.clinic.node.send_dicom import DicomDestination
+
+    return DicomDestination(parse_peer(text, needs_port=True), identity)
+
+
+def _to_hl7(text: str, identity: Identity) -> Destination:
+    from normal_guidance.clinic.node.send_text import Hl7Destination
+
+    return Hl7Destination(parse_peer(text.removeprefix("hl7:"), needs_port=True), identity)
+
+
+def _to_fhir(text: str, identity: Identity) -> Destination:
+    from normal_guidance.clinic.node.send_text import parse_fhir
+
+    return parse_fhir(text)
+
+
+def _to_web(text: str, identity: Identity) -> Destination:
+    from normal_guidance.clinic.node.send_dicom import parse_web
+
+    return parse_web(text)
+
+
+KINDS: dict[str, Callable[[str, Identity], Destination]] = {
+    "folder:": _to_folder,
+    "hl7:": _to_hl7,
+    "fhir:": _to_fhir,
+    "https://": _to_web,
+    "http://": _to_web,
+    "": _to_dicom,
+}
+"""How each kind is made, by how its text begins; the first that fits is taken."""
+
+
+def parse_destination(text: str, identity: Identity) -> Destination:
+    """Make a destination from what the user wrote: AET@HOST:PORT, https://SERVER, hl7:, fhir: or folder:."""
+    make = next(make for prefix, make in KINDS.items() if text.startswith(prefix))
+    try:
+        return make(text, identity)
+    except UserError as error:
+        raise UserError(f"--to {error}" if not str(error).startswith("--to") else shorten(str(error), 500)) from error

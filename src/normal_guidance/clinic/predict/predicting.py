@@ -23,9 +23,10 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.workers import TIMEOUT, Pool
 from normal_guidance.clinic.predict.job import Finished, Score
 from normal_guidance.clinic.predict.new_scans import RESERVED, FoundScans, NotPredicted, anonymous_problem, find_scans
-from normal_guidance.clinic.predict.scan_prediction import ScanPrediction, attention_per_head
+from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.core.arrays import check_device, checked_whole, is_number
 from normal_guidance.core.bags import UNKNOWN, Bags
+from normal_guidance.core.prediction import attention_per_head
 from normal_guidance.fit.bundle import Bundle, load_bundle, why_not_values
 from normal_guidance.fit.fit_committee import make_plan
 from normal_guidance.fit.fitting import FittedModel, fit_model, training_scans

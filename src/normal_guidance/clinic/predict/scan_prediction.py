@@ -9,15 +9,11 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
+from normal_guidance.core.prediction import attention_per_head
 from normal_guidance.fit.bundle import ModelIdentity
 from normal_guidance.scans.index.manifest import FEATURES, Finding, ScanRow
 from normal_guidance.scans.index.problems import Problem, cautions
 from normal_guidance.statistics.conformal import promise
-
-
-def attention_per_head(log_attention: Float[Tensor, "heads slices"]) -> Float[Tensor, "heads slices"]:
-    """Attention that sums to one over the slices of one scan: TransMIL leaves a share to its class token."""
-    return log_attention.softmax(dim=-1)
 
 
 @dataclass(frozen=True, eq=False)

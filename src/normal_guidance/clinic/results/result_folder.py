@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import FULL, UserError
+from normal_guidance.base.errors import FULL, UnreadableError, UserError
 from normal_guidance.base.files import (
     folder_atomically,
     make_folder,
@@ -54,14 +54,7 @@ from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.index.manifest import write_manifest
-from normal_guidance.scans.index.problems import (
-    Problem,
-    UnreadableError,
-    folder_name,
-    read_problems,
-    summarize,
-    write_problems,
-)
+from normal_guidance.scans.index.problems import Problem, folder_name, read_problems, summarize, write_problems
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE
 

@@ -10,11 +10,12 @@ from typing import Any
 from urllib.parse import quote
 
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
-from normal_guidance.clinic.results.strip import rounded
 from normal_guidance.core.methods import method_title
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.index.problems import Problem, folder_name, summarize
+from normal_guidance.show.figure_style import rounded
 from normal_guidance.show.html import (
+    CAUTION,
     Section,
     bullets,
     caution,
@@ -22,6 +23,8 @@ from normal_guidance.show.html import (
     figure,
     page,
     paragraph,
+    raw_table,
+    table,
 )
 from normal_guidance.statistics.calibration import describe
 from normal_guidance.statistics.conformal import IntervalCalibration, promise
@@ -69,11 +72,6 @@ def is_all(lines: Iterable[Line]) -> bool:
 def _one_a_scan(lines: Iterable[Line]) -> list[Line]:
     return list({line["scan_id"]: line for line in lines}.values())
 
-
-CAUTION = (
-    "Research software, not a medical device: not for diagnosis. Attention shows where the model looked, which "
-    "need not be where a finding is."
-)
 
 SIDES = {None: "no threshold", True: "positive", False: "negative"}
 """The result by the threshold, in words."""
@@ -324,16 +322,3 @@ def _positive(lines: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
         return f"Positive: {sum(line['positive'] == 1 for line in lines)}."
     counts = {name: sum(line["positive"] == 1 and line["finding"] == name for line in lines) for name in names}
     return f"Positive: {', '.join(f'{name} {count}' for name, count in counts.items())}."
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """Make a table of plain text; with `words`, cells are aligned left and wrapped."""
-    return raw_table(header, [[escape(cell) for cell in row] for row in rows], words=words)
-
-
-def raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """Make a table whose cells are HTML."""
-    style = " style='text-align: left; white-space: normal; vertical-align: top'" if words else ""
-    top = "".join(f"<th{style}>{escape(name)}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -36,6 +36,7 @@ from normal_guidance.show.figure_style import (
     ORANGE,
     WIDTH,
     label_slices,
+    rounded,
     save,
     styled,
 )
@@ -173,13 +174,6 @@ def _draw_cautions(banner: SubFigure, lines: Sequence[str]) -> None:
     banner.text(
         *(0.5, 0.5, "\n".join(lines)), ha="center", va="center", fontsize=10, fontweight="bold", color="#8A2A00"
     )
-
-
-def rounded(probability: float) -> str:
-    """Round to two digits, but never to 0 or 1."""
-    if probability > 0.99:
-        return "> 0.99"
-    return "< 0.01" if probability < 0.01 else f"{probability:.2f}"
 
 
 def _percent(prediction: ScanPrediction, place: int) -> str:

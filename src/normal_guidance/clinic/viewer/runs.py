@@ -48,9 +48,8 @@ from normal_guidance.scans.index.problems import (
     folder_name,
 )
 from normal_guidance.statistics import localization as by_attention
-from normal_guidance.study.experiment import find_folders
 from normal_guidance.sweep.predictions import read_predictions
-from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT
+from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT, find_folders
 
 SUMMARY, BUNDLE = "summary.json", "bundle.json"
 """Files beside predictions: for new scans, where the scans are and which model predicted them; for a model, itself."""

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.system import RETRIES, Connection, connected
 from normal_guidance.base.workers import Failure, Pool
 from normal_guidance.scans.features.encoders import Encoder, Precision
@@ -44,7 +44,7 @@ from normal_guidance.scans.features.preprocessing import (
     scan_statistics,
 )
 from normal_guidance.scans.index.manifest import ScanRow, Values, sample_values, values_of
-from normal_guidance.scans.index.problems import Problem, UnreadableError
+from normal_guidance.scans.index.problems import Problem
 from normal_guidance.scans.index.volumes import Slices
 
 # Reads scans for an encoder, some slices at a time; runs in worker processes.

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.files import read_parquet
 from normal_guidance.base.system import install_command
 from normal_guidance.base.workers import (
@@ -38,7 +38,6 @@ from normal_guidance.base.workers import (
     member_problem,
     read_array,
 )
-from normal_guidance.scans.index.problems import UnreadableError
 
 # HDF5 files of unknown origin, read by a process of their own.
 # The HDF5 library hangs, aborts or crashes on some damaged files, follows links into other files, and allocates

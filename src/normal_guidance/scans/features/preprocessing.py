@@ -24,11 +24,10 @@ import torch.nn.functional as F
 from jaxtyping import Float32, Int16, Real
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.records import Between, read_as
 from normal_guidance.scans.index.geometry import normal_of
 from normal_guidance.scans.index.manifest import Manifest, ValueRange, Values, range_of_values
-from normal_guidance.scans.index.problems import UnreadableError
 
 # The field: the middle of every slice, a square of so many millimetres, which is all that the encoder sees.
 # This module does not import torch: worker processes use it.

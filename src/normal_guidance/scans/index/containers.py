@@ -19,10 +19,10 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.files import is_draft
 from normal_guidance.base.workers import member_problem
-from normal_guidance.scans.index.problems import Problem, Report, UnreadableError
+from normal_guidance.scans.index.problems import Problem, Report
 
 MEMBER_BYTES = 2**30
 """Largest member of an archive that is read, by the size that it declares; a larger one may be a zip bomb."""

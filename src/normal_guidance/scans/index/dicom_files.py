@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.system import install_command
-from normal_guidance.scans.index.problems import UnreadableError
 
 try:
     from pydicom import Dataset as Dataset  # for the modules that build on this one

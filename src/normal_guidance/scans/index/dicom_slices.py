@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normal_guidance.base.errors import UnreadableError
 from normal_guidance.scans.index.dicom_files import (
     NATIVE,
     Dataset,
@@ -29,7 +30,6 @@ from normal_guidance.scans.index.dicom_files import (
     unsigned,
 )
 from normal_guidance.scans.index.pixels import read_pixels
-from normal_guidance.scans.index.problems import UnreadableError
 
 __all__ = ["Header", "Triple", "exclusion", "read_header", "read_pixels"]
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UnreadableError, UserError, shorten
 from normal_guidance.base.files import folder_atomically, refuse_what_is_there, write_json
 from normal_guidance.base.workers import Death, Failure, Pool, StartError
 from normal_guidance.core.bags import UNKNOWN
@@ -47,7 +47,7 @@ from normal_guidance.scans.index.manifest import (
     ScanRow,
     write_manifest,
 )
-from normal_guidance.scans.index.problems import Problem, UnreadableError, summarize, write_problems
+from normal_guidance.scans.index.problems import Problem, summarize, write_problems
 from normal_guidance.scans.index.sources import (
     SOURCES,
     Candidate,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int16, Integer
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.system import install_command
 from normal_guidance.scans.index.dicom_files import (
     BIG_ENDIAN,
@@ -34,7 +34,6 @@ from normal_guidance.scans.index.dicom_files import (
     uid_name,
     unsigned,
 )
-from normal_guidance.scans.index.problems import UnreadableError
 
 # JPEG streams inside DICOM files: their stated size and precision, and decoding with GDCM.
 # A stream is checked before native code decodes it: GDCM ends the whole process if a JPEG-LS stream has another size

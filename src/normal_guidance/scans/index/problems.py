@@ -86,17 +86,6 @@ Report = Callable[[Problem], object]
 """Receives each problem when it is found."""
 
 
-class UnreadableError(ValueError):
-    """An image that cannot be used; the code that reads scans catches and records it."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind, self.detail = kind, detail
-
-    def __reduce__(self) -> tuple[type[UnreadableError], tuple[str, str]]:
-        return type(self), (self.kind, self.detail)  # so that worker processes can raise it
-
-
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     """Writes problems.csv, sorted, so that two runs give the same file."""
     text = io.StringIO(newline="")

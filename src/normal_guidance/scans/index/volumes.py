@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int16
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.system import install_command
 from normal_guidance.scans.index.containers import locate
 from normal_guidance.scans.index.dicom_files import refusing
 from normal_guidance.scans.index.dicom_slices import Header
 from normal_guidance.scans.index.manifest import ScanRow
-from normal_guidance.scans.index.problems import Problem, UnreadableError
+from normal_guidance.scans.index.problems import Problem
 
 ACTIONS = {
     "bits": "bits above BitsStored were replaced by the sign",

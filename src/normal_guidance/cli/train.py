@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.tracking import check_track, track_runs
-from normal_guidance.cli.training_estimate import DryRun, print_estimates
-from normal_guidance.cli.training_options import (
+from normal_guidance.cli.command import AsJson, one_of, print_json, valid_json
+from normal_guidance.cli.options import (
+    Device,
+    DryRun,
     Track,
     TrainingOptions,
     methods_option,
     named_methods,
     parse_list,
+    print_estimates,
     with_training_options,
 )
 
@@ -26,10 +28,228 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from normal_guidance.fit.fitting import FittedModel
+    from normal_guidance.fit.measured import Measured
     from normal_guidance.scans.features.store import FeatureStore
+    from normal_guidance.study.trust.attention_tests import By
+    from normal_guidance.study.trust.examine import Trust
     from normal_guidance.sweep.config import Config
     from normal_guidance.sweep.execution import Execution
     from normal_guidance.sweep.run import Run, Selected
+
+
+# `nguide methods`: list the methods and regularizers by the names that the other commands take.
+
+
+def methods(as_json: AsJson = False) -> None:
+    """List the methods by the names that the other commands take: the paper's, ours, then those of the field."""
+    from normal_guidance.core.methods import BEYOND, EVERY_METHOD, NAMED
+    from normal_guidance.core.regularizers import REGULARIZERS
+
+    sizes = {
+        name: sum(parameter.numel() for parameter in method.build(768).parameters())
+        for name, method in NAMED.items()
+        if method.model == name
+    }
+    found = [
+        {
+            "name": method.name,
+            "title": method.title,
+            "model": method.model,
+            "regularizer": method.regularizer,
+            "guided": method.guided,
+            "scores_scans": method.scores_scans,
+            "parameters": sizes[method.model],
+            "when": method.when,
+        }
+        for method in EVERY_METHOD.values()
+    ]
+    if as_json:
+        print_json(found)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "method", "regularizer", "scan score", "parameters")
+    for one in found:
+        if one["name"] in NAMED:
+            scored = "yes" if one["scores_scans"] else "no"
+            table.add_row(*(str(one[key] or "") for key in ("name", "title", "regularizer")), scored, _count(one))
+    console = Console()
+    console.print(table)
+    console.print("nguide fit needs no choice of method. The heads that the paper lacks are for research:")
+    for method in BEYOND.values():
+        if method.regularizer is None:
+            console.print(f"{method.name}, {method.name}_ng: {method.when}", soft_wrap=True)
+    console.print("Every method with trained attention takes a regularizer, as --regularizer entropy or abmil_entropy:")
+    for term in REGULARIZERS.values():
+        console.print(f"{term.name}: {term.about}", soft_wrap=True)
+
+
+def _count(one: Mapping[str, object]) -> str:
+    return f"{one['parameters']:,}"
+
+
+# `nguide trust`: test whether the attention of a trained model can be trusted.
+
+
+PARTS = ("val", "test")
+BY = ("slices", "attention")
+
+
+def trust(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run that nguide sweep or nguide experiment wrote, or of a model of nguide fit.",
+            metavar="RUN",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for trust.json, trust.md and trust.png.")],
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run's feature store. Default: the path that a run records; a model needs it."),
+    ] = None,
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table (.csv, .parquet) with scan_id and part. Default: the run's, or the store's own parts."
+        ),
+    ] = None,
+    part: Annotated[
+        str,
+        typer.Option(
+            help="Scans to test on: test, or val for a run; a model of nguide fit was trained on val.",
+            autocompletion=one_of(PARTS),
+        ),
+    ] = "test",
+    group: Annotated[str, typer.Option(help="Name of the winner, where the run has several.")] = "",
+    by: Annotated[
+        str, typer.Option(help="Remove by share of slices or of attention.", autocompletion=one_of(BY))
+    ] = "slices",
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Test a model's attention: shuffle slices, randomise weights, delete and insert slices, alarm if inverted.
+
+    Each test reports a number, its value by chance, an interval and a verdict: passes, fails, or cannot be told. No
+    slice labels are needed. The exit code is 0 whatever the verdicts.
+    """
+    from normal_guidance.base.files import make_folder, write_atomically, write_json
+    from normal_guidance.cli.options import choose_execution
+    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.fit.bundle import BUNDLE
+    from normal_guidance.scans.index.manifest import refuse_several
+    from normal_guidance.study.figures.deletion import draw_trust
+    from normal_guidance.study.trust.examine import examine_bundle, examine_run, trust_page
+
+    chosen, where = _by(by), choose_execution(device, "auto").device
+    console = make_console(stderr=as_json)
+    with console.status("Testing") as status:  # shown on a terminal only
+
+        def watch(done: float) -> None:
+            status.update(f"Testing: {done:.0%}")
+
+        refuse_several(run)
+        if (run / BUNDLE).is_file():
+            found = examine_bundle(run, store=store, split=split, part=part, by=chosen, device=where, watch=watch)
+        else:
+            found = examine_run(
+                run, store=store, split=split, part=part, group=group, by=chosen, device=where, watch=watch
+            )
+    make_folder(out)
+    if found.curves is not None:
+        draw_trust(found.curves, out / "trust.png", by=found.by)
+    page = trust_page(found, picture=None if found.curves is None else "trust.png")
+    write_atomically(out / "trust.md", page.encode())
+    written = valid_json({"run": run, "part": part, **found.as_json()})
+    write_json(out / "trust.json", written)
+    if as_json:
+        print_json(written)
+        return
+    console.print(_trust_table(found))
+    for note in found.notes:
+        say(console, note)
+    for finding in found.findings:
+        todo = "" if finding.verdict == "passes" else f" What to do: {finding.action}"
+        say(console, f"{finding.title}: {finding.verdict}. {finding.meaning}{todo}")
+    say(console, f"Details: {out / 'trust.md'}")
+
+
+def _by(text: str) -> By:
+    match text:
+        case "slices" | "attention":
+            return text
+    raise UserError(f"--by {text} is unknown; choose one of {', '.join(BY)}")
+
+
+def _trust_table(found: Trust) -> Table:
+    from rich.table import Table
+
+    from normal_guidance.study.trust.examine import verdict_table
+
+    grid = verdict_table(found)
+    table = Table(*grid.header, title=grid.title)
+    for row in grid.rows:
+        table.add_row(*row)
+    return table
+
+
+# `--track` of `nguide fit`, `nguide sweep` and `nguide experiment`.
+
+
+def check_track(to: str | None) -> None:
+    """Refuse a tracker that is unknown or not installed, before training."""
+    if to is not None:
+        from normal_guidance.sweep.tracking import check_tracker
+
+        check_tracker(to)
+
+
+def track_runs(to: str | None, out: Path, console: Console) -> None:
+    """Write the winners of the complete runs in a folder, with their curves."""
+    if to is not None:
+        from normal_guidance.cli.progress import say
+        from normal_guidance.sweep.tracking import track, tracked_runs
+
+        say(console, f"Tracked: {track(tracked_runs(out), to, out)}")
+
+
+def track_fits(
+    to: str | None, out: Path, models: Mapping[str, FittedModel], asked: Mapping[str, Any], as_json: bool
+) -> None:
+    """Write what was measured about fitted models; they are not trained by epochs and have no curves."""
+    if to is not None:
+        from normal_guidance.cli.progress import make_console, say
+        from normal_guidance.sweep.tracking import Training, track
+
+        given = {name: str(value) for name, value in asked.items() if value is not None}
+        found = [Training(name, given | _options(one), _metrics(one)) for name, one in models.items()]
+        say(make_console(stderr=as_json), f"Tracked: {track(found, to, out)}")
+
+
+def _options(one: FittedModel) -> dict[str, Any]:
+    plan = one.fit.plan
+    return {"folds": plan.folds, "repeats": plan.repeats, "members": len(one.fit.committee)}
+
+
+def _metrics(one: FittedModel) -> dict[str, float]:
+    parts = {"out_of_fold": one.out_of_fold, "test": one.test}
+    return {
+        f"{part}/{name}": value
+        for part, measured in parts.items()
+        if measured is not None
+        for name, value in _measured(measured).items()
+    }
+
+
+def _measured(own: Measured) -> dict[str, float]:
+    located, skill = own.localization, own.skill
+    return {
+        "scan_auroc": own.scans.value,
+        "localization_auroc": math.nan if located is None else located.auroc,
+        "skill": math.nan if skill is None else skill.skill,
+    }
 
 
 def _above_zero(minutes: float) -> float:
@@ -67,7 +287,7 @@ def sweep(
 
     Start a killed command again with the same options to resume it. Complete runs are shown and not repeated.
     """
-    from normal_guidance.cli.progress_bar import make_console, say
+    from normal_guidance.cli.progress import make_console, say
 
     check_track(track)
     execution = training.execution()
@@ -121,7 +341,7 @@ def _run_all(
     **arguments: Any,
 ) -> dict[tuple[str, int], Run]:
     """Train one run for each method and seed, after checking all of them."""
-    from normal_guidance.cli.progress_bar import say, watch_run
+    from normal_guidance.cli.progress import say, watch_run
     from normal_guidance.sweep.run import check_sweep, run_sweep
 
     folders = {(method, seed): out / method / str(seed) for method, seed in grids}

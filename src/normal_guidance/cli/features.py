@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +15,26 @@ import typer
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import count_text, size_text, time_text
 from normal_guidance.cli import endings
-from normal_guidance.cli.completion import DTYPES, ENCODERS, WINDOWS, one_of, some_of
-from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.training_options import COMPUTING, Device, Precision, choose_execution, choose_precision
+from normal_guidance.cli.command import (
+    DTYPES,
+    ENCODERS,
+    FORMATS,
+    IMPORT_FORMATS,
+    WINDOWS,
+    AsJson,
+    Command,
+    Group,
+    one_of,
+    print_json,
+    some_of,
+)
+from normal_guidance.cli.options import (
+    COMPUTING,
+    Device,
+    Precision,
+    choose_execution,
+    choose_precision,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +42,7 @@ if TYPE_CHECKING:
     from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
     from normal_guidance.scans.features.encoding_machine import EncodingOptions
     from normal_guidance.scans.features.preprocessing import Statistics, Window
+    from normal_guidance.scans.features.store import FeatureStore
     from normal_guidance.scans.index.manifest import Manifest
 
 
@@ -121,7 +140,7 @@ def encode(
     """
     from functools import partial
 
-    from normal_guidance.cli.progress_bar import make_console, say
+    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.scans.features.encoders import load_encoder
     from normal_guidance.scans.features.encoding import encode as run
     from normal_guidance.scans.features.preprocessing import Preprocessing, parse_windows
@@ -174,7 +193,7 @@ def encode(
 
 def _default_window(manifest: Manifest, console: Console) -> str:
     """Return the window for the manifest's modality, and say which it is where it changes the values."""
-    from normal_guidance.cli.progress_bar import say
+    from normal_guidance.cli.progress import say
     from normal_guidance.scans.features.preprocessing import default_window
 
     modalities = sorted(set(manifest.table["modality"].to_pylist()))
@@ -202,7 +221,7 @@ def describe_modality(manifest: Manifest, windows: Sequence[Window | None]) -> s
 def _print_estimate(estimate: EncodingEstimate, out: Path, console: Console, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from normal_guidance.cli.progress_bar import say
+    from normal_guidance.cli.progress import say
 
     if as_json:
         print_json(asdict(estimate))
@@ -294,7 +313,7 @@ def _counts(of: Mapping[str, int]) -> str:
 
 def _watch(console: Console) -> AbstractContextManager[Callable[[EncodingProgress], None]]:
     """Show the progress of each stage of encoding."""
-    from normal_guidance.cli.progress_bar import Pace, Shown, watch
+    from normal_guidance.cli.progress import Pace, Shown, watch
 
     stage, pace = "", Pace(0.0)
 
@@ -315,3 +334,208 @@ def describe_progress(now: EncodingProgress, speed: float | None) -> str:
     if speed is None:
         return text
     return f"{text}, {speed:,.0f} slices/s, {time_text((now.of - now.slices) / speed)} left"
+
+
+# `nguide store`: show and verify feature stores, and convert them from and to other formats.
+
+
+store_app = typer.Typer(
+    help="Show, verify, import and export feature stores.",
+    cls=Group,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Store = Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE")]
+Form = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        "-f",
+        help="npz, hdf5 or torchmil.",
+        metavar="FORMAT",
+        autocompletion=one_of(FORMATS),
+    ),
+]
+
+
+@store_app.command(cls=Command)
+def show(store: Store, as_json: AsJson = False) -> None:
+    """Show what a store holds and how it was made; features are not read."""
+    from normal_guidance.scans.features.store import open_store
+
+    opened = open_store(store)
+    if as_json:
+        print_json(_about(opened))
+        return
+    typer.echo(repr(opened))
+    typer.echo(f"recipe: {opened.recipe or 'unknown'}")
+    typer.echo(f"fingerprint: {opened.fingerprint}")
+    print_json(opened.provenance)
+
+
+def _about(store: FeatureStore) -> dict[str, Any]:
+    """Return what `show` prints, as JSON."""
+    return {
+        "folder": store.folder,
+        "scans": len(store),
+        "positive": int((store.labels == 1).sum()),
+        "slices": int(store.lengths.sum()),
+        "features": store.width,
+        "dtype": str(store.dtype).removeprefix("torch."),
+        "bytes": store.memory,
+        "findings": [one.as_json() for one in store.findings],
+        "parts": {str(part): int(count) for part, count in store.scans["part"].value_counts(sort=False).items()},
+        "recipe": store.recipe or None,
+        "fingerprint": store.fingerprint,
+        "provenance": store.provenance,
+    }
+
+
+@store_app.command(cls=Command)
+def verify(store: Store, as_json: AsJson = False) -> None:
+    """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged."""
+    from normal_guidance.scans.features.store import open_store
+
+    opened = open_store(store)
+    damaged = opened.damaged()
+    if as_json:
+        print_json({"folder": store, "scans": len(opened), "bytes": opened.memory, "damaged": damaged})
+    if damaged:
+        raise UserError(
+            f"{store}: {len(damaged)} of {len(opened)} scans are damaged: {', '.join(damaged[:10])}"
+            f"{', ...' if len(damaged) > 10 else ''}; copy the store again, or encode it again"
+        )
+    if not as_json:
+        typer.echo(f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features; all are as they were written")
+
+
+@store_app.command("import", cls=Command)
+def import_features(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Features: a file (.npz, .npy, .pt, .h5, .parquet), a folder of such files, or torchmil's folders.",
+            metavar="SOURCE",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the store.")],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table (.csv, .parquet) with scan_id, label, and optionally patient_id, part, slice_labels (0 0 1 1).",
+        ),
+    ] = None,
+    findings: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns of that table with 0 or 1, instead of label, with a SNOMED CT code where known: "
+            "any=1386000,epidural. The first is the main one, which must be known for every scan."
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="npz, npy, pt, hdf5, parquet or torchmil. Default: found from the files.",
+            metavar="FORMAT",
+            autocompletion=one_of(IMPORT_FORMATS),
+        ),
+    ] = None,
+) -> None:
+    """Write a store from features of your own.
+
+    A file may hold one scan or many; the command prints under which keys it found features, labels and patients.
+    Reading executes no code: pickled objects are refused.
+    """
+    from normal_guidance.scans.features.convert import import_store
+    from normal_guidance.scans.index.manifest import parse_findings
+
+    named = () if findings is None else parse_findings(findings)
+    store = import_store(source, out, form, labels=labels, findings=named, tell=lambda line: typer.echo(line, err=True))
+    typer.echo(f"{out}: {store!r}")
+    if not store.scans["part"].notna().any():
+        typer.echo(f"Next: nguide fit {out} -o MODEL")
+
+
+@store_app.command("export", cls=Command)
+def export_features(
+    store: Store,
+    form: Form,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; for hdf5, the file.")],
+    finding: Annotated[
+        str | None, typer.Option(help="The finding whose labels to write, where the store has several.")
+    ] = None,
+) -> None:
+    """Write a store as npz files, HDF5 or torchmil's folders."""
+    from normal_guidance.scans.features.convert import export_store
+    from normal_guidance.scans.features.store import open_store
+
+    opened = open_store(store) if finding is None else open_store(store).of_finding(finding)
+    export_store(opened, out, form)
+    typer.echo(f"{out}: {len(opened)} scans as {form}")
+
+
+# `nguide weights`: show, import and check the pretrained weights of the named encoders.
+
+
+class _ListByDefault(Group):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: the class differs between releases of typer
+        return super().parse_args(ctx, args or ["list"])
+
+
+weights_app = typer.Typer(
+    cls=_ListByDefault,
+    help="List, import and check the pretrained weights of encoders. Default: list.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@weights_app.command("list", cls=Command)
+def list_weights(as_json: AsJson = False) -> None:
+    """List the known weights and where they are; the files are not read."""
+    from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, cache_folder, find_weights
+
+    found = {name: find_weights(name) for name in KNOWN_WEIGHTS}
+    if as_json:
+        rows = [{"name": name, **asdict(known), "found": found[name]} for name, known in KNOWN_WEIGHTS.items()]
+        print_json({"cache": cache_folder(), "weights": rows})
+        return
+    for name, known in KNOWN_WEIGHTS.items():
+        file = found[name]
+        where = f"in {file}" if file else f"not on this machine; nguide weights import {name} {known.file}"
+        typer.echo(f"{name}: {known.source}, {known.mib} MiB, {where}")
+    typer.echo(f"cache: {cache_folder()} (NGUIDE_CACHE chooses another)")
+
+
+@weights_app.command("import", cls=Command)
+def import_weights(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Name of an encoder that nguide weights list shows.", metavar="NAME", autocompletion=one_of(ENCODERS)
+        ),
+    ],
+    file: Annotated[Path, typer.Argument(help="The published file, downloaded elsewhere.", metavar="FILE")],
+) -> None:
+    """Copy a weights file into the cache, if its sha256 is the published one."""
+    from normal_guidance.scans.features.weights import import_weights
+
+    typer.echo(f"{name}: {import_weights(name, file)}")
+
+
+@weights_app.command("check", cls=Command)
+def check(as_json: AsJson = False) -> None:
+    """Compare the sha256 of each weights file with the published one; fail if a file is damaged."""
+    from normal_guidance.base.errors import UserError
+    from normal_guidance.scans.features.weights import check_weights
+
+    found = check_weights()
+    if as_json:
+        print_json([one._asdict() for one in found])
+    for one in [] if as_json else found:
+        typer.echo(f"{one.name}: {one.state} ({', '.join(str(part) for part in (one.file, one.detail) if part)})")
+    damaged = [str(one.file) for one in found if one.state == "damaged"]
+    if damaged:
+        raise UserError(f"{', '.join(damaged)}: damaged; delete it and import it again (nguide weights import)")

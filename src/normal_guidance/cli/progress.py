@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from normal_guidance.sweep.sweep import SweepProgress
 
+
 P = TypeVar("P")
 
 LINE_SECONDS = 60.0

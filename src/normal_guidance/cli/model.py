@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.base.system import LARGEST_SEED
-from normal_guidance.cli.json_output import AsJson, print_json
-from normal_guidance.cli.tracking import check_track, track_fits
-from normal_guidance.cli.training_options import Device, Track, choose_execution, parse_list
+from normal_guidance.cli.command import AsJson, Command, Group, print_json
+from normal_guidance.cli.options import (
+    Device,
+    Track,
+    choose_execution,
+    parse_list,
+)
+from normal_guidance.cli.train import check_track, track_fits
 
 if TYPE_CHECKING:
     from normal_guidance.fit.fitting import FittedModel
@@ -59,7 +64,12 @@ def fit(
     from normal_guidance.scans.features.store import check_store
 
     check_store(store)  # before the imports below, which take seconds
-    from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
+    from normal_guidance.cli.progress import (
+        Shown,
+        make_console,
+        say,
+        watch,
+    )
     from normal_guidance.fit.fit_committee import make_plan
     from normal_guidance.fit.fitting import fit_model, training_scans
     from normal_guidance.scans.features.store import open_store
@@ -100,7 +110,7 @@ def fit(
 
 
 def _print_model(out: Path, made: FittedModel, as_json: bool) -> None:
-    from normal_guidance.cli.progress_bar import make_console, say
+    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.fit.fit_page import PAGE
     from normal_guidance.statistics.calibration import describe
 
@@ -135,7 +145,12 @@ def _fit_findings(
     store: FeatureStore, out: Path, names: list[str], as_json: bool, **options: Any
 ) -> Mapping[str, FittedModel]:
     """Fit a model of each finding, and print the sentences about each."""
-    from normal_guidance.cli.progress_bar import Shown, make_console, say, watch
+    from normal_guidance.cli.progress import (
+        Shown,
+        make_console,
+        say,
+        watch,
+    )
     from normal_guidance.fit.fit_page import PAGE
     from normal_guidance.fit.fitting import fit_findings
 
@@ -167,3 +182,122 @@ def _fit_findings(
     what = "SCAN" if made.bundle.encoder else "FEATURES"
     say(console, f"Next: nguide predict {what} --model {out} -o OUT")
     return made.models
+
+
+# `nguide bundle`: make a folder of a trained model that others can use.
+
+
+def bundle(
+    run: Annotated[Path, typer.Argument(help="Folder of a run on a store, or of nguide fit.", metavar="RUN")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the bundle.")],
+    sensitivity: Annotated[
+        float | None,
+        typer.Option(help="Set the threshold to find this share of the positive validation scans, such as 0.95."),
+    ] = None,
+    group: Annotated[str, typer.Option(help="Name of the winner, where the run has several.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Make a bundle of a run: weights, encoder's name, window, normalisation, calibration, threshold; no patient data.
+
+    Without --sensitivity, the threshold maximises sensitivity + specificity on the validation scans.
+    """
+    from normal_guidance.base.files import read_json
+    from normal_guidance.fit.bundle import BUNDLE, bundle_run, write_bundle
+    from normal_guidance.scans.index.manifest import FINDINGS
+    from normal_guidance.statistics.calibration import describe
+    from normal_guidance.statistics.conformal import promise
+
+    made = bundle_run(run, group=group, sensitivity=sensitivity)
+    write_bundle(made, out)
+    if as_json:
+        print_json(read_json(out / (FINDINGS if made.further else BUNDLE)))
+        return
+    if made.encoder is None:
+        typer.echo(f"{out}: {made.method} on {made.features} features a slice that nguide encode did not make")
+    else:
+        typer.echo(f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}")
+    for one in made.each:
+        promised = [] if one.intervals is None else [f"An interval {promise(one.intervals.coverage)}."]
+        for line in (*describe(one.operation), *promised):
+            typer.echo(f"{one.finding.name}: {line}" if one.finding else line)
+    typer.echo(f"Next: nguide predict {'SCAN' if made.encoder else 'FEATURES'} --model {out} -o OUT")
+
+
+# `nguide export`: a trained model as one file for other programs.
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="Folder of nguide fit, of a bundle, or of a run.", metavar="MODEL")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File that ends in .onnx or .pt2 (torch.export).")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a model as one ONNX file, or as PyTorch's exported program, that runs without this package.
+
+    It takes the features of one scan, (slices, features) in float32 with any number of slices, and gives probability,
+    logit and attention as nguide predict does; the metadata names encoder, preprocessing and thresholds. What was
+    written is compared with the model before the file appears.
+    """
+    from normal_guidance.fit.bundle import load_bundle
+    from normal_guidance.fit.export import TOLERANCE, export_bundle, read_metadata
+
+    export_bundle(load_bundle(model), out)
+    about = read_metadata(out)
+    if as_json:
+        print_json({"file": out, "bytes": out.stat().st_size, "tolerance": TOLERANCE, "metadata": about})
+        return
+    encoder = about["encoder"] or "features that nguide encode did not make"
+    typer.echo(f"{out}: {about['method']} on {about['features']} features a slice ({encoder})")
+    typer.echo(f"Its outputs {about['outputs']} are those of {model} within {TOLERANCE:g} of their size.")
+
+
+# `nguide hub`: models to and from the Hugging Face Hub.
+
+
+hub_app = typer.Typer(
+    help="Share models on the Hugging Face Hub, and fetch them.",
+    cls=Group,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Repository = Annotated[str, typer.Argument(help="Repository on the Hub.", metavar="OWNER/NAME")]
+
+
+@hub_app.command(cls=Command)
+def push(
+    model: Annotated[Path, typer.Argument(help="Folder of nguide fit, of a bundle, or of a run.", metavar="MODEL")],
+    repository: Repository,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    dry_run: Annotated[
+        Path | None,
+        typer.Option("--dry-run", metavar="DIR", help="Write the files to this new folder, and upload nothing."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a model with a model card: weights (safetensors), bundle.json, README.md; no code, no patient data."""
+    from normal_guidance.fit.hub import push_to_hub
+
+    files = push_to_hub(model, repository, private=private, dry_run=dry_run)
+    if as_json:
+        print_json({"repository": repository, "uploaded": dry_run is None, "folder": dry_run, "files": files})
+        return
+    where = repository if dry_run is None else f"{dry_run}; nothing was uploaded"
+    typer.echo(f"{', '.join(files)}: written to {where}")
+
+
+@hub_app.command(cls=Command)
+def pull(
+    repository: Repository,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model; it must be new or empty.")],
+    revision: Annotated[str | None, typer.Option(help="Commit, branch or tag. Default: the newest.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a model that nguide hub push uploaded, and check it; no code is taken."""
+    from normal_guidance.fit.hub import pull_from_hub
+
+    bundle = pull_from_hub(repository, out, revision)
+    if as_json:
+        print_json({"folder": out, "model": bundle.identity.as_json()})
+        return
+    typer.echo(f"{out}: {bundle.identity}, made for {bundle.expects}")
+    typer.echo(f"Next: nguide predict {'SCAN' if bundle.encoder else 'FEATURES'} --model {out} -o OUT")

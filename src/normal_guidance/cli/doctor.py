@@ -1,7 +1,4 @@
-"""The checks of `nguide doctor`: the state of each part, its purpose, and the command that repairs it.
-
-Nothing heavy is imported here: `normal_guidance.cli.doctor.probes` imports packages in parallel processes.
-"""
+"""`nguide doctor`: report what is installed and what is missing, with the command that repairs it."""
 
 from __future__ import annotations
 
@@ -16,26 +13,190 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import typer
+
 from normal_guidance import __version__
-from normal_guidance.base.system import EXTRAS, PACKAGE, disk, machine_memory, size_text, source_version, usable_cores
-from normal_guidance.cli.doctor import packages
-from normal_guidance.cli.doctor.packages import (
-    GONE,
+from normal_guidance.base.system import (
+    EXTRAS,
+    PACKAGE,
+    SOURCE_FOLDER,
     clone,
+    disk,
     install_package,
-    module_of,
-    numbers_of,
+    machine_memory,
     pip_install,
-    requirements,
-    version_of,
-    wrong_packages,
+    size_text,
+    source_version,
+    usable_cores,
 )
+from normal_guidance.cli.command import AsJson, print_json
+
+BROKEN_EXIT_CODE = 1
+"""A package that every command needs is missing or broken."""
+
+COLORS = {"ok": typer.colors.GREEN, "none": None, "missing": typer.colors.YELLOW, "broken": typer.colors.RED}
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check this installation: versions, codecs, encoders, GPU, disk. For each missing part, show how to install it.
+
+    Exit code 0: everything that all commands need works; 1: part of it is missing or broken. The command reads no scan,
+    makes no network call and changes nothing.
+    """
+
+    diagnosis = examine()
+    if as_json:
+        print_json(diagnosis.to_dict())
+    else:
+        for line in describe(diagnosis):
+            typer.echo(line)
+    if not diagnosis.ok:
+        raise typer.Exit(BROKEN_EXIT_CODE)
+
+
+def describe(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines to print."""
+    commit = diagnosis.commit
+    built = "" if commit is None else f", commit {commit['id'][:7]}{' with changes' if commit['dirty'] else ''}"
+    wide = max(len(check.name) for check in diagnosis.checks)
+    lines = [f"nguide {__version__}{built}"]
+    for check in diagnosis.checks:
+        lines += _lines(check, wide)
+    wrong = [check for check in diagnosis.checks if check.state in ("missing", "broken")]
+    broken = [check.name for check in wrong if check.essential]
+    if broken:
+        lines.append(f"No command works without: {', '.join(broken)}")
+    elif wrong:
+        lines.append(
+            "Everything that all commands need is here; missing or broken, and needed by some commands only: "
+            f"{len(wrong)}"
+        )
+    else:
+        lines.append("Everything is here")
+    return lines
+
+
+def _lines(check: Check, wide: int) -> list[str]:
+    state = typer.style(f"{'-' if check.state == 'none' else check.state:8}", fg=COLORS[check.state])
+    below = " " * (wide + 11)
+    lines = [f"{state} {check.name:{wide}}  {check.found}"]
+    if check.state in ("missing", "broken"):
+        lines += [f"{below}for: {check.purpose}", f"{below}fix: {check.fix}"]
+    return lines
+
+
+# The packages that the core and each extra need, their faults, and the commands that install them.
+
+
+MODULES = {
+    "fhir-resources": "fhir.resources",
+    "mlflow-skinny": "mlflow",
+    "pillow": "PIL",
+    "pylibjpeg-openjpeg": "openjpeg",
+    "python-gdcm": "gdcm",
+    "scikit-learn": "sklearn",
+}
+"""Packages whose module has another name."""
+
+GONE = "is not installed"
+"""The fault of a package that is not there."""
+
+
+def requirements() -> dict[str, dict[str, str]]:
+    """Return the lowest version of every needed package, for the core ("") and for each extra."""
+    root = clone()
+    if root is not None:
+        project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+        groups = {"": project["dependencies"], **project["optional-dependencies"]}
+        return {extra: dict(map(_parse, _expanded(lines, groups))) for extra, lines in groups.items()}
+    needed: dict[str, dict[str, str]] = {}
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:  # copied without its metadata: the requirements are unknown
+        return needed
+    for line in lines:
+        extra = re.search(r"extra == ['\"](\w+)", line)
+        name, least = _parse(line)
+        needed.setdefault(extra.group(1) if extra else "", {})[name] = least
+    return needed
+
+
+def _expanded(lines: Iterable[str], groups: Mapping[str, Iterable[str]]) -> Iterator[str]:
+    """Requirements with the extras of this package that they name, as an installed package lists them."""
+    for line in lines:
+        ours = re.match(rf"{PACKAGE}\[([^]]*)\]", line)
+        if ours is None:
+            yield line
+        else:
+            for extra in ours[1].split(","):
+                yield from _expanded(groups[extra.strip()], groups)
+
+
+def _parse(line: str) -> tuple[str, str]:
+    """Return name and lowest version of a requirement."""
+    match = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*(?:>=\s*([\w.]+))?", line)
+    assert match is not None
+    return match.group(1), match.group(2) or ""
+
+
+def module_of(package: str) -> str:
+    """Return the name of a package's module."""
+    return MODULES.get(package, package.replace("-", "_"))
+
+
+def wrong_packages(packages: Mapping[str, str], errors: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fault of each package that is missing, too old, or cannot be imported.
+
+    Args:
+        packages: names and lowest versions.
+        errors: import errors by module; modules without an entry are only looked for.
+    """
+    wrong = {}
+    for package, least in packages.items():
+        module, version = module_of(package), version_of(package)
+        error = errors.get("error") or errors.get(module)
+        if version is None or not _is_there(module):
+            wrong[package] = GONE
+        elif least and numbers_of(version) < numbers_of(least):
+            wrong[package] = f"{version} is too old; {least} or newer is needed"
+        elif error:
+            wrong[package] = f"{version} cannot be imported ({error})"
+    return wrong
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, for comparison."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match.group().split("."))) if match else ()
+
+
+# The checks of `nguide doctor`: the state of each part, its purpose, and the command that repairs it.
+# Nothing heavy is imported here: `normal_guidance.cli.probes` imports packages in parallel processes.
+
 
 PROBE_SECONDS = 60.0
 """Time limit of an import; a network disk may need some seconds."""
@@ -238,7 +399,7 @@ def huggingface_models() -> tuple[Path, list[str]]:
     """Return the cache folder of Hugging Face, and the names of all models in it."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
-    places = {place.parents[2].name for place in folder.glob("models--*/snapshots/*/config.json")}
+    places = {place.parents[1].name for place in folder.glob("models--*/snapshots/*/config.json")}
     return folder, sorted(name.removeprefix("models--").replace("--", "/") for name in places)
 
 
@@ -317,7 +478,7 @@ def check_machine() -> Iterator[Check]:
 
 def check_viewer(node: str | None) -> Iterator[Check]:
     """Check the page that `nguide view` serves and, in a clone, the tools that build it."""
-    built = (packages.HOME / "clinic" / "viewer" / "static" / "index.html").is_file()
+    built = (SOURCE_FOLDER / "clinic" / "viewer" / "static" / "index.html").is_file()
     root = clone()
     if built:
         yield Check("viewer's page", "ok", "built")

@@ -1,0 +1,555 @@
+"""`nguide predict`: apply a trained model to new scans."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.cli import endings
+from normal_guidance.cli.command import ENCODERS, need_extras, one_of, print_json
+from normal_guidance.cli.options import (
+    COMPUTING,
+    Device,
+    choose_execution,
+    choose_precision,
+)
+
+if TYPE_CHECKING:
+    import ssl
+
+    from normal_guidance.clinic.predict.dicomweb import DicomWeb
+    from normal_guidance.clinic.results.result_folder import Written
+    from normal_guidance.clinic.viewer.gallery import Gallery
+    from normal_guidance.fit.bundle import Bundle
+    from normal_guidance.scans.index.problems import Problem
+
+
+FAILED_EXIT_CODE = 1
+"""At least one scan was not predicted, or its results could not all be written."""
+
+
+def predict(
+    scans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SCAN",
+            help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such; https://SERVER/studies/UID, or "
+            ".../series/UID, of a DICOMweb server; for a model of your own features, a feature store or what nguide "
+            "store import takes. Several may be given.",
+        ),
+    ],
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide fit or bundle made.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results; new, or of the same command.")],
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also predict scans that the model was not made for, or with missing files."),
+    ] = False,
+    keys: Annotated[int, typer.Option(min=1, help="Number of key slices, at most.")] = 5,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            help="Report the shortest interval with this share of the attention, which promises nothing. Default: the "
+            "interval that the model promises to contain the finding; without one, half of the attention."
+        ),
+    ] = None,
+    dicom: Annotated[
+        bool, typer.Option("--dicom", help="Write DICOM results as well: key objects, structured report, picture.")
+    ] = False,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Store the DICOM results on this DICOMweb server; implies --dicom. Tokens are taken from "
+            "NGUIDE_DICOMWEB_TOKEN.",
+        ),
+    ] = None,
+    anonymize: Annotated[
+        bool,
+        typer.Option("--anonymize", help="Number the scans, and keep patient ids, paths and UIDs out of all results."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each scan and nothing else to standard output.")
+    ] = False,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Name, id or folder of the encoder, if other than in training.", autocompletion=one_of(ENCODERS)
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="File of the encoder's weights, if training used your own.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no network call.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Processes that read and decode. Default: one for each core.", rich_help_panel=COMPUTING
+        ),
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Predict scans: probability, attention along the slices, key slices; as JSON, CSV, pictures and pages.
+
+    The model refuses scans that it was not made for, unless --force is given. A refused or damaged scan does not stop
+    the others. A model of imported features predicts from features, without pictures and DICOM. Start a killed command
+    again to resume it. Exit code 0: all scans were predicted; 1: at least one was not, or lacks results; 2: a mistake
+    in the command.
+    """
+    from normal_guidance.clinic.predict.job import (
+        COMMAND,
+        completed,
+        identity_of,
+        open_prediction_job,
+    )
+    from normal_guidance.clinic.predict.new_scans import find_scans
+    from normal_guidance.clinic.predict.predicting import PredictOptions, is_features, predict_features, predict_found
+    from normal_guidance.clinic.results.result_folder import outcome_json, summary_line, write_predictions
+    from normal_guidance.clinic.results.scan_pages import count_sentence, is_all
+    from normal_guidance.fit.bundle import load_bundle
+
+    count = (os.cpu_count() or 1) if workers is None else workers
+    options = PredictOptions(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
+    chosen = choose_execution(device, "auto")
+    bundle = load_bundle(model)
+    dicom = dicom or store is not None
+    about = {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}
+    archive = _archive(store, anonymize)
+    given = [re.sub(r"^(https?):/+", r"\1://", str(one)) for one in scans]  # a Path loses a slash of https://
+    identity = identity_of(bundle, given, about)
+    before = completed(out, identity)
+    if before is not None:
+        _store(archive, out)
+        _tell_completed(before, out, as_json)
+        return
+    begin = time.monotonic()
+    others: Sequence[Problem] = ()
+    places = _fetched(given, out, bundle)
+    if bundle.encoder is None or any(map(is_features, places)):
+        _refuse_for_features(dicom=dicom, encoder=encoder, weights=weights)
+        outcomes = predict_features(places, bundle, options)
+    else:
+        need_extras("nguide predict of scans", "dicom", "encoders")
+        accepted = bundle.expects.modalities
+        found = find_scans(places, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
+        others = found.problems.get("", ())
+        loaded = None
+        if found.rows:
+            loaded = bundle.load_encoder(
+                encoder,
+                weights=weights,
+                device=chosen.device,
+                precision=choose_precision("auto", chosen.device),
+                offline=offline,
+            )
+        outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
+
+    def tell(one: Written) -> None:
+        if as_json:
+            print_json(outcome_json(one, bundle, anonymize=anonymize), indent=None)
+        else:
+            for line in describe(one, bundle):
+                typer.echo(line, err=not one.complete)
+
+    with open_prediction_job(out, identity) as job:
+        written = write_predictions(
+            outcomes,
+            bundle,
+            out,
+            dicom=dicom,
+            anonymize=anonymize,
+            others=others,
+            about={"options": about, COMMAND: identity},
+            watch=tell,
+            job=job,
+        )
+    _store(archive, out)
+    lines = [summary_line(one, anonymize=anonymize) for one in written]
+    if not as_json:
+        seconds = time.monotonic() - begin
+        typer.echo(f"{count_sentence(lines)}; {seconds:.1f} s; open {out / 'index.html'}")
+        if others:
+            files = "1 file belongs" if len(others) == 1 else f"{len(others)} files belong"
+            typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
+    if not is_all(lines):
+        raise typer.Exit(FAILED_EXIT_CODE)
+
+
+def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
+    """Return the paths of the scans, after fetching those on servers into a folder beside the results."""
+    from normal_guidance.clinic.predict.new_scans import is_url
+
+    if not any(map(is_url, scans)):
+        return list(map(Path, scans))
+    from normal_guidance.clinic.predict.dicomweb import fetch_all, fetched_folder, parse_place
+
+    folder, places = fetched_folder(out), list[Path]()
+    for one in scans:
+        places += fetch_all(parse_place(one), folder, bundle.expects.modalities) if is_url(one) else [Path(one)]
+    typer.echo(f"scans from DICOMweb lie in {folder}; nguide view needs them", err=True)
+    return places
+
+
+def _archive(url: str | None, anonymize: bool) -> DicomWeb | None:
+    """Return the server that results are stored on; a wrong address is refused before hours of work."""
+    if url is None:
+        return None
+    from normal_guidance.clinic.predict.dicomweb import parse_server
+
+    if anonymize:
+        raise UserError("--store puts results into the patient's study, which --anonymize hides; leave one of them out")
+    return parse_server(url)
+
+
+def _store(archive: DicomWeb | None, out: Path) -> None:
+    """Store the DICOM results on a server; what it has already stays as it is."""
+    from normal_guidance.clinic.results.result_folder import dicom_results
+
+    files = dicom_results(out) if archive is not None else []
+    if archive is not None and files:
+        archive.store(files)
+        typer.echo(f"{len(files)} DICOM results stored on {archive.url}", err=True)
+
+
+def _tell_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> None:
+    """Say that there is nothing to do, and end as the command did that did it."""
+    from normal_guidance.clinic.results.result_folder import summary_json
+    from normal_guidance.clinic.results.scan_pages import is_all
+
+    if as_json:
+        for one in summary_json(out, summary):
+            print_json(one, indent=None)
+    else:
+        typer.echo(f"{out} is complete already; nothing was done; open {out / 'index.html'}")
+    if not is_all(summary["scans"]):
+        raise typer.Exit(FAILED_EXIT_CODE)
+
+
+def _refuse_for_features(**given: object) -> None:
+    """Refuse options that need images."""
+    wrong = next((name for name, value in given.items() if value), None)
+    if wrong is not None:
+        raise UserError(f"--{wrong} is for scans, but features are given, which have no images; leave it out")
+
+
+def describe(one: Written, bundle: Bundle) -> list[str]:
+    """Return the lines to print about one scan."""
+    from normal_guidance.clinic.results.result_folder import problems_of, summary_lines
+
+    lines = summary_lines(one, bundle)
+    line = lines[0]
+    if line["state"] != "predicted":
+        return [f"scan {line['scan_id']}: {line['state']}: {line['reason']}"]
+    caution = f"; CAUTION: {line['cautions']}" if line["cautions"] else ""
+    odd = f"; problems: {_kinds(problems_of(one))}, see {one.folder}" if line["problems"] else ""
+    results = [_result(own) for own in lines]
+    results[-1] += caution.rstrip(".") + odd
+    return [*results, *(f"scan {line['scan_id']}: {problem.action}: {problem.detail}" for problem in one.lacking)]
+
+
+def _result(line: Mapping[str, Any]) -> str:
+    """Return the line to print about one scan and finding."""
+    side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
+    named = f"{line['finding']}: " if line.get("finding") else ""
+    return (
+        f"scan {line['scan_id']}: {named}probability {line['probability']:.3f}{side}, key slices {line['key_slices']}"
+    )
+
+
+def _kinds(problems: Iterable[Problem]) -> str:
+    """Return the number of problems of each kind."""
+    from normal_guidance.scans.index.problems import summarize
+
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in summarize(problems).items())
+
+
+# `nguide node`: a DICOM node that predicts what it receives and sends the results on.
+
+
+RECEIVING, SENDING, LIMITS = "Receiving", "Sending", "Limits"
+
+
+def read_settings(context: Any, given: Path | None) -> Path | None:  # Any: the class differs between releases of typer
+    """Take the names and values of a TOML file for options that are not given; an unknown name is an error."""
+    if given is None:
+        return None
+    try:
+        values = tomllib.loads(given.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{given} cannot be read ({error.strerror}); give --settings a TOML file") from error
+    except ValueError as error:
+        raise UserError(f"{given} is not TOML: {error}; write for example port = 11112") from error
+    known = {word.removeprefix("--"): option.name for option in context.command.params for word in option.opts}
+    known = {word: name for word, name in known.items() if word not in ("settings", "help") and word[0] != "-"}
+    defaults: dict[str, Any] = dict(context.default_map or {})
+    for word, value in values.items():
+        if word not in known:
+            raise UserError(f"{given}: there is no option {word!r}; the names are {', '.join(sorted(known))}")
+        defaults[known[word] or word] = value
+    context.default_map = defaults
+    return given
+
+
+def node(
+    state: Annotated[Path, typer.Argument(metavar="STATE", help="Folder of the node's queue, files and audit log.")],
+    model: Annotated[
+        Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide fit or bundle made.")
+    ],
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            "--settings",
+            help="TOML file with the names of these options, without dashes. The command line goes first.",
+            callback=read_settings,
+            is_eager=True,
+        ),
+    ] = None,
+    aet: Annotated[str, typer.Option(help="AE title of the node.", rich_help_panel=RECEIVING)] = "NGUIDE",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port for DICOM; 0 chooses a free one.", rich_help_panel=RECEIVING)
+    ] = 11112,
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Address of this machine to listen on; 0.0.0.0 is all. The default hears this machine only.",
+            rich_help_panel=RECEIVING,
+        ),
+    ] = "127.0.0.1",
+    senders: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="AET@HOST[:PORT]",
+            help="Who may send; repeat it. Storage commitment is reported to the port.",
+            rich_help_panel=RECEIVING,
+        ),
+    ] = None,
+    watch: Annotated[
+        Path | None,
+        typer.Option(help="Take files from this folder, and delete them there.", rich_help_panel=RECEIVING),
+    ] = None,
+    pull: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Ask this DICOMweb server for new series, every --settle seconds. The token is taken from "
+            "NGUIDE_DICOMWEB_TOKEN.",
+            rich_help_panel=RECEIVING,
+        ),
+    ] = None,
+    take: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help='Take series that fit, such as "modality=CT body=HEAD description=*axial* thickness=2-6"; repeat it. '
+            "Default: all that the model accepts.",
+            rich_help_panel=RECEIVING,
+        ),
+    ] = None,
+    settle: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Seconds without a new slice after which a series is complete; ten times as many after an abort.",
+            rich_help_panel=RECEIVING,
+        ),
+    ] = 60.0,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AET@HOST:PORT",
+            help="Where results go by C-STORE; repeat it. https://SERVER stores them by DICOMweb, folder:PATH copies "
+            "them, hl7:APP@HOST:PORT and fhir:https://SERVER tell a reading list the score.",
+            rich_help_panel=SENDING,
+        ),
+    ] = None,
+    commit: Annotated[
+        bool,
+        typer.Option(
+            "--commit",
+            help="Ask for storage commitment; files are kept until the archive confirms.",
+            rich_help_panel=SENDING,
+        ),
+    ] = False,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="This node's certificate (PEM): all DICOM and HL7 connections use TLS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM), without a password.")] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="Certificates (PEM) of the authority that signed those of all partners.")
+    ] = None,
+    status: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the status page, /status.json and /health.")
+    ] = "127.0.0.1:8112",
+    keep: Annotated[
+        float,
+        typer.Option(min=0, help="Days for which files of finished series are kept.", rich_help_panel=LIMITS),
+    ] = 1.0,
+    max_series: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Series that may wait; then senders are told to come back later.", rich_help_panel=LIMITS
+        ),
+    ] = 1000,
+    max_gb: Annotated[
+        float, typer.Option(min=0.001, help="Size of the files that may wait, in GB.", rich_help_panel=LIMITS)
+    ] = 100.0,
+    encoder: Annotated[
+        str | None, typer.Option(help="Name, id or folder of the encoder, if other than in training.")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="File of the encoder's weights, if training used your own.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that decode. Default: one for each core.", rich_help_panel=COMPUTING),
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Run a DICOM node: receive series, predict them, send key objects, reports and pictures to an archive.
+
+    A killed node goes on where it was: what it has confirmed to a sender is not lost. SIGTERM and Ctrl-C end it.
+    Research software, not a medical device.
+    """
+    from normal_guidance.clinic.node.destination import Identity
+    from normal_guidance.clinic.node.incoming import parse_rule
+    from normal_guidance.clinic.node.node import NodeSettings, run_node
+    from normal_guidance.clinic.node.partners import check_title, parse_peer, parse_place
+    from normal_guidance.clinic.node.receiver import Listening
+    from normal_guidance.clinic.node.sending import parse_destination
+    from normal_guidance.clinic.node.series_queue import Limits
+    from normal_guidance.clinic.node.serving import Taking
+    from normal_guidance.clinic.node.status import serving_status
+    from normal_guidance.clinic.predict.dicomweb import parse_server
+    from normal_guidance.clinic.predict.predicting import PredictOptions, Predictor
+    from normal_guidance.fit.bundle import load_bundle
+
+    if watch is not None and not watch.is_dir():
+        raise UserError(f"--watch {watch} is not a folder; make it first")
+    server_tls, client_tls = _tls(tls_cert, tls_key, tls_ca)
+    title = check_title(aet)
+    peers = tuple(parse_peer(one) for one in senders or ())
+    identity = Identity(title, commit, client_tls)
+    chosen = NodeSettings(
+        state=state,
+        listening=Listening(title, address, port, server_tls) if peers else None,
+        senders=peers,
+        destinations=tuple(parse_destination(one, identity) for one in to or ()),
+        watch=watch,
+        pull=None if pull is None else parse_server(pull).url,
+        taking=Taking(tuple(map(parse_rule, take or ())), settle),
+        limits=Limits(max_series, int(max_gb * 1e9)),
+        keep=keep,
+        tls=client_tls,
+    )
+    place = parse_place(status)
+    bundle = load_bundle(model)
+    execution = choose_execution(device, "auto")
+    loaded = bundle.load_encoder(
+        encoder,
+        weights=weights,
+        device=execution.device,
+        precision=choose_precision("auto", execution.device),
+        offline=True,
+    )
+    options = PredictOptions(workers=(os.cpu_count() or 1) if workers is None else workers)
+    with (
+        run_node(chosen, Predictor(bundle, loaded, options)) as (running, number),
+        endings.until_stopped(),
+        serving_status(running, *place) as url,
+    ):
+        where = f"listens on {address}:{number} as {title}" if number is not None else f"watches {watch or pull}"
+        typer.echo(f"nguide node {where}; status: {url}")
+        while True:
+            time.sleep(3600)
+
+
+def _tls(
+    certificate: Path | None, key: Path | None, authority: Path | None
+) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
+    """Make the contexts for those who call us and for those whom we call; both sides must show certificates."""
+    import ssl
+
+    given = (certificate, key, authority)
+    if not any(given):
+        return None, None
+    if certificate is None or key is None or authority is None:
+        raise UserError("TLS needs all of --tls-cert, --tls-key and --tls-ca; give the missing ones, or none")
+    contexts = []
+    for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(purpose)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(certificate, key, password=_no_password)
+            context.load_verify_locations(authority)
+        except (OSError, ssl.SSLError, ValueError) as error:
+            names = f"{certificate}, {key} or {authority}"
+            raise UserError(f"{names} cannot be used ({error}); give PEM files that belong together") from error
+        contexts.append(context)
+    return contexts[0], contexts[1]
+
+
+def _no_password() -> str:
+    """Refuse a key that has a password: nobody is there to type it."""
+    raise ValueError("the key has a password")
+
+
+# `nguide view`: show scans and the attention of methods on a page of this machine.
+
+
+def view(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder that nguide experiment, sweep, fit or predict wrote.")
+    ],
+    index: Annotated[
+        Path | None,
+        typer.Option(help="Folder that nguide index made: adds images and slice labels. Predicted scans need none."),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of a feature store: adds the window that the encoder saw.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port on this machine. Default: 8765, or a free one.")
+    ] = None,
+) -> None:
+    """Look at scans: slices, the attention of each method along them, and the slice labels.
+
+    The page is served to this machine only, and opens with the printed address only. Nothing is written.
+    """
+    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.clinic.viewer.gallery import open_gallery
+    from normal_guidance.clinic.viewer.server import serve
+
+    console = make_console()
+    gallery = open_gallery(folder, index, store)
+    if not len(gallery):
+        raise UserError(f"{folder}: no scan in it was predicted; its summary.csv says why")
+    splits = f"{len(gallery.splits)} split{'' if len(gallery.splits) == 1 else 's'}"
+    say(console, f"{folder}: {len(gallery)} scans, {splits}; images: {_images(gallery)}")
+
+    def announce(url: str) -> None:
+        say(console, f"Open {url}")
+        say(console, "Press Ctrl-C to stop.")
+
+    with endings.until_ctrl_c():
+        serve(gallery, port, announce)
+
+
+def _images(gallery: Gallery) -> str:
+    from normal_guidance.clinic.viewer.gallery import is_anonymous
+
+    if gallery.manifest is not None:
+        return "yes"
+    if is_anonymous(gallery.folder):
+        return "no, anonymous results do not record where the scans are; predict without --anonymize to see them"
+    return "no, give --index INDEX to see them"

@@ -1,1 +1,0 @@
-"""`nguide doctor`: the command, its checks, and the facts that they use."""

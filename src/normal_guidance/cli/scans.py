@@ -1,0 +1,469 @@
+"""`nguide index`: list the scans of a folder and their labels in a manifest."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.system import count_text
+from normal_guidance.cli.command import (
+    ANATOMIES,
+    COMPRESSIONS,
+    LABELS,
+    LAYOUTS,
+    ODDITIES,
+    SOURCES,
+    AsJson,
+    one_of,
+    print_json,
+    some_of,
+    valid_json,
+)
+from normal_guidance.cli.options import parse_list
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from normal_guidance.scans.features.store import FeatureStore
+    from normal_guidance.scans.index.indexing import Index, IndexProgress
+    from normal_guidance.scans.index.manifest import Manifest
+    from normal_guidance.scans.index.splits import Split
+
+
+MOST_WORKERS = 8
+"""More processes than this seldom read one disk faster."""
+
+DOUBLE = "double_scan"
+"""The kind of problem of a row whose scan_id another row has; the first row's scan is in the index."""
+
+LEFT_OUT = {
+    "label_without_image": "have no files",
+    "image_without_label": "have no label",
+    "bad_row": "have a row that cannot be used",
+    "failed": "have no readable slice",
+    "unsafe_path": "have a path that leads out of ROOT",
+    DOUBLE: "have a scan_id that stands twice",
+}
+"""Why scans of a table are left out, in words; other kinds of problems are named."""
+
+
+def index(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Layout of files: rsna-ich, rsna-pe or rsna-at (as Kaggle distributes them), prostatex (the clone of "
+            "PROSTATEx_masks), or folder (your own).",
+            metavar="SOURCE",
+            autocompletion=one_of(SOURCES),
+        ),
+    ],
+    root: Annotated[
+        Path, typer.Argument(help="Folder of the images and, except for folder, of the label tables.", metavar="ROOT")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for manifest.parquet, problems.csv and report.json.")
+    ],
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            help="For folder: table (.csv, .parquet) with scan_id, path (relative to ROOT), label, and optionally "
+            "patient_id, modality (CT or MR), and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) "
+            "or mask (NIfTI)."
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="For rsna-at: labels from image_level_labels_2024.csv (image, as in the paper; the default) or from "
+            "any_injury (patient).",
+            autocompletion=one_of(LABELS),
+        ),
+    ] = None,
+    findings: Annotated[
+        str | None,
+        typer.Option(
+            help="For folder: columns of the table with 0 or 1, instead of label, with a SNOMED CT code where known: "
+            "any=1386000,epidural. The first is the main one, which must be known for every scan."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Processes that read headers; 0: read in this process. Default: one for each core, up to 8."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Index scans: find them, order their slices by geometry, join their labels, and report problems.
+
+    The manifest does not depend on the number of workers.
+    """
+    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.scans.index.indexing import check_options
+    from normal_guidance.scans.index.manifest import parse_findings
+
+    named = () if findings is None else parse_findings(findings)
+    check_options(source, table, labels, named)
+    console = make_console(stderr=as_json)
+    made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
+    for warning in filter(None, (describe_left_out(made, out), describe_modality(made, table))):
+        typer.secho(warning, fg=typer.colors.YELLOW, err=True)
+    if as_json:
+        print_json(made.report)
+        return
+    for line in summary(made, out):
+        say(console, line)
+
+
+def make_watched(
+    source: str, root: Path, out: Path, console: Console, workers: int | None = None, **options: Any
+) -> Index:
+    """Index scans and show the progress; `options` are those of `normal_guidance.scans.index.indexing.index`."""
+    from normal_guidance.scans.index.indexing import index as make_index
+
+    count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
+    with _watch(console, f"Reading headers in {root}, layout {source}") as watch:
+        return make_index(source, root, out, workers=count, watch=watch, **options)
+
+
+def summary(made: Index, out: Path) -> list[str]:
+    """Return the closing lines: counts, problems, and the next command."""
+    counts = made.report["counts"]
+    scans, positive, sliced = counts["scans"], counts["positive"], counts["with_slice_labels"]
+    lines = [
+        f"{count_text(scans, 'scan')}, {count_text(counts['slices'], 'slice')}, "
+        f"{count_text(counts['patients'], 'patient')}",
+        f"{count_text(positive, 'positive scan')} ({100 * positive / scans:.1f} %), {sliced:,} with slice labels",
+    ]
+    if "findings" in counts:
+        lines.append(
+            f"Positive by finding: {', '.join(f'{name} {count:,}' for name, count in counts['findings'].items())}"
+        )
+    problems = counts["problems"]
+    if problems:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in problems.items())
+        lines.append(f"Problems: {kinds}; see {out / 'problems.csv'}")
+    else:
+        lines.append("No problems")
+    lines.append(f"Manifest: {out / 'manifest.parquet'} ({made.report['seconds']:g} s)")
+    encode = f"nguide encode {out} --encoder NAME --split splits/split-1.csv -o STORE"
+    lines.append(f"Next: nguide split {out} --seeds 1 -o splits, then {encode}")
+    return lines
+
+
+def describe_left_out(made: Index, out: Path) -> str:
+    """Return a warning with the share of a table's scans that are not in the index; empty if all are."""
+    if made.report["source"] != "folder":
+        return ""
+    kept = set(made.manifest.scan_ids)
+    # The last problem of a scan is the one that decided; a row without a scan_id of its own stands for itself.
+    lost = {
+        one.detail if one.kind == DOUBLE else one.scan_id or one.detail: one
+        for one in made.problems
+        if one.kind == DOUBLE
+        or (one.action == "left out" and one.scan_id not in kept and (one.scan_id or one.kind == "bad_row"))
+    }
+    if not lost:
+        return ""
+    total, counts = len(kept) + len(lost), Counter(one.kind for one in lost.values())
+    shares = ", ".join(f"{count:,} of {total:,} {LEFT_OUT.get(kind, kind)}" for kind, count in counts.most_common())
+    first = next(iter(lost.values()))
+    return (
+        f"warning: {len(lost):,} of the table's {total:,} scans are left out: {shares}; for instance "
+        f"{first.scan_id or first.file}: {first.detail}; see {out / 'problems.csv'}"
+    )
+
+
+def describe_modality(made: Index, table: Path | None) -> str:
+    """Return a warning with the number of NIfTI scans that count as CT because nothing says what they are."""
+    if table is None:
+        return ""
+    from normal_guidance.scans.index.labels import read_table
+
+    columns = read_table(table, "--table", ("scan_id", "modality"), ("scan_id",))
+    told = {scan for scan, modality in zip(columns["scan_id"], columns.get("modality", ()), strict=False) if modality}
+    kinds = zip(made.manifest.scan_ids, made.manifest.table["kind"].to_pylist(), strict=True)
+    untold = sum(kind == "nifti" and scan not in told for scan, kind in kinds)
+    if not untold:
+        return ""
+    verbs = "has no modality and counts" if untold == 1 else "have no modality and count"
+    return f"warning: {count_text(untold, 'NIfTI scan')} {verbs} as CT; for MR add a column modality with MR to {table}"
+
+
+@contextmanager
+def _watch(console: Console, title: str) -> Iterator[Callable[[IndexProgress], None]]:
+    """Show a live bar on a terminal; elsewhere one line when reading begins, for log files."""
+    from normal_guidance.cli.progress import say
+
+    if not console.is_terminal:
+        yield lambda now: None if now.files else say(console, f"{title}: begins")
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(title, total=None, note="begins")
+        yield lambda now: bars.update(
+            task,
+            total=None if now.done is None else 1.0,
+            completed=now.done or 0.0,
+            note=f"{now.files:,} files, {now.scans:,} scans",
+        )
+
+
+# `nguide split` and `nguide audit`: split scans by patient, and check that the parts share nothing.
+
+
+Scans = Annotated[
+    Path, typer.Argument(help="Folder that nguide index made, or a feature store.", metavar="INDEX_OR_STORE")
+]
+
+
+def split(
+    scans: Scans,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables split-SEED.csv.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, one split for each.")] = "1001,2001,3001",
+    proportions: Annotated[str, typer.Option(help="Proportions of training, validation and test patients.")] = "4:1:1",
+    as_json: AsJson = False,
+) -> None:
+    """Split scans into train, val and test, by patient and stratified by label.
+
+    No patient is in two parts. The same seed gives the same split.
+    """
+    from normal_guidance.base.files import make_folder
+    from normal_guidance.scans.index.splits import split_scans, write_split
+
+    shares, numbers = _proportions(proportions), parse_list("--seeds", seeds, int)
+    listed = _listed(scans)
+    make_folder(out)
+    rows = []
+    for seed in numbers:
+        found = split_scans(listed.scan_ids, listed.patient_ids, listed.labels.tolist(), seed, shares)
+        path = out / f"split-{seed}.csv"
+        write_split(path, found)
+        rows.append({"file": path, "seed": seed, "parts": found.counts()})
+        if not as_json:
+            typer.echo(f"{path}: {_counts(found)}")
+    if as_json:
+        print_json(rows)
+
+
+def _listed(folder: Path) -> Manifest | FeatureStore:
+    """Return the scans of an index or of a store: both have ids, patients and labels."""
+    from normal_guidance.scans.features.store import is_store, open_store
+    from normal_guidance.scans.index.manifest import read_manifest
+
+    if is_store(folder):
+        return open_store(folder)
+    if folder.is_dir() and not (folder / "manifest.parquet").is_file():
+        raise UserError(
+            f"{folder} is neither an index (no manifest.parquet) nor a feature store (no store.json); give a folder of "
+            "nguide index, nguide encode or nguide store import"
+        )
+    return read_manifest(folder)
+
+
+def audit(
+    scans: Scans,
+    splits: Annotated[list[Path], typer.Argument(help="Tables that nguide split made.", metavar="SPLIT")],
+    store: Annotated[
+        Path | None, typer.Option(help="Feature store: also look for the same scan under two names.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that the parts of splits share no patient, scan or slice; in a feature store, no patient and no features.
+
+    The command fails and names the first thing that two parts share.
+    """
+    from normal_guidance.scans.features.store import open_store
+    from normal_guidance.scans.index.manifest import Manifest
+    from normal_guidance.scans.index.splits import audit as audit_split
+    from normal_guidance.scans.index.splits import read_split
+
+    listed = _listed(scans)
+    features = open_store(store) if store is not None else None if isinstance(listed, Manifest) else listed
+    checksums = None if features is None else _checksums(features)
+    rows = []
+    for path in splits:
+        found = read_split(path)
+        try:
+            compared = audit_split(found, listed, checksums)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+        rows.append({"file": path, "overlap": False, "compared": compared, "parts": found.counts()})
+        if not as_json:
+            typer.echo(f"{path}: no overlap; compared {', '.join(f'{n:,} {what}' for what, n in compared.items())}")
+            typer.echo(f"  {_counts(found)}")
+    if as_json:
+        print_json(rows)
+
+
+def _proportions(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(":")]
+    except ValueError as error:
+        raise UserError(f"--proportions {text}: write whole numbers, as in 4:1:1") from error
+
+
+def _counts(found: Split) -> str:
+    return ", ".join(
+        f"{part} {counts['scans']:,} scans ({counts['positive']:,} positive) of {counts['patients']:,} patients"
+        for part, counts in found.counts().items()
+    )
+
+
+def _checksums(store: FeatureStore) -> dict[str, str]:
+    return dict(zip(store.scan_ids, store.scans["sha256"].tolist(), strict=True))
+
+
+# `nguide describe`: describe a dataset by the paper's tables and density figure.
+
+
+def describe(
+    index: Annotated[Path, typer.Argument(help="Folder that nguide index made.", metavar="INDEX")],
+    split: Annotated[
+        Path | None, typer.Option(help="Table that nguide split made: describe each of its parts as well.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for description.md, description.json and density.png. Default: print only."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe indexed scans: lengths, blocks of positive slices, and their positions."""
+    from normal_guidance.base.files import make_folder, write_atomically, write_json
+    from normal_guidance.scans.index.indexing import describe as describe_scans
+    from normal_guidance.scans.index.manifest import PARTS, read_manifest
+    from normal_guidance.scans.index.splits import read_parts
+    from normal_guidance.study.study_tables import description_tables
+
+    manifest = read_manifest(index)
+    found = {"all": describe_scans(manifest)}
+    if split is not None:
+        part_of = read_parts(split, manifest)
+        missing = [scan for scan in manifest.scan_ids if scan not in part_of]
+        if missing:
+            raise UserError(f"{split} has no part for scan {missing[0]!r} ({len(missing)} such scans); split again")
+        for part in PARTS:
+            numbers = [n for n, scan in enumerate(manifest.scan_ids) if part_of[scan] == part]
+            if numbers:
+                found[part] = describe_scans(manifest.take(numbers))
+    page = "\n".join(grid.markdown() for grid in description_tables(str(manifest.about["source"]), found))
+    values = valid_json({part: description.to_dict() for part, description in found.items()})
+    if as_json:
+        print_json(values)
+    else:
+        typer.echo(page)
+    if out is not None:
+        from normal_guidance.study.figures.datasets import draw_density
+
+        make_folder(out)
+        write_atomically(out / "description.md", page.encode())
+        write_json(out / "description.json", values)
+        densities = {part: one.density for part, one in found.items() if one.positive_slices}
+        if densities:
+            draw_density(densities, out / "density.png")
+
+
+# `nguide phantom`: draw CT scans with lesions and write them as DICOM, to try everything without patient data.
+
+
+def phantom(
+    layout: Annotated[
+        str,
+        typer.Argument(
+            help="Layout of the files: rsna-ich (head), rsna-pe (chest), rsna-at (abdomen) or folder.",
+            metavar="LAYOUT",
+            autocompletion=one_of(LAYOUTS),
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write; it must be new or empty.", metavar="OUT")],
+    scans: Annotated[int, typer.Option(min=1, help="Number of scans.")] = 24,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same files.")] = 0,
+    size: Annotated[int, typer.Option(help="Rows and columns of a slice.")] = 128,
+    contrast: Annotated[float, typer.Option(help="Contrast of the lesions: 0 is invisible, 2 is easy to see.")] = 1.0,
+    positive: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of positive scans. Default: as in the real dataset (head .41, chest .30, abdomen .08)."
+        ),
+    ] = None,
+    slices: Annotated[
+        int | None, typer.Option(help="Median number of slices. Default: 32 (head), 64 (chest, abdomen).")
+    ] = None,
+    anatomy: Annotated[
+        str | None,
+        typer.Option(
+            help="For the layout folder: head, chest or abdomen. Default: head.", autocompletion=one_of(ANATOMIES)
+        ),
+    ] = None,
+    oddities: Annotated[
+        str,
+        typer.Option(
+            help="Irregularities to add: names (tilt,gaps,localizer,...), all that the layout can have, or none.",
+            autocompletion=some_of(ODDITIES, "all", "none"),
+        ),
+    ] = "none",
+    compression: Annotated[
+        str,
+        typer.Option(
+            help="none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed (a different one for each scan).",
+            autocompletion=one_of(COMPRESSIONS),
+        ),
+    ] = "none",
+) -> None:
+    """Draw CT scans with lesions and write them as DICOM with label tables; OUT/phantom.json holds the truth.
+
+    Positive and negative scans differ in their pixels only. No patient data are used.
+    """
+    from rich.console import Console
+
+    from normal_guidance.scans.phantom.oddities import ODDITIES
+    from normal_guidance.scans.phantom.phantom_files import TRUTH, write_phantom
+
+    if oddities == "all":
+        names = [name for name, one in ODDITIES.items() if layout in one.layouts]
+    else:
+        names = [] if oddities == "none" else parse_list("--oddities", oddities, str)
+    truth = write_phantom(
+        layout,
+        out,
+        scans=scans,
+        seed=seed,
+        size=size,
+        contrast=contrast,
+        positive=positive,
+        slices=slices,
+        anatomy=anatomy,
+        oddities=names,
+        compression=compression,
+    )
+    drawn = truth["scans"]
+    found, count = sum(scan["label"] for scan in drawn), sum(len(scan["files"]) for scan in drawn)
+    patients = len({scan["patient_id"] or scan["scan_id"] for scan in drawn})
+    console = Console()
+    console.print(
+        f"{len(drawn)} scans of {patients} patients, {found} positive, {count} slices: {out}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for scan in drawn:
+        if scan["oddity"]:
+            console.print(f"  {scan['scan_id']}: {scan['oddity']}, {scan['detail']}", highlight=False, soft_wrap=True)
+    console.print(f"Truth: {out / TRUTH}", highlight=False, soft_wrap=True)
