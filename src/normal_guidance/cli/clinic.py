@@ -37,65 +37,20 @@ FAILED_EXIT_CODE = 1
 
 
 def predict(
-    scans: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SCAN",
-            help="DICOM folder, .zip, .nii, .nii.gz, or a folder of such; https://SERVER/studies/UID, or "
-            ".../series/UID, of a DICOMweb server; for a model of your own features, a feature store or what nguide "
-            "store import takes. Several may be given.",
-        ),
-    ],
-    model: Annotated[
-        Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide fit or bundle made.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the results; new, or of the same command.")],
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Also predict scans that the model was not made for, or with missing files."),
-    ] = False,
-    keys: Annotated[int, typer.Option(min=1, help="Number of key slices, at most.")] = 5,
-    share: Annotated[
-        float | None,
-        typer.Option(
-            help="Report the shortest interval with this share of the attention, which promises nothing. Default: the "
-            "interval that the model promises to contain the finding; without one, half of the attention."
-        ),
-    ] = None,
-    dicom: Annotated[
-        bool, typer.Option("--dicom", help="Write DICOM results as well: key objects, structured report, picture.")
-    ] = False,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Store the DICOM results on this DICOMweb server; implies --dicom. Tokens are taken from "
-            "NGUIDE_DICOMWEB_TOKEN.",
-        ),
-    ] = None,
-    anonymize: Annotated[
-        bool,
-        typer.Option("--anonymize", help="Number the scans, and keep patient ids, paths and UIDs out of all results."),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object for each scan and nothing else to standard output.")
-    ] = False,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help="Name, id or folder of the encoder, if other than in training.", autocompletion=one_of(ENCODERS)
-        ),
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="File of the encoder's weights, if training used your own.")
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no network call.")] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Processes that read and decode. Default: one for each core.", rich_help_panel=COMPUTING
-        ),
-    ] = None,
+    scans: Annotated[list[Path], typer.Argument(metavar="SCAN")],
+    model: Annotated[Path, typer.Option("--model", "-m")],
+    out: Out,
+    force: bool = False,
+    keys: Annotated[int, typer.Option(min=1)] = 5,
+    share: float | None = None,
+    dicom: bool = False,
+    store: Annotated[str | None, typer.Option(metavar="URL")] = None,
+    anonymize: bool = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    encoder: Annotated[str | None, one_of(ENCODERS)] = None,
+    weights: Path | None = None,
+    offline: bool = False,
+    workers: Annotated[int | None, typer.Option(min=0)] = None,
     device: Device = None,
 ) -> None:
     """Predict scans: probability, attention along the slices, key slices; as JSON, CSV, pictures and pages.
@@ -104,6 +59,28 @@ def predict(
     the others. A model of imported features predicts from features, without pictures and DICOM. Start a killed command
     again to resume it. Exit code 0: all scans were predicted; 1: at least one was not, or lacks results; 2: a mistake
     in the command.
+
+    Args:
+        scans: DICOM folder, .zip, .nii, .nii.gz, or a folder of such; https://SERVER/studies/UID, or .../series/UID, of
+            a DICOMweb server; for a model of your own features, a feature store or what nguide store import takes.
+            Several may be given.
+        model: Folder of a run, or one that nguide fit or bundle made.
+        out: Folder for the results; new, or of the same command.
+        force: Also predict scans that the model was not made for, or with missing files.
+        keys: Number of key slices, at most.
+        share: Report the shortest interval with this share of the attention, which promises nothing. Default: the
+            interval that the model promises to contain the finding; without one, half of the attention.
+        dicom: Write DICOM results as well: key objects, structured report, picture.
+        store: Store the DICOM results on this DICOMweb server; implies --dicom. Tokens are taken from
+            NGUIDE_DICOMWEB_TOKEN.
+        anonymize: Number the scans, and keep patient ids, paths and UIDs out of all results.
+        as_json: Print one JSON object for each scan and nothing else to standard output.
+        encoder: Name, id or folder of the encoder, if other than in training.
+        weights: File of the encoder's weights, if training used your own.
+        offline: Make no network call.
+
+    Computing:
+        workers: Processes that read and decode. Default: one for each core.
     """
     from normal_guidance.clinic.predict.job import (
         COMMAND,
@@ -300,125 +277,71 @@ def read_settings(context: Any, given: Path | None) -> Path | None:  # Any: the 
 
 
 def node(
-    state: Annotated[Path, typer.Argument(metavar="STATE", help="Folder of the node's queue, files and audit log.")],
-    model: Annotated[
-        Path, typer.Option("--model", "-m", help="Folder of a run, or one that nguide fit or bundle made.")
-    ],
-    settings: Annotated[
-        Path | None,
-        typer.Option(
-            "--settings",
-            help="TOML file with the names of these options, without dashes. The command line goes first.",
-            callback=read_settings,
-            is_eager=True,
-        ),
-    ] = None,
-    aet: Annotated[str, typer.Option(help="AE title of the node.", rich_help_panel=RECEIVING)] = "NGUIDE",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port for DICOM; 0 chooses a free one.", rich_help_panel=RECEIVING)
-    ] = 11112,
-    address: Annotated[
-        str,
-        typer.Option(
-            help="Address of this machine to listen on; 0.0.0.0 is all. The default hears this machine only.",
-            rich_help_panel=RECEIVING,
-        ),
-    ] = "127.0.0.1",
-    senders: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--from",
-            metavar="AET@HOST[:PORT]",
-            help="Who may send; repeat it. Storage commitment is reported to the port.",
-            rich_help_panel=RECEIVING,
-        ),
-    ] = None,
-    watch: Annotated[
-        Path | None,
-        typer.Option(help="Take files from this folder, and delete them there.", rich_help_panel=RECEIVING),
-    ] = None,
-    pull: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Ask this DICOMweb server for new series, every --settle seconds. The token is taken from "
-            "NGUIDE_DICOMWEB_TOKEN.",
-            rich_help_panel=RECEIVING,
-        ),
-    ] = None,
-    take: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help='Take series that fit, such as "modality=CT body=HEAD description=*axial* thickness=2-6"; repeat it. '
-            "Default: all that the model accepts.",
-            rich_help_panel=RECEIVING,
-        ),
-    ] = None,
-    settle: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            help="Seconds without a new slice after which a series is complete; ten times as many after an abort.",
-            rich_help_panel=RECEIVING,
-        ),
-    ] = 60.0,
-    to: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="AET@HOST:PORT",
-            help="Where results go by C-STORE; repeat it. https://SERVER stores them by DICOMweb, folder:PATH copies "
-            "them, hl7:APP@HOST:PORT and fhir:https://SERVER tell a reading list the score.",
-            rich_help_panel=SENDING,
-        ),
-    ] = None,
-    commit: Annotated[
-        bool,
-        typer.Option(
-            "--commit",
-            help="Ask for storage commitment; files are kept until the archive confirms.",
-            rich_help_panel=SENDING,
-        ),
-    ] = False,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="This node's certificate (PEM): all DICOM and HL7 connections use TLS.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM), without a password.")] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(help="Certificates (PEM) of the authority that signed those of all partners.")
-    ] = None,
-    status: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address of the status page, /status.json and /health.")
-    ] = "127.0.0.1:8112",
-    keep: Annotated[
-        float,
-        typer.Option(min=0, help="Days for which files of finished series are kept.", rich_help_panel=LIMITS),
-    ] = 1.0,
-    max_series: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Series that may wait; then senders are told to come back later.", rich_help_panel=LIMITS
-        ),
-    ] = 1000,
-    max_gb: Annotated[
-        float, typer.Option(min=0.001, help="Size of the files that may wait, in GB.", rich_help_panel=LIMITS)
-    ] = 100.0,
-    encoder: Annotated[
-        str | None, typer.Option(help="Name, id or folder of the encoder, if other than in training.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="File of the encoder's weights, if training used your own.")
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Processes that decode. Default: one for each core.", rich_help_panel=COMPUTING),
-    ] = None,
+    state: Path,
+    model: Annotated[Path, typer.Option("--model", "-m")],
+    settings: Annotated[Path | None, typer.Option("--settings", callback=read_settings, is_eager=True)] = None,
+    aet: str = "NGUIDE",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 11112,
+    address: str = "127.0.0.1",
+    senders: Annotated[list[str] | None, typer.Option("--from", metavar="AET@HOST[:PORT]")] = None,
+    watch: Path | None = None,
+    pull: Annotated[str | None, typer.Option(metavar="URL")] = None,
+    take: Annotated[list[str] | None, typer.Option(metavar="RULE")] = None,
+    settle: Annotated[float, typer.Option(min=0.1)] = 60.0,
+    to: Annotated[list[str] | None, typer.Option(metavar="AET@HOST:PORT")] = None,
+    commit: bool = False,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    tls_ca: Path | None = None,
+    status: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8112",
+    keep: Annotated[float, typer.Option(min=0)] = 1.0,
+    max_series: Annotated[int, typer.Option(min=1)] = 1000,
+    max_gb: Annotated[float, typer.Option(min=0.001)] = 100.0,
+    encoder: str | None = None,
+    weights: Path | None = None,
+    workers: Annotated[int | None, typer.Option(min=0)] = None,
     device: Device = None,
 ) -> None:
     """Run a DICOM node: receive series, predict them, send key objects, reports and pictures to an archive.
 
     A killed node goes on where it was: what it has confirmed to a sender is not lost. SIGTERM and Ctrl-C end it.
     Research software, not a medical device.
+
+    Args:
+        state: Folder of the node's queue, files and audit log.
+        model: Folder of a run, or one that nguide fit or bundle made.
+        settings: TOML file with the names of these options, without dashes. The command line goes first.
+        tls_cert: This node's certificate (PEM): all DICOM and HL7 connections use TLS.
+        tls_key: The certificate's key (PEM), without a password.
+        tls_ca: Certificates (PEM) of the authority that signed those of all partners.
+        status: Address of the status page, /status.json and /health.
+        encoder: Name, id or folder of the encoder, if other than in training.
+        weights: File of the encoder's weights, if training used your own.
+
+    Receiving:
+        aet: AE title of the node.
+        port: Port for DICOM; 0 chooses a free one.
+        address: Address of this machine to listen on; 0.0.0.0 is all. The default hears this machine only.
+        senders: Who may send; repeat it. Storage commitment is reported to the port.
+        watch: Take files from this folder, and delete them there.
+        pull: Ask this DICOMweb server for new series, every --settle seconds. The token is taken from
+            NGUIDE_DICOMWEB_TOKEN.
+        take: Take series that fit, such as "modality=CT body=HEAD description=*axial* thickness=2-6"; repeat it.
+            Default: all that the model accepts.
+        settle: Seconds without a new slice after which a series is complete; ten times as many after an abort.
+
+    Sending:
+        to: Where results go by C-STORE; repeat it. https://SERVER stores them by DICOMweb, folder:PATH copies them,
+            hl7:APP@HOST:PORT and fhir:https://SERVER tell a reading list the score.
+        commit: Ask for storage commitment; files are kept until the archive confirms.
+
+    Limits:
+        keep: Days for which files of finished series are kept.
+        max_series: Series that may wait; then senders are told to come back later.
+        max_gb: Size of the files that may wait, in GB.
+
+    Computing:
+        workers: Processes that decode. Default: one for each core.
     """
     from normal_guidance.clinic.node.destination import Identity
     from normal_guidance.clinic.node.incoming import parse_rule
@@ -508,23 +431,20 @@ def _no_password() -> str:
 
 
 def view(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder that nguide experiment, sweep, fit or predict wrote.")
-    ],
-    index: Annotated[
-        Path | None,
-        typer.Option(help="Folder that nguide index made: adds images and slice labels. Predicted scans need none."),
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option(help="Folder of a feature store: adds the window that the encoder saw.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port on this machine. Default: 8765, or a free one.")
-    ] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    index: Path | None = None,
+    store: Path | None = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535)] = None,
 ) -> None:
     """Look at scans: slices, the attention of each method along them, and the slice labels.
 
     The page is served to this machine only, and opens with the printed address only. Nothing is written.
+
+    Args:
+        folder: Folder that nguide experiment, sweep, fit or predict wrote.
+        index: Folder that nguide index made: adds images and slice labels. Predicted scans need none.
+        store: Folder of a feature store: adds the window that the encoder saw.
+        port: Port on this machine. Default: 8765, or a free one.
     """
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.clinic.viewer.gallery import open_gallery

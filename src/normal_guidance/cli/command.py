@@ -1,27 +1,31 @@
-"""The class of every command."""
+"""What every command shares: how its options are read from its docstring, its class, and what it prints as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo, ParameterInfo
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import private_files, remove_left_drafts_of
 from normal_guidance.base.system import missing_extras
 from normal_guidance.cli import endings
 
-# The option ``--json``: standard output holds one JSON document and nothing else; progress goes to stderr.
-
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to standard output.")]
+Out = Annotated[Path, typer.Option("--out", "-o")]
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -29,20 +33,28 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
     typer.echo(json.dumps(valid_json(value), indent=indent, allow_nan=False))
 
 
+def print_result(as_json: bool, document: Any, lines: Iterable[str]) -> None:
+    """Print what a command made: for programs as JSON, or for people line by line."""
+    if as_json:
+        print_json(document)
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
 def valid_json(value: Any) -> Any:
     """Return the value as strict JSON: null for NaN and infinity, text for paths."""
     if isinstance(value, Mapping):
-        return {str(name): valid_json(one) for name, one in value.items()}
+        return {str(name): valid_json(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [valid_json(one) for one in value]
+        return [valid_json(member) for member in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
 
 
-# The values that the shell's TAB key offers.
-# The names repeat those of tables whose modules import torch or pydicom, which takes a second; a test keeps them equal.
-
+# What the TAB key offers repeats tables whose modules import torch or pydicom, which takes a second; a test keeps them
+# equal.
 
 CORE = Path(__file__).resolve().parents[1] / "core"
 
@@ -91,12 +103,7 @@ def one_of(names: Sequence[str]) -> Complete:
 
 
 def some_of(names: Sequence[str], *whole: str) -> Complete:
-    """Return a function that completes the last of several names, separated by commas, and offers each name once.
-
-    Args:
-        names: names that may be joined.
-        whole: words that stand alone, such as 'all'.
-    """
+    """Return a function that completes the last of several names, with commas between; `whole` words stand alone."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -145,8 +152,81 @@ class PlainFlags:
         return params
 
 
-class Group(PlainFlags, TyperGroup):
+class CommandGroup(PlainFlags, TyperGroup):
     """A group of commands."""
+
+
+def make_group(about: str, cls: type[CommandGroup] = CommandGroup, *, help_without_words: bool = True) -> typer.Typer:
+    """Make a group such as `nguide store`."""
+    names = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(help=about, cls=cls, no_args_is_help=help_without_words, context_settings=names)
+
+
+# The docstring of a command is its help.  What its options mean stands under "Args:", or under the title of the panel
+# in which the help shows them; the signature says the rest.
+
+
+def add_command(group: typer.Typer, command: Callable[..., None], name: str | None = None) -> None:
+    """Add a command, with the options that its signature and docstring declare.
+
+    A parameter without a default is an argument, and a flag is off by default.  Instead of `typer.Option`, an
+    annotation may hold what completes the value.  A dataclass stands for options that several commands share.
+    """
+    parameters = list(_parameters(command))
+    shared = {key: kind for key, kind in get_type_hints(command).items() if is_dataclass(kind)}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for key, kind in shared.items():
+            given[key] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    group.command(name, help=read_help(command)[0], cls=Command)(run)
+
+
+def read_help(command: Any) -> tuple[str, dict[str, tuple[str, str | None]]]:
+    """Return a docstring's paragraphs, each on one line, and of each option the help and the panel."""
+    paragraphs, options = [], {}
+    for paragraph in cleandoc(command.__doc__ or "").split("\n\n"):
+        title, _, section = paragraph.partition(":\n    ")
+        if not section:
+            paragraphs.append(" ".join(paragraph.split()))
+            continue
+        for entry in re.split(r"\n    (?! )", section):
+            name, _, text = entry.partition(": ")
+            options[name] = " ".join(text.split()), None if title == "Args" else title
+    return "\n\n".join(paragraphs), options
+
+
+def _parameters(command: Any) -> Iterator[Parameter]:
+    """Yield the options of a command, or of a dataclass, as typer reads them."""
+    options, kinds = read_help(command)[1], get_type_hints(command, include_extras=True)
+    if is_dataclass(command):
+        defaults = {field.name: field.default for field in fields(command)}
+    else:
+        defaults = {name: parameter.default for name, parameter in signature(command).parameters.items()}
+    for name, default in defaults.items():
+        if is_dataclass(kinds[name]):
+            yield from _parameters(kinds[name])
+        else:
+            kind = _described(name, kinds[name], default, *options.get(name, ("", None)))
+            yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _described(name: str, annotation: Any, default: Any, text: str, panel: str | None) -> Any:
+    """Return a parameter's annotation with its option or argument, and the help in it."""
+    marks = getattr(annotation, "__metadata__", ())
+    info: Any = next((copy(mark) for mark in marks if isinstance(mark, ParameterInfo)), None)
+    if info is None:
+        flag = [f"--{name.replace('_', '-')}"] if default is False else []
+        info = typer.Argument() if default is Parameter.empty else typer.Option(*flag)
+    if isinstance(info, ArgumentInfo) and info.metavar is None:
+        info.metavar = name.upper()
+    info.help, info.rich_help_panel = text or info.help, panel or info.rich_help_panel
+    info.autocompletion = next((mark for mark in marks if callable(mark)), info.autocompletion)
+    return Annotated[get_args(annotation)[0] if marks else annotation, info]
 
 
 class Command(PlainFlags, TyperCommand):
@@ -185,7 +265,7 @@ def _hint(ctx: Any, error: Exception) -> str:
     # Another error has an option's name too: that of one without its value.
     if type(error).__name__ == "NoSuchOption" and not getattr(error, "possibilities", None):
         commands = getattr(ctx.find_root().command, "commands", {})
-        have = [name for name, one in commands.items() if any(option in param.opts for param in one.params)]
+        have = [name for name, other in commands.items() if any(option in param.opts for param in other.params)]
         return f"nguide {ctx.info_name} does not have it; {', '.join(have)} have" if have else ""
     said = getattr(error, "message", None) or ""
     takes_split = any("--split" in param.opts for param in ctx.command.params)

@@ -1,12 +1,10 @@
-"""The commands of ``nguide``, and what they share.
+"""The commands of ``nguide``.
 
-A command's module imports torch, pandas and the like inside its function, so that ``nguide --help`` answers
-at once. To add one, write ``cli/stage.py`` with a function ``stage`` and add it to the list at the end of this file.
+A command's module imports torch, pandas and the like inside its function, so that ``nguide --help`` answers at once.
+To add one, write a function into the file of its group and add it to the list at the end of this file.
 """
 
-import inspect
 import os
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +13,7 @@ from normal_guidance import __version__
 from normal_guidance.base.system import keep_freed_memory
 from normal_guidance.cli import endings
 from normal_guidance.cli.clinic import node, predict, view
-from normal_guidance.cli.command import OTHER_COMMANDS, Command, Group
+from normal_guidance.cli.command import OTHER_COMMANDS, CommandGroup, add_command
 from normal_guidance.cli.demo import demo
 from normal_guidance.cli.doctor import doctor
 from normal_guidance.cli.features import encode, store_app, weights_app
@@ -29,7 +27,7 @@ from normal_guidance.cli.train import methods, sweep, trust
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-class Commands(Group):
+class Commands(CommandGroup):
     """The commands; every known way to end becomes one red line on stderr, without a traceback."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -48,12 +46,8 @@ class Commands(Group):
                 ending = endings.ending_of(error)
                 if ending is None or not outermost:
                     raise
-                endings.tell(ending, error, _red)
+                endings.tell(ending, error, lambda line: typer.secho(line, fg=typer.colors.RED, err=True))
                 raise typer.Exit(ending.code) from error
-
-
-def _red(line: str) -> None:
-    typer.secho(line, fg=typer.colors.RED, err=True)
 
 
 app = typer.Typer(
@@ -85,17 +79,11 @@ def nguide(
     keep_freed_memory()
 
 
-def _help(command: Callable[..., None]) -> str:
-    """Return a command's docstring with one line for each paragraph: typer would keep its line breaks."""
-    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
 for command in (
     *(demo, phantom, index, split, audit, describe, encode, fit, methods, sweep, experiment, reproduce),
     *(trust, bundle, export, predict, node, view, doctor),
 ):
-    app.command(help=_help(command), cls=Command)(command)
+    add_command(app, command)
 app.add_typer(hub_app, name="hub")
 app.add_typer(store_app, name="store")
 app.add_typer(weights_app, name="weights")

@@ -38,13 +38,18 @@ COLUMNS = 72
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for everything.")] = Path("demo-output"),
-    scans: Annotated[int, typer.Option(min=40, help="Scans to draw.")] = 120,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of scans, split and initial weights.")] = 1001,
+    out: Out = Path("demo-output"),
+    scans: Annotated[int, typer.Option(min=40)] = 120,
+    seed: Annotated[int, typer.Option(min=0, max=2**31)] = 1001,
 ) -> None:
     """Run the whole chain on drawn head CTs: index, encode, fit a model, predict new scans, report.
 
     It needs no data, no network and no GPU. Start it again to resume it.
+
+    Args:
+        out: Folder for everything.
+        scans: Scans to draw.
+        seed: Seed of scans, split and initial weights.
     """
     from rich.console import Console
 

@@ -47,89 +47,25 @@ if TYPE_CHECKING:
 
 
 def encode(
-    index: Annotated[Path, typer.Argument(help="Folder that nguide index made.", metavar="INDEX")],
-    encoder: Annotated[
-        str,
-        typer.Option(
-            help="vit-b16-imagenet, efficientnet-lite0, or a Hugging Face id or folder, such as microsoft/rad-dino.",
-            autocompletion=one_of(ENCODERS),
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the store.")],
-    window: Annotated[
-        str | None,
-        typer.Option(
-            help="Window. CT, in HU: head, lung, mediastinum, abdomen, -100:300. MR: adc (0:3000), 0:800, percentile "
-            "(1st to 99th of each scan), percentile:LOW-HIGH. Or none. Several (head,lung) make channels. Default: "
-            "none for CT, percentile for MR.",
-            autocompletion=some_of(WINDOWS),
-            show_default=False,
-        ),
-    ] = None,
-    field: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MM",
-            help="Encode only the middle of each slice, a square of so many mm, for a small organ in a large image.",
-        ),
-    ] = None,
-    split: Annotated[
-        Path | None,
-        typer.Option(help="Table that nguide split made: normalise with mean and sd of its training scans."),
-    ] = None,
-    normalize: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MEAN,SD", help="Normalise with this mean and sd of the windowed values instead, for each window."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Number format of the features: float16 or float32.", autocompletion=one_of(DTYPES))
-    ] = "float32",
-    repair: Annotated[
-        bool,
-        typer.Option(
-            "--repair/--no-repair", help="Repair known errors in files of RSNA 2019 (intercepts) and RSNA 2023 (bits)."
-        ),
-    ] = True,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Processes that decode. Default: one for each core; one with --ray.",
-            rich_help_panel=COMPUTING,
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Slices that are encoded together.", rich_help_panel=COMPUTING)
-    ] = 64,
+    index: Path,
+    encoder: Annotated[str, one_of(ENCODERS), typer.Option()],
+    out: Out,
+    window: Annotated[str | None, some_of(WINDOWS), typer.Option(show_default=False)] = None,
+    field: Annotated[str | None, typer.Option(metavar="MM")] = None,
+    split: Path | None = None,
+    normalize: Annotated[str | None, typer.Option(metavar="MEAN,SD")] = None,
+    dtype: Annotated[str, one_of(DTYPES)] = "float32",
+    repair: bool = True,
+    workers: Annotated[int | None, typer.Option(min=0)] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 64,
     device: Device = None,
     precision: Precision = "auto",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Threads of the encoder on the CPU. Default: one for each core.",
-            rich_help_panel=COMPUTING,
-        ),
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="File with other weights for a named encoder.")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Make no network call.")] = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Encode on a Ray cluster: host:port of its head, or auto for the one of this machine.",
-            rich_help_panel=COMPUTING,
-        ),
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder of the scans, if they were moved since nguide index.")
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Encode a few batches, estimate time, memory and disk, and write nothing."),
-    ] = False,
+    threads: Annotated[int | None, typer.Option(min=1)] = None,
+    weights: Path | None = None,
+    offline: bool = False,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS")] = None,
+    root: Path | None = None,
+    dry_run: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Encode scans into a feature store: decode, window, resize, normalise, and run a frozen encoder.
@@ -137,6 +73,29 @@ def encode(
     A scan that cannot be decoded is left out, problems.csv says why, and the exit code is 1. Start a killed command
     again with the same options to resume it; the store is then the same, byte for byte. So does a store that lacks
     scans: only these are tried again.
+
+    Args:
+        index: Folder that nguide index made.
+        encoder: vit-b16-imagenet, efficientnet-lite0, or a Hugging Face id or folder, such as microsoft/rad-dino.
+        out: Folder for the store.
+        window: Window. CT, in HU: head, lung, mediastinum, abdomen, -100:300. MR: adc (0:3000), 0:800, percentile (1st
+            to 99th of each scan), percentile:LOW-HIGH. Or none. Several (head,lung) make channels. Default: none for
+            CT, percentile for MR.
+        field: Encode only the middle of each slice, a square of so many mm, for a small organ in a large image.
+        split: Table that nguide split made: normalise with mean and sd of its training scans.
+        normalize: Normalise with this mean and sd of the windowed values instead, for each window.
+        dtype: Number format of the features: float16 or float32.
+        repair: Repair known errors in files of RSNA 2019 (intercepts) and RSNA 2023 (bits).
+        weights: File with other weights for a named encoder.
+        offline: Make no network call.
+        root: Folder of the scans, if they were moved since nguide index.
+        dry_run: Encode a few batches, estimate time, memory and disk, and write nothing.
+
+    Computing:
+        workers: Processes that decode. Default: one for each core; one with --ray.
+        batch_size: Slices that are encoded together.
+        threads: Threads of the encoder on the CPU. Default: one for each core.
+        ray: Encode on a Ray cluster: host:port of its head, or auto for the one of this machine.
     """
     from functools import partial
 
@@ -412,42 +371,24 @@ def verify(store: Store, as_json: AsJson = False) -> None:
 
 @store_app.command("import", cls=Command)
 def import_features(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="Features: a file (.npz, .npy, .pt, .h5, .parquet), a folder of such files, or torchmil's folders.",
-            metavar="SOURCE",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the store.")],
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table (.csv, .parquet) with scan_id, label, and optionally patient_id, part, slice_labels (0 0 1 1).",
-        ),
-    ] = None,
-    findings: Annotated[
-        str | None,
-        typer.Option(
-            help="Columns of that table with 0 or 1, instead of label, with a SNOMED CT code where known: "
-            "any=1386000,epidural. The first is the main one, which must be known for every scan."
-        ),
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            "-f",
-            help="npz, npy, pt, hdf5, parquet or torchmil. Default: found from the files.",
-            metavar="FORMAT",
-            autocompletion=one_of(IMPORT_FORMATS),
-        ),
-    ] = None,
+    source: Path,
+    out: Out,
+    labels: Path | None = None,
+    findings: str | None = None,
+    form: Annotated[str | None, one_of(IMPORT_FORMATS), typer.Option("--format", "-f", metavar="FORMAT")] = None,
 ) -> None:
     """Write a store from features of your own.
 
     A file may hold one scan or many; the command prints under which keys it found features, labels and patients.
     Reading executes no code: pickled objects are refused.
+
+    Args:
+        source: Features: a file (.npz, .npy, .pt, .h5, .parquet), a folder of such files, or torchmil's folders.
+        out: Folder for the store.
+        labels: Table (.csv, .parquet) with scan_id, label, and optionally patient_id, part, slice_labels (0 0 1 1).
+        findings: Columns of that table with 0 or 1, instead of label, with a SNOMED CT code where known:
+            any=1386000,epidural. The first is the main one, which must be known for every scan.
+        form: npz, npy, pt, hdf5, parquet or torchmil. Default: found from the files.
     """
     from normal_guidance.scans.features.convert import import_store
     from normal_guidance.scans.index.manifest import parse_findings
@@ -463,12 +404,15 @@ def import_features(
 def export_features(
     store: Store,
     form: Form,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; for hdf5, the file.")],
-    finding: Annotated[
-        str | None, typer.Option(help="The finding whose labels to write, where the store has several.")
-    ] = None,
+    out: Out,
+    finding: str | None = None,
 ) -> None:
-    """Write a store as npz files, HDF5 or torchmil's folders."""
+    """Write a store as npz files, HDF5 or torchmil's folders.
+
+    Args:
+        out: Folder to write; for hdf5, the file.
+        finding: The finding whose labels to write, where the store has several.
+    """
     from normal_guidance.scans.features.convert import export_store
     from normal_guidance.scans.features.store import open_store
 
@@ -511,15 +455,15 @@ def list_weights(as_json: AsJson = False) -> None:
 
 @weights_app.command("import", cls=Command)
 def import_weights(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="Name of an encoder that nguide weights list shows.", metavar="NAME", autocompletion=one_of(ENCODERS)
-        ),
-    ],
-    file: Annotated[Path, typer.Argument(help="The published file, downloaded elsewhere.", metavar="FILE")],
+    name: Annotated[str, one_of(ENCODERS)],
+    file: Path,
 ) -> None:
-    """Copy a weights file into the cache, if its sha256 is the published one."""
+    """Copy a weights file into the cache, if its sha256 is the published one.
+
+    Args:
+        name: Name of an encoder that nguide weights list shows.
+        file: The published file, downloaded elsewhere.
+    """
     from normal_guidance.scans.features.weights import import_weights
 
     typer.echo(f"{name}: {import_weights(name, file)}")

@@ -25,31 +25,13 @@ if TYPE_CHECKING:
 
 
 def fit(
-    store: Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model; it must be new or empty.")],
-    split: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table (.csv, .parquet) with scan_id and part: all but the part test is trained on. Default: the "
-            "parts that the store records, if any."
-        ),
-    ] = None,
-    sensitivity: Annotated[
-        float | None,
-        typer.Option(help="Set the threshold to find this share of the positive scans, such as 0.95."),
-    ] = None,
-    coverage: Annotated[
-        float | None,
-        typer.Option(
-            help="Probability with which an interval shall contain the whole finding of a positive scan; it needs "
-            "slice labels. Default: 0.9, if enough scans have them."
-        ),
-    ] = None,
-    finding: Annotated[
-        str | None,
-        typer.Option(help="Findings to fit, of a store that has several: any,epidural. Default: all of them."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the folds.")] = 0,
+    store: Path,
+    out: Out,
+    split: Path | None = None,
+    sensitivity: float | None = None,
+    coverage: float | None = None,
+    finding: str | None = None,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED)] = 0,
     device: Device = None,
     track: Track = None,
     as_json: AsJson = False,
@@ -60,6 +42,17 @@ def fit(
     a copy without the training scans' predictions. Labels of slices measure the result and calibrate intervals; they
     never train. A store with several findings gives a folder with a model for each, which nguide predict takes as a
     whole.
+
+    Args:
+        store: Folder of a feature store.
+        out: Folder for the model; it must be new or empty.
+        split: Table (.csv, .parquet) with scan_id and part: all but the part test is trained on. Default: the parts
+            that the store records, if any.
+        sensitivity: Set the threshold to find this share of the positive scans, such as 0.95.
+        coverage: Probability with which an interval shall contain the whole finding of a positive scan; it needs slice
+            labels. Default: 0.9, if enough scans have them.
+        finding: Findings to fit, of a store that has several: any,epidural. Default: all of them.
+        seed: Seed of the folds.
     """
     from normal_guidance.scans.features.store import check_store
 
@@ -188,18 +181,21 @@ def _fit_findings(
 
 
 def bundle(
-    run: Annotated[Path, typer.Argument(help="Folder of a run on a store, or of nguide fit.", metavar="RUN")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the bundle.")],
-    sensitivity: Annotated[
-        float | None,
-        typer.Option(help="Set the threshold to find this share of the positive validation scans, such as 0.95."),
-    ] = None,
-    group: Annotated[str, typer.Option(help="Name of the winner, where the run has several.")] = "",
+    run: Path,
+    out: Out,
+    sensitivity: float | None = None,
+    group: str = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a bundle of a run: weights, encoder's name, window, normalisation, calibration, threshold; no patient data.
 
     Without --sensitivity, the threshold maximises sensitivity + specificity on the validation scans.
+
+    Args:
+        run: Folder of a run on a store, or of nguide fit.
+        out: Folder for the bundle.
+        sensitivity: Set the threshold to find this share of the positive validation scans, such as 0.95.
+        group: Name of the winner, where the run has several.
     """
     from normal_guidance.base.files import read_json
     from normal_guidance.fit.bundle import BUNDLE, bundle_run, write_bundle
@@ -227,8 +223,8 @@ def bundle(
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="Folder of nguide fit, of a bundle, or of a run.", metavar="MODEL")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File that ends in .onnx or .pt2 (torch.export).")],
+    model: Path,
+    out: Out,
     as_json: AsJson = False,
 ) -> None:
     """Write a model as one ONNX file, or as PyTorch's exported program, that runs without this package.
@@ -236,6 +232,10 @@ def export(
     It takes the features of one scan, (slices, features) in float32 with any number of slices, and gives probability,
     logit and attention as nguide predict does; the metadata names encoder, preprocessing and thresholds. What was
     written is compared with the model before the file appears.
+
+    Args:
+        model: Folder of nguide fit, of a bundle, or of a run.
+        out: File that ends in .onnx or .pt2 (torch.export).
     """
     from normal_guidance.fit.bundle import load_bundle
     from normal_guidance.fit.export import TOLERANCE, export_bundle, read_metadata
@@ -265,16 +265,19 @@ Repository = Annotated[str, typer.Argument(help="Repository on the Hub.", metava
 
 @hub_app.command(cls=Command)
 def push(
-    model: Annotated[Path, typer.Argument(help="Folder of nguide fit, of a bundle, or of a run.", metavar="MODEL")],
+    model: Path,
     repository: Repository,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    dry_run: Annotated[
-        Path | None,
-        typer.Option("--dry-run", metavar="DIR", help="Write the files to this new folder, and upload nothing."),
-    ] = None,
+    private: bool = False,
+    dry_run: Annotated[Path | None, typer.Option("--dry-run", metavar="DIR")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a model with a model card: weights (safetensors), bundle.json, README.md; no code, no patient data."""
+    """Upload a model with a model card: weights (safetensors), bundle.json, README.md; no code, no patient data.
+
+    Args:
+        model: Folder of nguide fit, of a bundle, or of a run.
+        private: Make a new repository private.
+        dry_run: Write the files to this new folder, and upload nothing.
+    """
     from normal_guidance.fit.hub import push_to_hub
 
     files = push_to_hub(model, repository, private=private, dry_run=dry_run)
@@ -288,11 +291,16 @@ def push(
 @hub_app.command(cls=Command)
 def pull(
     repository: Repository,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model; it must be new or empty.")],
-    revision: Annotated[str | None, typer.Option(help="Commit, branch or tag. Default: the newest.")] = None,
+    out: Out,
+    revision: str | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a model that nguide hub push uploaded, and check it; no code is taken."""
+    """Download a model that nguide hub push uploaded, and check it; no code is taken.
+
+    Args:
+        out: Folder for the model; it must be new or empty.
+        revision: Commit, branch or tag. Default: the newest.
+    """
     from normal_guidance.fit.hub import pull_from_hub
 
     bundle = pull_from_hub(repository, out, revision)

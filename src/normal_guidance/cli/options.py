@@ -1,16 +1,10 @@
-"""The options that `nguide sweep`, `experiment` and `reproduce` share, each declared once.
-
-A command has one parameter `training: TrainingOptions` and the decorator `with_training_options`, which gives typer the
-options one by one.
-"""
+"""The options that several commands share; `nguide sweep`, `experiment` and `reproduce` take all `TrainingOptions`."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
@@ -45,37 +39,32 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GRID = "Grid: every combination is trained, and validation chooses"
-GUIDANCE = "Guidance, and other regularizers of attention; the defaults are the paper's"
-TRAINING = "Training"
-COMPUTING = "Computing"
-
 PROTOCOL = ("batch_size", "optimizer", "weight_decay", "schedule", "class_weights", "patience", "train_above_val")
 """Options of training that are None where they are not given: the command's protocol then has its own value."""
 
 Track = Annotated[
     str | None,
+    one_of(TRACKERS),
     typer.Option(
         metavar="TRACKER",
         help="Also write options, curves and final metrics for tensorboard or mlflow; see docs/howto/track.md.",
-        autocompletion=one_of(TRACKERS),
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        help="cpu, cuda or cuda:1. Default: cuda where there is one.",
-        autocompletion=one_of(DEVICES),
-        rich_help_panel=COMPUTING,
-    ),
+    one_of(DEVICES),
+    typer.Option(help="cpu, cuda or cuda:1. Default: cuda where there is one.", rich_help_panel="Computing"),
 ]
 Precision = Annotated[
     str,
+    one_of(PRECISIONS),
     typer.Option(
-        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.",
-        autocompletion=one_of(PRECISIONS),
-        rich_help_panel=COMPUTING,
+        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.", rich_help_panel="Computing"
     ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Train a few batches, estimate time, memory and disk, and write nothing."),
 ]
 
 
@@ -91,157 +80,67 @@ def methods_option(show_default: bool | str = True) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """How to train: grid, guidance, protocol and device, as they were given."""
+    """How to train: grid, guidance, protocol and device, as they were given.
 
-    lr: Annotated[
-        str | None,
-        typer.Option(help="Learning rates, such as 0.1,0.01. Default: the paper's 4.", rich_help_panel=GRID),
-    ] = None
-    l1: Annotated[
-        str | None, typer.Option(help="Strengths of the L1 penalty. Default: the paper's 8.", rich_help_panel=GRID)
-    ] = None
-    regularizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Train every method that attends with this term on its attention: ng (Normal Guidance), entropy, "
-            "clusters, distance or smoothness (nguide methods says what they do).",
-            autocompletion=one_of(REGULARIZERS),
-            rich_help_panel=GUIDANCE,
-        ),
-    ] = None
-    guidance_weight: Annotated[
-        str | None,
-        typer.Option(
-            help="Lambda, the weight of guidance or of another regularizer. nguide sweep takes several, each with its "
-            "own winner. Default: 1.0.",
-            rich_help_panel=GUIDANCE,
-        ),
-    ] = None
-    divergence: Annotated[
-        str | None,
-        typer.Option(
-            help="forward_kl, reverse_kl or squared_error. nguide sweep takes several, each with its own winner. "
-            "Default: forward_kl.",
-            autocompletion=some_of(DIVERGENCES),
-            rich_help_panel=GUIDANCE,
-        ),
-    ] = None
-    renormalize: Annotated[
-        bool,
-        typer.Option(
-            "--renormalize/--no-renormalize",
-            help="Scale the class token's attention to sum to 1 over the slices before it is guided.",
-            rich_help_panel=GUIDANCE,
-        ),
-    ] = True
-    modes: Annotated[
-        int, typer.Option(min=1, help="Number of bells that attention is guided to.", rich_help_panel=GUIDANCE)
-    ] = 1
-    negatives: Annotated[
-        str,
-        typer.Option(
-            help="How negative scans are guided: to their own bell (own), to uniform attention (uniform), or not at "
-            "all (none).",
-            autocompletion=one_of(NEGATIVES),
-            rich_help_panel=GUIDANCE,
-        ),
-    ] = "own"
-    warmup: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="EPOCHS",
-            help="Raise lambda from 0 to its value over so many epochs.",
-            rich_help_panel=GUIDANCE,
-        ),
-    ] = 0
-    least_width: Annotated[
-        str,
-        typer.Option(
-            help="Least standard deviation of the bell that attention is guided to, in slices (1.5) or by the scans' "
-            "median spacing in mm (8mm). With 0, attention on one slice is not guided.",
-            rich_help_panel=GUIDANCE,
-        ),
-    ] = "0"
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Most passes over the training scans.", rich_help_panel=TRAINING)
-    ] = 1000
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Scans in a batch. Default: 64; 32, 16 or 8 for fewer than 256, 128 or 64 training scans.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = None
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help="sgd, with momentum, or adamw. Default: sgd.",
-            autocompletion=one_of(OPTIMIZERS),
-            rich_help_panel=TRAINING,
-        ),
-    ] = None
-    weight_decay: Annotated[
-        float | None,
-        typer.Option(
-            help="Decay of the weights, as torch's SGD or AdamW does it. Default: 0.", rich_help_panel=TRAINING
-        ),
-    ] = None
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="Learning rate over the epochs: constant, or cosine, which falls to 0 at --epochs. Default: constant.",
-            autocompletion=one_of(SCHEDULES),
-            rich_help_panel=TRAINING,
-        ),
-    ] = None
-    class_weights: Annotated[
-        bool | None,
-        typer.Option(
-            "--class-weights",
-            help="Weight positive and negative training scans inversely to their number. Default: all count alike.",
-            rich_help_panel=TRAINING,
-            show_default=False,
-        ),
-    ] = None
-    patience: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="EPOCHS",
-            help="Stop after so many epochs in which validation AUROC reached no new high; 0: never. Default: 50.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = None
+    Grid: every combination is trained, and validation chooses:
+        lr: Learning rates, such as 0.1,0.01. Default: the paper's 4.
+        l1: Strengths of the L1 penalty. Default: the paper's 8.
+
+    Guidance, and other regularizers of attention; the defaults are the paper's:
+        regularizer: Train every method that attends with this term on its attention: ng (Normal Guidance), entropy,
+            clusters, distance or smoothness (nguide methods says what they do).
+        guidance_weight: Lambda, the weight of guidance or of another regularizer. nguide sweep takes several, each with
+            its own winner. Default: 1.0.
+        divergence: forward_kl, reverse_kl or squared_error. nguide sweep takes several, each with its own winner.
+            Default: forward_kl.
+        renormalize: Scale the class token's attention to sum to 1 over the slices before it is guided.
+        modes: Number of bells that attention is guided to.
+        negatives: How negative scans are guided: to their own bell (own), to uniform attention (uniform), or not at all
+            (none).
+        warmup: Raise lambda from 0 to its value over so many epochs.
+        least_width: Least standard deviation of the bell that attention is guided to, in slices (1.5) or by the scans'
+            median spacing in mm (8mm). With 0, attention on one slice is not guided.
+
+    Training:
+        epochs: Most passes over the training scans.
+        batch_size: Scans in a batch. Default: 64; 32, 16 or 8 for fewer than 256, 128 or 64 training scans.
+        optimizer: sgd, with momentum, or adamw. Default: sgd.
+        weight_decay: Decay of the weights, as torch's SGD or AdamW does it. Default: 0.
+        schedule: Learning rate over the epochs: constant, or cosine, which falls to 0 at --epochs. Default: constant.
+        class_weights: Weight positive and negative training scans inversely to their number. Default: all count alike.
+        patience: Stop after so many epochs in which validation AUROC reached no new high; 0: never. Default: 50.
+        train_above_val: Select only epochs whose training AUROC is above their validation AUROC. Default: all epochs.
+
+    Computing:
+        engine: auto (the one that ends first, by measurement), packed (any device, no preparation), recorded or
+            compiled (a minute of preparation, the fastest steps).
+        chunk: Train at most so many configurations together; fewer need less memory. Default: all.
+    """
+
+    lr: str | None = None
+    l1: str | None = None
+    regularizer: Annotated[str | None, one_of(REGULARIZERS)] = None
+    guidance_weight: str | None = None
+    divergence: Annotated[str | None, some_of(DIVERGENCES)] = None
+    renormalize: bool = True
+    modes: Annotated[int, typer.Option(min=1)] = 1
+    negatives: Annotated[str, one_of(NEGATIVES)] = "own"
+    warmup: Annotated[int, typer.Option(min=0, metavar="EPOCHS")] = 0
+    least_width: str = "0"
+    epochs: Annotated[int, typer.Option(min=1)] = 1000
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None
+    optimizer: Annotated[str | None, one_of(OPTIMIZERS)] = None
+    weight_decay: float | None = None
+    schedule: Annotated[str | None, one_of(SCHEDULES)] = None
+    class_weights: Annotated[bool | None, typer.Option("--class-weights", show_default=False)] = None
+    patience: Annotated[int | None, typer.Option(min=0, metavar="EPOCHS")] = None
     train_above_val: Annotated[
-        bool | None,
-        typer.Option(
-            "--train-above-val/--no-train-above-val",
-            help="Select only epochs whose training AUROC is above their validation AUROC. Default: all epochs.",
-            rich_help_panel=TRAINING,
-            show_default=False,
-        ),
+        bool | None, typer.Option("--train-above-val/--no-train-above-val", show_default=False)
     ] = None
     device: Device = None
     precision: Precision = "auto"
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="auto (the one that ends first, by measurement), packed (any device, no preparation), recorded or "
-            "compiled (a minute of preparation, the fastest steps).",
-            autocompletion=one_of(ENGINES),
-            rich_help_panel=COMPUTING,
-        ),
-    ] = "auto"
-    chunk: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Train at most so many configurations together; fewer need less memory. Default: all.",
-            rich_help_panel=COMPUTING,
-        ),
-    ] = None
+    engine: Annotated[str, one_of(ENGINES)] = "auto"
+    chunk: Annotated[int | None, typer.Option(min=1)] = None
 
     def protocol(self, scans: int) -> Config:
         """Return the protocol for so many training scans.
@@ -260,11 +159,13 @@ class TrainingOptions:
 
     def _given(self) -> dict[str, Any]:
         """Return the fields of the protocol that were given, and those whose default is the same everywhere."""
-        fields = {name: getattr(self, name) for name in PROTOCOL}
-        given = {name: value for name, value in fields.items() if value is not None}
+        from normal_guidance.sweep.config import GUIDES
+
+        given = {name: getattr(self, name) for name in PROTOCOL if getattr(self, name) is not None}
         if self.patience == 0:
             given["patience"] = None
-        return {"epochs": self.epochs, **given, **self._guides()}
+        guides = {name: getattr(self, name) for name in GUIDES}
+        return {"epochs": self.epochs, **given, **guides, "least_width": self._width()}
 
     def axes(self) -> dict[str, Any]:
         """Return the given values of each axis of the grid, for `grid`; axes that were not given are left out."""
@@ -288,7 +189,6 @@ class TrainingOptions:
         return axes
 
     def execution(self) -> Execution:
-        """Return where and how to compute."""
         return choose_execution(self.device, self.precision, self.chunk, self.engine)
 
     def check_guidance(self, methods: Sequence[str], *more: str) -> None:
@@ -317,7 +217,7 @@ class TrainingOptions:
         if self.regularizer not in TERMS:
             raise UserError(f"--regularizer {self.regularizer} is unknown; choose one of {', '.join(TERMS)}")
         plain = [EVERY_METHOD[name] for name in methods if name in EVERY_METHOD]
-        changed = {one.name for one in plain if one.attends and one.regularizer is None}
+        changed = {method.name for method in plain if method.attends and method.regularizer is None}
         if not changed:
             raise UserError(
                 f"--regularizer {self.regularizer}: none of {', '.join(methods)} has attention to regularize; add "
@@ -335,11 +235,6 @@ class TrainingOptions:
         default = TrainingOptions()
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
         return [f"--no-{name}" if value is False else f"{_flag(name)} {value}" for name, value in given.items()]
-
-    def _guides(self) -> dict[str, Any]:
-        from normal_guidance.sweep.config import GUIDES
-
-        return {**{name: getattr(self, name) for name in GUIDES}, "least_width": self._width()}
 
     def _width(self, spacing: float | None = None) -> float:
         """Return --least-width in slices; `spacing` is the mm between two slices, if it is known."""
@@ -367,30 +262,6 @@ class TrainingOptions:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def with_training_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `training` with the options of `TrainingOptions`, for typer to read."""
-    types = get_type_hints(TrainingOptions, include_extras=True)
-    options = {
-        field.name: inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
-        )
-        for field in fields(TrainingOptions)
-    }
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        training = TrainingOptions(**{name: given.pop(name) for name in options if name in given})
-        command(**given, training=training)
-
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        parameters += options.values() if parameter.name == "training" else own
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
 
 
 def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
@@ -444,68 +315,57 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
 
 def choose_engine(engine: str, device: str) -> EngineName | None:
     """Return the engine that was asked for, or None for 'auto'."""
-    match engine:
-        case "auto":
-            return None
-        case "packed":
-            return "packed"
-        case "recorded" | "compiled" as chosen:
-            if not device.startswith("cuda"):
-                raise UserError(f"--engine {engine} is for CUDA; on {device} use auto or packed")
-            return chosen
-    raise UserError(f"--engine {engine} is unknown; choose one of {', '.join(ENGINES)}")
+    if engine not in ENGINES:
+        raise UserError(f"--engine {engine} is unknown; choose one of {', '.join(ENGINES)}")
+    if engine in ("recorded", "compiled") and not device.startswith("cuda"):
+        raise UserError(f"--engine {engine} is for CUDA; on {device} use auto or packed")
+    return None if engine == "auto" else cast("EngineName", engine)
 
 
 def choose_precision(precision: str, device: str) -> Literal["float32", "tf32", "bf16"]:
     """Return the precision; 'auto' is tf32 on CUDA, else float32."""
-    automatic = "tf32" if device.startswith("cuda") else "float32"
-    match automatic if precision == "auto" else precision:
-        case "float32" | "tf32" | "bf16" as chosen:
-            return chosen
-    raise UserError(f"--precision {precision} is unknown; choose one of auto, float32, tf32, bf16")
+    if precision not in PRECISIONS:
+        raise UserError(f"--precision {precision} is unknown; choose one of {', '.join(PRECISIONS)}")
+    if precision == "auto":
+        return "tf32" if device.startswith("cuda") else "float32"
+    return cast(Literal["float32", "tf32", "bf16"], precision)
 
 
-# What `--dry-run` of `nguide sweep` and `nguide experiment` prints.
+def refuse_ray_and_dry_run(ray: str | None) -> None:
+    if ray is not None:
+        raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
 
 
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Train a few batches, estimate time, memory and disk, and write nothing."),
-]
-
-
-def print_estimates(found: Sequence[tuple[SweepEstimate, int]], console: Console, as_json: bool) -> None:
+def print_estimates(estimates: Sequence[tuple[SweepEstimate, int]], console: Console, as_json: bool) -> None:
     """Print what each method would take, and all of them, one run after the other."""
     from rich.table import Table
 
     from normal_guidance.cli.progress import say
 
-    total = sum(one.total_s * runs for one, runs in found)
+    total = sum(estimate.total_s * runs for estimate, runs in estimates)
     if as_json:
-        methods = [{**asdict(one), "runs": runs} for one, runs in found]
+        methods = [{**asdict(estimate), "runs": runs} for estimate, runs in estimates]
         print_json({"methods": methods, "total_s": total})
         return
-    if not found:
+    if not estimates:
         say(console, "All runs are complete. Nothing was written.")
         return
-    first = found[0][0]
+    first = estimates[0][0]
     say(console, f"{first.scans:,} scans, {first.slices:,} slices, {first.batches:,} batches x {first.epochs:,} epochs")
-    table = Table()
-    table.add_column("method")
+    table = Table("method")
     for column in ("runs", "configurations", "engine", "ms a step", "first step after", "memory", "disk", "time"):
         table.add_column(column, justify="right")
-    for one, runs in found:
-        together = f"{one.configs}" if one.chunks == 1 else f"{one.configs} in {one.chunks} parts"
+    for estimate, runs in estimates:
         table.add_row(
-            one.method,
+            estimate.method,
             str(runs),
-            together,
-            one.engine,
-            f"{1000 * one.step_s:,.{0 if one.step_s > 0.1 else 2}f}",
-            f"{one.first_step_s:.1f} s",
-            size_text(one.device_bytes),
-            size_text(one.disk_bytes),
-            time_text(runs * one.total_s),
+            f"{estimate.configs}" + ("" if estimate.chunks == 1 else f" in {estimate.chunks} parts"),
+            estimate.engine,
+            f"{1000 * estimate.step_s:,.{0 if estimate.step_s > 0.1 else 2}f}",
+            f"{estimate.first_step_s:.1f} s",
+            size_text(estimate.device_bytes),
+            size_text(estimate.disk_bytes),
+            time_text(runs * estimate.total_s),
         )
     console.print(table)
     say(console, f"Estimated time on {first.device}: {time_text(total)}. Nothing was written.")

@@ -55,55 +55,32 @@ LEFT_OUT = {
 
 
 def index(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="Layout of files: rsna-ich, rsna-pe or rsna-at (as Kaggle distributes them), prostatex (the clone of "
-            "PROSTATEx_masks), or folder (your own).",
-            metavar="SOURCE",
-            autocompletion=one_of(SOURCES),
-        ),
-    ],
-    root: Annotated[
-        Path, typer.Argument(help="Folder of the images and, except for folder, of the label tables.", metavar="ROOT")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for manifest.parquet, problems.csv and report.json.")
-    ],
-    table: Annotated[
-        Path | None,
-        typer.Option(
-            help="For folder: table (.csv, .parquet) with scan_id, path (relative to ROOT), label, and optionally "
-            "patient_id, modality (CT or MR), and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) "
-            "or mask (NIfTI)."
-        ),
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            help="For rsna-at: labels from image_level_labels_2024.csv (image, as in the paper; the default) or from "
-            "any_injury (patient).",
-            autocompletion=one_of(LABELS),
-        ),
-    ] = None,
-    findings: Annotated[
-        str | None,
-        typer.Option(
-            help="For folder: columns of the table with 0 or 1, instead of label, with a SNOMED CT code where known: "
-            "any=1386000,epidural. The first is the main one, which must be known for every scan."
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Processes that read headers; 0: read in this process. Default: one for each core, up to 8."
-        ),
-    ] = None,
+    source: Annotated[str, one_of(SOURCES)],
+    root: Path,
+    out: Out,
+    table: Path | None = None,
+    labels: Annotated[str | None, one_of(LABELS)] = None,
+    findings: str | None = None,
+    workers: Annotated[int | None, typer.Option(min=0)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Index scans: find them, order their slices by geometry, join their labels, and report problems.
 
     The manifest does not depend on the number of workers.
+
+    Args:
+        source: Layout of files: rsna-ich, rsna-pe or rsna-at (as Kaggle distributes them), prostatex (the clone of
+            PROSTATEx_masks), or folder (your own).
+        root: Folder of the images and, except for folder, of the label tables.
+        out: Folder for manifest.parquet, problems.csv and report.json.
+        table: For folder: table (.csv, .parquet) with scan_id, path (relative to ROOT), label, and optionally
+            patient_id, modality (CT or MR), and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) or
+            mask (NIfTI).
+        labels: For rsna-at: labels from image_level_labels_2024.csv (image, as in the paper; the default) or from
+            any_injury (patient).
+        findings: For folder: columns of the table with 0 or 1, instead of label, with a SNOMED CT code where known:
+            any=1386000,epidural. The first is the main one, which must be known for every scan.
+        workers: Processes that read headers; 0: read in this process. Default: one for each core, up to 8.
     """
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.scans.index.indexing import check_options
@@ -235,14 +212,19 @@ Scans = Annotated[
 
 def split(
     scans: Scans,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables split-SEED.csv.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, one split for each.")] = "1001,2001,3001",
-    proportions: Annotated[str, typer.Option(help="Proportions of training, validation and test patients.")] = "4:1:1",
+    out: Out,
+    seeds: str = "1001,2001,3001",
+    proportions: str = "4:1:1",
     as_json: AsJson = False,
 ) -> None:
     """Split scans into train, val and test, by patient and stratified by label.
 
     No patient is in two parts. The same seed gives the same split.
+
+    Args:
+        out: Folder for the tables split-SEED.csv.
+        seeds: Seeds, one split for each.
+        proportions: Proportions of training, validation and test patients.
     """
     from normal_guidance.base.files import make_folder
     from normal_guidance.scans.index.splits import split_scans, write_split
@@ -279,15 +261,17 @@ def _listed(folder: Path) -> Manifest | FeatureStore:
 
 def audit(
     scans: Scans,
-    splits: Annotated[list[Path], typer.Argument(help="Tables that nguide split made.", metavar="SPLIT")],
-    store: Annotated[
-        Path | None, typer.Option(help="Feature store: also look for the same scan under two names.")
-    ] = None,
+    splits: Annotated[list[Path], typer.Argument(metavar="SPLIT")],
+    store: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that the parts of splits share no patient, scan or slice; in a feature store, no patient and no features.
 
     The command fails and names the first thing that two parts share.
+
+    Args:
+        splits: Tables that nguide split made.
+        store: Feature store: also look for the same scan under two names.
     """
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.scans.index.manifest import Manifest
@@ -334,19 +318,18 @@ def _checksums(store: FeatureStore) -> dict[str, str]:
 
 
 def describe(
-    index: Annotated[Path, typer.Argument(help="Folder that nguide index made.", metavar="INDEX")],
-    split: Annotated[
-        Path | None, typer.Option(help="Table that nguide split made: describe each of its parts as well.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Folder for description.md, description.json and density.png. Default: print only."
-        ),
-    ] = None,
+    index: Path,
+    split: Path | None = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe indexed scans: lengths, blocks of positive slices, and their positions."""
+    """Describe indexed scans: lengths, blocks of positive slices, and their positions.
+
+    Args:
+        index: Folder that nguide index made.
+        split: Table that nguide split made: describe each of its parts as well.
+        out: Folder for description.md, description.json and density.png. Default: print only.
+    """
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.scans.index.indexing import describe as describe_scans
     from normal_guidance.scans.index.manifest import PARTS, read_manifest
@@ -385,52 +368,34 @@ def describe(
 
 
 def phantom(
-    layout: Annotated[
-        str,
-        typer.Argument(
-            help="Layout of the files: rsna-ich (head), rsna-pe (chest), rsna-at (abdomen) or folder.",
-            metavar="LAYOUT",
-            autocompletion=one_of(LAYOUTS),
-        ),
-    ],
-    out: Annotated[Path, typer.Argument(help="Folder to write; it must be new or empty.", metavar="OUT")],
-    scans: Annotated[int, typer.Option(min=1, help="Number of scans.")] = 24,
-    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same files.")] = 0,
-    size: Annotated[int, typer.Option(help="Rows and columns of a slice.")] = 128,
-    contrast: Annotated[float, typer.Option(help="Contrast of the lesions: 0 is invisible, 2 is easy to see.")] = 1.0,
-    positive: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of positive scans. Default: as in the real dataset (head .41, chest .30, abdomen .08)."
-        ),
-    ] = None,
-    slices: Annotated[
-        int | None, typer.Option(help="Median number of slices. Default: 32 (head), 64 (chest, abdomen).")
-    ] = None,
-    anatomy: Annotated[
-        str | None,
-        typer.Option(
-            help="For the layout folder: head, chest or abdomen. Default: head.", autocompletion=one_of(ANATOMIES)
-        ),
-    ] = None,
-    oddities: Annotated[
-        str,
-        typer.Option(
-            help="Irregularities to add: names (tilt,gaps,localizer,...), all that the layout can have, or none.",
-            autocompletion=some_of(ODDITIES, "all", "none"),
-        ),
-    ] = "none",
-    compression: Annotated[
-        str,
-        typer.Option(
-            help="none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed (a different one for each scan).",
-            autocompletion=one_of(COMPRESSIONS),
-        ),
-    ] = "none",
+    layout: Annotated[str, one_of(LAYOUTS)],
+    out: Path,
+    scans: Annotated[int, typer.Option(min=1)] = 24,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    size: int = 128,
+    contrast: float = 1.0,
+    positive: float | None = None,
+    slices: int | None = None,
+    anatomy: Annotated[str | None, one_of(ANATOMIES)] = None,
+    oddities: Annotated[str, some_of(ODDITIES, "all", "none")] = "none",
+    compression: Annotated[str, one_of(COMPRESSIONS)] = "none",
 ) -> None:
     """Draw CT scans with lesions and write them as DICOM with label tables; OUT/phantom.json holds the truth.
 
     Positive and negative scans differ in their pixels only. No patient data are used.
+
+    Args:
+        layout: Layout of the files: rsna-ich (head), rsna-pe (chest), rsna-at (abdomen) or folder.
+        out: Folder to write; it must be new or empty.
+        scans: Number of scans.
+        seed: Seed; the same seed gives the same files.
+        size: Rows and columns of a slice.
+        contrast: Contrast of the lesions: 0 is invisible, 2 is easy to see.
+        positive: Share of positive scans. Default: as in the real dataset (head .41, chest .30, abdomen .08).
+        slices: Median number of slices. Default: 32 (head), 64 (chest, abdomen).
+        anatomy: For the layout folder: head, chest or abdomen. Default: head.
+        oddities: Irregularities to add: names (tilt,gaps,localizer,...), all that the layout can have, or none.
+        compression: none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed (a different one for each scan).
     """
     from rich.console import Console
 

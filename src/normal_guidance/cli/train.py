@@ -98,35 +98,13 @@ BY = ("slices", "attention")
 
 
 def trust(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of a run that nguide sweep or nguide experiment wrote, or of a model of nguide fit.",
-            metavar="RUN",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for trust.json, trust.md and trust.png.")],
-    store: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the run's feature store. Default: the path that a run records; a model needs it."),
-    ] = None,
-    split: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table (.csv, .parquet) with scan_id and part. Default: the run's, or the store's own parts."
-        ),
-    ] = None,
-    part: Annotated[
-        str,
-        typer.Option(
-            help="Scans to test on: test, or val for a run; a model of nguide fit was trained on val.",
-            autocompletion=one_of(PARTS),
-        ),
-    ] = "test",
-    group: Annotated[str, typer.Option(help="Name of the winner, where the run has several.")] = "",
-    by: Annotated[
-        str, typer.Option(help="Remove by share of slices or of attention.", autocompletion=one_of(BY))
-    ] = "slices",
+    run: Path,
+    out: Out,
+    store: Path | None = None,
+    split: Path | None = None,
+    part: Annotated[str, one_of(PARTS)] = "test",
+    group: str = "",
+    by: Annotated[str, one_of(BY)] = "slices",
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -134,6 +112,15 @@ def trust(
 
     Each test reports a number, its value by chance, an interval and a verdict: passes, fails, or cannot be told. No
     slice labels are needed. The exit code is 0 whatever the verdicts.
+
+    Args:
+        run: Folder of a run that nguide sweep or nguide experiment wrote, or of a model of nguide fit.
+        out: Folder for trust.json, trust.md and trust.png.
+        store: Folder of the run's feature store. Default: the path that a run records; a model needs it.
+        split: Table (.csv, .parquet) with scan_id and part. Default: the run's, or the store's own parts.
+        part: Scans to test on: test, or val for a run; a model of nguide fit was trained on val.
+        group: Name of the winner, where the run has several.
+        by: Remove by share of slices or of attention.
     """
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.cli.options import choose_execution
@@ -260,25 +247,15 @@ def _above_zero(minutes: float) -> float:
 
 @with_training_options
 def sweep(
-    store: Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs: OUT/METHOD/SEED.")],
-    split: Annotated[
-        Path | None,
-        typer.Option(help="Table (.csv, .parquet) with scan_id and part. Default: the parts that the store records."),
-    ] = None,
+    store: Path,
+    out: Out,
+    split: Path | None = None,
     methods: Annotated[str, methods_option()] = "ng",
-    seeds: Annotated[
-        str, typer.Option(help="Seeds of initial weights and batch order, such as 0,1,2; one run for each.")
-    ] = "0",
+    seeds: str = "0",
     *,
     training: TrainingOptions,
-    save_epochs: Annotated[
-        int, typer.Option(min=1, help="Save the state of a run after so many epochs, for resuming.")
-    ] = 50,
-    save_minutes: Annotated[
-        float,
-        typer.Option(callback=_above_zero, help="Save it also after so many minutes."),
-    ] = 5.0,
+    save_epochs: Annotated[int, typer.Option(min=1)] = 50,
+    save_minutes: Annotated[float, typer.Option(callback=_above_zero)] = 5.0,
     track: Track = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -286,6 +263,14 @@ def sweep(
     """Train methods on stored features, all configurations of the grid at once, and score the winners on the test part.
 
     Start a killed command again with the same options to resume it. Complete runs are shown and not repeated.
+
+    Args:
+        store: Folder of a feature store.
+        out: Folder for the runs: OUT/METHOD/SEED.
+        split: Table (.csv, .parquet) with scan_id and part. Default: the parts that the store records.
+        seeds: Seeds of initial weights and batch order, such as 0,1,2; one run for each.
+        save_epochs: Save the state of a run after so many epochs, for resuming.
+        save_minutes: Save it also after so many minutes.
     """
     from normal_guidance.cli.progress import make_console, say
 
