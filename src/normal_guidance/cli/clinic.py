@@ -1,4 +1,4 @@
-"""`nguide predict`: apply a trained model to new scans."""
+"""Commands on new scans: `nguide predict`, `node` and `view`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, reading
+from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
-from normal_guidance.cli.command import ENCODERS, need_extras, one_of, print_json
+from normal_guidance.cli.command import ENCODERS, Out, need_extras, one_of, print_json
 from normal_guidance.cli.options import (
-    COMPUTING,
     Device,
     choose_execution,
     choose_precision,
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 
     from normal_guidance.clinic.predict.dicomweb import DicomWeb
     from normal_guidance.clinic.results.result_folder import Written
-    from normal_guidance.clinic.viewer.gallery import Gallery
     from normal_guidance.fit.bundle import Bundle
+    from normal_guidance.scans.features.encoders import Encoder
     from normal_guidance.scans.index.problems import Problem
-
-
-FAILED_EXIT_CODE = 1
-"""At least one scan was not predicted, or its results could not all be written."""
+    from normal_guidance.sweep.execution import Execution
 
 
 def predict(
@@ -82,12 +79,7 @@ def predict(
     Computing:
         workers: Processes that read and decode. Default: one for each core.
     """
-    from normal_guidance.clinic.predict.job import (
-        COMMAND,
-        completed,
-        identity_of,
-        open_prediction_job,
-    )
+    from normal_guidance.clinic.predict.job import COMMAND, completed, identity_of, open_prediction_job
     from normal_guidance.clinic.predict.new_scans import find_scans
     from normal_guidance.clinic.predict.predicting import PredictOptions, is_features, predict_features, predict_found
     from normal_guidance.clinic.results.result_folder import outcome_json, summary_line, write_predictions
@@ -96,46 +88,42 @@ def predict(
 
     count = (os.cpu_count() or 1) if workers is None else workers
     options = PredictOptions(force=force, keys=keys, share=share, workers=count, anonymize=anonymize)
-    chosen = choose_execution(device, "auto")
+    execution = choose_execution(device, "auto")
     bundle = load_bundle(model)
     dicom = dicom or store is not None
     about = {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}
-    archive = _archive(store, anonymize)
-    given = [re.sub(r"^(https?):/+", r"\1://", str(one)) for one in scans]  # a Path loses a slash of https://
+    archive = _archive(store, anonymize)  # a wrong address is refused before hours of work
+    given = [re.sub(r"^(https?):/+", r"\1://", str(scan)) for scan in scans]  # a Path loses a slash of https://
     identity = identity_of(bundle, given, about)
     before = completed(out, identity)
     if before is not None:
         _store(archive, out)
-        _tell_completed(before, out, as_json)
+        _print_completed(before, out, as_json)
         return
     begin = time.monotonic()
     others: Sequence[Problem] = ()
-    places = _fetched(given, out, bundle)
-    if bundle.encoder is None or any(map(is_features, places)):
-        _refuse_for_features(dicom=dicom, encoder=encoder, weights=weights)
-        outcomes = predict_features(places, bundle, options)
+    paths = _fetched(given, out, bundle)
+    if bundle.encoder is None or any(map(is_features, paths)):
+        for name, value in {"dicom": dicom, "encoder": encoder, "weights": weights}.items():
+            if value:
+                raise UserError(f"--{name} is for scans, but features are given, which have no images; leave it out")
+        outcomes = predict_features(paths, bundle, options)
     else:
         need_extras("nguide predict of scans", "dicom", "encoders")
         accepted = bundle.expects.modalities
-        found = find_scans(places, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
+        found = find_scans(paths, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
         others = found.problems.get("", ())
         loaded = None
         if found.rows:
-            loaded = bundle.load_encoder(
-                encoder,
-                weights=weights,
-                device=chosen.device,
-                precision=choose_precision("auto", chosen.device),
-                offline=offline,
-            )
+            loaded = _load_encoder(bundle, encoder, weights, execution, offline)
         outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
-    def tell(one: Written) -> None:
+    def show(outcome: Written) -> None:
         if as_json:
-            print_json(outcome_json(one, bundle, anonymize=anonymize), indent=None)
+            print_json(outcome_json(outcome, bundle, anonymize=anonymize), indent=None)
         else:
-            for line in describe(one, bundle):
-                typer.echo(line, err=not one.complete)
+            for line in scan_lines(outcome, bundle):
+                typer.echo(line, err=not outcome.complete)
 
     with open_prediction_job(out, identity) as job:
         written = write_predictions(
@@ -146,11 +134,11 @@ def predict(
             anonymize=anonymize,
             others=others,
             about={"options": about, COMMAND: identity},
-            watch=tell,
+            watch=show,
             job=job,
         )
     _store(archive, out)
-    lines = [summary_line(one, anonymize=anonymize) for one in written]
+    lines = [summary_line(outcome, anonymize=anonymize) for outcome in written]
     if not as_json:
         seconds = time.monotonic() - begin
         typer.echo(f"{count_sentence(lines)}; {seconds:.1f} s; open {out / 'index.html'}")
@@ -158,7 +146,14 @@ def predict(
             files = "1 file belongs" if len(others) == 1 else f"{len(others)} files belong"
             typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
     if not is_all(lines):
-        raise typer.Exit(FAILED_EXIT_CODE)
+        raise typer.Exit(endings.NOT_ALL.code)
+
+
+def _load_encoder(
+    bundle: Bundle, encoder: str | None, weights: Path | None, execution: Execution, offline: bool
+) -> Encoder:
+    precision = choose_precision("auto", execution.device)
+    return bundle.load_encoder(encoder, weights=weights, device=execution.device, precision=precision, offline=offline)
 
 
 def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
@@ -169,15 +164,15 @@ def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
         return list(map(Path, scans))
     from normal_guidance.clinic.predict.dicomweb import fetch_all, fetched_folder, parse_place
 
-    folder, places = fetched_folder(out), list[Path]()
-    for one in scans:
-        places += fetch_all(parse_place(one), folder, bundle.expects.modalities) if is_url(one) else [Path(one)]
+    folder, paths = fetched_folder(out), list[Path]()
+    for scan in scans:
+        paths += fetch_all(parse_place(scan), folder, bundle.expects.modalities) if is_url(scan) else [Path(scan)]
     typer.echo(f"scans from DICOMweb lie in {folder}; nguide view needs them", err=True)
-    return places
+    return paths
 
 
 def _archive(url: str | None, anonymize: bool) -> DicomWeb | None:
-    """Return the server that results are stored on; a wrong address is refused before hours of work."""
+    """Return the server that results are stored on."""
     if url is None:
         return None
     from normal_guidance.clinic.predict.dicomweb import parse_server
@@ -197,49 +192,40 @@ def _store(archive: DicomWeb | None, out: Path) -> None:
         typer.echo(f"{len(files)} DICOM results stored on {archive.url}", err=True)
 
 
-def _tell_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> None:
+def _print_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> None:
     """Say that there is nothing to do, and end as the command did that did it."""
     from normal_guidance.clinic.results.result_folder import summary_json
     from normal_guidance.clinic.results.scan_pages import is_all
 
     if as_json:
-        for one in summary_json(out, summary):
-            print_json(one, indent=None)
+        for scan in summary_json(out, summary):
+            print_json(scan, indent=None)
     else:
         typer.echo(f"{out} is complete already; nothing was done; open {out / 'index.html'}")
     if not is_all(summary["scans"]):
-        raise typer.Exit(FAILED_EXIT_CODE)
+        raise typer.Exit(endings.NOT_ALL.code)
 
 
-def _refuse_for_features(**given: object) -> None:
-    """Refuse options that need images."""
-    wrong = next((name for name, value in given.items() if value), None)
-    if wrong is not None:
-        raise UserError(f"--{wrong} is for scans, but features are given, which have no images; leave it out")
-
-
-def describe(one: Written, bundle: Bundle) -> list[str]:
-    """Return the lines to print about one scan."""
+def scan_lines(outcome: Written, bundle: Bundle) -> list[str]:
+    """Return the lines to print about one scan: one for each finding, and what it lacks."""
     from normal_guidance.clinic.results.result_folder import problems_of, summary_lines
 
-    lines = summary_lines(one, bundle)
-    line = lines[0]
-    if line["state"] != "predicted":
-        return [f"scan {line['scan_id']}: {line['state']}: {line['reason']}"]
-    caution = f"; CAUTION: {line['cautions']}" if line["cautions"] else ""
-    odd = f"; problems: {_kinds(problems_of(one))}, see {one.folder}" if line["problems"] else ""
-    results = [_result(own) for own in lines]
-    results[-1] += caution.rstrip(".") + odd
-    return [*results, *(f"scan {line['scan_id']}: {problem.action}: {problem.detail}" for problem in one.lacking)]
-
-
-def _result(line: Mapping[str, Any]) -> str:
-    """Return the line to print about one scan and finding."""
-    side = {None: "", 0: ", negative", 1: ", positive"}[line["positive"]]
-    named = f"{line['finding']}: " if line.get("finding") else ""
-    return (
-        f"scan {line['scan_id']}: {named}probability {line['probability']:.3f}{side}, key slices {line['key_slices']}"
-    )
+    findings = summary_lines(outcome, bundle)
+    first = findings[0]
+    scan = f"scan {first['scan_id']}: "
+    if first["state"] != "predicted":
+        return [f"{scan}{first['state']}: {first['reason']}"]
+    lines = []
+    for finding in findings:
+        named = f"{finding['finding']}: " if finding.get("finding") else ""
+        side = {None: "", 0: ", negative", 1: ", positive"}[finding["positive"]]
+        keys = f"key slices {finding['key_slices']}"
+        lines.append(f"{scan}{named}probability {finding['probability']:.3f}{side}, {keys}")
+    if first["cautions"]:
+        lines[-1] += f"; CAUTION: {first['cautions']}".rstrip(".")
+    if first["problems"]:
+        lines[-1] += f"; problems: {_kinds(problems_of(outcome))}, see {outcome.folder}"
+    return [*lines, *(f"{scan}{problem.action}: {problem.detail}" for problem in outcome.lacking)]
 
 
 def _kinds(problems: Iterable[Problem]) -> str:
@@ -249,22 +235,12 @@ def _kinds(problems: Iterable[Problem]) -> str:
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in summarize(problems).items())
 
 
-# `nguide node`: a DICOM node that predicts what it receives and sends the results on.
-
-
-RECEIVING, SENDING, LIMITS = "Receiving", "Sending", "Limits"
-
-
 def read_settings(context: Any, given: Path | None) -> Path | None:  # Any: the class differs between releases of typer
     """Take the names and values of a TOML file for options that are not given; an unknown name is an error."""
     if given is None:
         return None
-    try:
+    with reading(given, "give --settings a TOML file, such as one with the line port = 11112"):
         values = tomllib.loads(given.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{given} cannot be read ({error.strerror}); give --settings a TOML file") from error
-    except ValueError as error:
-        raise UserError(f"{given} is not TOML: {error}; write for example port = 11112") from error
     known = {word.removeprefix("--"): option.name for option in context.command.params for word in option.opts}
     known = {word: name for word, name in known.items() if word not in ("settings", "help") and word[0] != "-"}
     defaults: dict[str, Any] = dict(context.default_map or {})
@@ -360,13 +336,13 @@ def node(
         raise UserError(f"--watch {watch} is not a folder; make it first")
     server_tls, client_tls = _tls(tls_cert, tls_key, tls_ca)
     title = check_title(aet)
-    peers = tuple(parse_peer(one) for one in senders or ())
+    peers = tuple(parse_peer(sender) for sender in senders or ())
     identity = Identity(title, commit, client_tls)
     chosen = NodeSettings(
         state=state,
         listening=Listening(title, address, port, server_tls) if peers else None,
         senders=peers,
-        destinations=tuple(parse_destination(one, identity) for one in to or ()),
+        destinations=tuple(parse_destination(destination, identity) for destination in to or ()),
         watch=watch,
         pull=None if pull is None else parse_server(pull).url,
         taking=Taking(tuple(map(parse_rule, take or ())), settle),
@@ -374,21 +350,14 @@ def node(
         keep=keep,
         tls=client_tls,
     )
-    place = parse_place(status)
+    status_host, status_port = parse_place(status)
     bundle = load_bundle(model)
-    execution = choose_execution(device, "auto")
-    loaded = bundle.load_encoder(
-        encoder,
-        weights=weights,
-        device=execution.device,
-        precision=choose_precision("auto", execution.device),
-        offline=True,
-    )
+    loaded = _load_encoder(bundle, encoder, weights, choose_execution(device, "auto"), offline=True)
     options = PredictOptions(workers=(os.cpu_count() or 1) if workers is None else workers)
     with (
         run_node(chosen, Predictor(bundle, loaded, options)) as (running, number),
         endings.until_stopped(),
-        serving_status(running, *place) as url,
+        serving_status(running, status_host, status_port) as url,
     ):
         where = f"listens on {address}:{number} as {title}" if number is not None else f"watches {watch or pull}"
         typer.echo(f"nguide node {where}; status: {url}")
@@ -402,6 +371,9 @@ def _tls(
     """Make the contexts for those who call us and for those whom we call; both sides must show certificates."""
     import ssl
 
+    def refuse_password() -> str:  # nobody is there to type it
+        raise ValueError("the key has a password")
+
     given = (certificate, key, authority)
     if not any(given):
         return None, None
@@ -413,21 +385,13 @@ def _tls(
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
         try:
-            context.load_cert_chain(certificate, key, password=_no_password)
+            context.load_cert_chain(certificate, key, password=refuse_password)
             context.load_verify_locations(authority)
         except (OSError, ssl.SSLError, ValueError) as error:
             names = f"{certificate}, {key} or {authority}"
             raise UserError(f"{names} cannot be used ({error}); give PEM files that belong together") from error
         contexts.append(context)
     return contexts[0], contexts[1]
-
-
-def _no_password() -> str:
-    """Refuse a key that has a password: nobody is there to type it."""
-    raise ValueError("the key has a password")
-
-
-# `nguide view`: show scans and the attention of methods on a page of this machine.
 
 
 def view(
@@ -447,15 +411,19 @@ def view(
         port: Port on this machine. Default: 8765, or a free one.
     """
     from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.clinic.viewer.gallery import open_gallery
+    from normal_guidance.clinic.viewer.gallery import is_anonymous, open_gallery
     from normal_guidance.clinic.viewer.server import serve
 
     console = make_console()
     gallery = open_gallery(folder, index, store)
     if not len(gallery):
         raise UserError(f"{folder}: no scan in it was predicted; its summary.csv says why")
-    splits = f"{len(gallery.splits)} split{'' if len(gallery.splits) == 1 else 's'}"
-    say(console, f"{folder}: {len(gallery)} scans, {splits}; images: {_images(gallery)}")
+    images = "yes"
+    if gallery.manifest is None and is_anonymous(folder):
+        images = "no, anonymous results do not record where the scans are; predict without --anonymize to see them"
+    elif gallery.manifest is None:
+        images = "no, give --index INDEX to see them"
+    say(console, f"{folder}: {len(gallery)} scans, {count_text(len(gallery.splits), 'split')}; images: {images}")
 
     def announce(url: str) -> None:
         say(console, f"Open {url}")
@@ -463,13 +431,3 @@ def view(
 
     with endings.until_ctrl_c():
         serve(gallery, port, announce)
-
-
-def _images(gallery: Gallery) -> str:
-    from normal_guidance.clinic.viewer.gallery import is_anonymous
-
-    if gallery.manifest is not None:
-        return "yes"
-    if is_anonymous(gallery.folder):
-        return "no, anonymous results do not record where the scans are; predict without --anonymize to see them"
-    return "no, give --index INDEX to see them"

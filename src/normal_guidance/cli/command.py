@@ -173,7 +173,7 @@ def add_command(group: typer.Typer, command: Callable[..., None], name: str | No
     annotation may hold what completes the value.  A dataclass stands for options that several commands share.
     """
     parameters = list(_parameters(command))
-    shared = {key: kind for key, kind in get_type_hints(command).items() if is_dataclass(kind)}
+    shared: dict[str, Any] = {key: kind for key, kind in get_type_hints(command).items() if is_dataclass(kind)}
 
     @wraps(command)
     def run(**given: Any) -> None:

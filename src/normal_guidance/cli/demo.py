@@ -20,6 +20,7 @@ import click
 import typer
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.cli.command import Out
 
 if TYPE_CHECKING:
     from rich.console import Console

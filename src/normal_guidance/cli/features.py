@@ -1,4 +1,4 @@
-"""`nguide encode`: encode the scans of an index into a feature store."""
+"""Commands on features: `nguide encode`, `store` and `weights`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
+from normal_guidance.base.files import read_json
 from normal_guidance.base.system import count_text, size_text, time_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import (
@@ -22,27 +23,22 @@ from normal_guidance.cli.command import (
     IMPORT_FORMATS,
     WINDOWS,
     AsJson,
-    Command,
-    Group,
+    CommandGroup,
+    Out,
+    add_command,
+    make_group,
     one_of,
     print_json,
+    print_result,
     some_of,
 )
-from normal_guidance.cli.options import (
-    COMPUTING,
-    Device,
-    Precision,
-    choose_execution,
-    choose_precision,
-)
+from normal_guidance.cli.options import Device, Precision, choose_execution, choose_precision, refuse_ray_and_dry_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
-    from normal_guidance.scans.features.encoding_machine import EncodingOptions
     from normal_guidance.scans.features.preprocessing import Statistics, Window
-    from normal_guidance.scans.features.store import FeatureStore
     from normal_guidance.scans.index.manifest import Manifest
 
 
@@ -100,22 +96,31 @@ def encode(
     from functools import partial
 
     from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.scans.features import encoding
     from normal_guidance.scans.features.encoders import load_encoder
-    from normal_guidance.scans.features.encoding import encode as run
-    from normal_guidance.scans.features.preprocessing import Preprocessing, parse_windows
+    from normal_guidance.scans.features.encoding_job import REPORT
+    from normal_guidance.scans.features.encoding_machine import EncodingOptions
+    from normal_guidance.scans.features.preprocessing import Preprocessing, default_window, parse_windows
     from normal_guidance.scans.features.store import DTYPES
     from normal_guidance.scans.index.manifest import read_manifest
     from normal_guidance.scans.index.splits import read_parts
     from normal_guidance.scans.index.volumes import read_volume
 
-    if dtype not in ("float16", "float32"):
-        raise UserError(f"--dtype {dtype} is unknown; choose float16 or float32")
+    choose_one_of("--dtype", dtype, DTYPES)
     console = make_console(stderr=as_json)
     manifest = read_manifest(index)
-    windows = parse_windows(window or _default_window(manifest, console))
-    warning = describe_modality(manifest, windows)
+    if window is None:
+        modalities = sorted(set(manifest.table["modality"].to_pylist()))
+        window = default_window(modalities)
+        if window != "none":
+            say(console, f"{', '.join(modalities)} scans: --window {window}, from the 1st to the 99th of each scan")
+    windows = parse_windows(window)
+    warning = modality_line(manifest, windows)
     if warning:
         typer.secho(warning, fg=typer.colors.YELLOW, err=True)
+    if ray is None:
+        device = choose_execution(device, "auto").device
+    device = device or "cpu"  # on Ray, the other machines check whether they have it
     load = partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline)
     arguments: dict[str, Any] = {
         "preprocessing": Preprocessing(windows=windows, field=_field(field)),
@@ -123,52 +128,33 @@ def encode(
         "statistics": _statistics(normalize, len(windows)),
         "parts": None if split is None else read_parts(split, manifest),
         "root": root,
-        "options": _options(device, precision, ray, repair, batch_size, threads),
+        "options": EncodingOptions(repair, batch_size, device, choose_precision(precision, device), threads),
         "dtype": DTYPES[dtype],
         "workers": workers if workers is not None else 1 if ray else os.cpu_count() or 1,
     }
     if dry_run:
-        if ray is not None:
-            raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
-        from normal_guidance.scans.features.encoding import estimate_encoding
-
-        _print_estimate(estimate_encoding(manifest, load, out, **arguments), out, console, as_json)
+        refuse_ray_and_dry_run(ray)
+        estimate = encoding.estimate_encoding(manifest, load, out, **arguments)
+        print_result(as_json, asdict(estimate), estimate_lines(estimate, out))
         return
     with _watch(console) as watch:
-        outcome = run(manifest, load, out, ray=ray, watch=watch, **arguments)
+        outcome = encoding.encode(manifest, load, out, ray=ray, watch=watch, **arguments)
     if as_json:
-        from normal_guidance.base.files import read_json
-        from normal_guidance.scans.features.encoding_job import REPORT
-
         print_json(read_json(outcome.store.folder / REPORT))
     else:
-        for line in describe_outcome(outcome):
+        for line in outcome_lines(outcome):
             say(console, line)
-        if not outcome.failed:
-            say(console, f"Next: nguide fit {outcome.store.folder} -o MODEL")
     if outcome.failed:
         raise typer.Exit(endings.NOT_ALL.code)
 
 
-def _default_window(manifest: Manifest, console: Console) -> str:
-    """Return the window for the manifest's modality, and say which it is where it changes the values."""
-    from normal_guidance.cli.progress import say
-    from normal_guidance.scans.features.preprocessing import default_window
-
-    modalities = sorted(set(manifest.table["modality"].to_pylist()))
-    window = default_window(modalities)
-    if window != "none":
-        say(console, f"{', '.join(modalities)} scans: --window {window}, from the 1st to the 99th of each scan")
-    return window
-
-
-def describe_modality(manifest: Manifest, windows: Sequence[Window | None]) -> str:
+def modality_line(manifest: Manifest, windows: Sequence[Window | None]) -> str:
     """Return a warning where a window for MR meets NIfTI scans that count as CT; empty otherwise."""
     from normal_guidance.scans.features.preprocessing import WINDOWS, Percentiles
 
     kinds = zip(manifest.table["kind"].to_pylist(), manifest.table["modality"].to_pylist(), strict=True)
-    count = sum(one == ("nifti", "CT") for one in kinds)
-    if not count or not any(one == WINDOWS["adc"] or isinstance(one, Percentiles) for one in windows):
+    count = sum(kind == ("nifti", "CT") for kind in kinds)
+    if not count or not any(window == WINDOWS["adc"] or isinstance(window, Percentiles) for window in windows):
         return ""
     return (
         f"warning: the window is one for MR, but {count_text(count, 'NIfTI scan')} "
@@ -177,36 +163,24 @@ def describe_modality(manifest: Manifest, windows: Sequence[Window | None]) -> s
     )
 
 
-def _print_estimate(estimate: EncodingEstimate, out: Path, console: Console, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from normal_guidance.cli.progress import say
-
-    if as_json:
-        print_json(asdict(estimate))
-        return
-    for line in describe_estimate(estimate, out):
-        say(console, line)
-
-
-def describe_estimate(estimate: EncodingEstimate, out: Path) -> list[str]:
+def estimate_lines(estimate: EncodingEstimate, out: Path) -> list[str]:
     """Return the lines of a dry run: sizes, memory, disk, what was measured, and the time."""
-    one = estimate
     lines = [
-        f"{one.scans:,} scans, {one.slices:,} slices, {one.batches:,} batches of at most {one.batch_size}",
-        f"Memory: {size_text(one.device_bytes)} on {one.device}",
-        f"Disk: {size_text(one.store_bytes)} for {out}, and {size_text(one.job_bytes)} until it is complete; "
-        f"{size_text(one.free_bytes)} are free",
-        f"Measured: {one.measured_slices:,} slices of {one.measured_scans:,} scans, {one.slices_per_s:,.1f} slices/s, "
-        f"first batch after {one.first_batch_s:.1f} s",
+        f"{estimate.scans:,} scans, {estimate.slices:,} slices, {estimate.batches:,} batches of at most "
+        f"{estimate.batch_size}",
+        f"Memory: {size_text(estimate.device_bytes)} on {estimate.device}",
+        f"Disk: {size_text(estimate.store_bytes)} for {out}, and {size_text(estimate.job_bytes)} until it is complete; "
+        f"{size_text(estimate.free_bytes)} are free",
+        f"Measured: {estimate.measured_slices:,} slices of {estimate.measured_scans:,} scans, "
+        f"{estimate.slices_per_s:,.1f} slices/s, first batch after {estimate.first_batch_s:.1f} s",
     ]
-    if one.failed:
-        scan, reason = next(iter(one.failed.items()))
-        lines.append(f"{len(one.failed)} of these scans could not be encoded, for instance {scan}: {reason}")
-    first = (
-        f", of which {time_text(one.statistics_s)} for mean and sd of the training scans" if one.statistics_s else ""
-    )
-    return [*lines, f"Estimated time: {time_text(one.total_s)}{first}. Nothing was written."]
+    if estimate.failed:
+        scan, reason = next(iter(estimate.failed.items()))
+        lines.append(f"{len(estimate.failed)} of these scans could not be encoded, for instance {scan}: {reason}")
+    first = ""
+    if estimate.statistics_s:
+        first = f", of which {time_text(estimate.statistics_s)} for mean and sd of the training scans"
+    return [*lines, f"Estimated time: {time_text(estimate.total_s)}{first}. Nothing was written."]
 
 
 def _field(text: str | None) -> float | None:
@@ -237,19 +211,8 @@ def _statistics(text: str | None, channels: int) -> Statistics | None:
     return Statistics(tuple(numbers[::2]), tuple(numbers[1::2]))
 
 
-def _options(
-    device: str | None, precision: str, ray: str | None, repair: bool, batch_size: int, threads: int | None
-) -> EncodingOptions:
-    from normal_guidance.scans.features.encoding_machine import EncodingOptions
-
-    if ray is None:
-        device = choose_execution(device, "auto").device
-    device = device or "cpu"  # on Ray, the other machines check whether they have it
-    return EncodingOptions(repair, batch_size, device, choose_precision(precision, device), threads)
-
-
-def describe_outcome(outcome: EncodingResult) -> list[str]:
-    """Return the closing lines: the store, the speed, and the scans that are missing."""
+def outcome_lines(outcome: EncodingResult) -> list[str]:
+    """Return the closing lines: the store, the speed, the scans that are missing, and the next command."""
     store = outcome.store
     speed = f", {outcome.slices / outcome.seconds:,.0f} slices/s" if outcome.slices and outcome.seconds else ""
     lines = [f"{store.folder}: {store!r}{speed}"]
@@ -263,7 +226,7 @@ def describe_outcome(outcome: EncodingResult) -> list[str]:
         )
     if outcome.problems:
         lines.append(f"Problems: {_counts(outcome.problems)}; see {store.folder / 'problems.csv'}")
-    return lines
+    return lines if outcome.failed else [*lines, f"Next: nguide fit {store.folder} -o MODEL"]
 
 
 def _counts(of: Mapping[str, int]) -> str:
@@ -280,9 +243,8 @@ def _watch(console: Console) -> AbstractContextManager[Callable[[EncodingProgres
         nonlocal stage, pace
         if now.stage != stage:
             stage, pace = now.stage, Pace(float(now.begun_with))
-        return Shown(
-            stage, now.slices / now.of if now.of else 0.0, describe_progress(now, pace.per_second(float(now.slices)))
-        )
+        speed = pace.per_second(float(now.slices))
+        return Shown(stage, now.slices / now.of if now.of else 0.0, describe_progress(now, speed))
 
     return watch(console, "encoding", show)
 
@@ -295,81 +257,62 @@ def describe_progress(now: EncodingProgress, speed: float | None) -> str:
     return f"{text}, {speed:,.0f} slices/s, {time_text((now.of - now.slices) / speed)} left"
 
 
-# `nguide store`: show and verify feature stores, and convert them from and to other formats.
+store_app = make_group("Show, verify, import and export feature stores.")
 
 
-store_app = typer.Typer(
-    help="Show, verify, import and export feature stores.",
-    cls=Group,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+def show(store: Path, as_json: AsJson = False) -> None:
+    """Show what a store holds and how it was made; features are not read.
 
-Store = Annotated[Path, typer.Argument(help="Folder of a feature store.", metavar="STORE")]
-Form = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        "-f",
-        help="npz, hdf5 or torchmil.",
-        metavar="FORMAT",
-        autocompletion=one_of(FORMATS),
-    ),
-]
-
-
-@store_app.command(cls=Command)
-def show(store: Store, as_json: AsJson = False) -> None:
-    """Show what a store holds and how it was made; features are not read."""
+    Args:
+        store: Folder of a feature store.
+    """
     from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
-    if as_json:
-        print_json(_about(opened))
+    if not as_json:
+        typer.echo(repr(opened))
+        typer.echo(f"recipe: {opened.recipe or 'unknown'}")
+        typer.echo(f"fingerprint: {opened.fingerprint}")
+        print_json(opened.provenance)
         return
-    typer.echo(repr(opened))
-    typer.echo(f"recipe: {opened.recipe or 'unknown'}")
-    typer.echo(f"fingerprint: {opened.fingerprint}")
-    print_json(opened.provenance)
+    print_json(
+        {
+            "folder": opened.folder,
+            "scans": len(opened),
+            "positive": int((opened.labels == 1).sum()),
+            "slices": int(opened.lengths.sum()),
+            "features": opened.width,
+            "dtype": str(opened.dtype).removeprefix("torch."),
+            "bytes": opened.memory,
+            "findings": [finding.as_json() for finding in opened.findings],
+            "parts": {str(part): int(count) for part, count in opened.scans["part"].value_counts(sort=False).items()},
+            "recipe": opened.recipe or None,
+            "fingerprint": opened.fingerprint,
+            "provenance": opened.provenance,
+        }
+    )
 
 
-def _about(store: FeatureStore) -> dict[str, Any]:
-    """Return what `show` prints, as JSON."""
-    return {
-        "folder": store.folder,
-        "scans": len(store),
-        "positive": int((store.labels == 1).sum()),
-        "slices": int(store.lengths.sum()),
-        "features": store.width,
-        "dtype": str(store.dtype).removeprefix("torch."),
-        "bytes": store.memory,
-        "findings": [one.as_json() for one in store.findings],
-        "parts": {str(part): int(count) for part, count in store.scans["part"].value_counts(sort=False).items()},
-        "recipe": store.recipe or None,
-        "fingerprint": store.fingerprint,
-        "provenance": store.provenance,
-    }
+def verify(store: Path, as_json: AsJson = False) -> None:
+    """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged.
 
-
-@store_app.command(cls=Command)
-def verify(store: Store, as_json: AsJson = False) -> None:
-    """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged."""
+    Args:
+        store: Folder of a feature store.
+    """
     from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
     damaged = opened.damaged()
-    if as_json:
-        print_json({"folder": store, "scans": len(opened), "bytes": opened.memory, "damaged": damaged})
+    whole = f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features; all are as they were written"
+    about = {"folder": store, "scans": len(opened), "bytes": opened.memory, "damaged": damaged}
+    print_result(as_json, about, [] if damaged else [whole])
     if damaged:
         raise UserError(
             f"{store}: {len(damaged)} of {len(opened)} scans are damaged: {', '.join(damaged[:10])}"
             f"{', ...' if len(damaged) > 10 else ''}; copy the store again, or encode it again"
         )
-    if not as_json:
-        typer.echo(f"{store}: {len(opened)} scans, {opened.memory:,} bytes of features; all are as they were written")
 
 
-@store_app.command("import", cls=Command)
 def import_features(
     source: Path,
     out: Out,
@@ -400,16 +343,17 @@ def import_features(
         typer.echo(f"Next: nguide fit {out} -o MODEL")
 
 
-@store_app.command("export", cls=Command)
 def export_features(
-    store: Store,
-    form: Form,
+    store: Path,
+    form: Annotated[str, one_of(FORMATS), typer.Option("--format", "-f", metavar="FORMAT")],
     out: Out,
     finding: str | None = None,
 ) -> None:
     """Write a store as npz files, HDF5 or torchmil's folders.
 
     Args:
+        store: Folder of a feature store.
+        form: npz, hdf5 or torchmil.
         out: Folder to write; for hdf5, the file.
         finding: The finding whose labels to write, where the store has several.
     """
@@ -421,65 +365,65 @@ def export_features(
     typer.echo(f"{out}: {len(opened)} scans as {form}")
 
 
-# `nguide weights`: show, import and check the pretrained weights of the named encoders.
-
-
-class _ListByDefault(Group):
+class ListByDefault(CommandGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: the class differs between releases of typer
         return super().parse_args(ctx, args or ["list"])
 
 
-weights_app = typer.Typer(
-    cls=_ListByDefault,
-    help="List, import and check the pretrained weights of encoders. Default: list.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+weights_app = make_group(
+    "List, import and check the pretrained weights of encoders. Default: list.", ListByDefault, help_without_words=False
 )
 
 
-@weights_app.command("list", cls=Command)
 def list_weights(as_json: AsJson = False) -> None:
     """List the known weights and where they are; the files are not read."""
     from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, cache_folder, find_weights
 
-    found = {name: find_weights(name) for name in KNOWN_WEIGHTS}
-    if as_json:
-        rows = [{"name": name, **asdict(known), "found": found[name]} for name, known in KNOWN_WEIGHTS.items()]
-        print_json({"cache": cache_folder(), "weights": rows})
-        return
+    rows, lines = [], []
     for name, known in KNOWN_WEIGHTS.items():
-        file = found[name]
+        file = find_weights(name)
+        rows.append({"name": name, **asdict(known), "found": file})
         where = f"in {file}" if file else f"not on this machine; nguide weights import {name} {known.file}"
-        typer.echo(f"{name}: {known.source}, {known.mib} MiB, {where}")
-    typer.echo(f"cache: {cache_folder()} (NGUIDE_CACHE chooses another)")
+        lines.append(f"{name}: {known.source}, {known.mib} MiB, {where}")
+    lines.append(f"cache: {cache_folder()} (NGUIDE_CACHE chooses another)")
+    print_result(as_json, {"cache": cache_folder(), "weights": rows}, lines)
 
 
-@weights_app.command("import", cls=Command)
-def import_weights(
-    name: Annotated[str, one_of(ENCODERS)],
-    file: Path,
-) -> None:
+def import_weights(name: Annotated[str, one_of(ENCODERS)], file: Path) -> None:
     """Copy a weights file into the cache, if its sha256 is the published one.
 
     Args:
         name: Name of an encoder that nguide weights list shows.
         file: The published file, downloaded elsewhere.
     """
-    from normal_guidance.scans.features.weights import import_weights
+    from normal_guidance.scans.features import weights
 
-    typer.echo(f"{name}: {import_weights(name, file)}")
+    typer.echo(f"{name}: {weights.import_weights(name, file)}")
 
 
-@weights_app.command("check", cls=Command)
 def check(as_json: AsJson = False) -> None:
     """Compare the sha256 of each weights file with the published one; fail if a file is damaged."""
-    from normal_guidance.base.errors import UserError
     from normal_guidance.scans.features.weights import check_weights
 
-    found = check_weights()
-    if as_json:
-        print_json([one._asdict() for one in found])
-    for one in [] if as_json else found:
-        typer.echo(f"{one.name}: {one.state} ({', '.join(str(part) for part in (one.file, one.detail) if part)})")
-    damaged = [str(one.file) for one in found if one.state == "damaged"]
+    states = check_weights()
+    lines = [
+        f"{known.name}: {known.state} ({', '.join(str(part) for part in (known.file, known.detail) if part)})"
+        for known in states
+    ]
+    print_result(as_json, [known._asdict() for known in states], lines)
+    damaged = [str(known.file) for known in states if known.state == "damaged"]
     if damaged:
         raise UserError(f"{', '.join(damaged)}: damaged; delete it and import it again (nguide weights import)")
+
+
+COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None]], ...] = (
+    (store_app, "show", show),
+    (store_app, "verify", verify),
+    (store_app, "import", import_features),
+    (store_app, "export", export_features),
+    (weights_app, "list", list_weights),
+    (weights_app, "import", import_weights),
+    (weights_app, "check", check),
+)
+for group, word, command in COMMANDS:
+    add_command(group, command, word)

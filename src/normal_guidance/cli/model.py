@@ -1,4 +1,4 @@
-"""`nguide fit`: from a store to a model, with nothing to choose."""
+"""Commands on models: `nguide fit`, `bundle`, `export` and `hub`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.base.system import LARGEST_SEED
-from normal_guidance.cli.command import AsJson, Command, Group, print_json
-from normal_guidance.cli.options import (
-    Device,
-    Track,
-    choose_execution,
-    parse_list,
-)
+from normal_guidance.cli.command import AsJson, Out, add_command, make_group, print_result
+from normal_guidance.cli.options import Device, Track, choose_execution, parse_list
 from normal_guidance.cli.train import check_track, track_fits
 
 if TYPE_CHECKING:
+    from normal_guidance.fit.bundle import Bundle
     from normal_guidance.fit.fitting import FittedModel
     from normal_guidance.scans.features.store import FeatureStore
 
@@ -57,12 +53,7 @@ def fit(
     from normal_guidance.scans.features.store import check_store
 
     check_store(store)  # before the imports below, which take seconds
-    from normal_guidance.cli.progress import (
-        Shown,
-        make_console,
-        say,
-        watch,
-    )
+    from normal_guidance.cli.progress import Shown, make_console, say, watch
     from normal_guidance.fit.fit_committee import make_plan
     from normal_guidance.fit.fitting import fit_model, training_scans
     from normal_guidance.scans.features.store import open_store
@@ -72,78 +63,33 @@ def fit(
     opened = open_store(store)
     if split is not None:
         opened = opened.with_parts(split)
-    names = [one.name for one in opened.findings] if finding is None else parse_list("--finding", finding, str)
-    where = choose_execution(device, "auto").device
+    names = [known.name for known in opened.findings] if finding is None else parse_list("--finding", finding, str)
+    options: dict[str, Any] = {"sensitivity": sensitivity, "coverage": coverage}
+    options["device"] = choose_execution(device, "auto").device
+    models: Mapping[str, FittedModel]
     if len(names) > 1:
-        options = {"sensitivity": sensitivity, "coverage": coverage, "seed": seed, "device": where}
-        models = _fit_findings(opened, out, names, as_json, **options)
-        track_fits(track, out, models, asked, as_json)
-        return
-    scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
-    plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
-    console = make_console(stderr=as_json)
-    say(console, f"{len(scans)} scans of {len({*scans.patient_ids})} patients, {int(scans.labels.sum())} positive")
+        models = _fit_findings(opened, out, names, as_json, seed=seed, **options)
+    else:
+        scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
+        plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
+        console = make_console(stderr=as_json)
+        say(console, f"{len(scans)} scans of {len({*scans.patient_ids})} patients, {int(scans.labels.sum())} positive")
 
-    def show(share: float) -> Shown:
-        return Shown("fit", share, f"{share:.0%}")
+        def show(share: float) -> Shown:
+            return Shown("fit", share, f"{share:.0%}")
 
-    with watch(console, "fit", show) as tell:
-        made = fit_model(
-            scans,
-            out,
-            test=test,
-            plan=plan,
-            sensitivity=sensitivity,
-            coverage=coverage,
-            device=where,
-            watch=tell,
-        )
-    _print_model(out, made, as_json)
-    track_fits(track, out, {"fit": made}, asked, as_json)
-
-
-def _print_model(out: Path, made: FittedModel, as_json: bool) -> None:
-    from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.fit.fit_page import PAGE
-    from normal_guidance.statistics.calibration import describe
-
-    if as_json:
-        print_json(_as_json(out, made))
-        return
-    console = make_console()
-    for line in (*made.sentences(), *describe(made.bundle.operation), *made.measured.intervals.sentences()):
-        say(console, line)
-    say(console, f"Report: {out / PAGE}")
-    what = "SCAN" if made.bundle.encoder else "FEATURES"
-    say(console, f"Next: nguide predict {what} --model {out} -o OUT")
-
-
-def _as_json(out: Path, made: FittedModel) -> dict[str, Any]:
-    """Return what is printed about one model, as JSON."""
-    from normal_guidance.fit.fit_page import PAGE
-
-    measured = {"out_of_fold": made.out_of_fold, "test": made.test}
-    return {
-        "folder": out,
-        "report": out / PAGE,
-        "members": len(made.fit.committee),
-        "plan": asdict(made.fit.plan),
-        "sentences": made.sentences(),
-        "intervals": made.measured.intervals.as_json(),
-        **{name: None if found is None else asdict(found) for name, found in measured.items()},
-    }
+        with watch(console, "fit", show) as update:
+            fitted = fit_model(scans, out, test=test, plan=plan, watch=update, **options)
+        _print_model(out, fitted, as_json)
+        models = {"fit": fitted}
+    track_fits(track, out, models, asked, as_json)
 
 
 def _fit_findings(
     store: FeatureStore, out: Path, names: list[str], as_json: bool, **options: Any
 ) -> Mapping[str, FittedModel]:
     """Fit a model of each finding, and print the sentences about each."""
-    from normal_guidance.cli.progress import (
-        Shown,
-        make_console,
-        say,
-        watch,
-    )
+    from normal_guidance.cli.progress import Shown, make_console, say, watch
     from normal_guidance.fit.fit_page import PAGE
     from normal_guidance.fit.fitting import fit_findings
 
@@ -153,31 +99,50 @@ def _fit_findings(
     def show(now: tuple[str, float]) -> Shown:
         return Shown(f"fit {now[0]}", now[1], f"{now[1]:.0%}")
 
-    with watch(console, "fit", show) as tell:
-        made = fit_findings(store, out, names, watch=lambda name, share: tell((name, share)), **options)
-    if as_json:
-        print_json(
-            {
-                "folder": out,
-                "report": out / PAGE,
-                "findings": [{"name": name, **_as_json(out / name, one)} for name, one in made.models.items()],
-                "skipped": [{"name": name, "reason": reason} for name, reason in made.skipped.items()],
-            }
-        )
-        return made.models
-    for name, one in made.models.items():
-        intervals = one.measured.intervals.sentences()
-        for line in (*one.sentences(), *intervals, *([made.notes[name]] if name in made.notes else [])):
-            say(console, f"{name}: {line}")
-    for name, reason in made.skipped.items():
-        say(console, f"{name}: skipped: {reason}")
-    say(console, f"Report: {out / PAGE}")
-    what = "SCAN" if made.bundle.encoder else "FEATURES"
-    say(console, f"Next: nguide predict {what} --model {out} -o OUT")
-    return made.models
+    with watch(console, "fit", show) as update:
+        fitted = fit_findings(store, out, names, watch=lambda name, share: update((name, share)), **options)
+    lines = []
+    for name, model in fitted.models.items():
+        notes = [fitted.notes[name]] if name in fitted.notes else []
+        about = (*model.sentences(), *model.measured.intervals.sentences(), *notes)
+        lines += [f"{name}: {line}" for line in about]
+    lines += [f"{name}: skipped: {reason}" for name, reason in fitted.skipped.items()]
+    document = {
+        "folder": out,
+        "report": out / PAGE,
+        "findings": [{"name": name, **_model_json(out / name, model)} for name, model in fitted.models.items()],
+        "skipped": [{"name": name, "reason": reason} for name, reason in fitted.skipped.items()],
+    }
+    print_result(as_json, document, [*lines, f"Report: {out / PAGE}", next_line(out, fitted.bundle)])
+    return fitted.models
 
 
-# `nguide bundle`: make a folder of a trained model that others can use.
+def _print_model(out: Path, fitted: FittedModel, as_json: bool) -> None:
+    from normal_guidance.fit.fit_page import PAGE
+    from normal_guidance.statistics.calibration import describe
+
+    lines = [*fitted.sentences(), *describe(fitted.bundle.operation), *fitted.measured.intervals.sentences()]
+    lines += [f"Report: {out / PAGE}", next_line(out, fitted.bundle)]
+    print_result(as_json, _model_json(out, fitted), lines)
+
+
+def _model_json(out: Path, fitted: FittedModel) -> dict[str, Any]:
+    from normal_guidance.fit.fit_page import PAGE
+
+    return {
+        "folder": out,
+        "report": out / PAGE,
+        "members": len(fitted.fit.committee),
+        "plan": asdict(fitted.fit.plan),
+        "sentences": fitted.sentences(),
+        "intervals": fitted.measured.intervals.as_json(),
+        "out_of_fold": asdict(fitted.out_of_fold),
+        "test": None if fitted.test is None else asdict(fitted.test),
+    }
+
+
+def next_line(folder: Path, bundle: Bundle) -> str:
+    return f"Next: nguide predict {'SCAN' if bundle.encoder else 'FEATURES'} --model {folder} -o OUT"
 
 
 def bundle(
@@ -205,21 +170,16 @@ def bundle(
 
     made = bundle_run(run, group=group, sensitivity=sensitivity)
     write_bundle(made, out)
-    if as_json:
-        print_json(read_json(out / (FINDINGS if made.further else BUNDLE)))
-        return
     if made.encoder is None:
-        typer.echo(f"{out}: {made.method} on {made.features} features a slice that nguide encode did not make")
+        lines = [f"{out}: {made.method} on {made.features} features a slice that nguide encode did not make"]
     else:
-        typer.echo(f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}")
-    for one in made.each:
-        promised = [] if one.intervals is None else [f"An interval {promise(one.intervals.coverage)}."]
-        for line in (*describe(one.operation), *promised):
-            typer.echo(f"{one.finding.name}: {line}" if one.finding else line)
-    typer.echo(f"Next: nguide predict {'SCAN' if made.encoder else 'FEATURES'} --model {out} -o OUT")
-
-
-# `nguide export`: a trained model as one file for other programs.
+        lines = [f"{out}: {made.method} on {made.encoder.name}, made for {made.expects}"]
+    for model in made.each:
+        promised = [] if model.intervals is None else [f"An interval {promise(model.intervals.coverage)}."]
+        of_finding = f"{model.finding.name}: " if model.finding else ""
+        lines += [f"{of_finding}{line}" for line in (*describe(model.operation), *promised)]
+    document = read_json(out / (FINDINGS if made.further else BUNDLE))
+    print_result(as_json, document, [*lines, next_line(out, made)])
 
 
 def export(
@@ -242,28 +202,18 @@ def export(
 
     export_bundle(load_bundle(model), out)
     about = read_metadata(out)
-    if as_json:
-        print_json({"file": out, "bytes": out.stat().st_size, "tolerance": TOLERANCE, "metadata": about})
-        return
     encoder = about["encoder"] or "features that nguide encode did not make"
-    typer.echo(f"{out}: {about['method']} on {about['features']} features a slice ({encoder})")
-    typer.echo(f"Its outputs {about['outputs']} are those of {model} within {TOLERANCE:g} of their size.")
+    lines = [
+        f"{out}: {about['method']} on {about['features']} features a slice ({encoder})",
+        f"Its outputs {about['outputs']} are those of {model} within {TOLERANCE:g} of their size.",
+    ]
+    document = {"file": out, "bytes": out.stat().st_size, "tolerance": TOLERANCE, "metadata": about}
+    print_result(as_json, document, lines)
 
-
-# `nguide hub`: models to and from the Hugging Face Hub.
-
-
-hub_app = typer.Typer(
-    help="Share models on the Hugging Face Hub, and fetch them.",
-    cls=Group,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 Repository = Annotated[str, typer.Argument(help="Repository on the Hub.", metavar="OWNER/NAME")]
 
 
-@hub_app.command(cls=Command)
 def push(
     model: Path,
     repository: Repository,
@@ -281,20 +231,12 @@ def push(
     from normal_guidance.fit.hub import push_to_hub
 
     files = push_to_hub(model, repository, private=private, dry_run=dry_run)
-    if as_json:
-        print_json({"repository": repository, "uploaded": dry_run is None, "folder": dry_run, "files": files})
-        return
     where = repository if dry_run is None else f"{dry_run}; nothing was uploaded"
-    typer.echo(f"{', '.join(files)}: written to {where}")
+    document = {"repository": repository, "uploaded": dry_run is None, "folder": dry_run, "files": files}
+    print_result(as_json, document, [f"{', '.join(files)}: written to {where}"])
 
 
-@hub_app.command(cls=Command)
-def pull(
-    repository: Repository,
-    out: Out,
-    revision: str | None = None,
-    as_json: AsJson = False,
-) -> None:
+def pull(repository: Repository, out: Out, revision: str | None = None, as_json: AsJson = False) -> None:
     """Download a model that nguide hub push uploaded, and check it; no code is taken.
 
     Args:
@@ -304,8 +246,10 @@ def pull(
     from normal_guidance.fit.hub import pull_from_hub
 
     bundle = pull_from_hub(repository, out, revision)
-    if as_json:
-        print_json({"folder": out, "model": bundle.identity.as_json()})
-        return
-    typer.echo(f"{out}: {bundle.identity}, made for {bundle.expects}")
-    typer.echo(f"Next: nguide predict {'SCAN' if bundle.encoder else 'FEATURES'} --model {out} -o OUT")
+    lines = [f"{out}: {bundle.identity}, made for {bundle.expects}", next_line(out, bundle)]
+    print_result(as_json, {"folder": out, "model": bundle.identity.as_json()}, lines)
+
+
+hub_app = make_group("Share models on the Hugging Face Hub, and fetch them.")
+for command in (push, pull):
+    add_command(hub_app, command)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.system import size_text, time_text
 from normal_guidance.cli.command import (
     BEYOND,
@@ -58,9 +58,7 @@ Device = Annotated[
 Precision = Annotated[
     str,
     one_of(PRECISIONS),
-    typer.Option(
-        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.", rich_help_panel="Computing"
-    ),
+    typer.Option(help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.", rich_help_panel="Computing"),
 ]
 DryRun = Annotated[
     bool,
@@ -214,8 +212,7 @@ class TrainingOptions:
 
         if self.regularizer is None:
             return list(methods)
-        if self.regularizer not in TERMS:
-            raise UserError(f"--regularizer {self.regularizer} is unknown; choose one of {', '.join(TERMS)}")
+        choose_one_of("--regularizer", self.regularizer, TERMS)
         plain = [EVERY_METHOD[name] for name in methods if name in EVERY_METHOD]
         changed = {method.name for method in plain if method.attends and method.regularizer is None}
         if not changed:
@@ -315,8 +312,7 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
 
 def choose_engine(engine: str, device: str) -> EngineName | None:
     """Return the engine that was asked for, or None for 'auto'."""
-    if engine not in ENGINES:
-        raise UserError(f"--engine {engine} is unknown; choose one of {', '.join(ENGINES)}")
+    choose_one_of("--engine", engine, ENGINES)
     if engine in ("recorded", "compiled") and not device.startswith("cuda"):
         raise UserError(f"--engine {engine} is for CUDA; on {device} use auto or packed")
     return None if engine == "auto" else cast("EngineName", engine)
@@ -324,8 +320,7 @@ def choose_engine(engine: str, device: str) -> EngineName | None:
 
 def choose_precision(precision: str, device: str) -> Literal["float32", "tf32", "bf16"]:
     """Return the precision; 'auto' is tf32 on CUDA, else float32."""
-    if precision not in PRECISIONS:
-        raise UserError(f"--precision {precision} is unknown; choose one of {', '.join(PRECISIONS)}")
+    choose_one_of("--precision", precision, PRECISIONS)
     if precision == "auto":
         return "tf32" if device.startswith("cuda") else "float32"
     return cast(Literal["float32", "tf32", "bf16"], precision)

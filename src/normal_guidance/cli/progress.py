@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from normal_guidance.base.system import time_text
 
@@ -41,40 +41,43 @@ class Shown(NamedTuple):
     """The content of a bar or a line about a job."""
 
     title: str
-    share: float
-    """The share of the work that is done, from 0 to 1."""
+    share: float | None
+    """The share of the work that is done, from 0 to 1; None where it is unknown."""
     note: str
 
 
 @contextmanager
-def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[Callable[[P], None]]:
-    """Yield a function that receives the progress of a job and shows it."""
+def watch(
+    console: Console, title: str, show: Callable[[P], Shown], *, begins: bool = False
+) -> Iterator[Callable[[P], None]]:
+    """Yield a function that receives the progress of a job and shows it; `begins` prints a line before the first."""
     if not console.is_terminal:
-        yield _Lines(console, show)
+        if begins:
+            say(console, f"{title}: begins")
+        last = time.monotonic()
+
+        def print_line(now: P) -> None:
+            nonlocal last
+            shown = show(now)
+            if time.monotonic() - last >= LINE_SECONDS:
+                last = time.monotonic()
+                say(console, f"{shown.title}: {shown.note}")
+
+        yield print_line
         return
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(title, total=1.0, note="begins")
+        task = bars.add_task(title, total=None, note="begins")
 
         def update(now: P) -> None:
             shown = show(now)
-            bars.update(task, description=shown.title, completed=shown.share, note=shown.note)
+            total = None if shown.share is None else 1.0
+            bars.update(task, description=shown.title, total=total, completed=shown.share or 0.0, note=shown.note)
 
         yield update
-
-
-class _Lines(Generic[P]):
-    def __init__(self, console: Console, show: Callable[[P], Shown]) -> None:
-        self.console, self.show, self.last = console, show, time.monotonic()
-
-    def __call__(self, now: P) -> None:
-        shown = self.show(now)
-        if time.monotonic() - self.last >= LINE_SECONDS:
-            self.last = time.monotonic()
-            say(self.console, f"{shown.title}: {shown.note}")
 
 
 class Pace:
@@ -100,19 +103,12 @@ def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress]
         speed = pace.per_second(now.done)
         return Shown(title, now.done, describe(now, None if speed is None else (1 - now.done) / speed))
 
-    if not console.is_terminal:
-        say(console, f"{title}: begins")
-    with watch(console, title, show) as watching:
-        yield watching
+    with watch(console, title, show, begins=True) as update:
+        yield update
 
 
 def describe(now: SweepProgress, left: float | None) -> str:
     """Return epoch, best validation AUROC so far, speed, and the seconds left if they are known."""
     best = f"{now.best_val_auroc:.3f}" if now.best_val_auroc > 0 else "-"
-    parts = [
-        f"epoch {now.epoch} of {now.epochs}",
-        f"best validation AUROC {best}",
-        f"{now.slices_per_second:,.0f} slices/s",
-        *([] if left is None else [f"{time_text(left)} left"]),
-    ]
-    return ", ".join(parts)
+    text = f"epoch {now.epoch} of {now.epochs}, best validation AUROC {best}, {now.slices_per_second:,.0f} slices/s"
+    return text if left is None else f"{text}, {time_text(left)} left"

@@ -1,18 +1,17 @@
-"""`nguide index`: list the scans of a folder and their labels in a manifest."""
+"""Commands on scans: `nguide index`, `split`, `audit`, `describe`, `phantom`."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import count_text
+from normal_guidance.base.system import count_text, time_text
 from normal_guidance.cli.command import (
     ANATOMIES,
     COMPRESSIONS,
@@ -21,8 +20,10 @@ from normal_guidance.cli.command import (
     ODDITIES,
     SOURCES,
     AsJson,
+    Out,
     one_of,
     print_json,
+    print_result,
     some_of,
     valid_json,
 )
@@ -31,6 +32,7 @@ from normal_guidance.cli.options import parse_list
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from normal_guidance.cli.progress import Shown
     from normal_guidance.scans.features.store import FeatureStore
     from normal_guidance.scans.index.indexing import Index, IndexProgress
     from normal_guidance.scans.index.manifest import Manifest
@@ -90,27 +92,44 @@ def index(
     check_options(source, table, labels, named)
     console = make_console(stderr=as_json)
     made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
-    for warning in filter(None, (describe_left_out(made, out), describe_modality(made, table))):
+    for warning in filter(None, (left_out_line(made, out), modality_line(made, table))):
         typer.secho(warning, fg=typer.colors.YELLOW, err=True)
     if as_json:
         print_json(made.report)
-        return
-    for line in summary(made, out):
-        say(console, line)
+    else:
+        for line in summary_lines(made, out):
+            say(console, line)
 
 
 def make_watched(
     source: str, root: Path, out: Path, console: Console, workers: int | None = None, **options: Any
 ) -> Index:
     """Index scans and show the progress; `options` are those of `normal_guidance.scans.index.indexing.index`."""
+    from normal_guidance.cli.progress import watch
     from normal_guidance.scans.index.indexing import index as make_index
 
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
-    with _watch(console, f"Reading headers in {root}, layout {source}") as watch:
-        return make_index(source, root, out, workers=count, watch=watch, **options)
+    title = f"Reading headers in {root}, layout {source}"
+    with watch(console, title, shown_as(title), begins=True) as update:
+        return make_index(source, root, out, workers=count, watch=update, **options)
 
 
-def summary(made: Index, out: Path) -> list[str]:
+def shown_as(title: str) -> Callable[[IndexProgress], Shown]:
+    """Return how the progress of indexing is shown: files, scans and, where it is known, the time left."""
+    from normal_guidance.cli.progress import Pace, Shown
+
+    pace = Pace(0.0)
+
+    def show(now: IndexProgress) -> Shown:
+        done = now.done or 0.0
+        speed = pace.per_second(done)
+        left = "" if speed is None else f", {time_text((1 - done) / speed)} left"
+        return Shown(title, now.done, f"{now.files:,} files, {now.scans:,} scans{left}")
+
+    return show
+
+
+def summary_lines(made: Index, out: Path) -> list[str]:
     """Return the closing lines: counts, problems, and the next command."""
     counts = made.report["counts"]
     scans, positive, sliced = counts["scans"], counts["positive"], counts["with_slice_labels"]
@@ -120,13 +139,9 @@ def summary(made: Index, out: Path) -> list[str]:
         f"{count_text(positive, 'positive scan')} ({100 * positive / scans:.1f} %), {sliced:,} with slice labels",
     ]
     if "findings" in counts:
-        lines.append(
-            f"Positive by finding: {', '.join(f'{name} {count:,}' for name, count in counts['findings'].items())}"
-        )
-    problems = counts["problems"]
-    if problems:
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in problems.items())
-        lines.append(f"Problems: {kinds}; see {out / 'problems.csv'}")
+        lines.append(f"Positive by finding: {_counted(counts['findings'])}")
+    if counts["problems"]:
+        lines.append(f"Problems: {_counted(counts['problems'])}; see {out / 'problems.csv'}")
     else:
         lines.append("No problems")
     lines.append(f"Manifest: {out / 'manifest.parquet'} ({made.report['seconds']:g} s)")
@@ -135,21 +150,29 @@ def summary(made: Index, out: Path) -> list[str]:
     return lines
 
 
-def describe_left_out(made: Index, out: Path) -> str:
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def left_out_line(made: Index, out: Path) -> str:
     """Return a warning with the share of a table's scans that are not in the index; empty if all are."""
     if made.report["source"] != "folder":
         return ""
     kept = set(made.manifest.scan_ids)
     # The last problem of a scan is the one that decided; a row without a scan_id of its own stands for itself.
     lost = {
-        one.detail if one.kind == DOUBLE else one.scan_id or one.detail: one
-        for one in made.problems
-        if one.kind == DOUBLE
-        or (one.action == "left out" and one.scan_id not in kept and (one.scan_id or one.kind == "bad_row"))
+        problem.detail if problem.kind == DOUBLE else problem.scan_id or problem.detail: problem
+        for problem in made.problems
+        if problem.kind == DOUBLE
+        or (
+            problem.action == "left out"
+            and problem.scan_id not in kept
+            and (problem.scan_id or problem.kind == "bad_row")
+        )
     }
     if not lost:
         return ""
-    total, counts = len(kept) + len(lost), Counter(one.kind for one in lost.values())
+    total, counts = len(kept) + len(lost), Counter(problem.kind for problem in lost.values())
     shares = ", ".join(f"{count:,} of {total:,} {LEFT_OUT.get(kind, kind)}" for kind, count in counts.most_common())
     first = next(iter(lost.values()))
     return (
@@ -158,51 +181,22 @@ def describe_left_out(made: Index, out: Path) -> str:
     )
 
 
-def describe_modality(made: Index, table: Path | None) -> str:
+def modality_line(made: Index, table: Path | None) -> str:
     """Return a warning with the number of NIfTI scans that count as CT because nothing says what they are."""
     if table is None:
         return ""
     from normal_guidance.scans.index.labels import read_table
 
     columns = read_table(table, "--table", ("scan_id", "modality"), ("scan_id",))
-    told = {scan for scan, modality in zip(columns["scan_id"], columns.get("modality", ()), strict=False) if modality}
+    known = {scan for scan, modality in zip(columns["scan_id"], columns.get("modality", ()), strict=False) if modality}
     kinds = zip(made.manifest.scan_ids, made.manifest.table["kind"].to_pylist(), strict=True)
-    untold = sum(kind == "nifti" and scan not in told for scan, kind in kinds)
-    if not untold:
+    unknown = sum(kind == "nifti" and scan not in known for scan, kind in kinds)
+    if not unknown:
         return ""
-    verbs = "has no modality and counts" if untold == 1 else "have no modality and count"
-    return f"warning: {count_text(untold, 'NIfTI scan')} {verbs} as CT; for MR add a column modality with MR to {table}"
-
-
-@contextmanager
-def _watch(console: Console, title: str) -> Iterator[Callable[[IndexProgress], None]]:
-    """Show a live bar on a terminal; elsewhere one line when reading begins, for log files."""
-    from normal_guidance.cli.progress import say
-
-    if not console.is_terminal:
-        yield lambda now: None if now.files else say(console, f"{title}: begins")
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+    verbs = "has no modality and counts" if unknown == 1 else "have no modality and count"
+    return (
+        f"warning: {count_text(unknown, 'NIfTI scan')} {verbs} as CT; for MR add a column modality with MR to {table}"
     )
-    with Bars(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(title, total=None, note="begins")
-        yield lambda now: bars.update(
-            task,
-            total=None if now.done is None else 1.0,
-            completed=now.done or 0.0,
-            note=f"{now.files:,} files, {now.scans:,} scans",
-        )
-
-
-# `nguide split` and `nguide audit`: split scans by patient, and check that the parts share nothing.
 
 
 Scans = Annotated[
@@ -229,19 +223,21 @@ def split(
     from normal_guidance.base.files import make_folder
     from normal_guidance.scans.index.splits import split_scans, write_split
 
-    shares, numbers = _proportions(proportions), parse_list("--seeds", seeds, int)
+    try:
+        shares = [int(word) for word in proportions.split(":")]
+    except ValueError as error:
+        raise UserError(f"--proportions {proportions}: write whole numbers, as in 4:1:1") from error
+    numbers = parse_list("--seeds", seeds, int)
     listed = _listed(scans)
     make_folder(out)
-    rows = []
+    rows, lines = [], []
     for seed in numbers:
-        found = split_scans(listed.scan_ids, listed.patient_ids, listed.labels.tolist(), seed, shares)
+        parts = split_scans(listed.scan_ids, listed.patient_ids, listed.labels.tolist(), seed, shares)
         path = out / f"split-{seed}.csv"
-        write_split(path, found)
-        rows.append({"file": path, "seed": seed, "parts": found.counts()})
-        if not as_json:
-            typer.echo(f"{path}: {_counts(found)}")
-    if as_json:
-        print_json(rows)
+        write_split(path, parts)
+        rows.append({"file": path, "seed": seed, "parts": parts.counts()})
+        lines.append(f"{path}: {_parts_line(parts)}")
+    print_result(as_json, rows, lines)
 
 
 def _listed(folder: Path) -> Manifest | FeatureStore:
@@ -280,41 +276,29 @@ def audit(
 
     listed = _listed(scans)
     features = open_store(store) if store is not None else None if isinstance(listed, Manifest) else listed
-    checksums = None if features is None else _checksums(features)
+    checksums = None
+    if features is not None:
+        checksums = dict(zip(features.scan_ids, features.scans["sha256"].tolist(), strict=True))
     rows = []
     for path in splits:
-        found = read_split(path)
+        parts = read_split(path)
         try:
-            compared = audit_split(found, listed, checksums)
+            compared = audit_split(parts, listed, checksums)
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
-        rows.append({"file": path, "overlap": False, "compared": compared, "parts": found.counts()})
+        rows.append({"file": path, "overlap": False, "compared": compared, "parts": parts.counts()})
         if not as_json:
             typer.echo(f"{path}: no overlap; compared {', '.join(f'{n:,} {what}' for what, n in compared.items())}")
-            typer.echo(f"  {_counts(found)}")
+            typer.echo(f"  {_parts_line(parts)}")
     if as_json:
         print_json(rows)
 
 
-def _proportions(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(":")]
-    except ValueError as error:
-        raise UserError(f"--proportions {text}: write whole numbers, as in 4:1:1") from error
-
-
-def _counts(found: Split) -> str:
+def _parts_line(parts: Split) -> str:
     return ", ".join(
         f"{part} {counts['scans']:,} scans ({counts['positive']:,} positive) of {counts['patients']:,} patients"
-        for part, counts in found.counts().items()
+        for part, counts in parts.counts().items()
     )
-
-
-def _checksums(store: FeatureStore) -> dict[str, str]:
-    return dict(zip(store.scan_ids, store.scans["sha256"].tolist(), strict=True))
-
-
-# `nguide describe`: describe a dataset by the paper's tables and density figure.
 
 
 def describe(
@@ -337,7 +321,7 @@ def describe(
     from normal_guidance.study.study_tables import description_tables
 
     manifest = read_manifest(index)
-    found = {"all": describe_scans(manifest)}
+    described = {"all": describe_scans(manifest)}
     if split is not None:
         part_of = read_parts(split, manifest)
         missing = [scan for scan in manifest.scan_ids if scan not in part_of]
@@ -346,25 +330,19 @@ def describe(
         for part in PARTS:
             numbers = [n for n, scan in enumerate(manifest.scan_ids) if part_of[scan] == part]
             if numbers:
-                found[part] = describe_scans(manifest.take(numbers))
-    page = "\n".join(grid.markdown() for grid in description_tables(str(manifest.about["source"]), found))
-    values = valid_json({part: description.to_dict() for part, description in found.items()})
-    if as_json:
-        print_json(values)
-    else:
-        typer.echo(page)
+                described[part] = describe_scans(manifest.take(numbers))
+    page = "\n".join(grid.markdown() for grid in description_tables(str(manifest.about["source"]), described))
+    values = valid_json({part: description.to_dict() for part, description in described.items()})
+    print_result(as_json, values, [page])
     if out is not None:
         from normal_guidance.study.figures.datasets import draw_density
 
         make_folder(out)
         write_atomically(out / "description.md", page.encode())
         write_json(out / "description.json", values)
-        densities = {part: one.density for part, one in found.items() if one.positive_slices}
+        densities = {part: scans.density for part, scans in described.items() if scans.positive_slices}
         if densities:
             draw_density(densities, out / "density.png")
-
-
-# `nguide phantom`: draw CT scans with lesions and write them as DICOM, to try everything without patient data.
 
 
 def phantom(
@@ -397,13 +375,11 @@ def phantom(
         oddities: Irregularities to add: names (tilt,gaps,localizer,...), all that the layout can have, or none.
         compression: none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed (a different one for each scan).
     """
-    from rich.console import Console
-
     from normal_guidance.scans.phantom.oddities import ODDITIES
     from normal_guidance.scans.phantom.phantom_files import TRUTH, write_phantom
 
     if oddities == "all":
-        names = [name for name, one in ODDITIES.items() if layout in one.layouts]
+        names = [name for name, oddity in ODDITIES.items() if layout in oddity.layouts]
     else:
         names = [] if oddities == "none" else parse_list("--oddities", oddities, str)
     truth = write_phantom(
@@ -420,15 +396,10 @@ def phantom(
         compression=compression,
     )
     drawn = truth["scans"]
-    found, count = sum(scan["label"] for scan in drawn), sum(len(scan["files"]) for scan in drawn)
+    with_lesion, count = sum(scan["label"] for scan in drawn), sum(len(scan["files"]) for scan in drawn)
     patients = len({scan["patient_id"] or scan["scan_id"] for scan in drawn})
-    console = Console()
-    console.print(
-        f"{len(drawn)} scans of {patients} patients, {found} positive, {count} slices: {out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    typer.echo(f"{len(drawn)} scans of {patients} patients, {with_lesion} positive, {count} slices: {out}")
     for scan in drawn:
         if scan["oddity"]:
-            console.print(f"  {scan['scan_id']}: {scan['oddity']}, {scan['detail']}", highlight=False, soft_wrap=True)
-    console.print(f"Truth: {out / TRUTH}", highlight=False, soft_wrap=True)
+            typer.echo(f"  {scan['scan_id']}: {scan['oddity']}, {scan['detail']}")
+    typer.echo(f"Truth: {out / TRUTH}")

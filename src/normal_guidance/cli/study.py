@@ -1,4 +1,4 @@
-"""`nguide experiment`: train every method on every split of stored features, and compare them on one page."""
+"""Commands that compare methods: `nguide experiment` and `nguide reproduce`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.cli.command import (
     DATASETS,
     ENCODERS,
     SCAN_DATASETS,
     AsJson,
+    Out,
     one_of,
     print_json,
 )
 from normal_guidance.cli.options import (
-    COMPUTING,
     DryRun,
     Track,
     TrainingOptions,
@@ -31,14 +30,13 @@ from normal_guidance.cli.options import (
     named_methods,
     parse_list,
     print_estimates,
-    with_training_options,
+    refuse_ray_and_dry_run,
 )
 from normal_guidance.cli.train import check_track, track_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.cli.options import TrainingOptions
     from normal_guidance.scans.index.manifest import Manifest
     from normal_guidance.study.experiment import (
         Listener,
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from normal_guidance.sweep.run import Run
 
 
-@with_training_options
 def experiment(
     stores: Annotated[list[Path], typer.Argument(metavar="STORE")],
     out: Out,
@@ -88,24 +85,33 @@ def experiment(
     Computing:
         ray: Train on a Ray cluster: host:port of its head, or auto for the one of this machine.
     """
+    from functools import partial
+
     from normal_guidance.cli.progress import make_console
     from normal_guidance.scans.features.store import open_store
-    from normal_guidance.study.experiment import stored_dataset
+    from normal_guidance.scans.index.manifest import read_manifest
+    from normal_guidance.study import experiment as experiments
+    from normal_guidance.study.reproduction import sensitivity_jobs
+    from normal_guidance.study.study_page import check_manifest
 
     check_track(track)
     names = tuple(training.regularized(choose_methods(methods, sensitivity=False)))
     training.check_guidance(names, *["--sensitivity"] * sensitivity)
-    data = stored_dataset(stores, [*(split or []), *(splits or [])], dataset)
+    data = experiments.stored_dataset(stores, [*(split or []), *(splits or [])], dataset)
     training = training.in_slices(open_store(stores[0]).slice_spacing)
     plan = plan_study(data, out, names, training, receptive_field, sensitivity)
-    manifest = _manifest(index, data)
+    manifest = None
+    if index is not None:  # checked before training, so that a wrong folder costs no hours
+        manifest = read_manifest(index)
+        check_manifest(manifest, data)
     console = make_console(stderr=as_json)
     if dry_run:
-        if ray is not None:
-            raise UserError(f"--dry-run measures this machine, not the cluster {ray}; leave out --ray")
-        _estimate(plan, console, as_json)
+        refuse_ray_and_dry_run(ray)
+        jobs = experiments.study_jobs(plan.study, plan.make_grid) + sensitivity_jobs(plan.varied, plan.make_varied_grid)
+        print_estimates(experiments.estimate_study(plan.study, jobs), console, as_json)
     else:
-        run_study(plan, manifest, console, _cluster(ray), as_json)
+        train = None if ray is None else partial(experiments.train_on_cluster, ray)
+        run_study(plan, manifest, console, train, as_json)
         track_runs(track, out, console)
 
 
@@ -174,44 +180,10 @@ def run_study(
     say(console, f"Report: {page}")
 
 
-def _estimate(plan: StudyPlan, console: Console, as_json: bool) -> None:
-    from normal_guidance.study.experiment import estimate_study, study_jobs
-    from normal_guidance.study.reproduction import sensitivity_jobs
-
-    jobs = study_jobs(plan.study, plan.make_grid) + sensitivity_jobs(plan.varied, plan.make_varied_grid)
-    print_estimates(estimate_study(plan.study, jobs), console, as_json)
-
-
-def _manifest(index: Path | None, data: StudyData) -> Manifest | None:
-    """Read and check the manifest before training, so that a wrong folder costs no hours."""
-    if index is None:
-        return None
-    from normal_guidance.scans.index.manifest import read_manifest
-    from normal_guidance.study.study_page import check_manifest
-
-    manifest = read_manifest(index)
-    check_manifest(manifest, data)
-    return manifest
-
-
-def _cluster(address: str | None) -> Train | None:
-    if address is None:
-        return None
-    from functools import partial
-
-    from normal_guidance.study.experiment import train_on_cluster
-
-    return partial(train_on_cluster, address)
-
-
-# `nguide reproduce`: train the paper's grid on its data, or on public scans, and write tables and a page.
-
-
 EVERY_ROW = "all,field,committee"
 """The methods of a study of public scans, unless the user names others."""
 
 
-@with_training_options
 def reproduce(
     dataset: Annotated[str, one_of((*DATASETS, *SCAN_DATASETS))],
     out: Out,
@@ -249,16 +221,21 @@ def reproduce(
     from functools import partial
 
     from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.study import reproduction
     from normal_guidance.study.drawn import read_positions
-    from normal_guidance.study.experiment import LIDC_POSITIONS, SENSITIVITY, Study
-    from normal_guidance.study.reproduction import reproduce as reproduce_tables
-    from normal_guidance.study.reproduction import reproduce_sensitivity
+    from normal_guidance.study.experiment import DATASETS, LIDC_POSITIONS, SENSITIVITY, Study, lidc_data
+    from normal_guidance.study.study_page import write_report
     from normal_guidance.sweep.config import grid_of_method, sensitivity_grid
 
     if initialisations and (sensitivity or dataset in SCAN_DATASETS):
         raise UserError(f"--initialisations {initialisations}: only the tables of drawn data have them; leave it out")
     if dataset in SCAN_DATASETS:
-        _refuse_sensitivity(dataset, out, sensitivity)
+        if sensitivity:
+            places = f"--split {out / 'splits'} --index {out / 'index'} --sensitivity -o {out / 'sensitivity'}"
+            raise UserError(
+                f"--sensitivity: {dataset} is made without it; leave it out, and then run nguide experiment "
+                f"{out / 'store'} {places}"
+            )
         names = tuple(training.regularized(choose_methods(methods or EVERY_ROW, sensitivity)))
         numbers = parse_list("--seeds", seeds, int)
         reproduce_scans(dataset, root, out, names, numbers, encoder or ENCODER, training, as_json)
@@ -268,8 +245,10 @@ def reproduce(
             raise UserError(
                 f"{option} {value}: {dataset} is drawn, not read; leave it out, or choose {', '.join(SCAN_DATASETS)}"
             )
+    if dataset not in DATASETS:
+        choose_one_of("dataset", dataset, (*DATASETS, *SCAN_DATASETS))
     study = Study(
-        dataset=_dataset(dataset, root),
+        dataset=DATASETS[dataset] if root is None else lidc_data(root),
         folder=out,
         methods=tuple(training.regularized(choose_methods(methods, sensitivity))),
         seeds=tuple(parse_list("--seeds", seeds, int)),
@@ -281,57 +260,34 @@ def reproduce(
     if dataset == LIDC_POSITIONS.name:
         read_positions(root)  # read once in a process; a missing table is refused before OUT is made
     console = make_console(stderr=as_json)
+    listener = make_listener(console)
     if sensitivity:
-        _refuse_one_guidance(training)
+        for option, given in (("--guidance-weight", training.guidance_weight), ("--divergence", training.divergence)):
+            if given is not None:
+                raise UserError(
+                    f"{option} {given}: --sensitivity trains every lambda and divergence; leave one of the two out"
+                )
         make_grid = partial(sensitivity_grid, **axes)
-        results = reproduce_sensitivity(study, make_grid=make_grid, listener=make_listener(console))
-        files = {out / SENSITIVITY / f"{method}.md": one for method, one in results.items()}
+        results = reproduction.reproduce_sensitivity(study, make_grid=make_grid, listener=listener)
+        files = {out / SENSITIVITY / f"{method}.md": tables for method, tables in results.items()}
     else:
         make_grid = partial(grid_of_method, **axes)
-        files = {out / "tables.md": reproduce_tables(study, make_grid=make_grid, listener=make_listener(console))}
+        files = {out / "tables.md": reproduction.reproduce(study, make_grid=make_grid, listener=listener)}
     if as_json:
-        documents = {path.stem: json.loads(one.json()) for path, one in files.items()}
+        documents = {path.stem: json.loads(tables.json()) for path, tables in files.items()}
         print_json(documents if sensitivity else documents["tables"])
-    for path, one in files.items():
+    for path, tables in files.items():
         if not as_json:
-            show_page(console, one.markdown())
+            show_page(console, tables.markdown())
         say(console, f"Tables: {path}, and as .tex, .csv and .json beside it")
     if initialisations:
-        from normal_guidance.study.reproduction import train_initialisations, write_initialisations
-
-        train_initialisations(study, initialisations, make_listener(console))
-        page = write_initialisations(out, dataset)
+        reproduction.train_initialisations(study, initialisations, listener)
+        page = reproduction.write_initialisations(out, dataset)
         if not as_json:
             show_page(console, page)
         say(console, f"Initialisations: {out / 'initialisations.md'}, and .json and .png beside it")
     if report:
-        from normal_guidance.study.study_page import write_report
-
         say(console, f"Report: {write_report(study)}")
-
-
-def _refuse_one_guidance(training: TrainingOptions) -> None:
-    for option, value in (("--guidance-weight", training.guidance_weight), ("--divergence", training.divergence)):
-        if value is not None:
-            raise UserError(
-                f"{option} {value}: --sensitivity trains every lambda and divergence; leave one of the two out"
-            )
-
-
-def _refuse_sensitivity(dataset: str, out: Path, sensitivity: bool) -> None:
-    if sensitivity:
-        raise UserError(
-            f"--sensitivity: {dataset} is made without it; leave it out, and then run nguide experiment "
-            f"{out / 'store'} --split {out / 'splits'} --index {out / 'index'} --sensitivity -o {out / 'sensitivity'}"
-        )
-
-
-def _dataset(name: str, table: Path | None) -> StudyData:
-    from normal_guidance.study.experiment import DATASETS, lidc_data
-
-    if name not in DATASETS:
-        raise UserError(f"dataset {name!r} is unknown; choose one of {', '.join((*DATASETS, *SCAN_DATASETS))}")
-    return DATASETS[name] if table is None else lidc_data(table)
 
 
 def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
@@ -344,12 +300,12 @@ def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
 def make_listener(console: Console) -> Listener:
     """Return a listener that shows the progress of a study's runs, and what they selected."""
     from normal_guidance.cli.progress import say, watch_run
-    from normal_guidance.cli.train import outcome
+    from normal_guidance.cli.train import outcome_lines
     from normal_guidance.study.experiment import Listener
 
     def finished(title: str, run: Run) -> None:
         # A study goes on without a winner; its tables leave the run out.
-        lines = outcome(run) if run.winners else [f"{run.note}; the tables leave it out"]
+        lines = outcome_lines(run) if run.winners else [f"{run.note}; the tables leave it out"]
         for line in lines:
             say(console, f"{title}: {line}")
 
@@ -368,36 +324,22 @@ def show_page(console: Console, page: str) -> None:
         say(console, page)
 
 
-# `nguide reproduce` on public scans: index, split, encode and compare the methods, with one command.
-#     OUT/index    the scans and their labels
-#     OUT/splits   split-SEED.csv, by patient
-#     OUT/store    the features
-#     OUT/study    runs, tables, figures and report.html, as nguide experiment makes them
-# Each step is the command of that name and is skipped where its folder is complete.
-
-
-@dataclass(frozen=True)
-class ScanDataset:
-    """A public set of scans that `nguide reproduce` reads.
-
-    Args:
-        source: the source of `nguide index`.
-        origin: where the user gets the scans, for errors.
-        window: the encoder's window.
-        field: mm of each slice's middle that are encoded.
-        normalize: mean and sd of the windowed slices, rounded.  They are the same for all splits, so that one store
-            serves all; Hugging Face models normalise by themselves.
-    """
+class ScanRecipe(NamedTuple):
+    """How `nguide reproduce` reads a public set of scans."""
 
     source: str
+    """The source of `nguide index`."""
     origin: str
+    """Where the user gets the scans, for errors."""
     window: str
     field: str
+    """Side, in mm, of each slice's middle that is encoded."""
     normalize: str
+    """Mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all."""
 
 
 SCAN_RECIPES = {
-    "prostatex": ScanDataset("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820"),
+    "prostatex": ScanRecipe("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820"),
 }
 """The datasets of `nguide reproduce` that need --root."""
 
@@ -415,81 +357,62 @@ def reproduce_scans(
     training: TrainingOptions,
     as_json: bool = False,
 ) -> None:
-    """Do the steps that OUT lacks, and say where the page is and how to open the viewer."""
+    """Index, split and encode what OUT lacks, each by the command of that name, and compare the methods.
+
+    OUT holds index, splits (split-SEED.csv, by patient), store, and study, as `nguide experiment` makes it.
+    """
+    from normal_guidance.cli.features import encode
     from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.scans import split
+    from normal_guidance.core.methods import COMMITTEE, COMPARED, NAMED
+    from normal_guidance.scans.features.encoders import ENCODERS
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.scans.index.sources import SOURCES
     from normal_guidance.study.experiment import stored_dataset
 
-    dataset = SCAN_RECIPES[name]
+    recipe = SCAN_RECIPES[name]
     if root is None:
-        raise UserError(f"{name} is read, not drawn: give its folder (--root DIR), {dataset.origin}")
-    _check(methods, training)
-    console = make_console(stderr=as_json)
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        manifest = _index(dataset, root, out / "index", console)
-        splits = _split(out, seeds)
-        _encode(dataset, out, encoder, training)
-    data = stored_dataset([out / "store"], splits, name)
-    training = training.in_slices(open_store(out / "store").slice_spacing)
-    run_study(plan_study(data, out / "study", methods, training), manifest, console, as_json=as_json)
-    for line in SOURCES[dataset.source].attribution:
-        say(console, line)
-    words = ["nguide", "view", out / "study", "--index", out / "index", "--store", out / "store"]
-    say(console, f"Viewer: {shlex.join(map(str, words))}")
-
-
-def _check(methods: Sequence[str], training: TrainingOptions) -> None:
-    """Refuse before the first scan is read what the study would refuse after minutes of encoding."""
-    from normal_guidance.core.methods import COMMITTEE, COMPARED, NAMED
-
-    for method in methods:
+        raise UserError(f"{name} is read, not drawn: give its folder (--root DIR), {recipe.origin}")
+    for method in methods:  # before the first scan is read, what the study would refuse after minutes of encoding
         if method not in COMPARED:
             raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}, {COMMITTEE}")
     training.check_guidance(methods)
     training.study_axes()
     training.execution()
+    console = make_console(stderr=as_json)
+    splits = {seed: out / "splits" / f"split-{seed}.csv" for seed in seeds}
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        manifest = _index(recipe, root, out / "index", console)
+        missing = [seed for seed, table in splits.items() if not table.is_file()]
+        if missing:
+            split(out / "index", out / "splits", ",".join(map(str, missing)))
+        normalize = recipe.normalize if encoder in ENCODERS else None  # Hugging Face models normalise by themselves
+        where = (out / "index", encoder, out / "store")
+        with suppress(typer.Exit):  # scans that the store lacks have been named, and the study is of the others
+            encode(*where, recipe.window, recipe.field, normalize=normalize, device=training.device)
+    data = stored_dataset([out / "store"], list(splits.values()), name)
+    training = training.in_slices(open_store(out / "store").slice_spacing)
+    run_study(plan_study(data, out / "study", methods, training), manifest, console, as_json=as_json)
+    for line in SOURCES[recipe.source].attribution:
+        say(console, line)
+    words = ["nguide", "view", out / "study", "--index", out / "index", "--store", out / "store"]
+    say(console, f"Viewer: {shlex.join(map(str, words))}")
 
 
-def _index(dataset: ScanDataset, root: Path, folder: Path, console: Console) -> Manifest:
+def _index(recipe: ScanRecipe, root: Path, folder: Path, console: Console) -> Manifest:
     """Index the scans, or read the index; refuse that of another folder."""
     from normal_guidance.cli.progress import say
-    from normal_guidance.cli.scans import make_watched, summary
+    from normal_guidance.cli.scans import make_watched, summary_lines
     from normal_guidance.scans.index.manifest import read_manifest
 
     if not (folder / "manifest.parquet").is_file():
-        for line in summary(make_watched(dataset.source, root, folder, console), folder):
+        for line in summary_lines(make_watched(recipe.source, root, folder, console), folder):
             if not line.startswith("Next: "):  # this command goes on by itself
                 say(console, line)
     manifest = read_manifest(folder)
-    if manifest.about["source"] != dataset.source or not manifest.root.is_relative_to(root.resolve()):
+    if manifest.about["source"] != recipe.source or not manifest.root.is_relative_to(root.resolve()):
         raise UserError(
-            f"{folder} is an index of {manifest.about['source']} in {manifest.root}, not of {dataset.source} in "
+            f"{folder} is an index of {manifest.about['source']} in {manifest.root}, not of {recipe.source} in "
             f"{root}; give that folder (--root), or another one for the results (--out)"
         )
     return manifest
-
-
-def _split(out: Path, seeds: Sequence[int]) -> list[Path]:
-    """Make the splits that are missing, and return those of the seeds."""
-    from normal_guidance.cli.scans import split
-
-    tables = {seed: out / "splits" / f"split-{seed}.csv" for seed in seeds}
-    missing = [seed for seed, table in tables.items() if not table.is_file()]
-    if missing:
-        split(out / "index", out / "splits", ",".join(map(str, missing)))
-    return list(tables.values())
-
-
-def _encode(dataset: ScanDataset, out: Path, encoder: str, training: TrainingOptions) -> None:
-    """Encode the scans; `nguide encode` resumes, does nothing to a complete store, and refuses another encoder's.
-
-    Scans that the store lacks have been named, and the study is of the others.
-    """
-    from normal_guidance.cli.features import encode
-    from normal_guidance.scans.features.encoders import ENCODERS
-
-    normalize = dataset.normalize if encoder in ENCODERS else None
-    where = (out / "index", encoder, out / "store")
-    with suppress(typer.Exit):
-        encode(*where, dataset.window, dataset.field, normalize=normalize, device=training.device)

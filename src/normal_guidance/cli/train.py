@@ -1,4 +1,4 @@
-"""`nguide sweep`: train methods on stored features, all configurations of the grid at once."""
+"""Commands on methods: `nguide methods`, `sweep` and `trust`; and the option `--track`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.cli.command import AsJson, one_of, print_json, valid_json
+from normal_guidance.base.errors import UserError, choose_one_of
+from normal_guidance.cli.command import AsJson, Out, one_of, print_json, valid_json
 from normal_guidance.cli.options import (
     Device,
     DryRun,
@@ -21,7 +21,6 @@ from normal_guidance.cli.options import (
     named_methods,
     parse_list,
     print_estimates,
-    with_training_options,
 )
 
 if TYPE_CHECKING:
@@ -29,16 +28,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from normal_guidance.fit.fitting import FittedModel
-    from normal_guidance.fit.measured import Measured
     from normal_guidance.scans.features.store import FeatureStore
-    from normal_guidance.study.trust.attention_tests import By
-    from normal_guidance.study.trust.examine import Trust
     from normal_guidance.sweep.config import Config
     from normal_guidance.sweep.execution import Execution
     from normal_guidance.sweep.run import Run, Selected
 
-
-# `nguide methods`: list the methods and regularizers by the names that the other commands take.
+    Grids = Mapping[tuple[str, int], tuple[Config, ...]]
+    Parts = tuple[FeatureStore, FeatureStore, FeatureStore | None]
 
 
 def methods(as_json: AsJson = False) -> None:
@@ -51,30 +47,27 @@ def methods(as_json: AsJson = False) -> None:
         for name, method in NAMED.items()
         if method.model == name
     }
-    found = [
-        {
-            "name": method.name,
-            "title": method.title,
-            "model": method.model,
-            "regularizer": method.regularizer,
-            "guided": method.guided,
-            "scores_scans": method.scores_scans,
-            "parameters": sizes[method.model],
-            "when": method.when,
-        }
-        for method in EVERY_METHOD.values()
-    ]
     if as_json:
-        print_json(found)
+        shown = ("name", "title", "model", "regularizer", "guided", "scores_scans")
+        print_json(
+            [
+                {
+                    **{name: getattr(method, name) for name in shown},
+                    "parameters": sizes[method.model],
+                    "when": method.when,
+                }
+                for method in EVERY_METHOD.values()
+            ]
+        )
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "method", "regularizer", "scan score", "parameters")
-    for one in found:
-        if one["name"] in NAMED:
-            scored = "yes" if one["scores_scans"] else "no"
-            table.add_row(*(str(one[key] or "") for key in ("name", "title", "regularizer")), scored, _count(one))
+    for name, method in EVERY_METHOD.items():
+        if name in NAMED:
+            scored = "yes" if method.scores_scans else "no"
+            table.add_row(name, method.title, method.regularizer or "", scored, f"{sizes[method.model]:,}")
     console = Console()
     console.print(table)
     console.print("nguide fit needs no choice of method. The heads that the paper lacks are for research:")
@@ -84,13 +77,6 @@ def methods(as_json: AsJson = False) -> None:
     console.print("Every method with trained attention takes a regularizer, as --regularizer entropy or abmil_entropy:")
     for term in REGULARIZERS.values():
         console.print(f"{term.name}: {term.about}", soft_wrap=True)
-
-
-def _count(one: Mapping[str, object]) -> str:
-    return f"{one['parameters']:,}"
-
-
-# `nguide trust`: test whether the attention of a trained model can be trusted.
 
 
 PARTS = ("val", "test")
@@ -122,121 +108,92 @@ def trust(
         group: Name of the winner, where the run has several.
         by: Remove by share of slices or of attention.
     """
+    from rich.table import Table
+
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.cli.options import choose_execution
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.fit.bundle import BUNDLE
     from normal_guidance.scans.index.manifest import refuse_several
     from normal_guidance.study.figures.deletion import draw_trust
-    from normal_guidance.study.trust.examine import examine_bundle, examine_run, trust_page
+    from normal_guidance.study.trust.examine import examine_bundle, examine_run, trust_page, verdict_table
 
-    chosen, where = _by(by), choose_execution(device, "auto").device
+    choose_one_of("--by", by, BY)
+    where = choose_execution(device, "auto").device
     console = make_console(stderr=as_json)
     with console.status("Testing") as status:  # shown on a terminal only
-
-        def watch(done: float) -> None:
-            status.update(f"Testing: {done:.0%}")
-
+        options: dict[str, Any] = {"store": store, "split": split, "part": part, "by": by, "device": where}
+        options["watch"] = lambda done: status.update(f"Testing: {done:.0%}")
         refuse_several(run)
-        if (run / BUNDLE).is_file():
-            found = examine_bundle(run, store=store, split=split, part=part, by=chosen, device=where, watch=watch)
-        else:
-            found = examine_run(
-                run, store=store, split=split, part=part, group=group, by=chosen, device=where, watch=watch
-            )
+        is_bundle = (run / BUNDLE).is_file()
+        trusted = examine_bundle(run, **options) if is_bundle else examine_run(run, group=group, **options)
     make_folder(out)
-    if found.curves is not None:
-        draw_trust(found.curves, out / "trust.png", by=found.by)
-    page = trust_page(found, picture=None if found.curves is None else "trust.png")
+    if trusted.curves is not None:
+        draw_trust(trusted.curves, out / "trust.png", by=trusted.by)
+    page = trust_page(trusted, picture=None if trusted.curves is None else "trust.png")
     write_atomically(out / "trust.md", page.encode())
-    written = valid_json({"run": run, "part": part, **found.as_json()})
+    written = valid_json({"run": run, "part": part, **trusted.as_json()})
     write_json(out / "trust.json", written)
     if as_json:
         print_json(written)
         return
-    console.print(_trust_table(found))
-    for note in found.notes:
-        say(console, note)
-    for finding in found.findings:
-        todo = "" if finding.verdict == "passes" else f" What to do: {finding.action}"
-        say(console, f"{finding.title}: {finding.verdict}. {finding.meaning}{todo}")
-    say(console, f"Details: {out / 'trust.md'}")
-
-
-def _by(text: str) -> By:
-    match text:
-        case "slices" | "attention":
-            return text
-    raise UserError(f"--by {text} is unknown; choose one of {', '.join(BY)}")
-
-
-def _trust_table(found: Trust) -> Table:
-    from rich.table import Table
-
-    from normal_guidance.study.trust.examine import verdict_table
-
-    grid = verdict_table(found)
+    grid = verdict_table(trusted)
     table = Table(*grid.header, title=grid.title)
     for row in grid.rows:
         table.add_row(*row)
-    return table
+    console.print(table)
+    for note in trusted.notes:
+        say(console, note)
+    for finding in trusted.findings:
+        advice = "" if finding.verdict == "passes" else f" What to do: {finding.action}"
+        say(console, f"{finding.title}: {finding.verdict}. {finding.meaning}{advice}")
+    say(console, f"Details: {out / 'trust.md'}")
 
 
-# `--track` of `nguide fit`, `nguide sweep` and `nguide experiment`.
-
-
-def check_track(to: str | None) -> None:
+def check_track(tracker: str | None) -> None:
     """Refuse a tracker that is unknown or not installed, before training."""
-    if to is not None:
+    if tracker is not None:
         from normal_guidance.sweep.tracking import check_tracker
 
-        check_tracker(to)
+        check_tracker(tracker)
 
 
-def track_runs(to: str | None, out: Path, console: Console) -> None:
+def track_runs(tracker: str | None, out: Path, console: Console) -> None:
     """Write the winners of the complete runs in a folder, with their curves."""
-    if to is not None:
+    if tracker is not None:
         from normal_guidance.cli.progress import say
         from normal_guidance.sweep.tracking import track, tracked_runs
 
-        say(console, f"Tracked: {track(tracked_runs(out), to, out)}")
+        say(console, f"Tracked: {track(tracked_runs(out), tracker, out)}")
 
 
 def track_fits(
-    to: str | None, out: Path, models: Mapping[str, FittedModel], asked: Mapping[str, Any], as_json: bool
+    tracker: str | None, out: Path, models: Mapping[str, FittedModel], asked: Mapping[str, Any], as_json: bool
 ) -> None:
     """Write what was measured about fitted models; they are not trained by epochs and have no curves."""
-    if to is not None:
-        from normal_guidance.cli.progress import make_console, say
-        from normal_guidance.sweep.tracking import Training, track
+    if tracker is None:
+        return
+    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.sweep.tracking import Training, track
 
-        given = {name: str(value) for name, value in asked.items() if value is not None}
-        found = [Training(name, given | _options(one), _metrics(one)) for name, one in models.items()]
-        say(make_console(stderr=as_json), f"Tracked: {track(found, to, out)}")
-
-
-def _options(one: FittedModel) -> dict[str, Any]:
-    plan = one.fit.plan
-    return {"folds": plan.folds, "repeats": plan.repeats, "members": len(one.fit.committee)}
-
-
-def _metrics(one: FittedModel) -> dict[str, float]:
-    parts = {"out_of_fold": one.out_of_fold, "test": one.test}
-    return {
-        f"{part}/{name}": value
-        for part, measured in parts.items()
-        if measured is not None
-        for name, value in _measured(measured).items()
-    }
+    given = {name: str(value) for name, value in asked.items() if value is not None}
+    trained = []
+    for name, model in models.items():
+        plan = model.fit.plan
+        options = {"folds": plan.folds, "repeats": plan.repeats, "members": len(model.fit.committee)}
+        trained.append(Training(name, given | options, _metrics(model)))
+    say(make_console(stderr=as_json), f"Tracked: {track(trained, tracker, out)}")
 
 
-def _measured(own: Measured) -> dict[str, float]:
-    located, skill = own.localization, own.skill
-    return {
-        "scan_auroc": own.scans.value,
-        "localization_auroc": math.nan if located is None else located.auroc,
-        "skill": math.nan if skill is None else skill.skill,
-    }
+def _metrics(model: FittedModel) -> dict[str, float]:
+    metrics = {}
+    for part, measured in (("out_of_fold", model.out_of_fold), ("test", model.test)):
+        if measured is not None:
+            located, skill = measured.localization, measured.skill
+            metrics[f"{part}/scan_auroc"] = measured.scans.value
+            metrics[f"{part}/localization_auroc"] = math.nan if located is None else located.auroc
+            metrics[f"{part}/skill"] = math.nan if skill is None else skill.skill
+    return metrics
 
 
 def _above_zero(minutes: float) -> float:
@@ -245,7 +202,6 @@ def _above_zero(minutes: float) -> float:
     return minutes
 
 
-@with_training_options
 def sweep(
     store: Path,
     out: Out,
@@ -288,7 +244,9 @@ def sweep(
     given = {"store": store, "split": split, "methods": methods, "seeds": seeds, "out": out, **asdict(training)}
     given |= {"save_epochs": save_epochs, "save_minutes": save_minutes}
     saving = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
-    runs = _run_all(console, out, grids, parts, execution, options=_for_json(given), **saving)
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    options = {name: value for name, value in options.items() if value is not None}
+    runs = _run_all(console, out, grids, parts, execution, options=options, **saving)
     track_runs(track, out, console)
     if as_json:
         print_json({"folder": out, "runs": [_run_json(*key, run) for key, run in runs.items()]})
@@ -297,48 +255,41 @@ def sweep(
     say(console, f"Runs: {out}")
 
 
-def _estimate(
-    console: Console,
-    out: Path,
-    grids: Mapping[tuple[str, int], tuple[Config, ...]],
-    parts: tuple[FeatureStore, FeatureStore, FeatureStore | None],
-    execution: Execution,
-    as_json: bool,
-) -> None:
+def _estimate(console: Console, out: Path, grids: Grids, parts: Parts, execution: Execution, as_json: bool) -> None:
     """Print what the runs would take; the seeds of a method take equally long."""
     from normal_guidance.sweep.estimate import estimate_sweep
+
+    _check_runs(out, grids, parts, execution)
+    grids_of: dict[str, list[tuple[Config, ...]]] = {}
+    for (method, _), configs in grids.items():
+        grids_of.setdefault(method, []).append(configs)
+    estimates = [(estimate_sweep(same[0], *parts[:2], execution), len(same)) for same in grids_of.values()]
+    print_estimates(estimates, console, as_json)
+
+
+def _check_runs(out: Path, grids: Grids, parts: Parts, execution: Execution) -> None:
     from normal_guidance.sweep.run import check_sweep
 
     for (method, seed), configs in grids.items():
         check_sweep(out / method / str(seed), configs, *parts, execution)
-    methods = list(dict.fromkeys(method for method, _ in grids))
-    grids_of = {method: [configs for (name, _), configs in grids.items() if name == method] for method in methods}
-    found = [(estimate_sweep(same[0], *parts[:2], execution), len(same)) for same in grids_of.values()]
-    print_estimates(found, console, as_json)
 
 
 def _run_all(
-    console: Console,
-    out: Path,
-    grids: Mapping[tuple[str, int], tuple[Config, ...]],
-    parts: tuple[FeatureStore, FeatureStore, FeatureStore | None],
-    execution: Execution,
-    **arguments: Any,
+    console: Console, out: Path, grids: Grids, parts: Parts, execution: Execution, **arguments: Any
 ) -> dict[tuple[str, int], Run]:
     """Train one run for each method and seed, after checking all of them."""
     from normal_guidance.cli.progress import say, watch_run
-    from normal_guidance.sweep.run import check_sweep, run_sweep
+    from normal_guidance.sweep.run import run_sweep
 
-    folders = {(method, seed): out / method / str(seed) for method, seed in grids}
-    for key, configs in grids.items():
-        check_sweep(folders[key], configs, *parts, execution)
+    _check_runs(out, grids, parts, execution)
     runs = {}
-    for key, configs in grids.items():
-        title = f"{key[0]}, seed {key[1]}"
+    for (method, seed), configs in grids.items():
+        title = f"{method}, seed {seed}"
         with watch_run(console, title) as watch:
-            runs[key] = run_sweep(folders[key], configs, *parts, execution, watch=watch, **arguments)
-        for line in outcome(runs[key]):
+            run = run_sweep(out / method / str(seed), configs, *parts, execution, watch=watch, **arguments)
+        for line in outcome_lines(run):
             say(console, f"{title}: {line}")
+        runs[method, seed] = run
     return runs
 
 
@@ -367,7 +318,7 @@ def parse_methods(text: str) -> list[str]:
     return names
 
 
-def open_parts(folder: Path, split: Path | None) -> tuple[FeatureStore, FeatureStore, FeatureStore | None]:
+def open_parts(folder: Path, split: Path | None) -> Parts:
     """Return the training, validation and, if there is one, test part of a store."""
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.study.experiment import check_parts
@@ -379,8 +330,8 @@ def open_parts(folder: Path, split: Path | None) -> tuple[FeatureStore, FeatureS
     return store.part("train"), store.part("val"), store.part("test") if "test" in names else None
 
 
-def outcome(run: Run) -> list[str]:
-    """Return a line about each winner of a run.
+def outcome_lines(run: Run) -> list[str]:
+    """Return a line about each winner of a run, and a warning where most configurations could not be selected.
 
     A run without a winner is a result, not an error: the protocol ran to its end, and the other runs continue.
     """
@@ -388,29 +339,17 @@ def outcome(run: Run) -> list[str]:
     if not run.winners:
         hint = "use lower learning rates" if run.all_diverged else "leave out --train-above-val"
         return [f"{run.note} ({seconds}); {hint}"]
-    return _few_to_choose_from(run) + [
-        f"{one.group + ': ' if one.group else ''}lr {one.config.lr:g}, L1 {one.config.l1:g}, epoch {one.epoch} of "
-        f"{one.config.epochs}, validation AUROC {one.val_auroc:.3f} ({seconds})"
-        for one in run.winners
-    ]
-
-
-def _few_to_choose_from(run: Run) -> list[str]:
-    """Return a warning where most configurations had no epoch that could be selected: others may be better."""
     counts = run.report["configurations"]
     trained, selectable, diverged = (counts[name] for name in ("trained", "selectable", "diverged"))
-    if 2 * selectable >= trained:
-        return []
     why = "the others diverged; use lower learning rates"
     if diverged < trained - selectable:
         why = "the others had no epoch whose training AUROC was above its validation AUROC; leave out --train-above-val"
-    return [f"warning: only {selectable} of {trained} configurations could be selected: {why}"]
-
-
-def _for_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options, for the run's report.json."""
-    given = {name: value for name, value in options.items() if value is not None}
-    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    lines = [f"warning: only {selectable} of {trained} configurations could be selected: {why}"]
+    return lines * (2 * selectable < trained) + [
+        f"{winner.group + ': ' if winner.group else ''}lr {winner.config.lr:g}, L1 {winner.config.l1:g}, epoch "
+        f"{winner.epoch} of {winner.config.epochs}, validation AUROC {winner.val_auroc:.3f} ({seconds})"
+        for winner in run.winners
+    ]
 
 
 def _run_json(method: str, seed: int, run: Run) -> dict[str, Any]:
@@ -422,24 +361,23 @@ def _run_json(method: str, seed: int, run: Run) -> dict[str, Any]:
 def _table(runs: Mapping[tuple[str, int], Run], scored: bool) -> Table:
     from rich.table import Table
 
-    table = Table(title="\nScores on the test part" if scored else "\nSelected; there is no test part")
-    for column in ("method", "seed", "group"):
-        table.add_column(column)
+    title = "\nScores on the test part" if scored else "\nSelected; there is no test part"
+    table = Table("method", "seed", "group", title=title)
     tested = ("slice AUROC", "slice AUPRC", "scan AUROC", "scan AUPRC") if scored else ()
     for column in ("validation AUROC", *tested):
         table.add_column(column, justify="right")
     for (method, seed), run in runs.items():
         if not run.winners:
             table.add_row(method, str(seed), "", "none selected")
-        for one in run.winners:
-            table.add_row(method, str(seed), one.group, *_cells(one))
+        for winner in run.winners:
+            table.add_row(method, str(seed), winner.group, *_cells(winner))
     return table
 
 
-def _cells(one: Selected) -> list[str]:
-    scores = one.test
-    values = [one.val_auroc]
+def _cells(winner: Selected) -> list[str]:
+    scores = winner.test
+    values = [winner.val_auroc]
     if scores is not None:
         values += [scores.localization_auroc, scores.localization_auprc]
         values += [value for value in (scores.scan_auroc, scores.scan_auprc) if value is not None]
-    return [f"{value:.3f}" if value == value else "-" for value in values]
+    return ["-" if math.isnan(value) else f"{value:.3f}" for value in values]
